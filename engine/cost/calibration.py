@@ -40,7 +40,7 @@ LEAST_START_S = 0.5  # so that a start is never counted as nothing
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """One finished run.
+    """One finished run: what the estimate predicts for it, and what was measured.
 
     Attributes:
         seconds: measured seconds of each phase.
@@ -76,11 +76,14 @@ class Experience:
     left_out: tuple[str, ...] = ()
 
     def of(self, algorithm: str) -> list[FinishedRun]:
-        """The runs of an algorithm."""
+        """The finished runs of one algorithm."""
         return [run for run in self.past if run.algorithm == algorithm]
 
     def seen(self, base: str) -> Seen:
-        """What the runs of a base model measured on average; `base` is the path of its folder."""
+        """What the runs of one base model measured, on average over all algorithms.
+
+        `base` is the path of the base model's folder.
+        """
         runs = [run for run in self.past if run.base == base]
         return Seen(
             runs=len(runs),
@@ -90,11 +93,15 @@ class Experience:
         )
 
     def factors(self, algorithm: str) -> dict[str, float]:
-        """The correction of each phase's predicted seconds, a factor; 1 if too few runs show it."""
+        """The factor that corrects the predicted seconds, for each phase.
+
+        It is 1 for a phase that too few runs have measured.
+        """
         factors = {}
         for phase in ("startup", *MEASURED):
+            # Start, evaluations and checkpoints are the same work under every algorithm.
             runs = self.past if phase in SHARED else self.of(algorithm)
-            factors[phase] = _factor(
+            factors[phase] = _correction_factor(
                 [
                     (run.seconds[phase], run.predicted[phase])
                     for run in runs
@@ -106,11 +113,15 @@ class Experience:
     def memory_factor(self, algorithm: str) -> float:
         """The factor that corrects the predicted peak memory; 1 if too few runs show it."""
         runs = self.of(algorithm)
+        # 0: the run did not measure its memory.
         pairs = [(run.memory, run.predicted_memory) for run in runs if run.memory > 0]
-        return _factor(pairs, MEMORY_DOUBT)
+        return _correction_factor(pairs, MEMORY_DOUBT)
 
     def log_time_ratios(self, algorithm: str) -> list[float]:
-        """For each run of the algorithm the logarithm of its actual over its corrected time."""
+        """For each run of the algorithm: log(actual seconds / predicted and corrected seconds).
+
+        0 for a run that took exactly as long as predicted. Runs without a time are left out.
+        """
         factors = self.factors(algorithm)
         log_ratios = []
         for run in self.of(algorithm):
@@ -123,17 +134,17 @@ class Experience:
 
 
 def experience(home: Home, rate: Speed, kind: str) -> Experience:
-    """The experience of a home: its finished runs that can correct an estimate.
+    """Collect the finished runs of a home that can correct an estimate.
 
     Runs whose files are gone, damaged or of an earlier version are left out.
 
     Args:
         rate: speed of the machine as it is known now. The runs' work is predicted with it again, so
             that a prediction made before the machine was measured does no harm.
-        kind: of the device that the estimate is for, cpu or cuda; runs on the other kind are left
-            out.
+        kind: the kind of device that the estimate is for, "cpu" or "cuda"; runs on the other kind
+            are left out.
     """
-    if not home.db.is_file():
+    if not home.db.is_file():  # a new home; opening the store would create the database
         return Experience()
     runs: list[FinishedRun] = []
     left_out: list[str] = []
@@ -142,6 +153,7 @@ def experience(home: Home, rate: Speed, kind: str) -> Experience:
             rows = store.calibration(algorithm, limit=RUNS)
         for row in rows:
             features = row["features"]
+            # A device is named "cpu" or "cuda:0".
             on_cpu = str(features.get("device") or "cpu").startswith("cpu")
             if on_cpu != (kind == "cpu"):
                 continue
@@ -158,29 +170,35 @@ def experience(home: Home, rate: Speed, kind: str) -> Experience:
 
 
 def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> FinishedRun | None:
-    """The measurements and predictions of a run that took `total` seconds.
+    """Read what a run measured, and predict it again with the speed `rate`.
 
-    None if its files were deleted, or if it is no training run or an earlier version wrote its
+    None if its files were deleted, if it is not a training run, or if an earlier version wrote its
     files. Raises DamagedRecord, naming the file and the key at fault.
+
+    Args:
+        total: seconds of the whole run.
     """
     try:
-        config, measured = run.read_config(), RunResult.read(run.result).measured
+        config = run.read_config()
+        measured = RunResult.read(run.result).measured
     except FileNotFoundError:
         return None
     if not isinstance(config, TrainConfig) or measured is None:
         return None
-    workload = config.estimate.uncalibrated
-    if isinstance(workload, EarlierWorkload):
+    predicted_work = config.estimate.uncalibrated
+    if isinstance(predicted_work, EarlierWorkload):
         return None
-    works = {name: Work(*values) for name, values in workload.works.items()}
-    predicted = replace(rate, score_s=workload.score_s).phases(
-        works, workload.layers, workload.weight_bytes, first=workload.first
+    works = {name: Work(*values) for name, values in predicted_work.works.items()}
+    # The time of a score belongs to the environment, so it is the one of that run.
+    predicted = replace(rate, score_s=predicted_work.score_s).phases(
+        works, predicted_work.layers, predicted_work.weight_bytes, first=predicted_work.first
     )
     seconds = {
         phase: measured.seconds[name]
         for phase, name in MEASURED.items()
         if name in measured.seconds
     }
+    # The start is not measured; it is what the other phases leave of the total.
     seconds["startup"] = max(LEAST_START_S, total - sum(seconds.values()))
     return FinishedRun(
         algorithm=algorithm,
@@ -192,23 +210,28 @@ def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> Fin
         turns=measured.turns_mean,
         effective=measured.effective_share,
         memory=measured.peak_memory,
-        predicted_memory=workload.memory,
+        predicted_memory=predicted_work.memory,
     )
 
 
-def _factor(pairs: Sequence[tuple[float, float]], doubt: float = DOUBT) -> float:
-    """The factor for pairs of (actual, predicted): sum of the actual over sum of the predicted.
+def _correction_factor(pairs: Sequence[tuple[float, float]], doubt: float = DOUBT) -> float:
+    """The factor by which predictions have to be multiplied, from pairs of (actual, predicted).
 
-    So long phases count for more than short ones. `doubt` is how many exact predictions are added,
-    which pulls the factor towards 1. With fewer than three pairs it is 1.
+    It is the sum of the actual values over the sum of the predicted ones, so long runs count for
+    more than short ones. With fewer than three pairs it is 1.
+
+    Args:
+        doubt: how many exact predictions of average size are added to the pairs; they pull the
+            factor towards 1.
     """
-    actual, predicted = sum(a for a, _ in pairs), sum(p for _, p in pairs)
+    actual = sum(a for a, _ in pairs)
+    predicted = sum(p for _, p in pairs)
     if len(pairs) < CALIBRATE_FROM or actual <= 0 or predicted <= 0:
         return 1.0
-    prior = doubt * predicted / len(pairs)
-    return (actual + prior) / (predicted + prior)
+    exact_sum = doubt * predicted / len(pairs)
+    return (actual + exact_sum) / (predicted + exact_sum)
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """The mean; None without values."""
+    """The mean of the values; None if there are none."""
     return statistics.fmean(values) if values else None

@@ -80,7 +80,7 @@ def estimate_cost(
     algorithm: str = "grpo",
     settings: Mapping[str, Any] | None = None,
 ) -> Reply:
-    """The estimate of a run that could be submitted with the same arguments, as a reply.
+    """Estimate a run that could be submitted with the same arguments; returns the reply.
 
     The machine is measured first if it never was. `next` has the call that submits the run, if it
     fits into memory and has rows to train on.
@@ -124,14 +124,14 @@ def estimate_cost(
     return shown(figures) | {
         "summary": f"{summary(figures)} But {no_rows}." if no_rows else summary(figures),
         "next": next_calls,
-        "warnings": [*row_warnings, *resolved.warnings, *_warnings(forecast)],
+        "warnings": [*row_warnings, *resolved.warnings, *_forecast_warnings(forecast)],
     }
 
 
 def none_fit(statistics: Mapping[str, Any], settings: TrainSettings) -> str:
-    """A message if no train row fits into max_length; "" if one does.
+    """A message if no train row fits into max_length; "" if at least one does.
 
-    `statistics` are those of env_facts.
+    `statistics` are those that `env_facts.statistics` returns.
     """
     if statistics["dropped"] < statistics["counted"]:
         return ""
@@ -150,13 +150,15 @@ def estimate(
 ) -> Forecast:
     """Estimate time, money, memory and disk of a run with resolved settings.
 
-    Times are in hours, sizes in bytes; `seconds` has the likely seconds of each phase.
+    In the result, times are in hours and sizes in bytes; `seconds` has the likely seconds of each
+    phase.
 
     Args:
         download: bytes of weights that are still to be downloaded.
         base_path: folder of the base model, by which its finished runs are found; None for unknown.
     """
-    device, precision = hardware.device, resolved.settings.precision
+    device = hardware.device
+    precision = resolved.settings.precision
     rate = throughput.load(home, device, hardware.cores, precision)
     past_runs = experience(home, rate, device.kind)
     plan = Plan(
@@ -174,7 +176,7 @@ def estimate(
     hours, basis, runs = _band(past_runs.log_time_ratios(resolved.algorithm), totals, rate.measured)
     price = home.user_config().gpu_hour_price
     raw_memory = footprint.memory(plan)
-    memory = _corrected(raw_memory, past_runs.memory_factor(resolved.algorithm))
+    memory = _corrected_memory(raw_memory, past_runs.memory_factor(resolved.algorithm))
     available = plan.device.memory_total
     disk_bytes = footprint.disk(plan) + download
     memory_fit = lowering.fit_of(memory.total, available)
@@ -194,6 +196,7 @@ def estimate(
         fit=memory_fit,
         disk_bytes=disk_bytes,
         disk_fits=disk_bytes + DISK_RESERVE <= hardware.disk_free,
+        # What to lower: for memory if that is short or tight, else for time.
         lower_this=lowering.lowered(plan, rate, memory.total if memory_fit != "fits" else None),
         basis=basis,
         calibrated_on_runs=runs,
@@ -206,7 +209,11 @@ def estimate(
 def _corrected_phases(
     plan: Plan, rate: throughput.Speed, factors: Mapping[str, float], download: int
 ) -> dict[str, dict[str, float]]:
-    """Seconds of each phase by level, with the download in the start, corrected by `factors`."""
+    """Seconds by level ("low", "likely", "high") and phase, corrected by `factors`.
+
+    The download of `download` bytes is a part of the start. A phase without a factor stays as it
+    is.
+    """
     phases = {level: phases_of(plan, rate, level) for level in LEVELS}
     for seconds_of in phases.values():
         seconds_of["startup"] += download / _DOWNLOAD_RATE
@@ -216,7 +223,10 @@ def _corrected_phases(
 
 
 def _workload(plan: Plan, score_s: float, memory: int) -> Workload:
-    """The work and memory of the run before correction, from which later estimates learn."""
+    """The work and the memory of the run as predicted, before any correction.
+
+    It is stored with the run, so that later estimates can compare it with what was measured.
+    """
     return Workload(
         works={name: list(astuple(work)) for name, work in flops.works(plan, "likely").items()},
         score_s=score_s,
@@ -237,11 +247,11 @@ def evaluation_hours(
     rows: int,
     attempts: int,
 ) -> float:
-    """Device hours that sampling and scoring `rows` tasks `attempts` times each takes at most.
+    """The most device hours that an evaluation takes: `rows` tasks, `attempts` answers to each.
 
     Args:
         limits: the most tokens and turns of an answer.
-        models: for every model that answers the facts and the folder of its base model.
+        models: the models that answer; of each the facts and the folder of its base model.
     """
     device = hardware.device
     precision = "bfloat16" if device.bf16 else "float32"
@@ -251,6 +261,7 @@ def evaluation_hours(
     for model_facts, base_path in models:
         seen = past_runs.seen(str(base_path))
         loaded = LoadedModel(model_facts, precision, "none", _USUAL_RANK, PROJECTIONS)
+        # A quarter of max_length is assumed for a prompt, if no prompt was counted.
         plan = SamplingPlan(loaded, env, device, limits, seen, limits.max_length / 4)
         work = flops.rollouts(plan, rows, rows * attempts, plan.episode("high"))
         model_rate = replace(rate, score_s=env.score_s + _TRANSFER_S) if env.score_s else rate
@@ -258,7 +269,7 @@ def evaluation_hours(
         phases = model_rate.phases(
             works, model_facts.layers, model_facts.weight_bytes, first=not seen.runs
         )
-        factors = past_runs.factors("grpo")
+        factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
         # Finished runs may raise this limit but not lower it.
         seconds += sum(
             phase_seconds * max(1.0, factors.get(phase, 1.0))
@@ -274,9 +285,10 @@ def evaluation_hours(
 def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
     """The questions about kept skills that a run on this base model is asked.
 
-    The worker chooses them in the same way: its own questions for pebble (and for an unknown base,
-    None), reasoning-gym for others if it is installed, and the user's environment "keep" if there
-    is one.
+    The worker chooses them in the same way:
+    - for pebble our own questions, which are also assumed if `base_path` is None (unknown);
+    - for any other base model reasoning-gym, if it is installed;
+    - the user's environment "keep", if there is one.
     """
     chosen = []
     if base_path is None or base_path == catalog.BUILTIN["pebble"]:
@@ -287,6 +299,7 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
     if base_path is not None and home.db.is_file():
         with contextlib.suppress(UserError):  # usually there is no such environment
             record = registry.find_env(home, flops.KEEP)
+            # The look-up also completes prefixes, so another name may have been found.
             if record.name == flops.KEEP and record.scored:
                 lengths = env_facts.env_facts(home, record, base_path).lengths
                 chosen.append(_keep_battery(lengths))
@@ -296,8 +309,8 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
 def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
     """The questions of the user's environment "keep", from the lengths of its rows.
 
-    Without counted rows a prompt has 32 tokens and a reference answer 16. A model's answers are
-    assumed to be 1.5 times as long as the reference answers, the longest 3 times.
+    A model's answers are assumed to be 1.5 times as long as the reference answers, the longest 3
+    times. If no rows were counted, a prompt counts as 32 tokens and a reference answer as 16.
     """
     prompt = statistics.fmean([row.prompt for row in rows]) if rows else 32.0
     usual_answer = 1.5 * statistics.fmean([row.total - row.prompt for row in rows] or [16.0])
@@ -306,7 +319,11 @@ def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
 
 
 def _gym_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
-    """The questions of reasoning-gym in a model's tokens; answers are as long as allowed."""
+    """The questions of reasoning-gym, in tokens of one model.
+
+    One question and one answer stand for all. An answer may have twice the tokens of that answer
+    and 16 more, as the worker allows.
+    """
     question = [{"role": "user", "content": flops.GYM_QUESTION}]
     prompt = len(tokenizer.format().prompt(question))
     most_tokens = 2 * (tokenizer.count(flops.GYM_ANSWER)) + 16
@@ -314,8 +331,12 @@ def _gym_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
 
 
 def summary(figures: Estimate) -> str:
-    """One sentence with time, device and memory, and money if an hour has a price."""
-    hours, memory = figures.hours, figures.peak_memory.total
+    """The estimate in words: time, device and memory, and money if an hour has a price.
+
+    Example: "About 2 hours (1 hour to 3 hours) on cuda:0, 20 GB of 80 GB."
+    """
+    hours = figures.hours
+    memory = figures.peak_memory.total
     sentence = f"About {words(hours.likely)} ({words(hours.low)} to {words(hours.high)})"
     sentence += f" on {figures.device}, {size(memory)} of {size(figures.memory_available)}"
     if figures.gpu_hour_price:
@@ -324,19 +345,21 @@ def summary(figures: Estimate) -> str:
 
 
 def shown(figures: Estimate) -> Reply:
-    """The figures for a client, without those that only later estimates need."""
+    """The figures as a reply shows them, without those that only later estimates need."""
     return {name: value for name, value in figures.to_json().items() if name != "uncalibrated"}
 
 
 def change_of(settings: Mapping[str, object]) -> Change | None:
-    """The change that sets these settings; None if there are none."""
+    """The change of a call that sets `settings`; None if `settings` is empty."""
     return Change(settings=settings) if settings else None
 
 
 def check_budget(
     home: Home, store: Store, figures: Estimate, cap: float, call: Mapping[str, Any]
 ) -> list[str]:
-    """Refuse a run whose likely GPU-hours are above `cap` or what is left of the home's total.
+    """Refuse a run that likely takes more GPU-hours than it may.
+
+    The limits are `cap` and what is left of the home's max_gpu_hours_total, if that is set.
 
     Args:
         cap: the run's max_gpu_hours.
@@ -344,10 +367,11 @@ def check_budget(
 
     Returns a warning if the run may reach its cap, else []. Raises UserError BUDGET.
     """
-    likely, high = figures.gpu_hours.likely, figures.gpu_hours.high
+    likely = figures.gpu_hours.likely
+    high = figures.gpu_hours.high
     advice = f"lower {figures.lower_this}" if figures.lower_this else ""
     if likely > cap:
-        sufficient_cap = math.ceil(10 * high) / 10
+        sufficient_cap = math.ceil(10 * high) / 10  # rounded up to a tenth of an hour
         raise UserError(
             "BUDGET",
             f"the run likely takes {likely:.2f} GPU-hours (at most {high:.2f}); "
@@ -377,50 +401,66 @@ def check_budget(
 def _band(
     log_ratios: Sequence[float], corrected: dict[str, float], measured: bool
 ) -> tuple[dict[str, float], str, int]:
-    """The hours by level, the basis ("measured" or "model") and the number of finished runs.
+    """Compute the low, likely and high hours of a run.
+
+    With three or more finished runs they are a 90 % prediction interval from the runs' ratios of
+    actual to corrected time. With fewer, low and high are multiplied by fixed factors.
 
     Args:
-        log_ratios: for each finished run the logarithm of its actual over its corrected time.
-        corrected: hours, corrected by finished runs, by level.
+        log_ratios: for each finished run log(actual time / corrected time).
+        corrected: hours by level, corrected by finished runs.
         measured: whether the machine's speed was measured.
+
+    Returns the hours by level; the basis, "measured" (finished runs or the machine's speed) or
+    "model" (the table of speeds); and the number of finished runs.
     """
     if len(log_ratios) >= CALIBRATE_FROM:
-        middle = statistics.median(log_ratios) * len(log_ratios) / (len(log_ratios) + 1)
-        # A few runs show little of the usual variation, so it is mixed with `_USUAL_SPREAD`.
+        # The factor pulls the median towards 0, that is, towards the estimate as it is.
+        log_middle = statistics.median(log_ratios) * len(log_ratios) / (len(log_ratios) + 1)
+        # The standard deviation of the logarithms. A few runs show little of the usual variation,
+        # so it is mixed with `_USUAL_SPREAD`, which counts as much as `_USUAL_RUNS` runs.
         squares = (len(log_ratios) - 1) * statistics.variance(log_ratios)
         degrees = len(log_ratios) - 1 + _USUAL_RUNS
         spread = math.sqrt((squares + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
+        # The last factor makes it an interval for a new run, not for the mean of the runs.
         half_width = (
             _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / len(log_ratios))
         )
-        factors = (middle - half_width, middle, middle + half_width)
+        factors = (log_middle - half_width, log_middle, log_middle + half_width)
         hours = {
             level: corrected["likely"] * math.exp(log_factor)
             for level, log_factor in zip(LEVELS, factors, strict=True)
         }
         return hours, "measured", len(log_ratios)
     basis = "measured" if measured else "model"
-    below, above = _SPREAD[basis]
+    low_factor, high_factor = _SPREAD[basis]
     hours = {
-        "low": corrected["low"] * below,
+        "low": corrected["low"] * low_factor,
         "likely": corrected["likely"],
-        "high": corrected["high"] * above,
+        "high": corrected["high"] * high_factor,
     }
     return hours, basis, len(log_ratios)
 
 
-def _corrected(memory: PeakMemory, factor: float) -> PeakMemory:
-    """Memory with its total multiplied by `factor`; the difference goes to the overhead."""
+def _corrected_memory(memory: PeakMemory, factor: float) -> PeakMemory:
+    """The memory with its total multiplied by `factor`; the difference goes to the overhead.
+
+    The overhead never gets negative, so the items may add up to more than the total.
+    """
     total = int(memory.total * factor)
     overhead = max(0, memory.overhead + total - memory.total)
     return memory.model_copy(update={"overhead": overhead, "total": total})
 
 
 def _token_counts(plan: Plan) -> TokenCounts:
-    """Likely numbers of tokens that are trained on, and that are generated in all."""
-    rows = plan.rows * plan.settings.steps
+    """The likely number of tokens that the run trains on, and of those that it samples.
+
+    Sampled tokens include those of the evaluations.
+    """
+    rows = plan.rows * plan.settings.steps  # of the whole run
     if isinstance(plan.settings, SFTSettings):
-        trained, sampled = rows * plan.sft_row().total, 0.0
+        trained = rows * plan.sft_row().total
+        sampled = 0.0
     else:
         episode = plan.episode("likely")
         trained = rows * episode.total
@@ -431,9 +471,10 @@ def _token_counts(plan: Plan) -> TokenCounts:
     return TokenCounts(trained=int(trained), generated=int(sampled))
 
 
-def _warnings(forecast: Forecast) -> list[str]:
-    """Warnings about damaged runs, tight memory and missing disk space."""
-    figures, warnings = forecast.estimate, list(forecast.left_out)
+def _forecast_warnings(forecast: Forecast) -> list[str]:
+    """Warnings about damaged files of earlier runs, tight memory and missing disk space."""
+    figures = forecast.estimate
+    warnings = list(forecast.left_out)
     if figures.fit == "tight":
         warnings.append("memory will be tight; another process on the device may end the run")
     if not figures.disk_fits:
@@ -443,5 +484,5 @@ def _warnings(forecast: Forecast) -> list[str]:
 
 
 def _rounded(values: Mapping[str, float]) -> Range:
-    """The values with four significant digits; an estimate is not more exact than that."""
+    """The values for low, likely and high, rounded to four significant digits."""
     return Range(**{name: float(f"{value:.4g}") for name, value in values.items()})

@@ -127,7 +127,7 @@ class Work:
     saves: float = 0.0
 
     def times(self, count: float) -> "Work":
-        """This work done `count` times."""
+        """The work of doing this `count` times."""
         return Work(*(value * count for value in self._values()))
 
     def __add__(self, other: "Work") -> "Work":
@@ -189,10 +189,14 @@ class SamplingPlan:
     unknown_prompt: float
 
     def episode(self, level: str) -> Lengths:
-        """A typical episode if turns are short (level low), as expected (likely) or long (high).
+        """The lengths of a typical episode.
 
-        An untrained policy often does not stop by itself. So in `high` every turn has max_tokens,
-        and the longest turn of a batch has max_tokens in `likely` too.
+        An untrained policy often does not stop by itself. So at the level high every turn has
+        max_tokens, and the longest turn of a batch has max_tokens at the level likely too.
+
+        Args:
+            level: "low" if turns are short, "likely" if they are as expected, "high" if they are
+                long. Measurements of finished runs count for "likely" only.
         """
         limit = self.limits.max_tokens
         answers = self.env.answers
@@ -203,22 +207,25 @@ class SamplingPlan:
         usual = _mean(list(answers)) / max(1.0, self.turns("low")) if answers else limit / 2
         tokens_said = {"low": usual, "likely": 1.5 * usual, "high": float(limit)}[level]
         if self.seen.said is not None and level == "likely":
+            # `said` is measured per episode, in multiples of max_tokens.
             tokens_said = self.seen.said * limit / turns
         longest = {"low": 1.5 * usual, "likely": float(limit), "high": float(limit)}[level]
-        prompt = _mean([row.prompt for row in self.env.lengths]) or self.unknown_prompt
+        prompt = _mean([row.prompt for row in self.env.lengths]) or self.unknown_prompt  # 0: none
         return Lengths(prompt, min(tokens_said, limit), min(longest, limit), turns)
 
     def turns(self, level: str) -> float:
-        """Assistant turns of an episode: few (level low), as expected (likely) or the most (high).
+        """Assistant turns of an episode; 1 in a single-turn environment.
 
-        Few are those of the reference answers, or without these half of max_turns.
+        - low: the mean of the reference answers; without these half of max_turns.
+        - likely: 1.5 times as many.
+        - high: max_turns.
         """
         if not self.env.multi_turn:
             return 1.0
-        most = self.limits.max_turns
+        limit = self.limits.max_turns
         mean_of_answers = _mean([row.answer_turns for row in self.env.lengths if row.answer_turns])
-        reference = min(most, mean_of_answers) if mean_of_answers else most / 2
-        return {"low": reference, "likely": min(most, 1.5 * reference), "high": float(most)}[level]
+        few = min(limit, mean_of_answers) if mean_of_answers else limit / 2
+        return {"low": few, "likely": min(limit, 1.5 * few), "high": float(limit)}[level]
 
 
 @dataclass(frozen=True)
@@ -252,7 +259,7 @@ class Plan:
     @cached_property
     def sampling(self) -> SamplingPlan:
         """How the run samples its rollouts and the answers of its evaluations."""
-        unknown_prompt = self.settings.max_length / 4
+        unknown_prompt = self.settings.max_length / 4  # a guess
         return SamplingPlan(
             self.loaded, self.env, self.device, self._limits, self.seen, unknown_prompt
         )
@@ -292,7 +299,11 @@ class Plan:
 
     @property
     def evaluated_rows(self) -> float:
-        """Answers in all evaluations: all rows at step 0, half each time, half at the end."""
+        """Number of held-out answers in all evaluations together.
+
+        All rows are answered at step 0, one half in each later evaluation, the other half at the
+        end.
+        """
         rows = self.settings.eval_rows
         return rows + rows * self.evaluations / 2 + rows / 2
 
@@ -323,9 +334,10 @@ class Plan:
         return self.sampling.turns(level)
 
     def sft_row(self) -> Lengths:
-        """The mean train row after the cut at max_length; `said` are its supervised tokens.
+        """The mean train row of SFT after the cut at max_length.
 
-        Half of max_length each if no row with an answer was counted.
+        `said` are its supervised tokens, `prompt` all others, `longest` is the longest row. If no
+        row with an answer was counted, each of them is half of max_length.
         """
         settings = self.settings
         loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
@@ -335,16 +347,17 @@ class Plan:
             return Lengths(limit / 2, limit / 2, limit / 2)
         supervised = _mean([row.supervised(loss_on, limit) for row in rows])
         total = _mean([min(row.total, limit) for row in rows])
+        # What carries no loss counts as the prompt.
         return Lengths(
             total - min(supervised, total), supervised, max(min(r.total, limit) for r in rows)
         )
 
 
 def works(plan: Plan, level: str) -> dict[str, Work]:
-    """The work of the run, for "training", "evaluation" and "saving".
+    """The work of the whole run, by "training", "evaluation" and "saving".
 
     Args:
-        level: low, likely or high, as in `SamplingPlan.episode`.
+        level: "low", "likely" or "high", as in `SamplingPlan.episode`.
     """
     return {
         "training": train_work(plan, level),
@@ -354,16 +367,16 @@ def works(plan: Plan, level: str) -> dict[str, Work]:
 
 
 def train_work(plan: Plan, level: str) -> Work:
-    """The work of all optimizer steps, in GRPO with their rollouts."""
+    """The work of all optimizer steps; in GRPO including the sampling and scoring of rollouts."""
     if isinstance(plan.settings, SFTSettings):
         row = plan.sft_row()
-        step = _update(plan, plan.rows, plan.rows * row.total, row.total, row.said)
+        step = _update_work(plan, plan.rows, plan.rows * row.total, row.total, row.said)
     else:
-        step = _grpo_step(plan, plan.settings, level)
+        step = _grpo_step_work(plan, plan.settings, level)
     return step.times(plan.settings.steps)
 
 
-def _grpo_step(plan: Plan, settings: GRPOSettings, level: str) -> Work:
+def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     """The work of one GRPO step: sampling, scoring and the update.
 
     Only groups with different rewards are trained on. Others are sampled again, up to
@@ -373,21 +386,24 @@ def _grpo_step(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     effective = _EFFECTIVE[level]
     if plan.seen.effective is not None and level == "likely":
         effective = plan.seen.effective
-    # Each round of sampling leaves the same share of the groups uniform.
+    # Uniform groups, whose rewards are all equal, teach nothing. Each round of sampling leaves the
+    # same share of the groups uniform.
     uniform = (1 - effective) ** (1 + settings.resample_uniform)
     trained = plan.rows * (1 - uniform)
     # The prompt of a group goes through the model once.
     repeated_prompts = trained * (1 - 1 / settings.group_size) * episode.prompt
     tokens = trained * episode.total - repeated_prompts
     tokens_said = episode.said * episode.turns
-    step = _update(plan, trained, tokens, episode.total, tokens_said).times(
+    step = _update_work(plan, trained, tokens, episode.total, tokens_said).times(
         settings.updates_per_batch
     )
-    if settings.kl_coef > 0:
-        step += Work(train=_forward(plan, plan.rows, episode.total))
+    if settings.kl_coef > 0:  # the reference model reads every completion once
+        step += Work(train=_forward_operations(plan, plan.rows, episode.total))
+    # Rounds of sampling, in multiples of a whole batch: each repeats the uniform groups only.
     repeats = range(1, settings.resample_uniform + 1)
     rounds = 1 + sum(_UNIFORM[level] ** number for number in repeats)
-    prompts, sampled = settings.prompts_per_step * rounds, plan.rows * rounds
+    prompts = settings.prompts_per_step * rounds
+    sampled = plan.rows * rounds
     return step + rollouts(plan.sampling, prompts, sampled, episode, batches=math.ceil(rounds))
 
 
@@ -395,7 +411,7 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     """The work of all evaluations of the run, with the questions about kept skills.
 
     Held-out rows are evaluated at step 0, every eval_every steps and at the end. SFT also computes
-    the loss of the reference answers.
+    the loss of the reference answers. There is no work if eval_rows is 0.
     """
     rows = plan.evaluated_rows
     if not rows:
@@ -404,13 +420,14 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     if isinstance(plan.settings, SFTSettings):
         row = plan.sft_row()
         output_layer = 2 * plan.model.head_params * row.said * rows
-        work += Work(train=_forward(plan, rows, row.total) + output_layer)
+        work += Work(train=_forward_operations(plan, rows, row.total) + output_layer)
     if plan.env.scored:
         # One batch for each half: two at step 0, one at each evaluation, one at the end.
         episode = plan.episode(level)
         work += rollouts(plan.sampling, rows, rows, episode, batches=plan.evaluations + 3)
     for battery in plan.batteries:
-        questions, answer = 2 * battery.tasks, battery.answer
+        questions = 2 * battery.tasks  # asked at step 0 and at the end
+        answer = battery.answer
         if plan.seen.said is not None and level == "likely":
             answer = replace(answer, said=min(1.0, plan.seen.said) * answer.longest)
         work += rollouts(plan.sampling, questions, questions, answer, batches=2)
@@ -418,7 +435,10 @@ def evaluation_work(plan: Plan, level: str) -> Work:
 
 
 def save_work(plan: Plan) -> Work:
-    """The work of writing checkpoints, most of which is syncing them to disk."""
+    """The work of writing checkpoints, most of which is syncing them to disk.
+
+    One is written every save_every steps, and at least one for each evaluation.
+    """
     count = math.ceil(plan.settings.steps / plan.settings.save_every)
     return Work(saves=max(count, plan.evaluations))
 
@@ -430,19 +450,22 @@ def rollouts(
 
     Args:
         prompts: number of different tasks; each prompt is read once.
-        episode: the lengths of a typical one.
-        batches: least number of batches in which they are sampled.
+        episode: the lengths of a typical episode.
+        batches: the least number of batches in which the episodes are sampled.
     """
     loaded = plan.loaded
     model = loaded.model
     context = min(episode.total, plan.limits.max_length)
+    # Two operations, a multiplication and an addition, for each parameter.
     per_token = 2 * (model.linear_params + model.head_params) + 2 * loaded.adapter
     tokens_written = rows * episode.said * episode.turns
     attention = 4 * model.heads * model.head_dim * context * model.layers
     # Every turn after the first reads the conversation so far again.
     tokens_read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
+    # A batch takes as many steps as its longest answer has tokens.
     batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
     steps = batch_count * episode.longest * episode.turns
+    # Keys and values.
     cache_bytes_per_token = 2 * model.layers * model.kv_heads * model.head_dim * loaded.width
     return Work(
         sample=tokens_written * (per_token + attention) + 2 * model.linear_params * tokens_read,
@@ -452,26 +475,26 @@ def rollouts(
     )
 
 
-def _update(plan: Plan, rows: float, tokens: float, length: float, supervised: float) -> Work:
+def _update_work(plan: Plan, rows: float, tokens: float, length: float, supervised: float) -> Work:
     """The work of one optimizer step, forward and backward.
 
     Args:
-        rows: sequences of the step.
-        tokens: tokens of all of them.
-        length: tokens of a typical one.
-        supervised: tokens of each that carry loss.
+        rows: number of sequences in the step.
+        tokens: tokens of all sequences together.
+        length: tokens of a typical sequence.
+        supervised: tokens of a typical sequence that carry loss.
     """
     operations = update_operations(
         plan.model,
         plan.adapter,
         tokens=tokens,
-        pairs=rows * length**2 / 2,
+        pairs=rows * length**2 / 2,  # each token attends to the tokens before it
         scored=rows * supervised,
     )
-    if plan.settings.gradient_checkpointing:
-        operations += _forward(plan, tokens / max(1.0, length), length)
+    if plan.settings.gradient_checkpointing:  # activations are computed a second time
+        operations += _forward_operations(plan, tokens / max(1.0, length), length)
     microbatches = max(1.0, tokens / microbatch_tokens(plan))
-    if not plan.packed:
+    if not plan.packed:  # each row is a forward pass of its own
         microbatches = rows
     return Work(train=operations, updates=microbatches)
 
@@ -488,20 +511,23 @@ def update_operations(
             row's length.
         scored: tokens whose log-probability is computed.
     """
+    # Attention takes 4 operations forward and 8 backward. A frozen parameter takes 2 and 2, one of
+    # the adapter 2 and 4, because it also gets a gradient.
     attention = 12 * model.heads * model.head_dim * pairs * model.layers
     layers = tokens * (4 * model.linear_params + 6 * adapter)
     return layers + attention + 4 * model.head_params * scored
 
 
-def _forward(plan: Plan, rows: float, tokens: float) -> float:
-    """Operations of a forward pass without output layer, for `rows` rows of `tokens` tokens."""
+def _forward_operations(plan: Plan, rows: float, tokens: float) -> float:
+    """Operations of a forward pass without output layer: `rows` rows of `tokens` tokens each."""
     model = plan.model
+    # 4 operations for each token before it, which are half of the row on average.
     attention = 2 * model.heads * model.head_dim * tokens * model.layers
     return rows * tokens * (2 * model.linear_params + 2 * plan.adapter + attention)
 
 
 def microbatch_tokens(plan: Plan) -> float:
-    """Padded tokens of a microbatch, as the worker chooses them for this run."""
+    """Tokens of a microbatch, padding included, as the worker will choose them for this run."""
     model = plan.model
     return tokens_at_once(
         hidden=model.hidden,
@@ -526,8 +552,8 @@ def tokens_at_once(
 ) -> float:
     """Tokens of a microbatch: as many as fit into `MICRO_SHARE` of the device's memory.
 
-    At least 512, at most `MICRO_CEILING`. A token counts with the bytes that the widest forward
-    pass keeps of it.
+    At least 512, at most `MICRO_CEILING`. Each token counts with the bytes that the forward pass
+    that keeps most of it would keep.
 
     Args:
         hidden, intermediate, layers, vocab: sizes of the model.
@@ -544,5 +570,5 @@ def tokens_at_once(
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean; 0 without values."""
+    """The mean of the values; 0 if there are none."""
     return sum(values) / len(values) if values else 0.0

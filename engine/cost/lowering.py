@@ -22,39 +22,45 @@ _ROWS_TO_KEEP = 0.95  # share of the rows that a lower limit must not cut
 
 
 def phases_of(plan: Plan, rate: Speed, level: str) -> dict[str, float]:
-    """Seconds of each phase of the run, without the correction by finished runs.
+    """Seconds of each phase of the run, before they are corrected by finished runs.
 
     Args:
-        level: low, likely or high.
+        rate: the speed of the machine.
+        level: "low", "likely" or "high".
     """
-    model, is_first_run = plan.model, not plan.seen.runs
+    model = plan.model
+    is_first_run = not plan.seen.runs
     return rate.phases(works(plan, level), model.layers, model.weight_bytes, first=is_first_run)
 
 
 def fit_of(total: int, available: int) -> Fit:
-    """How well `total` bytes fit into a device that has `available` bytes."""
+    """How well `total` bytes fit into a device that has `available` bytes.
+
+    "too_big" above 92 %, "tight" above 80 %, else "fits".
+    """
     if total > _FITS * available:
         return "too_big"
     return "tight" if total > _TIGHT * available else "fits"
 
 
 def lowered(plan: Plan, rate: Speed, over: int | None) -> str:
-    """The setting to lower, as "max_length from 512 to 256"; "" if nothing helps.
+    """The one setting to lower, as "max_length from 512 to 256"; "" if nothing helps.
 
     Args:
-        over: peak bytes if memory is short; None to save time.
+        over: the peak bytes of the run, to save memory; None to save time instead.
     """
     name, before, value = _best_lowering(plan, rate, over)
     return f"{name} from {json.dumps(before)} to {json.dumps(value)}" if name else ""
 
 
 def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str, object]:
-    """Settings with lower values with which the run fits into memory.
+    """Lower one setting after another, until the run fits into memory.
 
-    {} if it fits as it is, or if no values make it fit.
+    Returns the new values by name; {} if the run fits as it is, or if no values make it fit.
 
     Args:
-        correction: factor for predicted memory, from finished runs.
+        rate: the speed of the machine.
+        correction: the factor for predicted memory, from finished runs.
     """
     changed: dict[str, object] = {}
     for _ in range(_MOST_LOWERINGS):
@@ -70,32 +76,39 @@ def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str,
 
 
 def _best_lowering(plan: Plan, rate: Speed, over: int | None) -> _Lowering:
-    """The lowering of a single setting that saves most: its name, value and smaller value.
+    """Find the single setting whose lowering saves most.
 
-    It saves memory if `over` (peak bytes now) is given, else time. The name is "" if nothing helps.
+    Returns its name, its value and the smaller value; the name is "" if no lowering helps.
+
+    Args:
+        over: the peak bytes of the run now, to save memory; None to save time instead.
     """
     best: _Lowering = ("", None, None)
     most_saved = 0.0
+    # Amounts are bytes if memory is to be saved, else seconds.
     current_amount = over if over is not None else sum(phases_of(plan, rate, "likely").values())
     for name, before, value in candidates(plan):
-        smaller = replace(plan, settings=plan.settings.model_copy(update={name: value}))
+        smaller_plan = replace(plan, settings=plan.settings.model_copy(update={name: value}))
         smaller_amount = (
-            footprint.memory(smaller).total
+            footprint.memory(smaller_plan).total
             if over is not None
-            else sum(phases_of(smaller, rate, "likely").values())
+            else sum(phases_of(smaller_plan, rate, "likely").values())
         )
         if current_amount - smaller_amount > most_saved:
-            best, most_saved = (name, before, value), current_amount - smaller_amount
+            best = (name, before, value)
+            most_saved = current_amount - smaller_amount
     return best
 
 
 def candidates(plan: Plan) -> list[tuple[str, int, int]]:
-    """(name, value, smaller value) of the settings whose lowering could help.
+    """The settings whose lowering could help, as (name, value, smaller value).
 
-    A smaller value is half the value, or what most rows need if that is more. Gradient
-    checkpointing is a candidate from False to True.
+    A smaller value is half the value, or what most rows need if that is more. A setting is left out
+    if its smaller value is over 90 % of the value, or if a group would get too small. Gradient
+    checkpointing is a candidate if it is off, as ("gradient_checkpointing", False, True).
     """
-    settings, needed = plan.settings, _needed_lengths(plan)
+    settings = plan.settings
+    needed = _needed_lengths(plan)
     if isinstance(settings, SFTSettings):
         values = {
             "steps": settings.steps,
@@ -113,18 +126,22 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
     values |= {"lora_rank": settings.lora_rank, "eval_rows": settings.eval_rows}
     candidates: list[tuple[str, int, int]] = []
     for name, value in values.items():
-        smaller = max(value // 2, needed.get(name, 1))
-        least = _LEAST_GROUP if name == "group_size" else 1
-        if least <= smaller <= _WORTHWHILE * value:
-            candidates.append((name, value, smaller))
+        smaller_value = max(value // 2, needed.get(name, 1))
+        least_value = _LEAST_GROUP if name == "group_size" else 1
+        if least_value <= smaller_value <= _WORTHWHILE * value:
+            candidates.append((name, value, smaller_value))
     if not settings.gradient_checkpointing:
         candidates.append(("gradient_checkpointing", False, True))
     return candidates
 
 
 def _needed_lengths(plan: Plan) -> dict[str, int]:
-    """The lengths that 19 in 20 rows need, by setting; with less, rows would be cut or left out."""
-    rows, settings = plan.env.lengths, plan.settings
+    """The values of max_length and max_tokens that 19 in 20 rows need.
+
+    With lower values more of the rows would be cut or left out. SFT has no max_tokens.
+    """
+    rows = plan.env.lengths
+    settings = plan.settings
     if isinstance(settings, SFTSettings):
         return {"max_length": _length_of_most([row.total for row in rows if row.turns])}
     prompt = _length_of_most([row.prompt for row in rows])
@@ -135,5 +152,5 @@ def _needed_lengths(plan: Plan) -> dict[str, int]:
 
 
 def _length_of_most(lengths: list[int]) -> int:
-    """The length that 19 in 20 of the lengths do not exceed; 0 without any."""
+    """The smallest of the lengths that 19 in 20 of them do not exceed; 0 if there are none."""
     return sorted(lengths)[math.ceil(_ROWS_TO_KEEP * len(lengths)) - 1] if lengths else 0

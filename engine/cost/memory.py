@@ -24,43 +24,47 @@ _STEP_BYTES = 600  # of the metrics and events of a step
 
 
 def memory(plan: Plan) -> PeakMemory:
-    """Peak bytes on the device, by item and in total.
+    """The peak bytes that a run takes on the device, by item and in total.
 
     Training and sampling alternate, so only the larger of the two counts in the total. The total
     never gets smaller when rows, batch, rank or group get larger.
     """
     settings = plan.settings
-    longest = _longest_sequence(plan)
+    longest_sequence = _longest_trained_sequence(plan)
     micro_tokens = microbatch_tokens(plan)
     batch_tokens = _batch_tokens(plan)
     packed = plan.packed
-    tokens_at_once = min(batch_tokens, max(longest, micro_tokens)) if packed else longest
-    activations = _activations(plan, tokens_at_once, _usual_length(plan))
+    # Packed rows fill a microbatch; otherwise each row is a forward pass of its own.
+    tokens_at_once = (
+        min(batch_tokens, max(longest_sequence, micro_tokens)) if packed else longest_sequence
+    )
+    activations = _activation_bytes(plan, tokens_at_once, _usual_length(plan))
     # A chunk of logits, its log-softmax and its gradient in float32.
     chunk_bytes = max(_LEAST_LOGIT_ROWS * 4 * plan.model.vocab, HEAD_BYTES[plan.device.kind])
     logits = 3 * min(chunk_bytes, tokens_at_once * 4 * plan.model.vocab)
-    kv_cache, sampled_logits = _sampling_bytes(plan, _longest_episode(plan))
-    copy = _copies(plan)
-    training, sampling = activations + logits, kv_cache + sampled_logits
+    kv_cache, sampled_logits = _sampling_bytes(plan, _longest_sampled_sequence(plan))
+    copy_bytes = _weight_copy_bytes(plan)
+    training_peak = activations + logits
+    sampling_peak = kv_cache + sampled_logits
     # Two copies: one with the adapter merged in, one in the layout for sampling. The C library
     # keeps the memory of the latter during training.
-    weights = plan.weights + 2 * copy
+    weights = plan.weights + 2 * copy_bytes
     adapter = plan.adapter * _ADAPTER_BYTES
     if isinstance(settings, GRPOSettings) and settings.async_sampling:
         adapter += plan.adapter * 4  # the copy that samples
-    overhead = _overhead(plan, weights + adapter + max(training, sampling))
+    overhead = _overhead_bytes(plan, weights + adapter + max(training_peak, sampling_peak))
     return PeakMemory(
         weights=int(weights),
         adapter_and_optimizer=int(adapter),
         activations=int(activations),
-        logits=int(logits if training >= sampling else sampled_logits),
+        logits=int(logits if training_peak >= sampling_peak else sampled_logits),
         kv_cache=int(kv_cache),
         overhead=int(overhead),
-        total=int(weights + adapter + max(training, sampling) + overhead),
+        total=int(weights + adapter + max(training_peak, sampling_peak) + overhead),
     )
 
 
-def _copies(plan: Plan) -> float:
+def _weight_copy_bytes(plan: Plan) -> float:
     """Bytes of one copy of the layers' weights; 0 if the worker makes none.
 
     On a CPU with enough memory training keeps a copy with the adapter merged in, and sampling makes
@@ -73,7 +77,10 @@ def _copies(plan: Plan) -> float:
 
 
 def _batch_tokens(plan: Plan) -> float:
-    """Tokens of one optimizer step; a group's prompt counts once, as it is computed once."""
+    """Tokens that the forward passes of one optimizer step read.
+
+    In GRPO the prompt of a group counts once, because it is computed once.
+    """
     settings = plan.settings
     if isinstance(settings, SFTSettings):
         return plan.rows * max(plan.sft_row().total, 1.0)
@@ -90,45 +97,56 @@ def _usual_length(plan: Plan) -> float:
 
 
 def _episode_level(plan: Plan) -> str:
-    """Level of episodes to assume: the worst, unless runs have shown how much the model says."""
+    """The level at which episodes are assumed, "high" or "likely".
+
+    It is "likely" only if finished runs of the base model have measured how long its answers are.
+    """
     return "high" if plan.seen.said is None else "likely"
 
 
 def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
-    """(bytes of the key-value cache, bytes of the logits) of the completions sampled at once.
+    """The bytes that the completions sampled at once take.
 
-    `longest` is the tokens of the longest one. Both are 0 if the run evaluates no rows.
+    Returns the bytes of the key-value cache and those of the logits. Both are 0 if the run
+    evaluates no rows.
+
+    Args:
+        longest: tokens of the longest completion with its prompt.
     """
     model = plan.model
     at_once = plan.settings.eval_rows
     if not at_once:
         return 0.0, 0.0
     if isinstance(plan.settings, SFTSettings) and not plan.env.scored:
+        # Only the questions about kept skills are answered by sampling.
         at_once = max((battery.tasks for battery in plan.batteries), default=0)
-    if isinstance(plan.settings, GRPOSettings):
+    if isinstance(plan.settings, GRPOSettings):  # it samples rollouts too
         at_once = max(at_once, plan.rows)
     at_once = min(at_once, CONCURRENT[plan.device.kind])
+    # Bytes of the keys and values of one token.
     cache_per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.width
     # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
     copies = 1 + 1 / model.layers
+    # Of the logits there are three float32 tensors at once.
     return at_once * longest * cache_per_token * copies, at_once * model.vocab * 4 * 3
 
 
-def _longest_sequence(plan: Plan) -> float:
+def _longest_trained_sequence(plan: Plan) -> float:
     """Tokens of the longest sequence that is trained on."""
     if isinstance(plan.settings, GRPOSettings):
-        return _longest_episode(plan)
+        return _longest_sampled_sequence(plan)
     limit = plan.settings.max_length
-    return min(limit, plan.env.longest_total or limit)
+    return min(limit, plan.env.longest_total or limit)  # 0: no rows were counted
 
 
-def _longest_episode(plan: Plan) -> float:
+def _longest_sampled_sequence(plan: Plan) -> float:
     """Tokens of the longest sequence that is sampled.
 
-    It has as many turns as earlier runs needed and half as many again, or the most allowed.
+    It is assumed to have max_turns turns of max_tokens tokens each. If finished runs have measured
+    the turns, 1.5 times their mean is assumed, but not more than max_turns.
     """
     if isinstance(plan.settings, SFTSettings) and not plan.env.scored:
-        return _longest_sequence(plan)  # only kept skills are tested, with short answers
+        return _longest_trained_sequence(plan)  # only kept skills are tested, with short answers
     turns = plan.turns("high")
     if plan.seen.turns is not None:
         turns = min(turns, math.ceil(1.5 * plan.seen.turns))
@@ -136,8 +154,12 @@ def _longest_episode(plan: Plan) -> float:
     return min(plan.max_length, (plan.env.longest_prompt or plan.max_length) + sampled)
 
 
-def _overhead(plan: Plan, rest: float) -> float:
-    """Bytes besides `rest`: interpreter and torch, or on a GPU its context and fragmentation."""
+def _overhead_bytes(plan: Plan, rest: float) -> float:
+    """Bytes that come on top of `rest`, the bytes of weights, adapter and activations.
+
+    On a CPU they are the interpreter with torch and its compiled code, on a GPU its context and
+    kernels; on both also fragmentation.
+    """
     if plan.device.kind == "cuda":
         return 1.3e9 + 0.06 * rest  # context and kernels, then fragmentation
     # The interpreter with torch, then fragmentation and the code that oneDNN compiles for every
@@ -146,12 +168,14 @@ def _overhead(plan: Plan, rest: float) -> float:
     return 3.6e8 + 0.08 * rest + (0 if plan.seen.runs else 1.3e8 + plan.weights)
 
 
-def _layer_floats(plan: Plan, length: float) -> float:
+def _kept_floats_per_token(plan: Plan, length: float) -> float:
     """How many numbers a layer keeps of each token for the backward pass.
 
     In our own forward pass (engine/worker/ops/kernels.py) these are norms, queries, keys and
-    values, the inputs of the projections, and on a CPU the attention of short rows. `length` is the
-    tokens of a typical row.
+    values, the inputs of the projections, and on a CPU the attention of short rows.
+
+    Args:
+        length: tokens of a typical row.
     """
     model = plan.model
     queries = model.heads * model.head_dim
@@ -162,10 +186,13 @@ def _layer_floats(plan: Plan, length: float) -> float:
     return floats
 
 
-def _activations(plan: Plan, tokens: float, length: float) -> float:
-    """Peak bytes of activations for a microbatch of `tokens` tokens in rows of `length` tokens."""
+def _activation_bytes(plan: Plan, tokens: float, length: float) -> float:
+    """Peak bytes of activations for a microbatch of `tokens` tokens, in rows of `length` tokens.
+
+    With gradient checkpointing little of each layer is kept, and all of the one that is recomputed.
+    """
     model = plan.model
-    layer_floats = _layer_floats(plan, length)
+    layer_floats = _kept_floats_per_token(plan, length)
     gradient_floats = 6 * (model.hidden + model.intermediate)  # one layer's own gradients
     if plan.settings.gradient_checkpointing:
         kept_floats = model.layers * 2 * model.hidden + layer_floats
@@ -175,7 +202,7 @@ def _activations(plan: Plan, tokens: float, length: float) -> float:
 
 
 def disk(plan: Plan) -> int:
-    """Bytes that a run leaves on disk: checkpoints, rollouts, evaluations, metrics and events."""
+    """The bytes that a run leaves on disk: checkpoints, rollouts, evaluations, metrics, events."""
     checkpoint_bytes = plan.adapter * _CHECKPOINT_BYTES + _CHECKPOINT_FILES
     # Two more than are kept: the best one, and one that is being written.
     checkpoints = min(plan.settings.keep_checkpoints, plan.evaluations) + 2

@@ -2,9 +2,9 @@
 
 `cache/speed.json` of a home is one flat object, written by the probe
 (`python -P -m engine.worker.probe_speed OUT.json`): `device`, the kind that was measured (cpu or
-cuda), and the keys that `_measured` reads. Missing values come from the table. The table is slow on
-purpose: it has sustained shares of the peaks in vendors' data sheets (a fifth for training, less
-for sampling without compiled kernels).
+cuda), and the keys that `_speed_fields` reads. Missing values come from the table. The table is
+slow on purpose: it has sustained shares of the peaks in vendors' data sheets (a fifth for training,
+less for sampling without compiled kernels).
 """
 
 import contextlib
@@ -78,10 +78,10 @@ class Speed:
     measured: bool = False
 
     def seconds(self, work: Work, layers: int) -> dict[str, float]:
-        """Seconds that the work takes, by kind of work.
+        """Seconds that the work takes: for training, rollouts, rewards and checkpoints.
 
         Args:
-            layers: number of layers of the model that does it.
+            layers: number of layers of the model.
         """
         rollouts = work.sample / self.sample_flops + work.moved / self.moved_bytes
         return {
@@ -97,10 +97,11 @@ class Speed:
         """Seconds of each phase of a run.
 
         Args:
-            works: work for "training", "evaluation" and "saving".
-            layers, weight_bytes: of the model.
-            first: whether the home has no run of the model yet; the first run compares our forward
-                pass with that of transformers, which takes longer to start.
+            works: the work of "training", "evaluation" and "saving".
+            layers: number of layers of the model.
+            weight_bytes: bytes of the model's weights, which are loaded at the start.
+            first: whether the home has no finished run of the model yet. The first run takes longer
+                to start, because it compares our forward pass with that of transformers.
         """
         training = self.seconds(works["training"], layers)
         comparison = _COMPARED * self.start_s if first else 0.0
@@ -115,10 +116,13 @@ class Speed:
 
 
 def table(device: Device, cores: int, precision: str) -> Speed:
-    """The speed by the table alone: of a GPU by its name, of a CPU by its number of cores.
+    """The speed of a device without any measurement.
+
+    That of a GPU comes from the table `_GPUS` by its name, that of a CPU from its number of cores.
 
     Args:
-        precision: float32 or bfloat16; it makes no difference on a CPU.
+        cores: number of cores of the machine; it makes no difference for a GPU.
+        precision: "float32" or "bfloat16"; it makes no difference on a CPU.
     """
     if device.kind == "cpu":
         threads = min(cores, 16) ** 0.85  # cores share one memory, so more of them help less
@@ -150,9 +154,10 @@ def table(device: Device, cores: int, precision: str) -> Speed:
 
 
 def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
-    """The speed of a device: what was measured on it, and the table for the rest.
+    """The speed of a device: the measured rates, and those of the table for all others.
 
-    Only the table if no measurement is there, or one without all the rates that are needed.
+    Only the table counts if there is no measurement, if it is of another kind of device, or if it
+    lacks one of the most important rates.
     """
     by_table = table(device, cores, precision)
     try:
@@ -161,14 +166,14 @@ def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
         return by_table
     if not isinstance(stored, dict) or stored.get("device") != device.kind:
         return by_table
-    rates = _measured({name: value for name, value in stored.items() if _is_rate(value)})
+    rates = _speed_fields({name: value for name, value in stored.items() if _is_rate(value)})
     # A probe of an earlier version lacks some of these. Then the machine is measured again.
     is_complete = {"train_flops", "sample_flops", "layer_s", "update_s"} <= rates.keys()
     return replace(by_table, **rates, measured=True) if is_complete else by_table
 
 
-def _measured(probe: dict[str, float]) -> dict[str, float]:
-    """The fields of Speed that can be computed from a probe's figures."""
+def _speed_fields(probe: dict[str, float]) -> dict[str, float]:
+    """The fields of Speed, by name, that can be computed from a probe's figures."""
     speed = {}
     if "train_flops" in probe:
         speed["train_flops"] = probe["train_flops"]
@@ -183,21 +188,23 @@ def _measured(probe: dict[str, float]) -> dict[str, float]:
 
 
 def _is_rate(value: Any) -> bool:
-    """Whether `value` is a positive finite number; true and false are none."""
+    """Whether `value` is a positive finite number; true and false do not count as numbers."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value) and value > 0
 
 
 def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
-    """Start a probe of this machine if it was never measured, and wait up to `wait_s` seconds.
+    """Make sure that this machine is measured, if that takes at most `wait_s` seconds.
 
-    Returns whether there is a measurement. A probe that takes longer continues, and serves later
-    calls. No probe is started while a run holds the device, because it would measure that run as
-    well, nor without an interpreter that has torch.
+    If it never was, a probe is started and waited for. A probe that takes longer goes on and serves
+    later calls. No probe is started while a run holds the device, because it would measure a busy
+    device, nor without an interpreter that has torch.
+
+    Returns whether there is a measurement now.
     """
     if is_measured(home, hardware.device):
         return True
-    if is_locked(_lock(home)):
+    if is_locked(_probe_lock_file(home)):
         # Another call has started it and waited. On a busy machine a probe takes minutes.
         wait_s = min(wait_s, _PATIENCE_S)
     else:
@@ -208,17 +215,18 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
         if not started:
             return False
     deadline = time.monotonic() + wait_s
-    while is_locked(_lock(home)) and time.monotonic() < deadline:
+    while is_locked(_probe_lock_file(home)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     return is_measured(home, hardware.device)
 
 
 def is_measured(home: Home, device: Device) -> bool:
     """Whether the home holds a measurement of this device."""
+    # Cores and precision make no difference to whether there is one.
     return load(home, device, 1, "float32").measured
 
 
-def _lock(home: Home) -> Path:
+def _probe_lock_file(home: Home) -> Path:
     """The lock file that a probe holds while it runs."""
     return home.speed.with_name("speed.lock")
 
@@ -226,18 +234,19 @@ def _lock(home: Home) -> Path:
 def _start_probe(home: Home) -> bool:
     """Start the probe in the background; it holds the lock file while it runs.
 
-    Returns whether a probe is running, ours or another call's; False if none can be started.
+    Returns True if a probe is running now, which another call may have started; False if none can
+    be started.
     """
-    if programs.trains_without_torch():
+    if programs.trains_without_torch():  # a test has put scripts in the place of trainers
         return False
     with Store(home) as store:
         if store.list_runs(1, states=HOLDS_DEVICE):
             return False
     try:
         python = launcher.worker_python(home)
-    except UserError:
+    except UserError:  # no interpreter has torch
         return False
-    lock = take_lock(_lock(home))
+    lock = take_lock(_probe_lock_file(home))
     if lock is None:  # another call has just started one
         return True
     try:
@@ -246,7 +255,7 @@ def _start_probe(home: Home) -> bool:
             cwd=home.cache,
             log=home.speed.with_name("speed.log"),
             env=os.environ | {"GOMP_SPINCOUNT": "10000", "TOKENIZERS_PARALLELISM": "false"},
-            pass_fds=(lock,),
+            pass_fds=(lock,),  # the lock lasts as long as the probe keeps it open
         )
         if hasattr(resource, "prlimit"):
             with contextlib.suppress(OSError):  # it may have ended already

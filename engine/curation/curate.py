@@ -53,7 +53,8 @@ class _Outcome:
         dropped: how many of the others there are, by reason.
         first: the first attempt that was dropped, by reason.
         overlaps: how many were contaminated, by kind of match.
-        unindexed: how many held-out tasks were not compared with answers by word sequences.
+        unindexed: how many held-out tasks were compared with answers only as a whole, because the
+            index of word sequences was full.
     """
 
     kept: list[Attempt] = field(default_factory=list)
@@ -63,7 +64,7 @@ class _Outcome:
     unindexed: int = 0
 
     def drop(self, reason: str, attempts: Sequence[Attempt]) -> None:
-        """Count attempts as dropped for one of REASONS."""
+        """Count attempts as dropped; `reason` is a key of REASONS."""
         if attempts:
             self.dropped[reason] = self.dropped.get(reason, 0) + len(attempts)
             self.first.setdefault(reason, attempts[0])
@@ -71,7 +72,7 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class Example:
-    """An attempt as a reply shows it; `why` is the reason in words where it was dropped."""
+    """An attempt as a reply shows it; `why` says why it was dropped, None if it is kept."""
 
     task: str
     run: str
@@ -119,30 +120,32 @@ class CurationReply(ReplyBase):
 def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> CurationReply:
     """Choose training rows from runs; with `preview=False` also push them as the dataset `name`.
 
-    Raises UserError BAD_ARGUMENT (also where nothing is left to push), RUN_NOT_FOUND,
-    NO_EVALUATION, ENV_NOT_FOUND, and those of a push.
+    Raises UserError BAD_ARGUMENT (also if there is nothing to push), RUN_NOT_FOUND, NO_EVALUATION
+    or ENV_NOT_FOUND, and every error of `push_env`.
     """
     check_selection(choices.select, choices.max_per_task)
     name = checked_name(home, name)
     sources = load_sources(home, choices.source_ids)
     attempts = [attempt for source in sources for attempt in source.attempts]
+    # A rule may use every metric that any attempt has.
     rule = Rule(choices.where, {metric for attempt in attempts for metric in attempt.metrics})
     records = {source.record.hash: source.record for source in sources}
     tasks = {key: registry.read_tasks(record) for key, record in sorted(records.items())}
     groups = groups_of(attempts, choices.pool_models)
-    outcome = _choose(groups, tasks, rule, choices)
-    reply = _reply_of(outcome, groups, tasks, sources, _redactor(home, sources))
+    outcome = _keep_or_drop(groups, tasks, rule, choices)
+    reply = _reply_of(outcome, groups, tasks, sources, _redactor_of_sources(home, sources))
     warnings = _warnings(outcome, choices.select, sources)
     if not preview:
         if not outcome.kept:
             raise UserError(
                 "BAD_ARGUMENT",
-                f"nothing is left to save: {_counts(reply.dropped) or 'no attempts'}",
-                hint=_advice(outcome, sources),
+                f"nothing is left to save: {_counts_text(reply.dropped) or 'no attempts'}",
+                hint=_advice_without_rows(outcome, sources),
                 field="where" if outcome.dropped.get("where") else "source_ids",
             )
         pushed = save_dataset(home, name, outcome.kept, tasks, sources, choices)
         reply = replace(reply, env_id=pushed.env_id)
+        # The push warns of some of the same things.
         warnings += [note for note in pushed.warnings if note not in warnings]
     return _shortened_to_fit(
         replace(
@@ -164,7 +167,8 @@ def _reply_of(
     """The reply about what was chosen, still without summary, suggested calls and warnings.
 
     Args:
-        tasks: the stored rows of each environment version, by its hash.
+        groups: all attempts, also those that were dropped.
+        tasks: the task rows of each environment version, by the version's hash.
     """
     return CurationReply(
         summary="",
@@ -172,6 +176,7 @@ def _reply_of(
         tasks=len({(attempt.env_hash, attempt.task) for attempt in outcome.kept}),
         attempts=sum(len(source.attempts) for source in sources),
         groups=len(groups),
+        # In the order of REASONS, without those for which nothing was dropped.
         dropped={
             reason: outcome.dropped[reason] for reason in REASONS if reason in outcome.dropped
         },
@@ -188,16 +193,21 @@ def _reply_of(
     )
 
 
-def _choose(
+def _keep_or_drop(
     groups: Mapping[Key, list[Attempt]],
     tasks: Mapping[str, list[TaskRow]],
     rule: Rule,
     choices: Choices,
 ) -> _Outcome:
-    """Decide about every attempt: it is kept, or dropped for the first reason that holds.
+    """Decide for every attempt whether it is kept or dropped, and why.
+
+    An attempt is dropped for the first reason that holds: its task, an error, the rule, a wrong
+    answer, then enough answers at its task, and last what `_drop_reason` finds.
 
     Args:
-        tasks: the stored rows of each environment version, by its hash.
+        groups: the attempts of each group, as `groups_of` returns them.
+        tasks: the task rows of each environment version, by the version's hash.
+        rule: the `where` of `choices`.
     """
     outcome = _Outcome()
     splits = {(env, row["id"]): row["split"] for env, rows in tasks.items() for row in rows}
@@ -206,28 +216,29 @@ def _choose(
     kept_conversations: set[str] = set()
     for (env_hash, task, _), group in groups.items():
         split = splits.get((env_hash, task))
-        if split != "train":
+        if split != "train":  # None: the version has no task of this id
             outcome.drop("heldout" if split == "heldout" else "unknown_task", group)
             continue
-        rule_holds = rule.matches(group)  # errors count in a rule, so they are dropped after it
+        # A rule may count attempts with an error (n_error), so it is asked before they are dropped.
+        rule_holds = rule.matches(group)
         outcome.drop("error", [attempt for attempt in group if attempt.error is not None])
-        scored = [attempt for attempt in group if attempt.error is None]
+        without_error = [attempt for attempt in group if attempt.error is None]
         if not rule_holds:
-            outcome.drop("where", scored)
+            outcome.drop("where", without_error)
             continue
-        candidates, ruled_out = ranked(scored, choices.select)
+        candidates, ruled_out = ranked(without_error, choices.select)
         outcome.drop("not_correct", ruled_out)
-        number_taken = 0
+        kept_count = 0
         for attempt in candidates:
-            if number_taken >= choices.max_per_task and choices.select != "all":
+            if kept_count >= choices.max_per_task and choices.select != "all":
                 reason = "not_selected"
             else:
                 reason = _drop_reason(attempt, heldout, kept_conversations, outcome.overlaps)
             if reason:
                 outcome.drop(reason, [attempt])
                 continue
-            number_taken += 1
-            kept_conversations.add(_conversation(attempt))
+            kept_count += 1
+            kept_conversations.add(_conversation_text(attempt))
             outcome.kept.append(attempt)
     return outcome
 
@@ -235,29 +246,35 @@ def _choose(
 def _drop_reason(
     attempt: Attempt, heldout: HeldOut, kept_conversations: set[str], overlaps: dict[str, int]
 ) -> str:
-    """Why an attempt that `select` would take cannot be trained on (a key of REASONS), or "".
+    """Why an attempt cannot become a training row: a key of REASONS, or "" if it can.
 
-    An attempt that holds a held-out task is also counted in `overlaps`, by its closest match.
+    Args:
+        kept_conversations: the conversations of the rows so far, by `_conversation_text`.
+        overlaps: counts of attempts that hold a held-out task, by kind of match; the closest match
+            of such an attempt is counted here.
     """
     if attempt.stop_reason == "length":
         return "truncated"
     last_message = attempt.messages[-1]
     if last_message.get("role") != "assistant" or not text_of([last_message]).strip():
         return "empty"
-    if _conversation(attempt) in kept_conversations:
+    if _conversation_text(attempt) in kept_conversations:
         return "duplicate"
     # Compared as if the attempt were a training row.
     row = {"id": attempt.task, "prompt": attempt.prompt}
     matches = heldout.matches(row | {"gold": [*attempt.prompt, *attempt.messages]})
     if matches:
-        kind = min(matches, key=lambda match: match.rank).kind
+        kind = min(matches, key=lambda match: match.rank).kind  # rank 0 is the closest
         overlaps[kind] = overlaps.get(kind, 0) + 1
         return "contaminated"
     return ""
 
 
-def _conversation(attempt: Attempt) -> str:
-    """A text that is equal for conversations which differ in white space around messages only."""
+def _conversation_text(attempt: Attempt) -> str:
+    """The whole conversation as one text, to find duplicates.
+
+    White space around messages is left out, so that it makes no difference.
+    """
     plain = [
         {**message, "content": str(message.get("content") or "").strip()}
         for message in (*attempt.prompt, *attempt.messages)
@@ -265,8 +282,9 @@ def _conversation(attempt: Attempt) -> str:
     return json.dumps(plain, sort_keys=True, ensure_ascii=False)
 
 
-def _redactor(home: Home, sources: Sequence[Source]) -> Redactor:
+def _redactor_of_sources(home: Home, sources: Sequence[Source]) -> Redactor:
     """A redactor that hides the secrets of every environment among the sources."""
+    # One redactor is enough if all sources are of the same environment version.
     if len({source.record.env_id for source in sources}) == 1:
         return redactor_for(home, sources[0].config.env_dir)
     return _AllRedactors([redactor_for(home, source.config.env_dir) for source in sources])
@@ -286,7 +304,7 @@ class _AllRedactors(Redactor):
 
 
 def _example(redact: Redactor, attempt: Attempt) -> Example:
-    """The attempt as an example: its texts cut, its secrets hidden."""
+    """The attempt as a reply shows it: its texts cut, its secrets hidden."""
     return Example(
         task=clip(redact.text(attempt.task), 80),
         run=attempt.source,
@@ -299,12 +317,12 @@ def _example(redact: Redactor, attempt: Attempt) -> Example:
 
 
 def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list[str]:
-    """What anybody who trains on the rows should know about them."""
+    """Warnings about the chosen rows, for whoever trains on them; [] if there are none."""
     notes = skipped_lines(sum(source.skipped for source in sources))
-    incorrect = sum(not attempt.correct for attempt in outcome.kept)
-    if incorrect and select not in ("correct", "shortest"):
+    incorrect_count = sum(not attempt.correct for attempt in outcome.kept)
+    if incorrect_count and select not in ("correct", "shortest"):  # these keep right answers only
         notes.append(
-            f"{incorrect} of the {len(outcome.kept)} rows are not correct answers; "
+            f"{incorrect_count} of the {len(outcome.kept)} rows are not correct answers; "
             'where="solved" with select="correct" keeps right ones only.'
         )
     if 0 < len(outcome.kept) < FEW_ROWS:
@@ -325,10 +343,10 @@ def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list
     return notes
 
 
-def _advice(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
-    """The advice where nothing is kept: play training tasks, loosen `where`, or preview."""
+def _advice_without_rows(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
+    """What to do if no attempt is kept: play training tasks, loosen `where`, or preview."""
     total = sum(outcome.dropped.values())
-    if outcome.dropped.get("heldout") == total:
+    if outcome.dropped.get("heldout") == total:  # every attempt was at a held-out task
         first = sources[0]
         evaluation = {
             "env_id": first.record.env_id,
@@ -345,36 +363,41 @@ def _advice(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
 
 
 def _sentence(reply: CurationReply, name: str) -> str:
-    """The summary: how many attempts are kept and dropped, and what was saved."""
+    """The summary: how many attempts are kept and dropped, and whether they were saved.
+
+    Example: "Preview of best, nothing is saved: 12 of 64 attempts are kept, at 9 tasks; dropped:
+    2 heldout, 1 error."
+    """
     counts = f"{reply.kept} of {reply.attempts} attempts are kept, at {reply.tasks} tasks"
-    dropped = _counts(reply.dropped)
+    dropped = _counts_text(reply.dropped)
     text = f"{counts}; dropped: {dropped}." if dropped else f"{counts}."
     if reply.env_id:
         return f"Saved {reply.env_id}, an SFT dataset with {reply.kept} rows: {text}"
     return f"Preview of {name}, nothing is saved: {text}"
 
 
-def _counts(dropped: Mapping[str, int]) -> str:
-    """Counts in words, such as `2 heldout, 1 error`."""
+def _counts_text(dropped: Mapping[str, int]) -> str:
+    """The counts as text, such as "2 heldout, 1 error"; "" if nothing was dropped."""
     return ", ".join(f"{count} {reason}" for reason, count in dropped.items())
 
 
 def _next_calls(
     reply: CurationReply, name: str, choices: Choices, sources: Sequence[Source]
 ) -> list[Call]:
-    """The calls to suggest: train where the dataset was saved, save where the preview keeps rows,
-    none otherwise.
+    """The calls to suggest next.
 
-    The training starts from the model that gave the answers, if there is only one.
+    - The dataset was saved: train on it, from the model that gave the answers if there is only one.
+    - A preview that keeps rows: the same call with `preview=False`.
+    - A preview that keeps none: no call.
     """
     if reply.env_id:
         models = {model for source in sources for model in source.models}
-        plan = {"env_id": reply.env_id, "algorithm": "sft"}
+        training = {"env_id": reply.env_id, "algorithm": "sft"}
         if len(models) == 1:
             [model] = models
             if model and len(model) < _LONGEST_MODEL:
-                plan["model"] = model
-        return [Call("submit_train", plan)]
+                training["model"] = model
+        return [Call("submit_train", training)]
     if not reply.kept:
         return []
     defaults = as_json(Choices(source_ids=[]))
@@ -385,14 +408,20 @@ def _next_calls(
 
 
 def _shortened_to_fit(reply: CurationReply) -> CurationReply:
-    """The reply with shorter and fewer examples, then fewer sources, until it is short enough."""
+    """The reply, made short enough to be sent.
+
+    Each step is taken only if it is still too long:
+    1. shorten the examples of dropped attempts;
+    2. keep one example of a kept attempt and none of dropped ones;
+    3. keep the first five sources.
+    """
     if _fits(reply):
         return reply
-    shorter = {
+    short_examples = {
         reason: example.shortened(_SHORT_EXAMPLE_CHARS)
         for reason, example in reply.dropped_examples.items()
     }
-    reply = replace(reply, dropped_examples=shorter)
+    reply = replace(reply, dropped_examples=short_examples)
     if _fits(reply):
         return reply
     reply = replace(reply, examples=reply.examples[:1], dropped_examples={})

@@ -51,7 +51,10 @@ class Choices:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a row of a curated dataset comes from; held-out tasks have `env_id` and `task` only."""
+    """Where a row of a curated dataset comes from.
+
+    A held-out task has only `env_id` and `task`, because no attempt stands behind it.
+    """
 
     env_id: str
     task: str
@@ -71,7 +74,11 @@ class RowMetadata:
 
 @dataclass(frozen=True)
 class DatasetRow(ReplyBase):
-    """One row of a dataset file, as envs/dataset.py reads it; a string stands for one message."""
+    """One row of a dataset file, as envs/dataset.py reads it.
+
+    A prompt or completion that is a string stands for a single message. `completion` is None for
+    a task without a known answer.
+    """
 
     id: str
     split: str
@@ -89,14 +96,20 @@ def save_dataset(
     sources: Sequence[Source],
     choices: Choices,
 ) -> push.PushReply:
-    """Push the chosen attempts and the held-out tasks as a dataset; returns the reply of the push.
+    """Write the chosen attempts and the held-out tasks as a dataset, and push it.
 
     Args:
-        name: of the dataset.
-        tasks: the stored rows of each environment version, by its hash.
+        name: the name of the dataset.
+        attempts: become the training rows.
+        tasks: the task rows of each environment version, by the version's hash. Those that are
+            held out become the held-out rows.
+        sources, choices: written to the dataset's curation.json.
 
-    Where there are several versions, ids of rows begin with the version's hash. Raises UserError as
-    a push does.
+    Ids of rows are "task#1", "task#2" for the attempts at a task. If the sources are of several
+    environment versions, all ids begin with six digits of the version's hash, because tasks of
+    different versions may have equal ids.
+
+    Returns the reply of the push. Raises UserError as `push_env` does.
     """
     records = {source.record.hash: source.record for source in sources}
     has_several_versions = len(records) > 1
@@ -106,11 +119,11 @@ def save_dataset(
         for row in rows
         if row["split"] == "heldout"
     ]
-    used_ids = {row.id for row in heldout}
+    used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
     train = []
     for attempt in attempts:
         prefix = f"{attempt.env_hash[:6]}/" if has_several_versions else ""
-        row_id = _free_id(f"{prefix}{attempt.task}", used_ids)
+        row_id = _take_free_id(f"{prefix}{attempt.task}", used_ids)
         train.append(_train_row(attempt, records[attempt.env_hash], row_id))
     card = {
         "made_by": "curate",
@@ -125,19 +138,19 @@ def save_dataset(
             json.dumps(card, indent=1, sort_keys=True) + "\n", "utf-8"
         )
         _write_rows(dataset_folder / "datasets" / "train.jsonl", train)
-        if heldout:
+        if heldout:  # else the dataset has no file of that name
             _write_rows(dataset_folder / "datasets" / "heldout.jsonl", heldout)
         return push.push_env(home, dataset_folder, name=name)
 
 
 def _write_rows(path: Path, rows: Sequence[DatasetRow]) -> None:
-    """Write rows as JSON lines."""
+    """Write the rows into the file `path`, one JSON object per line."""
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
 
 
 def _train_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow:
-    """One chosen attempt as a row: its whole conversation, and where it came from."""
+    """Make a training row of a chosen attempt: its whole conversation, and where it came from."""
     origin = Origin(
         env_id=attempt.env_id,
         task=attempt.task,
@@ -147,19 +160,25 @@ def _train_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow:
         attempt=attempt.member,
         reward=attempt.reward,
     )
-    metadata, tools = RowMetadata(origin), record.tools or None
+    metadata = RowMetadata(origin)
+    tools = record.tools or None  # None: an empty list would stand in every row
     return DatasetRow(row_id, "train", attempt.prompt, attempt.messages, metadata, tools)
 
 
 def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
-    """A held-out task as its environment has it: same id (after `prefix`), prompt and answer.
+    """Convert a held-out task of an environment to a dataset row with the same prompt and answer.
 
-    What the environment wrote as a string (`row["text"]` lists these fields) stays a string.
+    The id is `prefix` and the id of the task.
+
+    A task row stores every prompt and answer as a list of messages. Its "text" names the fields
+    that the environment gave as a string; they become strings again here.
     """
     string_fields = row.get("text") or []
     prompt = row["prompt"][0]["content"] if "prompt" in string_fields else row["prompt"]
-    # `gold` is the prompt and the answer after it.
+    # A task with an answer to learn has "gold", the prompt and the answer after it; a task that is
+    # only scored may have "answer", or neither.
     answer = row["gold"][len(row["prompt"]) :] if row.get("gold") else row.get("answer")
+    # An answer of several messages cannot be written as a string.
     if answer and "answer" in string_fields and len(answer) == 1:
         answer = answer[0]["content"]
     metadata = RowMetadata(Origin(record.env_id, row["id"]))
@@ -167,8 +186,8 @@ def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
     return DatasetRow(prefix + row["id"], "heldout", prompt, answer or None, metadata, tools)
 
 
-def _free_id(base: str, used_ids: set[str]) -> str:
-    """`base` with the first number that no row has, as in `task#1`; it is added to `used_ids`."""
+def _take_free_id(base: str, used_ids: set[str]) -> str:
+    """The first of `base#1`, `base#2` and so on that is not in `used_ids`; it is added there."""
     number = 1
     while f"{base}#{number}" in used_ids:
         number += 1
@@ -177,9 +196,10 @@ def _free_id(base: str, used_ids: set[str]) -> str:
 
 
 def checked_name(home: Home, name: str) -> str:
-    """`name`, checked: a dataset may be a new name, or a new version of an earlier curated dataset.
+    """Return `name` if a curated dataset may be pushed under it.
 
-    Raises UserError BAD_ARGUMENT where it is no valid name, or the name of an environment.
+    The name must be new, or that of an earlier curated dataset, which gets a new version. Raises
+    UserError BAD_ARGUMENT if it is not a valid name, or the name of another kind of environment.
     """
     if not push.NAME.fullmatch(name):
         raise UserError(
@@ -190,7 +210,7 @@ def checked_name(home: Home, name: str) -> str:
         )
     with Store(home) as store:
         versions = [row for row in store.find_env(name) if row.name == name]
-    # The newest version is looked at: only those of curated datasets have a card.
+    # Only curated datasets have a card. The newest version stands first.
     if versions and not (home.env(name, versions[0].hash) / registry.SOURCE / CARD).is_file():
         raise UserError(
             "BAD_ARGUMENT",

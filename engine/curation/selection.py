@@ -33,7 +33,7 @@ class Attempt:
         member: counts attempts at a task within its source and step.
         prompt, messages: what was asked; then the turns of model and environment.
         tokens: how many the model wrote.
-        error: why there is no score, None where there is one.
+        error: why there is no score; None if there is one.
     """
 
     source: str
@@ -53,19 +53,27 @@ class Attempt:
 
     @property
     def env_hash(self) -> str:
-        """The content hash of the environment version."""
+        """The content hash of the environment version: what follows the @ of its id."""
         return self.env_id.partition("@")[2]
 
     @property
     def correct(self) -> bool:
-        """Success where the environment says so, else a positive reward; never with an error."""
+        """Whether the answer is right.
+
+        The environment's own verdict counts; if it gives none, a reward above 0. An attempt that
+        could not be scored is never correct.
+        """
         if self.error is not None:
             return False
         return self.success if self.success is not None else self.reward > 0
 
     @property
     def sort_key(self) -> tuple[str, int, int, str, str]:
-        """A sort key that decides ties: source, step, member, model, then the text."""
+        """Decides the order of attempts that are otherwise equal.
+
+        It does not depend on the order in which sources were given. The text comes last; it decides
+        between two answers that are equal in everything else.
+        """
         text = "\n".join(str(message.get("content", "")) for message in self.messages)
         return (self.source, self.step, self.member, self.model, text)
 
@@ -75,7 +83,9 @@ Key = tuple[str, str, str]  # of a group: environment hash, task, model
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What a rule can refer to, for one task's attempts; means are None where nothing was scored.
+    """What a rule can refer to, for one task's attempts.
+
+    Values that need a scored attempt are None if no attempt was scored.
 
     Attributes:
         avg, best, worst: of the rewards, over the attempts that were scored.
@@ -102,9 +112,10 @@ NAMES = tuple(field.name for field in fields(TaskFacts))
 
 
 def groups_of(attempts: Iterable[Attempt], pool_models: bool) -> dict[Key, list[Attempt]]:
-    """Attempts by (environment hash, task, model), sorted by that key and then by `sort_key`.
+    """Group attempts by (environment hash, task, model).
 
-    With `pool_models` the attempts of all models at a task are one group, whose model is "".
+    Groups are sorted by that key, and the attempts of a group by `sort_key`. With `pool_models` the
+    attempts of all models at a task are one group, whose model is "".
     """
     groups: dict[Key, list[Attempt]] = {}
     for attempt in attempts:
@@ -114,22 +125,26 @@ def groups_of(attempts: Iterable[Attempt], pool_models: bool) -> dict[Key, list[
 
 
 class Rule:
-    """A `where` of curate: an expression over one task's attempts.
+    """A `where` of curate: an expression over one task's attempts, as "pass@4 > 0.5 and n >= 8".
 
-    It may use the names of `TaskFacts`; metrics of the environment, by name or as metrics["name"];
-    and pass@k, the unbiased chance that one of k attempts is correct.
+    It may use
+    - the names of `TaskFacts`;
+    - metrics of the environment, by name or as metrics["name"];
+    - pass@k, the unbiased chance that one of k attempts is correct.
 
     Args:
         metrics: the names of the environment's own metrics.
 
-    Raises UserError BAD_ARGUMENT where the text is no such expression.
+    Raises UserError BAD_ARGUMENT if the text is not such an expression.
     """
 
     def __init__(self, expression: str, metrics: Iterable[str] = ()) -> None:
-        """Parse the expression; see the class for its language and the error."""
+        """Parse the expression; the docstring of the class describes its language and the error."""
         self.expression = expression
         self.k_by_variable: dict[str, int] = {}
+        # Python has no `pass@4`: a variable takes its place, and `k_by_variable` is filled by it.
         python_expression = _PASS_AT_K.sub(self._variable_of, expression)
+        # Any other metric can only be written as metrics["its name"].
         metric_names = [name for name in metrics if name.isidentifier() and name not in NAMES]
         self._where = Where(
             python_expression,
@@ -139,12 +154,14 @@ class Rule:
         )
 
     def matches(self, group: Sequence[Attempt]) -> bool:
-        """Whether a task's attempts match; a comparison with a value they do not have is false.
+        """Whether the attempts at one task match the rule.
 
-        Raises UserError BAD_ARGUMENT, naming the task, where the expression divides by zero, is
-        neither true nor false, or asks for pass@k of fewer than k scored attempts.
+        A comparison with a value that they do not have is false. Raises UserError BAD_ARGUMENT,
+        naming the task, if the expression divides by zero, is neither true nor false, or asks for
+        pass@k of fewer than k scored attempts.
         """
         facts = facts_of(group)
+        # A fact wins over a metric of the same name.
         values: dict[str, object] = {**facts.metrics, **vars(facts)}
         scored = facts.n - facts.n_error
         for name, k in self.k_by_variable.items():
@@ -157,10 +174,11 @@ class Rule:
         return self._where.matches(values, group[0].task)
 
     def _variable_of(self, match: re.Match[str]) -> str:
-        """The replacement for a match of `_PASS_AT_K`: for `pass@4` a variable, which is noted.
+        """The replacement for a match of `_PASS_AT_K`.
 
-        Text in quotes is returned unchanged. Raises UserError BAD_ARGUMENT for another name or a
-        bad k.
+        For `pass@4` it is the variable `pass_at_4`, which is added to `k_by_variable`. Text in
+        quotes stays as it is. Raises UserError BAD_ARGUMENT for another name before the @, or for
+        a k that is not a number from 1 to 1024.
         """
         quoted_text, name, k = match.groups()
         if quoted_text is not None:
@@ -177,17 +195,17 @@ class Rule:
             )
         variable = f"pass_at_{int(k)}"
         self.k_by_variable[variable] = int(k)
-        return f" {variable} "
+        return f" {variable} "  # spaces, so that it does not grow together with a word beside it
 
     def _error(self, fault: str, hint: str) -> UserError:
-        """The error for this rule; `fault` ends the sentence that its text begins."""
+        """The error for this rule; `fault` goes on after its text, as "uses avg@4"."""
         return UserError(
             "BAD_ARGUMENT", f"where {self.expression[:200]!r} {fault}", hint=hint, field="where"
         )
 
 
 def facts_of(group: Sequence[Attempt]) -> TaskFacts:
-    """The facts about one task's attempts, of which there must be at least one."""
+    """The facts about the attempts at one task; `group` must have at least one."""
     scored = [attempt for attempt in group if attempt.error is None]
     rewards = [attempt.reward for attempt in scored]
     names = sorted({name for attempt in scored for name in attempt.metrics})
@@ -210,9 +228,10 @@ def facts_of(group: Sequence[Attempt]) -> TaskFacts:
 
 
 def check_selection(select: str, max_per_task: int) -> None:
-    """Raises UserError BAD_ARGUMENT for a `select` that does not exist or a bad `max_per_task`.
+    """Check how attempts are to be selected.
 
-    That is one below 1, or one that the selection would ignore.
+    Raises UserError BAD_ARGUMENT if `select` does not exist, if `max_per_task` is not a number from
+    1, or if it is given although this `select` ignores it.
     """
     if select not in SELECTS:
         raise UserError(
@@ -221,6 +240,7 @@ def check_selection(select: str, max_per_task: int) -> None:
             hint=f"Use one of {', '.join(SELECTS)}.",
             field="select",
         )
+    # True is an int in Python, but no count.
     if isinstance(max_per_task, bool) or not isinstance(max_per_task, int) or max_per_task < 1:
         raise UserError(
             "BAD_ARGUMENT",
@@ -228,7 +248,7 @@ def check_selection(select: str, max_per_task: int) -> None:
             hint="Give a number of answers per task from 1.",
             field="max_per_task",
         )
-    if select in FIXED_COUNT and max_per_task != 1:
+    if select in FIXED_COUNT and max_per_task != 1:  # 1 is the default, so it was not given
         keeps = "the one best answer" if select == "best" else "every answer"
         raise UserError(
             "BAD_ARGUMENT",
@@ -239,13 +259,14 @@ def check_selection(select: str, max_per_task: int) -> None:
 
 
 def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[Attempt]]:
-    """The attempts that `select` may take, the best first; and those that it rules out.
+    """Sort the attempts of a group by how much `select` prefers them.
 
-    - correct, best, best_n: by reward, then the shorter first.
-    - shortest: the shorter first, then by reward.
+    - correct, best, best_n: the highest reward first, of equal ones the shorter first.
+    - shortest: the shortest first, of equal ones the higher reward first.
     - all: in the order of `sort_key`.
 
-    correct and shortest rule out attempts that are not correct; the others rule out none.
+    Returns two lists: the attempts that may be taken, in this order; and those that are ruled out.
+    correct and shortest rule out attempts that are not correct, the others rule out none.
     """
     correct_only = select in ("correct", "shortest")
     candidates = [attempt for attempt in group if attempt.correct or not correct_only]
@@ -260,5 +281,5 @@ def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[A
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """The mean, None of no values."""
+    """The mean of the values; None if there are none."""
     return sum(values) / len(values) if values else None

@@ -27,13 +27,13 @@ Row = TrajectoryRecord | EvaluationRow
 
 @dataclass(frozen=True)
 class SourceSummary:
-    """A source as replies show it, and as the card of the dataset made from it names it.
+    """A source as replies show it, and as the curation.json of a dataset lists it.
 
     Attributes:
-        id: the reference, as it was given.
+        id: the reference as the caller wrote it, such as "r-1@step20".
         kind: algorithm of a training run, else the kind of run.
         attempts: how many were read.
-        files: SHA-256 by path within the run's folder; in the card only, else None.
+        files: SHA-256 by path within the run's folder; in curation.json only, else None.
     """
 
     id: str
@@ -49,8 +49,10 @@ class Source:
     """One run with its attempts, its environment version and the files they were read from.
 
     Attributes:
-        files: SHA-256 by path within the run's folder.
-        skipped: how many damaged lines they hold.
+        ref: the reference as the caller wrote it, such as "r-1@step20".
+        record: the environment version that scored the attempts.
+        files: SHA-256 of each file of answers, by path within the run's folder.
+        skipped: number of damaged lines in these files.
     """
 
     ref: str
@@ -80,10 +82,16 @@ class Source:
 
 
 def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
-    """The runs behind `source_ids`, each with its attempts.
+    """Read the attempts of every run that `source_ids` names.
 
-    Raises UserError BAD_ARGUMENT (too many or none, the same run twice, a step that there is not),
-    RUN_NOT_FOUND, NO_EVALUATION (a run has no answers) or ENV_NOT_FOUND.
+    An id is a run ("r-1") or one step of a training run ("r-1@step20"). Equal ids count once.
+
+    Raises UserError:
+    - BAD_ARGUMENT: no id or more than 32, a run beside one of its steps, or a step without
+      rollouts;
+    - RUN_NOT_FOUND;
+    - NO_EVALUATION: a run has no answers;
+    - ENV_NOT_FOUND: the environment version of a run is gone.
     """
     refs = list(dict.fromkeys(str(ref).strip() for ref in source_ids if str(ref).strip()))
     if not 1 <= len(refs) <= MOST_SOURCES:
@@ -114,7 +122,13 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
 
 @dataclass(frozen=True)
 class _AnswerFile:
-    """A file of answers, with the model and the training step (0 in an evaluation) they are of."""
+    """A file of answers.
+
+    Attributes:
+        model: the model that gave them; a training run itself for its rollouts.
+        step: training step of the answers; 0 in an evaluation.
+        record: the class that reads a line of the file.
+    """
 
     path: Path
     model: str
@@ -123,7 +137,11 @@ class _AnswerFile:
 
 
 def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
-    """One source with its attempts; `step_name` is what follows the @ of its reference, or "".
+    """Read the attempts of one run.
+
+    Args:
+        ref: the reference as the caller wrote it.
+        step_name: what follows the @ of the reference, such as "step20"; "" reads all steps.
 
     Raises UserError as `load_sources` does.
     """
@@ -135,9 +153,10 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
     for file in _answer_files(run, row, config, ref, step_name):
         answers = file.record.read_file(file.path)
         skipped += answers.skipped
-        if answers.records:
+        if answers.records:  # an empty file, or one that does not exist yet, is no source
             attempts += [
-                _attempt(row, file, index, answer) for index, answer in enumerate(answers.records)
+                _to_attempt(row, file, index, answer)
+                for index, answer in enumerate(answers.records)
             ]
             digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
             hashes[str(file.path.relative_to(run.path))] = digest
@@ -153,7 +172,7 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
 
 
 def _how_to_get_rollouts(row: RunRow) -> Hint:
-    """The advice how a run without rollouts gets some."""
+    """What to do about a run that has no rollouts: wait for it, or evaluate the trained model."""
     if row.kind != "train":
         return Hint("Wait until it has some:", Call("wait_run", {"run_id": row.run_id}))
     evaluation = {"env_id": row.env_id, "models": [row.run_id], "split": "train", "attempts": 8}
@@ -166,9 +185,13 @@ def _how_to_get_rollouts(row: RunRow) -> Hint:
 def _answer_files(
     run: RunDir, row: RunRow, config: RunConfig, ref: str, step_name: str
 ) -> list[_AnswerFile]:
-    """The files of a source: one per step of training, or one per model of an evaluation.
+    """The files with a run's answers: one per training step, or one per model of an evaluation.
 
-    Raises UserError BAD_ARGUMENT for a step that does not exist.
+    Args:
+        ref: the reference as the caller wrote it, for an error.
+        step_name: the one step that is wanted, such as "step20"; "" for all.
+
+    Raises UserError BAD_ARGUMENT for a step that has no rollouts, or any step of an evaluation.
     """
     if row.kind == "train":
         return [
@@ -189,9 +212,10 @@ def _answer_files(
 
 
 def _chosen_steps(run: RunDir, row: RunRow, step_name: str) -> list[int]:
-    """All steps with rollouts, or only the one that is named (`step20`); "" names none.
+    """The numbers of the wanted training steps, such as [20] for "step20".
 
-    Raises UserError BAD_ARGUMENT where that step has no rollouts.
+    A `step_name` of "" wants all steps that have rollouts. Raises UserError BAD_ARGUMENT if the
+    named step has none.
     """
     steps = run.rollout_steps()
     if not step_name:
@@ -208,10 +232,13 @@ def _chosen_steps(run: RunDir, row: RunRow, step_name: str) -> list[int]:
     return [int(number)]
 
 
-def _attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Attempt:
-    """The line at `index` of an answer file as an attempt. Missing values get neutral ones."""
+def _to_attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Attempt:
+    """Convert the line at `index` of an answer file to an attempt.
+
+    A value that the line lacks becomes a neutral one, such as reward 0 and stop_reason "stop".
+    """
     messages = answer.messages
-    if not messages:
+    if not messages:  # a line that keeps the answer as plain text
         messages = [{"role": "assistant", "content": answer.completion or ""}]
     return Attempt(
         source=run.run_id,
@@ -219,7 +246,7 @@ def _attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Attempt
         task=answer.task,
         model=file.model,
         step=file.step,
-        member=_member(answer, index),
+        member=_attempt_number(answer, index),
         prompt=answer.prompt or [],
         messages=messages,
         reward=answer.reward or 0.0,
@@ -231,8 +258,11 @@ def _attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Attempt
     )
 
 
-def _member(answer: Row, index: int) -> int:
-    """Which attempt at its task an answer is; its place in the file where the line does not say."""
+def _attempt_number(answer: Row, index: int) -> int:
+    """The number of an answer among the attempts at its task.
+
+    If the line of an evaluation does not hold the number, its `index` in the file stands for it.
+    """
     if isinstance(answer, TrajectoryRecord):
         return answer.member
     return (answer.attempt or 0) if "attempt" in answer.model_fields_set else index
@@ -243,10 +273,10 @@ class Stored:
     """The answers of a run that can be scored again.
 
     Attributes:
-        models: (reference, path of its rows within the run's folder) of each model.
+        models: of each model its reference, and the path of its answers within the run's folder.
         tasks: how many different tasks were answered.
-        attempts: how many at each task; 1 was greedy.
-        sampling: the settings they were sampled with, whatever the run's algorithm.
+        attempts: how many at each task; a single one was sampled greedily.
+        sampling: the settings that the answers were sampled with.
     """
 
     run_id: str
@@ -259,14 +289,15 @@ class Stored:
 
 
 def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
-    """The answers that `evaluate(regrade=run_id)` scores again.
+    """Find the stored answers that `evaluate(regrade=run_id)` scores again.
 
-    Of an evaluation or a probe: the answers of all its models. Of a training run: its held-out
-    answers at up to eight steps, the first, the best and the last among them; with `split="train"`
-    its rollouts of up to eight steps.
+    - of an evaluation or a probe: the answers of all its models;
+    - of a training run with split="heldout": its held-out answers at up to eight steps, among them
+      the first, the best and the last;
+    - of a training run with split="train": its rollouts of up to eight steps.
 
     Raises UserError RUN_NOT_FOUND, RUN_STATE (an evaluation has not ended) or NO_EVALUATION (no
-    answer was scored).
+    answer has a reward).
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -280,7 +311,10 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
             field="regrade",
             retryable=True,
         )
-    settings, attempts, warnings = config.settings, 1, []
+    settings = config.settings
+    attempts = 1
+    warnings: list[str] = []
+    # A regraded evaluation has its settings as a plain dict.
     sampling = settings if isinstance(settings, dict) else settings.model_dump()
     if not isinstance(config, TrainConfig):
         files = [(model, run.model_evals(index)) for index, model in enumerate(config.model_refs)]
@@ -294,9 +328,12 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     else:
         files, warnings = _heldout_files(run, config.model)
         sampling |= _evaluation_sampling(run)
-    rows = {ref: Answer.read_all(path) for ref, path in files}
+    answers_by_ref = {ref: Answer.read_all(path) for ref, path in files}
     scored = [
-        answer for answers in rows.values() for answer in answers if answer.reward is not None
+        answer
+        for answers in answers_by_ref.values()
+        for answer in answers
+        if answer.reward is not None
     ]
     if not scored:
         raise UserError(
@@ -308,7 +345,9 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     return Stored(
         run_id=row.run_id,
         env_id=row.env_id,
-        models=[(ref, str(path.relative_to(run.path))) for ref, path in files if rows[ref]],
+        models=[
+            (ref, str(path.relative_to(run.path))) for ref, path in files if answers_by_ref[ref]
+        ],
         tasks=len({answer.task for answer in scored}),
         attempts=attempts,
         sampling=sampling,
@@ -317,9 +356,10 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
 
 
 def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]], list[str]]:
-    """The held-out answers of a training run: (model, file) of each chosen step, and warnings.
+    """Find the files with the held-out answers of a training run, at up to eight steps.
 
-    Step 0 holds the answers of the model it started from.
+    Returns (model, file) of each chosen step, such as ("r-1@step20", its file), and the warnings.
+    The answers at step 0 are those of `start_model`, which the run started from.
     """
     evaluated = run.eval_steps()
     best = run.resolve_checkpoint("best")
@@ -333,19 +373,24 @@ def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]
 
 
 def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
-    """At most `MOST_STEPS` of the steps, evenly spread, with the first, the last and the best.
+    """Choose at most `MOST_STEPS` of the steps, spread evenly.
 
-    `best` is None where there is none, or ignored where it is none of `steps`.
+    The first and the last step are always among them, and so is `best`, unless it is None or not
+    one of `steps`.
     """
     if len(steps) <= MOST_STEPS:
         return list(steps)
     required = {steps[0], steps[-1], *([best] if best in steps else [])}
     room = MOST_STEPS - len(required)
     others = [step for step in steps if step not in required]
+    # Evenly spaced positions among the others, without both ends.
     between = {others[round((index + 1) * (len(others) - 1) / (room + 1))] for index in range(room)}
     return sorted(required | between)
 
 
 def _evaluation_sampling(run: RunDir) -> JsonObject:
-    """The settings that a training run samples its evaluations with; {} without a manifest."""
+    """The sampling settings of a training run's evaluations, from its manifest.
+
+    {} if the manifest is missing or does not hold them.
+    """
     return dict(read_object(run.manifest).get("eval_sampling") or {})

@@ -86,13 +86,13 @@ class DataReport(ReplyBase):
 
 
 def inspect(path: str | Path) -> DataReport:
-    """Check a data file and describe it without a model.
+    """Check a data file and describe its rows, without a model.
 
-    A line that is no valid task, or that repeats the id of an earlier line, is a bad row; it is
-    left out of all other figures. Rows without an id get FILE-LINE.
+    A line that is not a valid task, or that repeats the id of an earlier line, is a bad row; it is
+    left out of all other figures. A row without an id gets one from its place, such as "train-12"
+    for line 12 of train.jsonl.
 
-    Raises UserError with the code of the EnvProblem (DATASET_INVALID) when the file as a whole
-    cannot be read.
+    Raises UserError DATASET_INVALID if the file as a whole cannot be read.
     """
     file = Path(path).expanduser()
     try:
@@ -102,16 +102,16 @@ def inspect(path: str | Path) -> DataReport:
     tasks: list[Task] = []
     bad = list(data.bad)
     shapes: Counter[str] = Counter()
-    ids: dict[str, int] = {}
+    line_by_id: dict[str, int] = {}
     for line, row in data.rows:
         try:
             task = to_task(row, f"{file.stem}-{line}", split_of(file))
-            if task.id in ids:
-                raise ValueError(f"the id {task.id!r} is also that of line {ids[task.id]}")
+            if task.id in line_by_id:
+                raise ValueError(f"the id {task.id!r} is also that of line {line_by_id[task.id]}")
         except ValueError as error:
             bad.append(BadRow(line, str(error)))
             continue
-        ids[task.id] = line
+        line_by_id[task.id] = line
         shapes[shape_of(row)] += 1
         tasks.append(task)
     bad.sort(key=lambda bad_row: bad_row.line)
@@ -138,9 +138,10 @@ def inspect(path: str | Path) -> DataReport:
 
 
 def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
-    """Rows per split ("train", "heldout") as a push would assign them, and the warnings about it.
+    """Count the rows per split, as a push would assign them.
 
-    A split of an unknown name gives zeros and a warning instead of an error.
+    Returns the counts, such as {"train": 80, "heldout": 20}, and the warnings about the split. If a
+    row names an unknown split, both counts are 0 and the warning says so.
     """
     if not tasks:
         return {"train": 0, "heldout": 0}, []
@@ -152,7 +153,7 @@ def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
 
 
 def _duplicates(tasks: Sequence[Task]) -> Duplicates:
-    """Count the tasks whose prompt, and whose prompt and answer, an earlier task has."""
+    """Count the tasks that repeat the prompt, or both prompt and answer, of an earlier task."""
     known_prompts: set[str] = set()
     known_rows: set[str] = set()
     repeated_rows = repeated_prompts = 0
@@ -168,7 +169,7 @@ def _duplicates(tasks: Sequence[Task]) -> Duplicates:
 
 
 def _count_characters(messages: Sequence[Any]) -> int:
-    """Characters of all message contents together."""
+    """Number of characters in the contents of all messages together."""
     return sum(len(message.content) for message in messages)
 
 
@@ -203,7 +204,7 @@ def _short_hash(path: Path) -> str:
 
 
 def _summary(report: DataReport) -> str:
-    """One sentence: how many rows of which shapes, and how many bad ones."""
+    """One sentence, such as "12 rows (10 prompt/answer, 2 messages), 1 that cannot be read."."""
     shapes = ", ".join(f"{count} {name}" for name, count in report.shapes.items()) or "none"
     bad = f", {report.bad} that cannot be read" if report.bad else ""
     return f"{counted(report.rows, 'row')} ({shapes}){bad}."
@@ -212,9 +213,9 @@ def _summary(report: DataReport) -> str:
 def _warnings(report: DataReport) -> list[str]:
     """Warnings for the author about rows that are bad, repeated, mixed or unanswered."""
     warnings = []
-    unanswered = report.rows - report.with_answer
-    if unanswered:
-        warnings.append(f"{unanswered} rows have no answer; SFT leaves them out")
+    unanswered_count = report.rows - report.with_answer
+    if unanswered_count:
+        warnings.append(f"{unanswered_count} rows have no answer; SFT leaves them out")
     if report.duplicates.rows:
         warnings.append(f"{report.duplicates.rows} rows repeat an earlier one")
     if len(report.shapes) > 1:

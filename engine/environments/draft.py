@@ -71,7 +71,8 @@ class Draft:
     def process(self) -> EnvProcess:
         """A new env process of the version, not started yet.
 
-        Its start and call limits are those of the version, shortened to the time the push has left.
+        Its time limits are those of the version, shortened to what the push can spare. Even a push
+        that is late spares `push_limits.START_SECONDS` for the start.
         """
         limits = self.settings.limits
         start_seconds = max(push_limits.START_SECONDS, self.seconds_left - push_limits.AFTER_START)
@@ -90,8 +91,8 @@ class Draft:
     def timed(self, limit: float, call: Callable[[], _T]) -> tuple[_T, float]:
         """Call `call` and return its result and the seconds it took.
 
-        Raises the EnvProblem of `call`. If the call took at least `limit` seconds, the problem gets
-        a hint about the time limits.
+        `limit` is the time in seconds that the call was given; it is not enforced here. Raises the
+        EnvProblem of `call`; if the call used up its time, with a hint about the time limits.
         """
         began = time.monotonic()
         try:
@@ -110,10 +111,11 @@ class Draft:
 
 @contextlib.contextmanager
 def staging(home: Home, name: str) -> Iterator[Path]:
-    """A new folder beside the versions of `name`, for the duration of a `with` block.
+    """Context manager: make a new staging folder beside the versions of `name`.
 
-    The folder is removed afterwards unless it was renamed to a version. It stays locked during the
-    push, so that the next push can tell the folder of a killed push and remove it.
+    After the block the folder is removed, unless it was renamed to a version. It is locked for the
+    whole block: a staging folder without a lock is left over from a killed push, and the next push
+    removes it. This one first removes all of those.
     """
     for other in home.envs.glob(f"*/{_STAGING}*"):
         _remove_abandoned(other)
@@ -135,9 +137,10 @@ def staging(home: Home, name: str) -> Iterator[Path]:
 def publish(folder: Path, final: Path) -> None:
     """Rename the finished version in `folder` to `final` and sync the change to disk.
 
-    If a whole version is already at `final`, that one stays and `folder` is left as it is. Raises
-    OSError if the rename fails for another reason.
+    If a complete version is already at `final`, that one stays and `folder` is left as it is.
+    Raises OSError if the rename fails for another reason.
     """
+    # FileNotFoundError: nothing is at `final`, as usual.
     with contextlib.suppress(FileNotFoundError):
         if database_row(final) is None:
             shutil.rmtree(final)  # the rest of an interrupted delete
@@ -150,32 +153,41 @@ def publish(folder: Path, final: Path) -> None:
 
 
 def database_row(folder: Path) -> recovery.Columns | None:
-    """The database columns of the version in `folder`; None if it is no complete version."""
+    """The columns of the database row for the version in `folder`.
+
+    None if the folder does not hold a complete version: its env.json or its rows are missing.
+    """
     row = recovery.env_row(folder)
     return row if row and (folder / registry.TASKS).is_file() else None
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a staging folder, and its empty parent, unless a running push has locked it."""
+    """Remove a staging folder, unless a running push has locked it.
+
+    Its parent is removed too if nothing else is in it.
+    """
     lock = _try_lock_folder(folder)
     if lock is not None:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # not empty: the name has versions
             folder.parent.rmdir()
 
 
 def _try_lock_folder(folder: Path) -> int | None:
-    """Lock a folder; returns the descriptor that holds the lock.
+    """Lock a folder without waiting; returns the open descriptor that holds the lock.
 
-    None if another process holds the lock, or if the folder is gone or was replaced meanwhile.
+    Returns None if another process holds the lock, or if the folder is gone or was replaced
+    meanwhile. Whoever closes the descriptor gives the lock back.
     """
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
+    # OSError: somebody else has the lock, or the folder was removed after it was opened.
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The path may lead to a new folder by now, which this lock does not protect.
         if os.path.samestat(os.fstat(lock), os.stat(folder)):
             return lock
     os.close(lock)

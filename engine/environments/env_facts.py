@@ -44,14 +44,14 @@ class RowLengths:
     turns: tuple[tuple[int, int], ...] = ()
 
     def supervised(self, loss_on: str, max_length: int | None = None) -> int:
-        """Tokens that carry loss when the row is cut at `max_length` (None: not cut).
+        """Number of tokens that carry loss; 0 for a row without an answer.
 
         Args:
-            loss_on: "all" (every token but the first, which nothing predicts), "last" (the last
-                assistant turn), or anything else for all assistant turns.
-
-        0 for a row without an answer.
+            loss_on: which tokens carry loss. "all": every token but the first, which nothing
+                predicts; "last": the last assistant turn; any other value: all assistant turns.
+            max_length: the length at which the row is cut; None if it is not cut.
         """
+        # A turn that begins after the cut contributes 0.
         row_end = self.total if max_length is None else min(self.total, max_length)
         if loss_on == "all":
             return max(0, row_end - 1) if self.turns else 0
@@ -64,7 +64,10 @@ class RowLengths:
 
     @property
     def answer(self) -> int:
-        """Tokens of the assistant turns after the prompt, which a policy would have to produce."""
+        """Tokens of the assistant turns after the prompt, which a policy would have to produce.
+
+        A prompt may hold assistant turns of its own; those end before the prompt does.
+        """
         return sum(stop - start for start, stop in self.turns if stop > self.prompt)
 
     @property
@@ -127,14 +130,17 @@ class EnvFacts:
 def env_facts(
     home: Home, record: "registry.EnvRecord", model_folder: Path, *, thinking: bool = False
 ) -> EnvFacts:
-    """Facts of a pushed environment, counted in tokens of the model in `model_folder`.
+    """Collect the facts of a pushed environment, counted in tokens of the model in `model_folder`.
 
-    Counts come from the home's cache if it has them. `thinking` counts prompts with the think block
-    switched on.
+    Counts come from the home's cache if it has them; otherwise they are made and cached there.
 
-    Raises UserError MODEL_UNSUPPORTED when the tokenizer or chat template cannot be read.
+    Args:
+        thinking: whether prompts are counted with the think block switched on.
+
+    Raises UserError MODEL_UNSUPPORTED if the tokenizer or chat template cannot be read.
     """
     tokenizer = tokens.load(model_folder)
+    # The cache file is named after everything that the counts depend on.
     key = f"{_VERSION} {record.env_id} {tokenizer.fingerprint} {thinking}"
     file_name = hashlib.sha256(key.encode()).hexdigest()[:32] + ".json"
     cache_file = home.cache / "tokens" / file_name
@@ -180,7 +186,7 @@ class _CachedCounts(Record):
 
 
 def _read_cache(path: Path) -> _CachedCounts | None:
-    """The counts in a cache file; None if it is missing, damaged or of an older form."""
+    """The counts in a cache file; None if it is missing, damaged or in an older format."""
     try:
         return _CachedCounts.read(path)
     except (OSError, DamagedRecord):
@@ -202,7 +208,9 @@ def _count_rows(
     sample = train
     if len(train) > SAMPLE:
         sample = random.Random(0).sample(train, SAMPLE)
-    lengths, refused, refusal = [], 0, ""
+    lengths: list[tuple[int, int, list[tuple[int, int]]]] = []
+    refused = 0
+    refusal = ""
     for row in sample:
         try:
             lengths.append(_row_lengths(row, tools, tokenizer, thinking))
@@ -227,10 +235,10 @@ def _row_lengths(
     tokenizer: tokens.ChatTokenizer,
     thinking: bool,
 ) -> tuple[int, int, list[tuple[int, int]]]:
-    """(prompt, total, turns) of one stored row, as in RowLengths.
+    """Count the tokens of one task row: (prompt, total, turns), as in RowLengths.
 
-    Without a reference conversation ("gold") total equals prompt and there are no turns. Raises
-    TemplateError.
+    For a row without a reference conversation ("gold") total equals prompt and turns is []. Raises
+    TemplateError if the chat template refuses the messages.
     """
     chat = tokenizer.format(thinking)
     prompt = len(chat.prompt(row["prompt"], tools))
@@ -243,20 +251,27 @@ def _row_lengths(
 def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
     """Token statistics of the train rows under the resolved `settings`, as a JSON object.
 
-    `prompt`, `target` and `total` are percentiles; `target` counts supervised tokens for SFT and
-    tokens of the reference answer for GRPO. `truncated_share` is the share of rows that max_length
-    (GRPO: max_tokens) would cut. `dropped` rows are too long to learn from, `zero_supervision` rows
-    have no token to learn.
+    - rows, counted: all train rows, and those behind the numbers below.
+    - prompt, target, total: percentiles of tokens. `target` is what is learnt: tokens with loss in
+      SFT, the reference answer in GRPO.
+    - truncated_share: share of rows that max_length (in GRPO max_tokens) would cut.
+    - dropped: rows that are too long to learn from.
+    - duplicate_share: share of train rows whose prompt an earlier one has.
+    - zero_supervision: rows without a token to learn.
+    - without_answer: rows without a reference answer.
+    - refused_by_template: counted rows that the chat template refuses.
     """
-    rows, max_length = facts.lengths, settings.max_length
+    rows = facts.lengths
+    max_length = settings.max_length
     if isinstance(settings, SFTSettings):
         loss_on = settings.loss_on
-        rows = tuple(row for row in rows if row.turns)
+        rows = tuple(row for row in rows if row.turns)  # SFT learns from rows with an answer only
         target_tokens = [row.supervised(loss_on) for row in rows]
         dropped = [row for row in rows if row.supervised(loss_on, max_length) == 0]
         truncated = [row for row in rows if row.total > max_length]
     else:
         target_tokens = list(facts.answers)
+        # An answer of full length would not fit after the prompt.
         dropped = [row for row in rows if row.prompt + settings.max_tokens > max_length]
         truncated = [row for row in rows if row.answer and row.longest_turn > settings.max_tokens]
     return {
@@ -275,5 +290,5 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
 
 
 def _share(part: int, total: int) -> float:
-    """`part` / `total` in four digits; 0 if `total` is 0."""
+    """`part` / `total`, rounded to four digits; 0 if `total` is 0."""
     return round(part / total, 4) if total else 0.0

@@ -97,20 +97,21 @@ def push_env(
     """Store the environment in the folder `path` as a version.
 
     The same content gives the same version. Pushing a stored version again makes it the newest of
-    its name, and repeats its audit if secrets were set since.
+    its name, and repeats its audit if secrets that were missing then are set now.
 
     Args:
         path: a folder inside one of `roots` (None: anywhere), or the files of a stored version.
         name: the name to push under; "" takes the folder's.
         install: build an environment from its requirements.txt if packages are missing.
-        allowed: raises UserError if environment.toml asks for something that is not allowed. A
-            version that is stored already is not refused by it. None allows everything.
+        allowed: called with the settings of environment.toml; raises UserError if they ask for
+            something that is not allowed. It does not refuse a version that is stored already.
+            None allows everything.
 
     Raises UserError PATH_OUTSIDE_ROOTS, ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_LIMITS,
     DATASET_INVALID, BAD_ARGUMENT or DISK_FULL; nothing is stored then.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
-    allowed_roots = None if roots is None else [*roots, *_pushed_copy(home, path)]
+    allowed_roots = None if roots is None else [*roots, *_root_of_stored_version(home, path)]
     source = snapshot.resolve_inside(path, allowed_roots)
     name = _version_name(name, source)
     with staging(home, name) as folder:
@@ -135,19 +136,19 @@ def push_env(
     return _reply(registry.find_env(home, f"{name}@{copied.digest[:12]}"), copied)
 
 
-def _pushed_copy(home: Home, path: str | Path) -> list[Path]:
-    """A list with `path` if it is the source folder of a stored version, else [].
+def _root_of_stored_version(home: Home, path: str | Path) -> list[Path]:
+    """The folder `path` as one more allowed root, if it holds the files of a stored version.
 
-    Such a folder may always be pushed again. The version's folder itself is not included, because
-    it also holds the held-out rows.
+    Returns [path] or []. Such a folder may always be pushed again. The folder of the whole version
+    is not allowed, because it also holds the held-out rows.
     """
     folder = Path(path)
-    # home.envs / name / hash / source
+    # A stored version lies at home.envs / name / hash / source.
     return [folder] if folder.name == SOURCE and folder.parents[2:3] == (home.envs,) else []
 
 
 def as_user_error(problem: EnvProblem) -> UserError:
-    """The UserError for a fault of the environment, with secrets hidden and long texts cut."""
+    """Convert a fault of the environment to a UserError, with secrets hidden and texts cut."""
     redact = Redactor().text
     hint = redact(problem.hint)[:_HINT_CHARS] or "Correct it and push again."
     return UserError(problem.code, redact(str(problem))[:_MESSAGE_CHARS], hint=hint, field="path")
@@ -156,35 +157,38 @@ def as_user_error(problem: EnvProblem) -> UserError:
 def _reinstall_packages(draft: Draft) -> None:
     """Install the packages of a stored version again if its interpreter is gone.
 
-    Raises UserError as `_interpreter` does.
+    Raises UserError ENV_DEPS as `_interpreter` does.
     """
     try:
         registry.env_python(registry.read_version(draft.home, draft.name, draft.hash))
     except UserError as error:
-        if error.code != "ENV_DEPS":
+        if error.code != "ENV_DEPS":  # this code says that the interpreter is gone
             raise
         _interpreter(draft, install=True)
 
 
 def _build_version(draft: Draft, install: bool) -> None:
-    """Make everything a version holds besides its files: rows, audit and env.json.
+    """Write everything that a version holds besides its files: rows, audit and env.json.
 
-    Writes into the draft's folder. Raises EnvProblem, or UserError ENV_DEPS or ENV_INVALID.
+    They go into the draft's folder. Raises EnvProblem for a fault of the environment, or UserError
+    ENV_DEPS (its packages) or ENV_INVALID (a split of an unknown name).
     """
     draft.python = _interpreter(draft, install)
     with draft.process() as env, draft.process() as second_env:
         description, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
+        # What the push can spare, but never more than the environment's own limit.
         tasks_limit = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
         tasks_limit = min(env.limits.start_seconds, tasks_limit)
         rows, tasks_seconds = draft.timed(tasks_limit, lambda: env.tasks(tasks_limit))
         first_rows = [dict(row) for row in rows]  # copies: the rows are changed below
+        # For checks that need a process that has scored nothing; it starts when it is used.
         second_process = push_audit.SecondProcess(
             second_env, first_rows, start_seconds, tasks_seconds, draft.deadline
         )
         split = task_rows.assign_split(rows, draft)
         task_rows.add_gold(env, rows, description["kind"], draft)
         audit = push_audit.run_audit(env, rows, description["kind"], second_process, draft)
-        isolation = env.isolation
+        isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()
     train = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] == "heldout"]
@@ -193,7 +197,7 @@ def _build_version(draft: Draft, install: bool) -> None:
     task_rows.write(draft.folder / TASKS, rows)
     write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(audit))
     version = _env_version(draft, description, split, contamination, isolation)
-    version.write(draft.folder / FACTS)  # last: a folder without it is no version
+    version.write(draft.folder / FACTS)  # last, because it makes the folder a version
 
 
 def _env_version(
@@ -213,6 +217,7 @@ def _env_version(
         kind=description["kind"],
         scored=description["scored"],
         tools=description["tools"],
+        # Through JSON: TOML has dates, which env.json holds as text.
         params=json.loads(json.dumps(draft.settings.params, default=str)),
         rows={name: split.sides.count(name) for name in ("train", "heldout")},
         split=split.source,
@@ -232,7 +237,8 @@ def _env_version(
 def _passes_check(allowed: SettingsCheck | None, settings: EnvSettings) -> bool:
     """Whether `allowed` accepts the settings of a stored version; None accepts everything.
 
-    If not, its code is not run again with the secrets that are set now.
+    A version that is not accepted stays stored, but its audit is not repeated: that would run its
+    code with the secrets that are set now.
     """
     with contextlib.suppress(UserError):
         if allowed is not None:
@@ -242,10 +248,11 @@ def _passes_check(allowed: SettingsCheck | None, settings: EnvSettings) -> bool:
 
 
 def _interpreter(draft: Draft, install: bool) -> str:
-    """Path of the interpreter that has the environment's packages; "" if it names no packages.
+    """Path of the interpreter that has the packages of the environment's requirements.txt.
 
-    Raises UserError ENV_DEPS: packages are missing and `install` is False, the installation failed,
-    or it left too little time for the rest of the push.
+    "" if the file names no packages. If packages are missing, they are installed, or refused if
+    `install` is False. Raises UserError ENV_DEPS if packages are missing and may not be installed,
+    if the installation failed, or if it left too little time for the rest of the push.
     """
     needed = env_packages.read_requirements(draft.source)
     if not needed:
@@ -255,7 +262,7 @@ def _interpreter(draft: Draft, install: bool) -> str:
         return str(venv.python)
     missing = env_packages.missing(needed)
     if not missing:
-        return sys.executable
+        return sys.executable  # our own interpreter happens to have all of them
     if not install:
         raise UserError(
             "ENV_DEPS",
@@ -281,7 +288,7 @@ def _interpreter(draft: Draft, install: bool) -> str:
 def _publish_version(draft: Draft, final: Path) -> None:
     """Move the draft to `final` and add it to the database.
 
-    The database is opened first: a push that fails stores neither files nor row.
+    The database is opened first, so that nothing is moved if that fails.
     """
     row = database_row(draft.folder)
     assert row is not None  # _build_version has just written it
@@ -299,7 +306,10 @@ def _make_newest(draft: Draft, final: Path) -> None:
 
 
 def _reply(record: registry.EnvRecord, shot: snapshot.Snapshot) -> PushReply:
-    """The reply of a push, with secrets hidden in every text that the environment wrote."""
+    """The reply of a push, with secrets hidden in every text that the environment wrote.
+
+    `record` is the stored version, `shot` the copy of its files.
+    """
     audit = record.audit.as_written()
     warnings = push_audit.warnings_of(record)
     if record.audit.verdict != "ok":
@@ -307,7 +317,8 @@ def _reply(record: registry.EnvRecord, shot: snapshot.Snapshot) -> PushReply:
     contamination = record.contamination
     if contamination.get("verdict", "clean") != "clean":
         warnings.insert(0, f"contamination: {contamination['headline']}")
-    train, heldout = record.rows["train"], record.rows["heldout"]
+    train = record.rows["train"]
+    heldout = record.rows["heldout"]
     redact = Redactor({name: os.environ.get(name, "") for name in record.secrets})
     return PushReply(
         env_id=record.env_id,
@@ -349,6 +360,10 @@ def _version_name(requested: str, source: Path) -> str:
 
 
 def _nearest_name(name: str) -> str:
-    """The closest name that NAME allows; "env" if nothing of `name` can be used."""
-    tidy = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
-    return tidy or "env"
+    """The most similar name that NAME allows, as "word-game" for "Word Game!".
+
+    "env" if no character of `name` can be used.
+    """
+    # Stripped again at the end: the cut at 40 may leave a dash there.
+    usable_part = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
+    return usable_part or "env"

@@ -24,15 +24,17 @@ _UNSET_PREFIX = "secrets not set for this server: "
 
 @dataclass
 class SecondProcess:
-    """A second env process of a push. It shows whether `tasks()` repeats itself, and scores answers
-    in a process that has not scored anything before.
+    """A second env process of a push, for two checks: whether `tasks()` gives the same rows again,
+    and whether answers get the same scores in a process that has not scored anything before.
 
     `tasks()` is called before any scoring: scoring may draw random numbers, and `tasks()` would
     give other rows after that.
 
     Attributes:
+        process: the second process; it need not be started yet.
         rows: what `tasks()` of the first process returned.
-        start_seconds, tasks_seconds: what the first process took to start, and for `tasks()`.
+        start_seconds: how long the first process took to start.
+        tasks_seconds: how long its `tasks()` took.
         deadline: value of `time.monotonic()` by which the push must be done.
         repeat_warnings: warnings about `tasks()`; None until it has been called.
     """
@@ -46,11 +48,13 @@ class SecondProcess:
     _handed_out: bool = False
 
     def fresh(self) -> EnvProcess:
-        """A process that has scored nothing: this one, started anew if it was handed out before.
+        """A process that has scored nothing: this one, restarted if it was handed out before.
 
-        Raises EnvProblem ENV_LIMITS if the push has too little time left to start it, or whatever
-        the start raises.
+        Raises EnvProblem ENV_LIMITS if the push has too little time left to start it, or another
+        EnvProblem if the start fails.
         """
+        # Twice the start, because it may take longer than the first one did. A restarted process is
+        # the third of a push; the audit gives it THIRD_S seconds more.
         needed = 2 * self.start_seconds + push_limits.CALL_SECONDS
         if self._seconds_left() < needed + (THIRD_S if self._handed_out else 0.0):
             message = f"it takes {self.start_seconds:.1f} s to start: too long for another"
@@ -58,24 +62,26 @@ class SecondProcess:
         if self._handed_out:
             self.process.close()
         self._handed_out = True
-        self.process.describe()
-        self.warnings()
+        self.process.describe()  # the first call starts the process
+        self.warnings()  # calls tasks() before anything is scored
         return self.process
 
     def warnings(self) -> list[str]:
-        """A list with one warning if `tasks()` gives other rows than the first time, else [].
+        """[] if `tasks()` gives the same rows as in the first process, else one warning.
 
-        `tasks()` is called at most once; later calls return the same list.
+        The warning also says if that could not be checked. `tasks()` is called the first time only;
+        later calls return the same list.
         """
         if self.repeat_warnings is None:
-            warning = self._compare_tasks()
+            warning = self._repeat_warning()
             self.repeat_warnings = [warning] if warning else []
         return self.repeat_warnings
 
     def _seconds_left(self) -> float:
+        """Seconds until the push must be done."""
         return self.deadline - time.monotonic()
 
-    def _compare_tasks(self) -> str:
+    def _repeat_warning(self) -> str:
         """Call `tasks()` and compare its rows with the first ones; returns a warning, or "".
 
         It also warns if the call failed, or if there was too little time for it.
@@ -83,15 +89,17 @@ class SecondProcess:
         if self._seconds_left() < 2 * (self.start_seconds + self.tasks_seconds):
             return "tasks() is slow; whether it repeats itself was not checked"
         try:
-            repeat = self.process.tasks()
+            repeated_rows = self.process.tasks()
         except EnvProblem as problem:
             return f"tasks() failed when it was called again: {problem}"
-        if repeat == self.rows:
+        if repeated_rows == self.rows:
             return ""
-        differing = sum(a != b for a, b in zip(self.rows, repeat, strict=False))
+        # Rows that only the longer list has are not counted.
+        differing = sum(a != b for a, b in zip(self.rows, repeated_rows, strict=False))
         return (
-            f"tasks() gave other rows when called again ({len(self.rows)} and {len(repeat)} rows, "
-            f"{differing} differ): seed it; the rows of the first call are stored"
+            f"tasks() gave other rows when called again ({len(self.rows)} and "
+            f"{len(repeated_rows)} rows, {differing} differ): seed it; the rows of the first call "
+            "are stored"
         )
 
 
@@ -100,10 +108,11 @@ def run_audit(
 ) -> JsonObject:
     """Run the reward audit in the time the push has left; returns the content of audit.json.
 
-    It lists the version's unset secrets, so that a later push that has them can repeat the audit.
+    If the version names secrets, `secrets_unset` lists those that are not set, so that a later push
+    that has them can repeat the audit.
     """
     seconds_left = draft.seconds_left - push_limits.CALL_SECONDS - second_process.start_seconds
-    # The audit may take OVERRUN times its budget.
+    # The audit may take OVERRUN times its budget; it gets one second however late it is.
     budget = max(1.0, min(push_limits.AUDIT_SECONDS, seconds_left / OVERRUN))
     report = audit(env, rows, kind, budget_s=budget, fresh=second_process.fresh)
     return report | ({"secrets_unset": draft.unset_secrets} if draft.settings.secrets else {})
@@ -118,13 +127,15 @@ def is_outdated(draft: Draft) -> bool:
 def repeat_audit(draft: Draft, final: Path) -> None:
     """Replace the audit of the stored version in `final`; its rows and env.json stay as they are.
 
-    The old audit is kept in the folder EARLIER, because runs were sealed with it.
+    The old audit is kept in the folder EARLIER under its hash, because earlier runs were sealed
+    with it.
     """
     record = registry.read_version(draft.home, draft.name, draft.hash)
     draft.python = registry.env_python(record)
     rows = registry.read_tasks(record)
     with draft.process() as env, draft.process() as second_env:
         _, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
+        # With `repeat_warnings` given, tasks() is not called again: the stored rows stay.
         second_process = SecondProcess(
             second_env, rows, start_seconds, 0.0, draft.deadline, repeat_warnings=[]
         )
@@ -157,4 +168,5 @@ def _secrets_unset_at_audit(record: registry.EnvRecord) -> set[str]:
         return set(record.audit.secrets_unset)
     # Older releases wrote the names into a warning of the version instead.
     stored = [text for text in record.version.warnings if text.startswith(_UNSET_PREFIX)]
+    # There is at most one such warning: "secrets not set for this server: A, B".
     return set(" ".join(stored).removeprefix(_UNSET_PREFIX).split(", ")) if stored else set()

@@ -96,22 +96,28 @@ class EnvRecord:
 
 
 def find_env(home: Home, ref: str) -> EnvRecord:
-    """The version that `ref` names: an id, a bare name (its newest version) or a unique prefix.
+    """Find the version that `ref` names.
 
-    A folder `word_game` is stored as `word-game`; either spelling of a whole name finds it.
+    `ref` may be an id (`name@hash`), a bare name, which means its newest version, or the beginning
+    of either, if that fits only one environment. A folder `word_game` is stored as `word-game`;
+    either spelling of a whole name finds it.
 
-    Raises UserError ENV_NOT_FOUND, or ENV_AMBIGUOUS if a prefix fits several.
+    Raises UserError ENV_NOT_FOUND if nothing fits or the files are gone, or ENV_AMBIGUOUS if a
+    prefix fits several environments.
     """
     with Store(home) as store:
         matches = store.find_env(ref)
         stored_name = ref.lower().replace("_", "-")
         if not matches and stored_name != ref:
-            matches, ref = store.find_env(stored_name), stored_name
-        stored_versions = [] if matches else store.list_envs()
+            matches = store.find_env(stored_name)
+            ref = stored_name
+        stored_versions = [] if matches else store.list_envs()  # for the hint of the error
     if not matches:
         raise _not_found(ref, stored_versions)
     newest = matches[0]
     is_exact = ref in (newest.env_id, newest.name)
+    # A prefix with an @ must fit a single version. Without an @ it must fit a single name, and
+    # means the newest version of it.
     candidates = {match.env_id if "@" in ref else match.name for match in matches}
     if not is_exact and len(candidates) > 1:
         names = ", ".join(sorted(candidates)[:5])
@@ -125,7 +131,10 @@ def find_env(home: Home, ref: str) -> EnvRecord:
 
 
 def prefix_meant(ref: str, record: EnvRecord) -> list[str]:
-    """A warning that `ref` was completed to the whole id; [] if `ref` was a whole name or id."""
+    """One warning that `ref` was read as a prefix of the version's id.
+
+    [] if `ref` was the whole name, in either spelling, or the whole id.
+    """
     if record.name in (ref, ref.lower().replace("_", "-")):
         return []
     return taken_as("env_id", ref, record.env_id)
@@ -163,9 +172,9 @@ def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVers
 def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
     """The env process of a version; it starts with the first call.
 
-    It is isolated as the home's config.toml says. `log` is the file for its output. Raises
-    UserError ENV_SECRETS when a secret that the version names is not set for this server, or
-    ENV_DEPS when its interpreter is gone.
+    It is isolated as the home's config.toml says, and writes its output to the file `log`, if one
+    is given. Raises UserError ENV_SECRETS if a secret that the version names is not set for this
+    server, or ENV_DEPS if its interpreter is gone.
     """
     return EnvProcess(
         record.source,
@@ -178,19 +187,19 @@ def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
 
 
 def sandbox_of(home: Home) -> Sandbox:
-    """How the owner of `home` wants user code isolated.
+    """How code of environments is isolated, as the home's config.toml says.
 
-    Raises UserError if the home's config.toml is invalid.
+    The home itself is hidden from that code. Raises UserError if config.toml is invalid.
     """
     config = home.user_config()
     return Sandbox(config.sandbox, config.allow_root, (str(home.root),))
 
 
 def env_python(record: EnvRecord) -> str:
-    """Path of the interpreter a version runs with: the one that had its packages at push.
+    """Path of the interpreter that runs a version.
 
-    This process's own interpreter if the version names no packages. Raises UserError ENV_DEPS when
-    the interpreter is gone.
+    It is the one that had the version's packages at its push, or this process's own if the version
+    names no packages. Raises UserError ENV_DEPS if the interpreter is gone.
     """
     python = record.version.python
     if not python:
@@ -225,11 +234,12 @@ def secrets_of(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def read_tasks(record: EnvRecord, split: str | None = None) -> list[TaskRow]:
-    """The stored rows of a version: those of `split` (train, heldout), or all for None."""
+    """The stored rows of a version: those of `split` ("train" or "heldout"), or all for None."""
     return [row for row in _read_rows(record.dir / TASKS) if split is None or row["split"] == split]
 
 
 def _read_rows(path: Path) -> Iterator[TaskRow]:
+    """The rows of a tasks.jsonl, one after the other."""
     with open(path, "rb") as file:
         for line in file:
             yield json.loads(line)
@@ -250,7 +260,7 @@ def read_version(home: Home, name: str, hash12: str) -> EnvRecord:
 
 
 def _read_folder(folder: Path, name: str, hash12: str) -> EnvRecord:
-    """The version in `folder`. Raises OSError, or DamagedRecord for a file that is damaged."""
+    """Read the version in `folder`. Raises OSError or DamagedRecord if a file is not readable."""
     return EnvRecord(
         env_id=f"{name}@{hash12}",
         name=name,
@@ -262,8 +272,9 @@ def _read_folder(folder: Path, name: str, hash12: str) -> EnvRecord:
 
 
 def _not_found(ref: str, stored_versions: list[EnvRow]) -> UserError:
-    """The error for a reference that fits none of the stored versions, with close names."""
+    """The error for a reference that fits no stored version; its hint names similar ones."""
     names = list(dict.fromkeys(row.name for row in stored_versions))
+    # Up to three names, with a similarity of at least 0.5; the first is the closest.
     similar = difflib.get_close_matches(ref.partition("@")[0], names, 3, 0.5)
     hint = (
         "Push one with push_env (honesmith env push)."

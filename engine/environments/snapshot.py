@@ -49,10 +49,10 @@ class Snapshot:
 
 
 def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
-    """The folder `path` with links resolved; it must lie inside one of `roots` (None: anywhere).
+    """The folder `path` as an absolute path with all links resolved.
 
-    Raises UserError BAD_ARGUMENT (not usable as a path), PATH_OUTSIDE_ROOTS, or ENV_INVALID (no
-    such folder).
+    It must lie inside one of `roots`; None allows every folder. Raises UserError BAD_ARGUMENT (not
+    usable as a path), PATH_OUTSIDE_ROOTS, or ENV_INVALID (no such folder).
     """
     text = str(path)
     shown = text[:_SHOWN_CHARS]
@@ -66,7 +66,8 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
     try:
         folder = Path(os.path.expanduser(text)).resolve()
         folder.is_dir()  # a name longer than the file system takes raises here
-        inside = roots is None or any(folder.is_relative_to(root.resolve()) for root in roots)
+        is_inside = roots is None or any(folder.is_relative_to(root.resolve()) for root in roots)
+    # RuntimeError: links in a circle. ValueError: characters that no path can have.
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
             "ENV_INVALID",
@@ -74,7 +75,7 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
             field="path",
             hint="Pass the folder that holds environment.py.",
         ) from error
-    if not inside:
+    if not is_inside:
         allowed = ", ".join(str(root) for root in roots or []) or "none"
         raise UserError(
             "PATH_OUTSIDE_ROOTS",
@@ -95,7 +96,10 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
 
 
 def _hint_for_outside(path: str) -> str:
-    """What to do about a path outside the roots; a relative path may only be misspelt."""
+    """What to do about a path outside the roots.
+
+    A relative path gets one more suggestion, because it may only be misspelt.
+    """
     move = "Start the server with --root FOLDER, or move the environment into one of them."
     if os.path.isabs(os.path.expanduser(path)):
         return move
@@ -103,10 +107,10 @@ def _hint_for_outside(path: str) -> str:
 
 
 def take(source: Path, target: Path) -> Snapshot:
-    """Copy `source` into the new folder `target` and hash what was copied.
+    """Copy the folder `source` to `target`, which must not exist yet, and hash what was copied.
 
     Raises UserError ENV_LIMITS (too large) or ENV_INVALID (a link, a device, an unreadable file),
-    and OSError when the disk of the copy is full.
+    and OSError if the disk is full.
     """
     copier = _Copier(target)
     try:
@@ -117,10 +121,13 @@ def take(source: Path, target: Path) -> Snapshot:
             os.close(folder)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise  # a full disk is no fault of the folder; push_env reports it
-        raise _invalid(f"{error.filename} cannot be copied: {error.strerror or error}") from error
+            raise  # the disk is full, which is not the folder's fault; push_env reports it
+        raise _invalid_file(
+            f"{error.filename} cannot be copied: {error.strerror or error}"
+        ) from error
     if copier.size > MAX_PACKED:
         _check_packed(target, sorted(copier.digests))
+    # The length before each name keeps apart what would otherwise read the same.
     content_hash = hashlib.sha256()
     for name, digest in sorted(copier.digests.items()):
         encoded = name.encode()
@@ -129,7 +136,7 @@ def take(source: Path, target: Path) -> Snapshot:
         content_hash.hexdigest(),
         sorted(copier.digests),
         copier.size,
-        _first_listed(copier.left_out),
+        _shortened_list(copier.left_out),
     )
 
 
@@ -152,7 +159,11 @@ class _Copier:
         self.left_out: list[str] = []
 
     def folder(self, fd: int, prefix: str) -> None:
-        """Copy the folder open at `fd`, with everything in it; `prefix` is "" or its path with "/".
+        """Copy an open folder with everything in it.
+
+        Args:
+            fd: descriptor of the folder.
+            prefix: its path within the copy with a "/" at the end; "" for the top folder.
 
         Raises UserError ENV_LIMITS or ENV_INVALID, or OSError.
         """
@@ -163,8 +174,9 @@ class _Copier:
             path = prefix + name
             info = os.stat(name, dir_fd=fd, follow_symlinks=False)
             is_folder = stat.S_ISDIR(info.st_mode)
+            # A virtual environment has a pyvenv.cfg, whatever its folder is called.
             reason = _reason_to_leave_out(name)
-            if not reason and is_folder and _contains(fd, name, "pyvenv.cfg"):  # any name
+            if not reason and is_folder and _folder_contains(fd, name, "pyvenv.cfg"):
                 reason = "a virtual environment"
             if reason:
                 printable = path.encode("utf-8", "backslashreplace").decode()
@@ -179,10 +191,15 @@ class _Copier:
                 self.file(fd, name, path)
             else:
                 what = "a link" if stat.S_ISLNK(info.st_mode) else "a device, socket or pipe"
-                raise _invalid(f"{path} is {what}; a push takes regular files alone")
+                raise _invalid_file(f"{path} is {what}; a push takes regular files alone")
 
     def file(self, folder: int, name: str, path: str) -> None:
-        """Copy and hash the file `name` of the open folder; `path` is its place in the copy.
+        """Copy and hash one file.
+
+        Args:
+            folder: descriptor of the folder that holds it.
+            name: its name in that folder.
+            path: its path within the copy.
 
         Raises UserError ENV_LIMITS, or ENV_INVALID if it is not a regular file, or OSError.
         """
@@ -194,11 +211,12 @@ class _Copier:
         with open(name, "rb", opener=lambda n, _: os.open(n, flags, dir_fd=folder)) as source:
             info = os.fstat(source.fileno())
             if not stat.S_ISREG(info.st_mode):
-                raise _invalid(f"{path} is no regular file")
+                raise _invalid_file(f"{path} is no regular file")
             self.check_size(info.st_size, path)  # before any of it is copied
             with open(self.target / path, "xb") as copy:
                 os.fchmod(copy.fileno(), 0o600)
                 while data := source.read(CHUNK):
+                    # Checked again: the file may grow while it is copied.
                     self.check_size(len(data), path)
                     self.size += len(data)
                     digest.update(data)
@@ -206,13 +224,13 @@ class _Copier:
         self.digests[path] = digest.hexdigest()
 
     def check_size(self, more_bytes: int, path: str) -> None:
-        """Raise UserError ENV_LIMITS if so many more bytes, for the file `path`, are too many."""
+        """Raise UserError ENV_LIMITS if the copy would be too large with `more_bytes` of `path`."""
         if self.size + more_bytes > MAX_BYTES:
             raise _too_large(f"it is larger than {MAX_BYTES >> 20} MB (at {path})")
 
 
 def _reason_to_leave_out(name: str) -> str:
-    """The reason why a file or folder of this name is not copied; "" if it is."""
+    """The reason why a file or folder of this name is not copied; "" if it is copied."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -226,7 +244,7 @@ def _reason_to_leave_out(name: str) -> str:
     return REASONS_TO_LEAVE_OUT.get(name, "")
 
 
-def _contains(folder: int, name: str, file: str) -> bool:
+def _folder_contains(folder: int, name: str, file: str) -> bool:
     """Whether the folder `name` in the open folder `folder` contains `file`."""
     with contextlib.suppress(OSError):  # no such file
         os.stat(f"{name}/{file}", dir_fd=folder, follow_symlinks=False)
@@ -240,17 +258,17 @@ def _check_packed(target: Path, names: list[str]) -> None:
     Only called when they are larger than that uncompressed.
     """
     packer = zlib.compressobj(6)
-    packed = 0
+    packed_bytes = 0
     for name in names:
         with open(target / name, "rb") as file:
             while data := file.read(CHUNK):
-                packed += len(packer.compress(data))
-                if packed > MAX_PACKED:
+                packed_bytes += len(packer.compress(data))
+                if packed_bytes > MAX_PACKED:
                     raise _too_large(f"it is larger than {MAX_PACKED >> 20} MB packed (at {name})")
 
 
-def _first_listed(left_out: list[str]) -> list[str]:
-    """The first 50 files that were left out, and how many more there are."""
+def _shortened_list(left_out: list[str]) -> list[str]:
+    """At most 50 entries of `left_out`; if there are more, "... and 7 more" is the last."""
     if len(left_out) <= MOST_LISTED:
         return left_out
     return [*left_out[:MOST_LISTED], f"... and {len(left_out) - MOST_LISTED} more"]
@@ -266,7 +284,8 @@ def _too_large(why: str) -> UserError:
     )
 
 
-def _invalid(message: str) -> UserError:
+def _invalid_file(message: str) -> UserError:
+    """The error for a file that a push does not take."""
     return UserError(
         "ENV_INVALID", message, field="path", hint="Replace it by a regular file, or move it away."
     )

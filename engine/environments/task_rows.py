@@ -20,7 +20,8 @@ _WARNING_CHARS, _PROBLEM_CHARS = 200, 300  # of a failure's text
 def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
     """Set each row's `split` to "train" or "heldout"; warnings go to the draft.
 
-    Returns the split that was made. Raises UserError ENV_INVALID for a split of an unknown name.
+    Returns the side of every row and how it was decided. Raises UserError ENV_INVALID if a row
+    names an unknown split.
     """
     try:
         sides = split.split_rows(rows)
@@ -38,14 +39,15 @@ def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
 
 
 def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> None:
-    """Set each row's `gold`: the whole conversation with the reference answer, or None.
+    """Set each row's `gold` to the whole conversation with the reference answer, or to None.
 
-    In a multi-turn environment (`kind` "multi") the conversation is made by replaying the answer.
-    It is None for rows without an answer, and where the replay failed or there was no time for it;
-    the draft gets a warning then.
+    In a multi-turn environment (`kind` "multi") the answer is played against the environment to get
+    its replies. None stands for a row without an answer, and for one whose replay failed or had no
+    time left; of these the draft gets a warning.
     """
     failures: list[str] = []
     not_replayed = 0
+    # Later than this, a replay would take the time of the audit.
     last_replay_start = draft.deadline - push_limits.AUDIT_SECONDS
     for row in rows:
         row["gold"] = None
@@ -71,15 +73,16 @@ def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> N
 
 
 def _replay(env: EnvProcess, row: TaskRow) -> list[ChatMessage]:
-    """The conversation that arises when the answer's assistant messages are played, one by one.
+    """Play the assistant messages of the row's answer, one by one, in a new episode.
 
-    It ends with an assistant message. Raises EpisodeFailed.
+    Returns the whole conversation: the prompt, the messages played and the environment's replies.
+    It ends with an assistant message. Raises EpisodeFailed if the environment's code fails.
     """
     conversation = list(row["prompt"])
     episode = env.start(row)
     try:
         for message in row["answer"]:
-            if message["role"] != "assistant":
+            if message["role"] != "assistant":  # the environment's own replies take its place
                 continue
             conversation.append(message)
             reply = episode.step(message)
@@ -97,6 +100,7 @@ def write(path: Path, rows: list[TaskRow]) -> None:
     """Write the rows to the file tasks.jsonl at `path` and sync it to disk."""
     with open(path, "w", encoding="utf-8") as file:
         for row in rows:
+            # allow_nan=False: a NaN would be no valid JSON.
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -73,7 +73,7 @@ class DeletedVersion(ReplyBase):
 def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackages:
     """Install the packages that the requirements.txt in `folder` names, as a push would.
 
-    Returns no packages and no interpreter if the file names none. Raises UserError ENV_INVALID (a
+    The reply has an interpreter only if the file names packages. Raises UserError ENV_INVALID (a
     malformed requirements.txt) or ENV_DEPS (the installation failed or took longer than
     `patience_s` seconds).
     """
@@ -91,12 +91,15 @@ def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackage
 
 
 def diff(home: Home, before: str, after: str) -> VersionDiff:
-    """Compare the files of two versions; the diff has at most 400 lines of text files.
+    """Compare the files of two versions, which `before` and `after` name as in `find_env`.
 
-    Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS.
+    The diff is cut after 400 lines, with a warning. Raises UserError ENV_NOT_FOUND or
+    ENV_AMBIGUOUS.
     """
-    old, new = find_env(home, before), find_env(home, after)
-    old_files, new_files = _read_files(old), _read_files(new)
+    old = find_env(home, before)
+    new = find_env(home, after)
+    old_files = _read_files(old)
+    new_files = _read_files(new)
     files: dict[str, str] = {}
     lines: list[str] = []
     for name in sorted({*old_files, *new_files}):
@@ -129,6 +132,7 @@ def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
     when the folder is not empty, is a link, cannot be written, or is a place that agents obey.
     """
     record = find_env(home, ref)
+    # A stranger's files must not land where coding agents look for instructions.
     refuse_agent_place(folder.absolute(), "folder")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -156,9 +160,10 @@ def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
 def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     """Delete a version: its files and its database row.
 
-    Raises UserError RUN_STATE when a run that has not ended uses it, or, unless `force`, when an
-    ended run used it: its answers could not be scored again. Raises ENV_NOT_FOUND or ENV_AMBIGUOUS
-    as well.
+    Raises UserError:
+    - RUN_STATE: a run that has not ended uses the version; or an ended run used it and `force` is
+      not given, because the answers of that run could not be scored again;
+    - ENV_NOT_FOUND or ENV_AMBIGUOUS: `ref` names no single version.
     """
     record = find_env(home, ref)
     with Store(home) as store:
@@ -185,13 +190,14 @@ def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
 
 
 def _agent_files(left_out: list[str], folder: str, names: list[str]) -> list[str]:
-    """The `names` in `folder` that coding agents would obey; a stranger may have written them.
+    """The `ignore` function of shutil.copytree: returns those of `names` that are not copied.
 
-    Called by shutil.copytree, which skips what it returns. Adds them to `left_out` too.
+    These are files that coding agents would obey, because a stranger may have written them. They
+    are added to `left_out` too.
     """
-    skipped = [name for name in names if is_agent_file(name)]
-    left_out += sorted(skipped)
-    return skipped
+    agent_files = [name for name in names if is_agent_file(name)]
+    left_out += sorted(agent_files)
+    return agent_files
 
 
 def _read_files(record: EnvRecord) -> dict[str, bytes]:
@@ -201,9 +207,13 @@ def _read_files(record: EnvRecord) -> dict[str, bytes]:
 
 
 def _diff_lines(name: str, old: bytes, new: bytes) -> list[str]:
-    """Unified diff of a file's two contents; one line with both sizes if it is not text."""
+    """The lines of a unified diff of a file's two contents.
+
+    If one of them is not text: a single line with both sizes.
+    """
     try:
-        before, after = old.decode().splitlines(), new.decode().splitlines()
+        before = old.decode().splitlines()
+        after = new.decode().splitlines()
     except UnicodeDecodeError:
         return [f"{name}: {len(old)} bytes, then {len(new)}, not text"]
     return list(difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm="", n=2))

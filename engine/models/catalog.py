@@ -62,10 +62,10 @@ class ModelRef:
 
 
 def resolve_model(home: Home, ref: str) -> ModelRef:
-    """The model that `ref` names: `pebble`, a path, a hub id, `RUN`, `RUN@best` or `RUN@stepN`.
+    """Find the model that `ref` names: `pebble`, a path, a hub id, RUN, RUN@best or RUN@stepN.
 
-    A name with a slash is a path if such a folder exists, otherwise a hub id. A hub model may be
-    looked up over HTTP.
+    A name with a slash is a path if such a folder exists, otherwise a hub id. A hub model that is
+    in no cache is looked up over HTTP.
 
     Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
     """
@@ -89,14 +89,15 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
 
 
 def check_in_sight(home: Home, ref: str) -> None:
-    """Refuse a path without a usable model, with the same words whatever is there.
+    """Refuse a path at which there is no usable model, always with the same message.
 
-    For callers who may not look around on this machine: a more exact refusal would tell them which
-    files exist. References that are no paths pass.
+    For callers who may not look around on this machine: a more exact message would tell them which
+    files exist. A reference that is not a path, such as a run id, is not checked here.
 
     Raises UserError MODEL_NOT_FOUND.
     """
     ref = ref.strip()
+    # Not a path (a run or a built-in model), or one that `resolve_model` refuses without looking.
     if not ("/" in ref or ref.startswith((".", "~"))) or not _can_be_a_path(ref):
         return
     is_id = hub.HUB_ID.fullmatch(ref) is not None
@@ -104,12 +105,12 @@ def check_in_sight(home: Home, ref: str) -> None:
         folder = _local_folder(ref)
         if folder is not None:
             model_files.read_facts(folder)
-        usable = folder is not None or is_id
+        is_usable = folder is not None or is_id
     except (UserError, OSError, ValueError, RuntimeError):  # also a folder without read permission
-        usable = False
+        is_usable = False
         if is_id:
             hub.look_up(home, ref)  # treat it as a hub id; raises if the hub has no such model
-    if not usable:
+    if not is_usable:
         hint = "Name a folder that holds a whole model."
         raise _not_found(f"no model is at {ref!r}", hint)
 
@@ -162,9 +163,10 @@ def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
 
 
 def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
-    """The run that `ref` names and which checkpoint of it: "best", "stepN", or "" for the newest.
+    """The run that `ref` names, and which of its checkpoints.
 
-    None if `ref` names no run of this home.
+    The checkpoint is "best", "stepN", or "" for the newest, as in `RunDir.resolve_checkpoint`. None
+    if `ref` names no run of this home.
     """
     match = _RUN_REFERENCE.fullmatch(ref)
     if match is None:
@@ -174,7 +176,11 @@ def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
 
 
 def _from_run(home: Home, ref: str, run: RunDir, which: str) -> ModelRef:
-    """The adapter of a run on its base model. Raises UserError as resolve_model does."""
+    """The model that a training run made: an adapter on its base model.
+
+    `which` is the checkpoint: "best", "stepN" or "" for the newest. Raises UserError as
+    `resolve_model` does.
+    """
     config = _run_config(run)
     if not isinstance(config, TrainConfig):
         raise _not_found(
@@ -200,11 +206,12 @@ def _run_config(run: RunDir) -> RunConfig:
 
 
 def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
-    """Reference and folder of a run's base model; a built-in one is taken from this installation.
+    """The reference and the folder of a run's base model.
 
-    Raises UserError MODEL_NOT_FOUND if its folder is gone.
+    Raises UserError MODEL_NOT_FOUND if the folder is gone.
     """
     base = config.base
+    # A built-in model is taken from this installation: the recorded path may be of an older one.
     path = BUILTIN.get(base.ref) or Path(base.path)
     if not (path / "config.json").is_file():
         raise _not_found(
@@ -215,7 +222,10 @@ def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
 
 
 def _no_checkpoint(run: RunDir, which: str) -> UserError:
-    """The error for a run without the checkpoint `which` ("" for any), with what to do instead."""
+    """The error for a run that lacks the checkpoint `which`, with what to do instead.
+
+    `which` is "best", "stepN", or "" if the run has no checkpoint at all.
+    """
     steps = run.checkpoint_steps()
     if run.deleted.exists():
         return _not_found(
@@ -230,37 +240,43 @@ def _no_checkpoint(run: RunDir, which: str) -> UserError:
                 Call("wait_run", {"run_id": run.id}),
             ),
         )
-    named = ", ".join(f"{run.id}@step{step}" for step in steps[-_NAMED_STEPS:])
-    return _not_found(f"{run.id} has no checkpoint {which}", f"It has {named}.")
+    references = ", ".join(f"{run.id}@step{step}" for step in steps[-_NAMED_STEPS:])
+    return _not_found(f"{run.id} has no checkpoint {which}", f"It has {references}.")
 
 
 def _adapter_facts(checkpoint: Path) -> AdapterFacts:
     """The shape of the adapter in `checkpoint`, from its adapter_config.json (PEFT's format).
 
-    Raises UserError ADAPTER_MISMATCH if it is no LoRA or adapts none of the projections trained
-    here, and MODEL_UNSUPPORTED if the file cannot be read.
+    Raises UserError ADAPTER_MISMATCH if it is not a LoRA, or if it adapts no projection that is
+    trained here, and MODEL_UNSUPPORTED if the file cannot be read.
     """
     config = model_files.load_json(checkpoint / "adapter_config.json")
-    rank, alpha, targets = config.get("r"), config.get("lora_alpha"), config.get("target_modules")
+    rank = config.get("r")
+    alpha = config.get("lora_alpha")
+    targets = config.get("target_modules")
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or not targets:
-        raise _mismatch(f"{checkpoint} is no LoRA adapter in PEFT's format")
+        raise _adapter_mismatch(f"{checkpoint} is no LoRA adapter in PEFT's format")
+    # PEFT writes a single target as a text.
     names = [targets] if isinstance(targets, str) else [str(name) for name in targets]
     projections = [name for name in PROJECTIONS if name in names]
     if "all-linear" in names:
         projections = list(PROJECTIONS)
     if not projections:
-        raise _mismatch(f"{checkpoint} adapts {', '.join(names)}, which are not trained here")
+        raise _adapter_mismatch(
+            f"{checkpoint} adapts {', '.join(names)}, which are not trained here"
+        )
     return AdapterFacts(rank, int(alpha), tuple(projections))
 
 
 def _check_adapter(checkpoint: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
     """Raise UserError ADAPTER_MISMATCH unless the adapter's matrices fit the base model.
 
-    Every layer must have both matrices of each adapted projection, in the right shape.
+    Every layer must have both matrices of each adapted projection, in the right shape. Only the
+    header of the weights is read.
     """
     weights = checkpoint / "adapter_model.safetensors"
     if not weights.is_file():
-        raise _mismatch(f"{checkpoint} has no adapter_model.safetensors")
+        raise _adapter_mismatch(f"{checkpoint} has no adapter_model.safetensors")
     tensors = model_files.read_header(weights)
     for name in adapter.targets:
         inputs, outputs = facts.projection(name)
@@ -272,14 +288,14 @@ def _check_adapter(checkpoint: Path, adapter: AdapterFacts, facts: ModelFacts) -
             if len(shapes_found) != facts.layers or any(
                 shape != expected for shape in shapes_found
             ):
-                raise _mismatch(
+                raise _adapter_mismatch(
                     f"{checkpoint} does not fit its base: {facts.layers} {name}.{matrix} of "
                     f"{list(expected)} expected, {len(shapes_found)} there"
                     + (f", the first {list(shapes_found[0])}" if shapes_found else "")
                 )
 
 
-def _mismatch(message: str) -> UserError:
+def _adapter_mismatch(message: str) -> UserError:
     """The error for an adapter that cannot be used on its base model."""
     return UserError(
         "ADAPTER_MISMATCH", message, hint="Start from the base model instead.", field="model"
@@ -287,7 +303,8 @@ def _mismatch(message: str) -> UserError:
 
 
 def _can_be_a_path(ref: str) -> bool:
-    """Whether `ref` is short enough for a path and has no NUL; path functions raise otherwise."""
+    """Whether path functions take `ref`: it is short enough for a path and has no NUL byte."""
+    # Limits count bytes. Odd characters (surrogates) must not raise here.
     encoded = ref.encode("utf-8", "surrogatepass")
     return (
         b"\0" not in encoded
@@ -297,10 +314,11 @@ def _can_be_a_path(ref: str) -> bool:
 
 
 def _local_folder(ref: str) -> Path | None:
-    """The folder that `ref` names, with links resolved; None if it names no folder.
+    """The folder that `ref` names, with links resolved.
 
-    A path that begins with /, ./, ../ or ~ must exist; a bare A/B may also be a hub id. Raises
-    UserError MODEL_NOT_FOUND for a file or a missing explicit path.
+    A path that begins with /, ./, ../ or ~ must exist. A bare A/B may be a hub id, so None is
+    returned if there is no such folder; None also for a name without a slash. Raises UserError
+    MODEL_NOT_FOUND for a file, or if a path that must exist does not.
     """
     is_explicit_path = ref.startswith(("/", "./", "../", "~")) or ref in (".", "..")
     if not is_explicit_path and "/" not in ref:
@@ -316,7 +334,7 @@ def _local_folder(ref: str) -> Path | None:
 
 
 def _unknown_reference(home: Home, ref: str) -> UserError:
-    """The error for a reference that names no model, with the names closest to it."""
+    """The error for a reference that names no model; its hint names the most similar ones."""
     name = ref.partition("@")[0]
     known_names = [
         *BUILTIN,
@@ -324,7 +342,7 @@ def _unknown_reference(home: Home, ref: str) -> UserError:
         *hub.cached_ids(home),
     ]
     similar = difflib.get_close_matches(name, known_names, n=3, cutoff=0.5)
-    if "@" in ref and name in known_names:
+    if "@" in ref and name in known_names:  # the run exists, what follows the @ is wrong
         hint = f"After a run id stands @best or @stepN, as in {name}@best."
     elif similar:
         hint = f"Did you mean {' or '.join(similar)}?"
@@ -334,36 +352,39 @@ def _unknown_reference(home: Home, ref: str) -> UserError:
 
 
 def _not_found(message: str, hint: str | Hint) -> UserError:
+    """The error MODEL_NOT_FOUND for the argument `model`."""
     return UserError("MODEL_NOT_FOUND", message, hint=hint, field="model")
 
 
 def _runs_with_checkpoints(home: Home) -> list[RunDir]:
     """Runs with a complete checkpoint, the last changed folder first.
 
-    This process remembers runs that ended without a checkpoint, since nothing is added to them
-    later.
+    Runs that ended without a checkpoint get none later. This process remembers them, so that a
+    listing does not look into their folders every time.
     """
     folders = []
+    # FileNotFoundError: a home without any run has no such folder.
     with contextlib.suppress(FileNotFoundError), os.scandir(home.runs) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # deleted since the listing
                 if entry.is_dir():
                     folders.append((entry.stat().st_mtime, entry.name))
-    marks = {}  # run id -> (run id, state, attempt, ended)
+    mark_by_run = {}  # run id -> (run id, state, attempt, ended)
     if home.db.is_file():
         with Store(home) as store:
-            marks = {mark[0]: mark for mark in store.run_marks("train")}
+            mark_by_run = {mark[0]: mark for mark in store.run_marks("train")}
     runs = []
     for _, name in sorted(folders, reverse=True):
-        mark = marks.get(name)  # None for a folder without a row in the database
-        key = (str(home.root), mark)
-        if mark is not None and key in _ended_without_checkpoint:
+        mark = mark_by_run.get(name)  # None for a folder without a row in the database
+        # With attempt and state, so that a run that is resumed is looked at again.
+        mark_of_home = (str(home.root), mark)
+        if mark is not None and mark_of_home in _ended_without_checkpoint:
             continue
         run = RunDir(home.runs / name)
         if run.checkpoint_steps():
             runs.append(run)
         elif mark is not None and mark[1] in TERMINAL:  # its state
-            _ended_without_checkpoint.add(key)
+            _ended_without_checkpoint.add(mark_of_home)
     return runs
 
 
@@ -389,5 +410,6 @@ def _usable_run(run: RunDir) -> UsableModel | None:
     if model is None:
         return None
     best = run.resolve_checkpoint("best")
-    checkpoints, best_name = run.checkpoint_steps(), best.name if best is not None else ""
+    checkpoints = run.checkpoint_steps()
+    best_name = best.name if best is not None else ""
     return replace(model, base=base_ref, checkpoints=checkpoints, best=best_name)

@@ -5,8 +5,8 @@ with it (`engine/worker/rollouts/renderer.py`), so both see the same tokens.
 
 The text is split where the model starts and stops writing, and each part is tokenised by itself.
 So the prompt of a training row has exactly the ids of the prompt that the sampler gets. A template
-that rewrites history (its prompt is no prefix of the longer conversation) is refused for training
-rows.
+that rewrites history (the longer conversation does not begin with the prompt) is refused for
+training rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -87,10 +87,14 @@ class ChatFormat:
     def text(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = (), *, prompt: bool
     ) -> str:
-        """The conversation as text; with `prompt` the next assistant turn is opened at its end.
+        """The conversation as the template writes it.
 
-        Raises TemplateError with the template's own message when it refuses the conversation, and
-        UserError MODEL_UNSUPPORTED when it does not compile.
+        Args:
+            prompt: whether the text ends with the opening of an assistant turn, so that the model
+                goes on from there.
+
+        Raises TemplateError with the template's own message if it refuses the conversation, and
+        UserError MODEL_UNSUPPORTED if the template does not compile.
         """
         # jinja2 takes 40 ms to import, which a start of the server does not need.
         from engine.models import chat_template  # noqa: PLC0415
@@ -98,7 +102,7 @@ class ChatFormat:
         variables = {
             **self.special_tokens,
             "messages": [_for_template(message) for message in messages],
-            "tools": list(tools) or None,
+            "tools": list(tools) or None,  # templates test for None
             "documents": None,
             "add_generation_prompt": prompt,
             "enable_thinking": self.thinking,
@@ -106,7 +110,7 @@ class ChatFormat:
         source = (self.tool_template if tools else "") or self.template
         try:
             return chat_template.render(source, variables)
-        except UserError:
+        except UserError:  # the template does not compile
             raise
         except Exception as error:  # a template is code from a model repository
             raise TemplateError(f"the chat template refused the messages: {error}") from error
@@ -126,13 +130,17 @@ class ChatFormat:
         replies: Sequence[ChatMessage],
         tools: Sequence[ToolSchema] = (),
     ) -> list[int]:
-        """Token ids from the end token of an assistant turn to the opening of the next one.
+        """Token ids of what stands between two assistant turns.
+
+        They begin after the end token of the last turn in `before`, and end with the opening of the
+        next turn.
 
         Args:
             before: the conversation so far; its last message is the assistant's.
             replies: the messages that answer it.
 
-        Raises RewrittenHistory when the template changes earlier text, else as `text` does.
+        Raises RewrittenHistory if the template changes the text of `before` once `replies` follow,
+        else as `text` does.
         """
         closed = self.text(before, tools, prompt=False)
         opened = self.text([*before, *replies], tools, prompt=True)
@@ -145,7 +153,9 @@ class ChatFormat:
     ) -> TokenizedChat:
         """A finished conversation as tokens, up to the end of its last assistant turn.
 
-        Raises RewrittenHistory when a turn does not continue its own prompt, else as `text` does.
+        The text is encoded in parts, split where a turn of the assistant begins and ends, so that
+        every prompt has the ids that the sampler gets. Raises RewrittenHistory if a turn does not
+        continue the text of its own prompt, else as `text` does.
         """
         ids: list[int] = []
         turns: list[tuple[int, int]] = []
@@ -153,6 +163,7 @@ class ChatFormat:
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
+            # The text up to the opening of this turn, and the text with the whole turn.
             prompt = self.text(messages[:index], tools, prompt=True)
             closed = self.text(messages[: index + 1], tools, prompt=False)
             if not (prompt.startswith(encoded_text) and closed.startswith(prompt)):
@@ -166,9 +177,10 @@ class ChatFormat:
         return TokenizedChat(ids, turns)
 
     def _end_of_turn(self, closed: str) -> int:
-        """The position after the last turn's end token; templates may write a newline after it.
+        """The position after the end token of the last turn in the text `closed`.
 
-        The end of the text if it has no such token.
+        Templates may write a newline after that token, which does not belong to the turn. Without
+        such a token it is the end of the text.
         """
         ends = [closed.rfind(stop) + len(stop) for stop in self.stop_texts if stop in closed]
         return max(ends) if ends else len(closed)
@@ -177,8 +189,8 @@ class ChatFormat:
 def _for_template(message: ChatMessage) -> ChatMessage:
     """A copy of `message` in the form that transformers passes to a template.
 
-    Keys without a value are left out, because templates test whether a key is there. Reasoning is
-    given under each of the names that templates look for.
+    Keys with the value None are left out, because templates test whether a key is there. Reasoning
+    is given as "thinking" and as "reasoning_content", the two names that templates look for.
     """
     message = {key: value for key, value in message.items() if value is not None}
     reasoning = next((message[key] for key in _REASONING_FIELDS if key in message), None)

@@ -31,7 +31,7 @@ def render(source: str, variables: Mapping[str, Any]) -> str:
     Raises UserError MODEL_UNSUPPORTED when the template does not compile, and any exception that
     the template raises while rendering.
     """
-    return _compiled(source).render(**variables)
+    return _compile(source).render(**variables)
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -42,7 +42,10 @@ class _GenerationTag(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012  jinja declares it a plain set
 
     def parse(self, parser: Any) -> nodes.Node:
-        """The syntax tree of the tag: a call of `_body` with the content between the tags."""
+        """Parse the tag into a call of `_body` with the content between the tags.
+
+        jinja calls this where the tag begins.
+        """
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         call = self.call_method("_body")
@@ -56,11 +59,13 @@ class _Namespace(jinja2.utils.Namespace):
     """jinja's namespace without attributes that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # `self` may be a key
-        """Takes attributes like a dict: keywords or one mapping.
+        """Take attributes as `dict` does: as keywords, or as one mapping.
 
-        Raises SecurityError for a name that begins with an underscore.
+        `self` is not in the signature, because a template may pass a keyword of that name. Raises
+        SecurityError for an attribute that begins with an underscore.
         """
-        self, rest = args[0], args[1:]
+        self = args[0]
+        rest = args[1:]
         attributes = dict(*rest, **kwargs)
         for name in attributes:
             _check_attribute(name)
@@ -78,7 +83,7 @@ def _check_attribute(name: object) -> None:
 
 
 @lru_cache(maxsize=16)
-def _compiled(source: str) -> jinja2.Template:
+def _compile(source: str) -> jinja2.Template:
     """The compiled template. Raises UserError MODEL_UNSUPPORTED for a syntax error."""
     try:
         return _environment().from_string(source)

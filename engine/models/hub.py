@@ -90,6 +90,8 @@ class DownloadPlan(Record):
 
 
 class _LargeFile(BaseModel):
+    """What the hub says of a file in large file storage."""
+
     sha256: str | None = None
 
 
@@ -122,16 +124,17 @@ class _HubVersion:
 
 
 def cached(home: Home, repo: str) -> Path | None:
-    """The snapshot folder of `repo` in a local cache; None if there is none.
+    """The snapshot folder of `repo` in a local cache; None if no cache has it.
 
-    A snapshot with all weights is preferred. Otherwise it is the home's own snapshot, which has
-    only the weights' headers so far.
+    A snapshot with all weights is preferred, first in the shared cache, then in the home's. If
+    there is none, it is the home's snapshot with only the headers of the weights so far.
     """
     for root in (_shared_cache(), home.cache / "hub"):
         folder = _snapshot(root, repo)
         if folder is not None and is_complete(folder):
             return folder
     folder = _snapshot(home.cache / "hub", repo)
+    # Without a plan nobody could download the missing weights.
     return folder if folder is not None and (folder / _PLAN).is_file() else None
 
 
@@ -140,6 +143,7 @@ def cached_ids(home: Home) -> list[str]:
     repos = set()
     for root in (_shared_cache(), home.cache / "hub"):
         for folder in sorted(root.glob("models--*--*")):
+            # "models--ORG--NAME"; a NAME may have more dashes.
             repo = folder.name.removeprefix("models--").replace("--", "/", 1)
             snapshot = _snapshot(root, repo)
             if snapshot is not None and is_complete(snapshot):
@@ -157,10 +161,10 @@ def is_complete(folder: Path) -> bool:
 
 
 def look_up(home: Home, repo: str) -> Path:
-    """The snapshot folder of `repo`; small files and weight headers are fetched if no cache has it.
+    """The snapshot folder of `repo`, from a cache or from the hub.
 
-    Raises UserError MODEL_NOT_FOUND (also when offline or unreachable), MODEL_UNSUPPORTED or
-    DISK_FULL.
+    From the hub only the small files and the headers of the weights are fetched. Raises UserError
+    MODEL_NOT_FOUND (also if the hub is offline or unreachable), MODEL_UNSUPPORTED or DISK_FULL.
     """
     folder = cached(home, repo)
     if folder is not None:
@@ -207,23 +211,31 @@ def _fetch_weights(
                 url,
                 folder,
                 file,
+                # `start` as a default value: the lambda keeps the value of this round.
                 lambda size, start=bytes_before: progress(start + size, total_bytes),
             )
         bytes_before += file.size
 
 
 def _read_plan(folder: Path) -> DownloadPlan | None:
-    """The download plan in a snapshot folder; None if it has none (another program's cache)."""
+    """The download plan in a snapshot folder.
+
+    None if it has none, as in a cache that another program made.
+    """
     path = folder / _PLAN
     return DownloadPlan.read(path) if path.is_file() else None
 
 
 def _file_url(repo: str, commit: str, name: str) -> str:
+    """Where a file of one version is downloaded, relative to the endpoint."""
     return f"/{repo}/resolve/{commit}/{name}"
 
 
 def missing_bytes(folder: Path) -> int:
-    """Bytes of weights that still have to be downloaded into `folder`."""
+    """Bytes of weights that still have to be downloaded into `folder`.
+
+    0 for a folder without a download plan, which has all its weights.
+    """
     plan = _read_plan(folder)
     weights = plan.weights if plan is not None else []
     return sum(file.size for file in weights if not (folder / file.name).is_file())
@@ -238,13 +250,15 @@ def _shared_cache() -> Path:
 
 
 def _model_folder(root: Path, repo: str) -> Path:
+    """The folder of `repo` in the cache `root`, named models--ORG--NAME."""
     return root / ("models--" + repo.replace("/", "--"))
 
 
 def _snapshot(root: Path, repo: str) -> Path | None:
-    """The snapshot folder of `repo` under `root`; None if there is none.
+    """The snapshot folder of `repo` in the cache `root`; None if there is none.
 
-    It is the one that refs/main names, or without that file the only one there is.
+    It is the snapshot that the file refs/main names. Without that file it is the only snapshot, or
+    None if there are several.
     """
     folder = _model_folder(root, repo)
     try:
@@ -258,9 +272,9 @@ def _snapshot(root: Path, repo: str) -> Path | None:
 
 
 def _client(endpoint: str = "") -> "httpx.Client":
-    """An HTTP client for the hub at `endpoint`, with the token in HF_TOKEN, if any.
+    """An HTTP client for the hub at `endpoint`, with the token in HF_TOKEN, if that is set.
 
-    "" stands for HF_ENDPOINT, or the public hub if that is unset.
+    An `endpoint` of "" stands for HF_ENDPOINT, or for the public hub if that is unset.
     """
     import httpx  # noqa: PLC0415  takes 70 ms to import; only hub access needs it
 
@@ -288,9 +302,9 @@ def _certificates() -> "ssl.SSLContext":
 
 @contextlib.contextmanager
 def _http_errors_as_refusals(repo: str) -> Iterator[None]:
-    """Context manager: errors of HTTP and of a full disk become a UserError for the caller.
+    """Context manager: turn errors of HTTP and of a full disk into a UserError about `repo`.
 
-    Raises UserError MODEL_NOT_FOUND or DISK_FULL; other errors pass unchanged.
+    Raises UserError MODEL_NOT_FOUND (HTTP) or DISK_FULL; other errors pass unchanged.
     """
     import httpx  # noqa: PLC0415  loaded by the client already
 
@@ -316,7 +330,7 @@ def _http_errors_as_refusals(repo: str) -> Iterator[None]:
 
 
 def _status_error(repo: str, status: int) -> UserError:
-    """The error for an HTTP status that is no success."""
+    """The error for an HTTP status that means failure, with what to do about it."""
     if status in (401, 403):
         return _not_found(
             f"{repo} does not exist or needs permission (HTTP {status})",
@@ -330,13 +344,15 @@ def _status_error(repo: str, status: int) -> UserError:
 
 
 def _not_found(message: str, hint: str, retryable: bool = False) -> UserError:
+    """The error MODEL_NOT_FOUND; `retryable` if the same call may succeed later."""
     return UserError("MODEL_NOT_FOUND", message, hint=hint, field="model", retryable=retryable)
 
 
 def _newest_version(client: "httpx.Client", repo: str) -> _HubVersion:
-    """The newest version of `repo`, with the sizes and checksums of its files.
+    """Ask the hub for the newest version of `repo`, with the sizes and checksums of its files.
 
-    Raises UserError MODEL_NOT_FOUND for an answer without sense, httpx.HTTPError otherwise.
+    Raises httpx.HTTPError if the request fails, UserError MODEL_NOT_FOUND if the answer is not that
+    of a hub.
     """
     reply = client.get(f"/api/models/{repo}/revision/main", params={"blobs": "true"})
     reply.raise_for_status()
@@ -352,7 +368,7 @@ def _newest_version(client: "httpx.Client", repo: str) -> _HubVersion:
         file.rfilename: WeightFile(
             name=file.rfilename,
             size=file.size or 0,
-            sha256=(file.lfs and file.lfs.sha256) or "",
+            sha256=(file.lfs and file.lfs.sha256) or "",  # only large files have a checksum
         )
         for file in answer.siblings
     }
@@ -362,8 +378,9 @@ def _newest_version(client: "httpx.Client", repo: str) -> _HubVersion:
 def _fetch_small(home: Home, remote: _HubVersion) -> Path:
     """Fetch the small files and the headers of the weights; returns the snapshot folder.
 
-    It also writes the download plan. `refs/main` is written last: until then no cache look-up finds
-    the folder. Raises UserError MODEL_UNSUPPORTED or MODEL_NOT_FOUND.
+    It also writes the download plan, from which `ensure_weights` fetches the rest. `refs/main` is
+    written last: until then no look-up in the cache finds the folder. Raises UserError
+    MODEL_UNSUPPORTED, or httpx.HTTPError.
     """
     _refuse_other_kinds(remote)
     root = _model_folder(home.cache / "hub", remote.repo)
@@ -375,7 +392,7 @@ def _fetch_small(home: Home, remote: _HubVersion) -> Path:
             if name == "config.json":  # refused before the larger files are fetched
                 model_files.check_config(model_files.load_json(folder / name), remote.repo)
     names = _weight_names(folder, remote)
-    model_files.check_text_files(folder)
+    model_files.check_text_files(folder)  # refuses a model without tokenizer or chat template
     for name in names:
         (folder / (name + model_files.HEADER)).write_bytes(_fetch_header(remote, name))
     plan = DownloadPlan(
@@ -393,7 +410,7 @@ def _fetch_small(home: Home, remote: _HubVersion) -> Path:
 def _refuse_other_kinds(remote: _HubVersion) -> None:
     """Raise UserError MODEL_UNSUPPORTED for a repository without config.json.
 
-    It is an adapter or another library's model.
+    Such a repository holds only an adapter, or a model of another library than transformers.
     """
     if "config.json" in remote.files:
         return
@@ -420,7 +437,10 @@ def _weight_names(folder: Path, remote: _HubVersion) -> list[str]:
 
 
 def _fetch_text(remote: _HubVersion, name: str) -> str:
-    """Content of a small file. Raises UserError MODEL_UNSUPPORTED if it is too large or no text."""
+    """Fetch the content of a small file.
+
+    Raises UserError MODEL_UNSUPPORTED if it is over 64 MB or not UTF-8, or httpx.HTTPError.
+    """
     content = b""
     with remote.client.stream("GET", remote.url(name)) as reply:
         reply.raise_for_status()
@@ -435,7 +455,10 @@ def _fetch_text(remote: _HubVersion, name: str) -> str:
 
 
 def _fetch_header(remote: _HubVersion, name: str) -> bytes:
-    """The safetensors header of a weight file, with the eight bytes of its length."""
+    """Fetch the safetensors header of a weight file, with the eight bytes of its length.
+
+    One request is enough unless the header is longer than 256 KB.
+    """
     first_bytes = _fetch_first_bytes(remote, name, _FIRST_BYTES)
     length = 8 + model_files.header_length(first_bytes, name)
     if len(first_bytes) < length:
@@ -444,7 +467,10 @@ def _fetch_header(remote: _HubVersion, name: str) -> bytes:
 
 
 def _fetch_first_bytes(remote: _HubVersion, name: str, count: int) -> bytes:
-    """The first `count` bytes of a file; a server that ignores the range is not read further."""
+    """Fetch the first `count` bytes of a file, or all of them if it is shorter.
+
+    From a server that ignores the range and sends everything, only these bytes are read.
+    """
     headers = {"Range": f"bytes=0-{count - 1}"}
     content = b""
     with remote.client.stream("GET", remote.url(name), headers=headers) as reply:
@@ -463,10 +489,11 @@ def _download(
     file: WeightFile,
     report: Callable[[int], None],
 ) -> None:
-    """Download one weight file into `folder`, continuing a partial file; up to four attempts.
+    """Download one weight file into `folder`, and check its size and checksum.
 
-    `report` is called with the number of bytes that are there. Raises httpx.HTTPError, or UserError
-    MODEL_UNSUPPORTED if the file has the wrong size or checksum.
+    A partial file of an earlier attempt is continued. If the connection breaks, it is continued up
+    to three times. `report` is called with the number of bytes that are there. Raises
+    httpx.HTTPError, or UserError MODEL_UNSUPPORTED if the file has the wrong size or checksum.
     """
     import httpx  # noqa: PLC0415  loaded by the client already
 
@@ -484,6 +511,7 @@ def _download(
         part.unlink()
         raise model_files.unsupported(f"{file.name}: {fault}", "Start the run again.")
     os.replace(part, target)
+    # The header is in the file itself now.
     (folder / (file.name + model_files.HEADER)).unlink(missing_ok=True)
 
 
@@ -492,12 +520,15 @@ def _continue_part(
 ) -> None:
     """Append the missing bytes to the partial file `part` and sync it to disk.
 
-    If the server ignores ranges, the file is fetched from its start.
+    If the server ignores ranges, the file is fetched from its start. Raises httpx.HTTPError; what
+    has arrived by then stays in `part`.
     """
     size = part.stat().st_size if part.is_file() else 0
+    # From the first missing byte on; the whole file if nothing is there.
     headers = {"Range": f"bytes={size}-"} if size else {}
     with client.stream("GET", url, headers=headers) as reply:
-        if reply.status_code == _RANGE_NOT_SATISFIABLE:  # the file is complete
+        # There is nothing after `size`: the file is complete.
+        if reply.status_code == _RANGE_NOT_SATISFIABLE:
             return
         reply.raise_for_status()
         if reply.status_code != _PARTIAL_CONTENT:
@@ -514,7 +545,7 @@ def _continue_part(
 def _download_fault(part: Path, file: WeightFile) -> str:
     """What is wrong with the downloaded file `part`; "" if size and checksum are right.
 
-    A size of 0 or a checksum of "" in `file` is unknown and not checked.
+    If `file` has size 0 or the checksum "", it is unknown and not compared.
     """
     size = part.stat().st_size
     if file.size and size != file.size:

@@ -84,12 +84,14 @@ class ModelFacts:
     @property
     def linear_params(self) -> int:
         """Parameters of the seven projections of all layers, which every token runs through."""
+        # Query and output have `heads` heads, key and value have `kv_heads`.
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     def projection(self, name: str) -> tuple[int, int]:
         """(inputs, outputs) of the projection `name`, such as `q_proj`, in each layer."""
-        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        query = self.heads * self.head_dim
+        key = self.kv_heads * self.head_dim  # also the size of the values
         return {
             "q_proj": (self.hidden, query),
             "k_proj": (self.hidden, key),
@@ -119,14 +121,15 @@ class Tensor:
 
 
 def unsupported(what: str, hint: str) -> UserError:
+    """The error for a model that cannot be used here; `what` says why."""
     return UserError("MODEL_UNSUPPORTED", what, hint=hint, field="model")
 
 
 def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, by name, from its first bytes (length and header).
+    """Parse the first bytes of a safetensors file: its tensors by name.
 
     Args:
-        raw: these bytes; more may follow.
+        raw: the bytes of the length and the header; more may follow.
         name: name of the file, for error messages.
         file_size: bytes of the whole file, which must hold every tensor; None if it is not checked.
 
@@ -139,6 +142,7 @@ def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[st
         raise unsupported(f"{name} ends inside its header", hint)
     try:
         header = json.loads(raw[_LENGTH_BYTES:data_start])
+        # The entry "__metadata__" does not describe a tensor.
         descriptions = {key: value for key, value in header.items() if key != "__metadata__"}
         tensors = {key: _parse_tensor(value) for key, value in descriptions.items()}
         data_bytes = max(
@@ -154,9 +158,10 @@ def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[st
 
 
 def header_length(raw: bytes, name: str) -> int:
-    """Length in bytes of the header, from the first eight bytes of a safetensors file.
+    """Length of the header in bytes, from the first eight bytes of a safetensors file.
 
-    Raises UserError MODEL_UNSUPPORTED if `raw` is too short or the length impossible.
+    `raw` holds these bytes, `name` is the file's name for an error. Raises UserError
+    MODEL_UNSUPPORTED if `raw` is too short or the length impossible.
     """
     length = struct.unpack("<Q", raw[:_LENGTH_BYTES])[0] if len(raw) >= _LENGTH_BYTES else 0
     if not 2 <= length <= _MAX_HEADER:  # the shortest JSON object is {}
@@ -165,7 +170,11 @@ def header_length(raw: bytes, name: str) -> int:
 
 
 def _parse_tensor(entry: JsonObject) -> Tensor:
-    """One entry of a header. Raises ValueError if its shape does not fit its bytes, or KeyError."""
+    """Parse one entry of a header.
+
+    Raises KeyError, TypeError or ValueError for an entry of another form, ValueError also if the
+    shape does not fit the number of bytes. An unknown dtype is not checked.
+    """
     first_byte, end_byte = entry["data_offsets"]
     shape = tuple(int(size) for size in entry["shape"])
     item_bytes = _DTYPE_BYTES.get(entry["dtype"])
@@ -185,6 +194,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=256)
 def _read_header(path: Path, size: int, _mtime: int) -> dict[str, Tensor]:
+    """As `read_header`; the time of the last change is only part of the cache's key."""
     with open_file(path) as file:
         length = file.read(_LENGTH_BYTES)
         raw = length + file.read(header_length(length, path.name))
@@ -192,10 +202,10 @@ def _read_header(path: Path, size: int, _mtime: int) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the weight files of a folder: the shards of its index, or the single file.
+    """Names of the weight files of a folder: the shards in its index, or the single file.
 
-    The single file may still be missing if its header is there. Raises UserError MODEL_UNSUPPORTED
-    when there are no safetensors weights.
+    Files that are still to be downloaded are named too: shards always, the single file if its
+    header is there. Raises UserError MODEL_UNSUPPORTED if there are no safetensors weights.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -207,9 +217,10 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def shards(index: JsonObject, name: str) -> list[str]:
-    """The distinct file names in a shard index, sorted; `name` is the name of the index file.
+    """The distinct file names in a shard index, sorted.
 
-    Raises UserError MODEL_UNSUPPORTED unless each is a plain name inside the folder.
+    `name` is the name of the index file, for an error. Raises UserError MODEL_UNSUPPORTED if a
+    file name could lead out of the folder, or if there are none.
     """
     mapping = index.get("weight_map")
     files = sorted(set(mapping.values())) if isinstance(mapping, dict) else []
@@ -219,7 +230,10 @@ def shards(index: JsonObject, name: str) -> list[str]:
 
 
 def no_safetensors(where: str, names: list[str]) -> UserError:
-    """The error for a folder or repository without safetensors weights, with the files `names`."""
+    """The error for a folder or repository without safetensors weights.
+
+    `where` names it; `names` are its files, to tell whether it has weights in another format.
+    """
     pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
     if pickled:
         return unsupported(
@@ -234,9 +248,9 @@ def no_safetensors(where: str, names: list[str]) -> UserError:
 
 
 def load_json(path: Path) -> JsonObject:
-    """A JSON object from a file of a model folder.
+    """Read a JSON object from a file of a model folder.
 
-    Raises UserError MODEL_UNSUPPORTED if the file is missing, damaged or no JSON object.
+    Raises UserError MODEL_UNSUPPORTED if the file is missing or damaged, or is not a JSON object.
     """
     try:
         with open_file(path) as file:
@@ -266,9 +280,9 @@ def read_facts(folder: Path) -> ModelFacts:
 
 
 def check_text_files(folder: Path) -> str:
-    """The chat template of a folder.
+    """Check that a folder has a tokenizer.json and a chat template; returns the template.
 
-    Raises UserError MODEL_UNSUPPORTED if the folder has no tokenizer.json or no chat template.
+    Raises UserError MODEL_UNSUPPORTED if one of them is missing.
     """
     if not (folder / "tokenizer.json").is_file():
         raise unsupported(
@@ -279,9 +293,10 @@ def check_text_files(folder: Path) -> str:
 
 
 def _stored_header(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of a weight file, from the file or from its header that was fetched alone.
+    """The tensors of a weight file, by name.
 
-    Raises UserError MODEL_UNSUPPORTED if neither is there.
+    They are read from the file, or if it is not downloaded yet, from its header, which was fetched
+    alone. Raises UserError MODEL_UNSUPPORTED if neither is there.
     """
     if (folder / name).is_file():
         return read_header(folder / name)
@@ -292,10 +307,10 @@ def _stored_header(folder: Path, name: str) -> dict[str, Tensor]:
 
 
 def check_config(config: JsonObject, where: str) -> None:
-    """Refuse a model that cannot be trained here, by its config.json; `where` names the model.
+    """Refuse a model whose config.json shows that it cannot be trained here.
 
-    Raises UserError MODEL_UNSUPPORTED: it needs its own code, is quantized, or has another
-    architecture.
+    `where` names the model in the error. Raises UserError MODEL_UNSUPPORTED if the model needs its
+    own code, is quantized, or has none of our ARCHITECTURES.
     """
     if config.get("auto_map"):
         raise unsupported(
@@ -319,14 +334,12 @@ def _architecture(config: JsonObject) -> str:
 
 
 def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) -> ModelFacts:
-    """The facts from config.json, the tensors of all weight files and the chat template.
+    """Derive the facts from config.json, the tensors of all weight files and the chat template.
 
-    Raises UserError MODEL_UNSUPPORTED if a size is missing or config.json and weights disagree.
+    Raises UserError MODEL_UNSUPPORTED if a size is missing, or if config.json and weights disagree.
     """
-    hidden, heads = (
-        _positive_int(config, "hidden_size"),
-        _positive_int(config, "num_attention_heads"),
-    )
+    hidden = _positive_int(config, "hidden_size")
+    heads = _positive_int(config, "num_attention_heads")
     facts = ModelFacts(
         architecture=_architecture(config),
         hidden=hidden,
@@ -341,16 +354,17 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
         max_positions=_positive_int(config, "max_position_embeddings", _DEFAULT_CONTEXT),
         dtype=_main_dtype(tensors),
         weight_bytes=sum(tensor.size for tensor in tensors.values()),
-        thinking="enable_thinking" in template,
+        thinking="enable_thinking" in template,  # the variable that switches the think block
     )
     _check_shapes(facts, tensors)
     return facts
 
 
 def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
-    """The positive integer at `key`, or `default` if there is none; 0 means that it must be there.
+    """The positive integer at `key` of config.json, or `default` if the key is missing.
 
-    Raises UserError MODEL_UNSUPPORTED for any other value.
+    A `default` of 0 means that the key must be there. Raises UserError MODEL_UNSUPPORTED if it is
+    missing then, or for any other value.
     """
     value = config.get(key)
     if value is None:
@@ -361,16 +375,19 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
 
 
 def _is_tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
-    """Whether the output layer shares the embedding's weights, as config.json says.
+    """Whether the output layer shares the embedding's weights.
 
-    If it says nothing, it does unless the output layer is stored.
+    config.json says so; if it does not, they are shared unless an output layer is stored.
     """
     tied = config.get("tie_word_embeddings")
     return tied if isinstance(tied, bool) else "lm_head.weight" not in tensors
 
 
 def _count_params(config: JsonObject, tensors: dict[str, Tensor]) -> int:
-    """Parameters of all tensors; an output layer that is tied is counted once."""
+    """Number of parameters in all tensors.
+
+    An output layer that shares the embedding's weights is not counted again, even if it is stored.
+    """
     tied = _is_tied(config, tensors)
     return sum(
         prod(tensor.shape)
@@ -380,9 +397,9 @@ def _count_params(config: JsonObject, tensors: dict[str, Tensor]) -> int:
 
 
 def _main_dtype(tensors: dict[str, Tensor]) -> str:
-    """The dtype of most bytes of the weights ("float32", "float16" or "bfloat16").
+    """The dtype that most bytes of the weights have: "float32", "float16" or "bfloat16".
 
-    Raises UserError MODEL_UNSUPPORTED if that is another dtype.
+    Raises UserError MODEL_UNSUPPORTED if it is another one, or if there are no weights.
     """
     bytes_by_dtype: dict[str, int] = {}
     for tensor in tensors.values():
@@ -399,7 +416,7 @@ def _main_dtype(tensors: dict[str, Tensor]) -> str:
 def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
     """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json.
 
-    Embedding, last layer and output layer stand for all tensors.
+    Only three tensors are compared: the embedding, one of the last layer, and the output layer.
     """
     query_shape = (facts.heads * facts.head_dim, facts.hidden)
     expected = {
@@ -435,9 +452,10 @@ def tool_template(folder: Path) -> str:
 
 
 def _chat_templates(folder: Path) -> dict[str, str]:
-    """The templates of a model folder by name, from the first file that holds one; {} without any.
+    """The chat templates of a model folder, by name; {} if it has none.
 
-    The name of a single template is "default".
+    They are those of the first of these files that has one: chat_template.jinja,
+    chat_template.json, tokenizer_config.json. A single template has the name "default".
     """
     file = folder / "chat_template.jinja"
     if file.is_file():

@@ -80,10 +80,10 @@ class ChatTokenizer:
 
     @cached_property
     def stop_texts(self) -> list[str]:
-        """Texts of the tokens that end a turn: the tokenizer's eos token, then the model's others.
+        """Texts of the tokens that end a turn, each once.
 
-        The model's are the `eos_token_id` of config.json and generation_config.json, a number or a
-        list.
+        First the eos token of the tokenizer; then the tokens in `eos_token_id` (a number or a list)
+        of config.json and generation_config.json.
         """
         texts = [self.special["eos_token"]] if self.special.get("eos_token") else []
         for name in ("config.json", "generation_config.json"):
@@ -97,7 +97,7 @@ class ChatTokenizer:
 
 
 def load(folder: Path) -> ChatTokenizer:
-    """The tokenizer of a model folder; it is read again only if its files have changed."""
+    """The tokenizer of a model folder, cached; it is read again if its files have changed."""
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     paths = [folder / name for name in names]
     file_times = tuple((path.name, path.stat().st_mtime_ns) for path in paths if path.is_file())
@@ -106,11 +106,15 @@ def load(folder: Path) -> ChatTokenizer:
 
 @lru_cache(maxsize=8)
 def _load_cached(folder: Path, _times: tuple[tuple[str, int], ...]) -> ChatTokenizer:
+    """The tokenizer of a folder. The times of its files are only part of the cache's key."""
     return ChatTokenizer(folder)
 
 
 def _token_text(token: Any) -> str:
-    """The text of a special token, "" if it has none; older files hold {"content": TEXT}."""
+    """The text of a special token in tokenizer_config.json: a text, or {"content": TEXT}.
+
+    "" for anything else, such as a token that the model does not have.
+    """
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""

@@ -36,7 +36,10 @@ _LEAST_CHARS = 40  # that a text keeps, however little room there is
 
 @dataclass(frozen=True)
 class ChangedItem:
-    """One task whose score changed, with both answers; `change` is the score after minus before."""
+    """One task whose score changed, with both answers; `change` is the score after minus before.
+
+    `before` and `after` lack task, half, group and model: these are equal in both.
+    """
 
     task: str
     change: float
@@ -71,9 +74,9 @@ class _Comparison:
     """Two evaluations of the same tasks.
 
     Attributes:
-        before, after: their answers.
-        names: what they are called, in this order.
-        step: training step of the second, or the index of its model.
+        before, after: the answers of the first and of the second evaluation.
+        names: their names in the same order, as ("step 0", "step 40") or two models.
+        step: training step of the second evaluation, or the index of its model.
         skipped: number of damaged lines in both files.
     """
 
@@ -85,25 +88,30 @@ class _Comparison:
 
 
 def changed_page(reading: Reading) -> ChangedPage:
-    """A page of the tasks whose score differs between the two evaluations, largest change first.
+    """A page of the tasks whose score differs between two evaluations, the largest change first.
 
-    The query's `where` filters the answers of the second evaluation. Raises UserError NO_EVALUATION
-    or BAD_ARGUMENT if there are not two evaluations to compare.
+    The query's `where` filters the answers of the second evaluation. Tasks that only one of the
+    two answered are left out. Raises UserError NO_EVALUATION or BAD_ARGUMENT if there is nothing
+    to compare with, BAD_ARGUMENT also for an invalid `where`.
     """
     evaluations = _choose_evaluations(reading)
-    selected = {_attempt_key(row) for row in matching(evaluations.after, reading.query.where)}
-    earlier = {_attempt_key(row): row for row in evaluations.before}
-    in_both = [row for row in evaluations.after if _attempt_key(row) in earlier]
-    pairs = [(earlier[_attempt_key(row)], row) for row in in_both if _attempt_key(row) in selected]
-    pairs = [pair for pair in pairs if _score_change(*pair)]
+    selected_keys = {_attempt_key(row) for row in matching(evaluations.after, reading.query.where)}
+    before_by_key = {_attempt_key(row): row for row in evaluations.before}
+    in_both = [row for row in evaluations.after if _attempt_key(row) in before_by_key]
+    pairs = [
+        (before_by_key[_attempt_key(row)], row)
+        for row in in_both
+        if _attempt_key(row) in selected_keys
+    ]
+    pairs = [pair for pair in pairs if _score_change(*pair)]  # without the unchanged ones
     # The largest change first; equal ones in the order of their tasks.
     pairs.sort(key=lambda pair: (-abs(_score_change(*pair)), _attempt_key(pair[1])))
-    better = sum(_score_change(*pair) > 0 for pair in pairs)
+    better_count = sum(_score_change(*pair) > 0 for pair in pairs)
     before, after = evaluations.names
-    tasks = len({_attempt_key(row) for row in in_both})
+    task_count = len({_attempt_key(row) for row in in_both})
     page = ChangedPage(
-        summary=f"{len(pairs)} of {tasks} tasks changed between {before} and {after}: {better} for "
-        f"the better, {len(pairs) - better} for the worse.",
+        summary=f"{len(pairs)} of {task_count} tasks changed between {before} and {after}: "
+        f"{better_count} for the better, {len(pairs) - better_count} for the worse.",
         run_id=reading.row.run_id,
         step=evaluations.step,
         before=before,
@@ -115,7 +123,7 @@ def changed_page(reading: Reading) -> ChangedPage:
         reading,
         [_changed_item(reading, *pair) for pair in reading.shown_part(pairs)],
         len(pairs),
-        mark_of(evaluations.step),
+        mark_of(evaluations.step),  # so that a run that goes on does not change the next page
         lambda items: replace(page, changed=items),
         with_shorter_texts,
     )
@@ -128,10 +136,11 @@ def changed_page(reading: Reading) -> ChangedPage:
 
 
 def _choose_evaluations(reading: Reading) -> _Comparison:
-    """The two evaluations to compare: of two steps of training, or of two models.
+    """The two evaluations to compare: two steps of a training run, or two models of an evaluation.
 
-    A model is compared with the first one, and the first one with the second. Raises UserError
-    NO_EVALUATION or BAD_ARGUMENT.
+    Of an evaluation, the requested model (by default the last) is compared with the first model;
+    if the first is requested, it is compared with the second. Raises UserError NO_EVALUATION if
+    there are no answers yet, BAD_ARGUMENT if only one model was evaluated or the step is unknown.
     """
     if reading.row.kind == "train":
         return _training_evaluations(reading)
@@ -144,6 +153,7 @@ def _choose_evaluations(reading: Reading) -> _Comparison:
             hint="Evaluate two models in one call, or pick worst.",
             field="pick",
         )
+    # `step` is the index of the requested model.
     other_index = 0 if answers.step else 1
     before, after = (
         EvaluationRow.read_file(run.model_evals(i)) for i in (other_index, answers.step)
@@ -156,11 +166,12 @@ def _choose_evaluations(reading: Reading) -> _Comparison:
 def _training_evaluations(reading: Reading) -> _Comparison:
     """The evaluation at step 0 and the one at the requested step of a training run.
 
-    Step -1 stands for the step that the run's verdict is about, or the last evaluated one without a
-    verdict. Raises UserError NO_EVALUATION if there is only one evaluation, BAD_ARGUMENT for a step
-    without one.
+    Step -1 stands for the step that the run's verdict is about; if there is no verdict, for the
+    last evaluated step. Raises UserError NO_EVALUATION if step 0 or every later step is not
+    evaluated yet, BAD_ARGUMENT for a step without an evaluation.
     """
-    run, row, step = reading.run, reading.row, reading.start.step
+    run, row = reading.run, reading.row
+    step = reading.start.step
     steps = [number for number in run.eval_steps() if number > 0]
     if not steps or 0 not in run.eval_steps():
         raise UserError(
@@ -169,6 +180,7 @@ def _training_evaluations(reading: Reading) -> _Comparison:
             hint=wait_hint(row.run_id, until="next_eval"),
         )
     later_step = chosen_step(steps, step, "held-out answers") if step != -1 else result_step(run)
+    # None: the run has no verdict.
     later_step = steps[-1] if later_step is None else later_step
     before, after = (
         EvaluationRow.read_file(run.evals(step_number)) for step_number in (0, later_step)
@@ -180,14 +192,15 @@ def _training_evaluations(reading: Reading) -> _Comparison:
 
 
 def _attempt_key(row: EvaluationRow) -> str:
-    """A text that identifies one attempt at one task, equal in both evaluations."""
+    """A text such as "add-7 #0" that identifies one attempt at one task in both evaluations."""
     return f"{row.task} #{row.attempt or 0}"
 
 
 def _score_change(before: EvaluationRow, after: EvaluationRow) -> float:
-    """Change of success; if that is equal or unknown, change of the reward.
+    """The score after minus the score before: change of success, else of the reward.
 
-    0 if an answer could not be scored.
+    The reward decides if success is the same in both or unknown in one. 0 if either answer could
+    not be scored.
     """
     if before.error or after.error:
         return 0.0
@@ -199,7 +212,10 @@ def _score_change(before: EvaluationRow, after: EvaluationRow) -> float:
 
 
 def _changed_item(reading: Reading, old: EvaluationRow, new: EvaluationRow) -> ChangedItem:
-    """One changed task with both answers, which share the characters of one rollout."""
+    """One changed task with both answers.
+
+    Each answer gets half of `max_chars`, the prompt a third, but never less than 40 characters.
+    """
     query, redact = reading.query, reading.redact
     texts = Texts(max(query.max_chars // 2, _LEAST_CHARS), prompt=False, tokens=query.tokens)
     before, after = (

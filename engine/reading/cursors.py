@@ -28,11 +28,14 @@ class Cursor:
 
 
 def parse_cursor(text: str, view: str) -> Cursor:
-    """Parse a cursor from a page of `view`. Raises UserError BAD_CURSOR for any other text."""
+    """Parse `text`, which must be a cursor that a page of `view` gave out.
+
+    Raises UserError BAD_CURSOR for a cursor of another view and for any other text.
+    """
     parts = text.split(":")
     older = parts[-1] == _OLDER
     numbers = parts[1 : len(parts) - older]  # without the view and a final "older"
-    has_attempt = view == "console"
+    has_attempt = view == "console"  # each attempt has its own console file
     well_formed = parts[0] == view and len(numbers) == 1 + has_attempt
     if not well_formed or not all(_is_number(number) for number in numbers):
         raise UserError(
@@ -45,4 +48,5 @@ def parse_cursor(text: str, view: str) -> Cursor:
 
 
 def _is_number(text: str) -> bool:
+    """Whether the text is a number from 0, in ASCII digits and not too long."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS

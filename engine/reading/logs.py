@@ -40,9 +40,9 @@ def read_logs(
 ) -> LogsPage:
     """One page of a run's metrics, events, console or error.
 
-    Without a cursor the page has the whole curves, thinned, or the newest events or lines. With the
-    `next_cursor` of an earlier page it has what was written since, or, once the run has ended, what
-    came before. `older_cursor` always leads to what came before.
+    Without a cursor, a metrics page shows the whole curves with a part of their points, and every
+    other page the newest events or lines. `next_cursor` leads to what was written since; once the
+    run has ended, to what came before. `older_cursor` always leads to what came before.
 
     Args:
         view: "metrics", "events", "console" or "error".
@@ -50,6 +50,7 @@ def read_logs(
         grep: plain text, letter case ignored; `|` separates alternatives, `.*` leaves a gap, `^`
             and `$` stand for the ends of a line. In the metrics view it selects columns by name.
         limit: rows or lines, 1 to 200; curves have at most 30 points.
+        cursor: `next_cursor` or `older_cursor` of an earlier page; "" for the first page.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR.
     """
@@ -66,7 +67,8 @@ def read_logs(
         if cursor:
             return new_steps_page(run, row, keys, limit, cursor)
         return curves_page(run, row, keys, matches, limit)
-    config = run.find_config()  # None if damaged; the logs are readable all the same
+    # None if the config is gone or damaged; the logs are readable all the same.
+    config = run.find_config()
     redact = redactor_for(home, config.env_dir if config else None)
     reader = TextReader(run, row, redact, limit, matches)
     if view == "events":
@@ -77,4 +79,5 @@ def read_logs(
 
 
 def _bad(field: str, message: str, hint: str) -> UserError:
+    """The error BAD_ARGUMENT for the argument `field`."""
     return UserError("BAD_ARGUMENT", message, hint=hint, field=field)

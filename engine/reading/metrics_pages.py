@@ -85,9 +85,14 @@ class NewStepsPage(ReplyBase):
 def curves_page(
     run: RunDir, row: RunRow, keys: Sequence[str], matches: Matches | None, limit: int
 ) -> CurvesPage:
-    """A page with curves: the metrics `keys`, those whose name `matches`, or the main ones.
+    """A page with the curves of a run, from its first step to its last.
 
-    `matches` (None without a search) wins over `keys`. `limit` is the largest number of points.
+    Args:
+        keys: the metrics to show; empty for the main ones.
+        matches: shows the logged metrics whose name matches, instead of `keys`; None for no
+            search. If no name matches, the main metrics are shown.
+        limit: the largest number of points of a curve; never more than 30 are shown.
+
     Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """
     metrics = load_metrics(run.metrics)
@@ -104,6 +109,7 @@ def curves_page(
     if metrics.sampled:
         warnings.append("The file is long: before its end, steps are a sample.")
     warnings += skipped_lines(metrics.skipped)
+    # How many held-out tasks these metrics are measured on; only asked for if one is shown.
     heldout = choosing(run) if any(name.startswith("heldout_") for name in shown_columns) else None
     lines = thin(metrics.lines, shown_columns, min(POINTS, limit))
     curves = {name: metrics.curve(name) for name in shown_columns}
@@ -115,7 +121,7 @@ def curves_page(
         state=row.state,
         view="metrics",
         columns=["step", *(["model"] if with_model else []), *map(clean_text, shown_columns)],
-        rows=[_cells(line, shown_columns, with_model) for line in lines],
+        rows=[_table_row(line, shown_columns, with_model) for line in lines],
         curves={clean_text(name): summary_of(points) for name, points in curves.items() if points},
         available=hidden[:_MOST_AVAILABLE],
         steps_logged=len(metrics.lines),
@@ -123,7 +129,7 @@ def curves_page(
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
         warnings=warnings,
     )
-    if run.deleted.exists():
+    if run.deleted.exists():  # the files of the run are gone on purpose
         summary = f"{row.run_id} is {row.state}; its files were deleted."
         page = replace(page, summary=summary)
     return _shorten_to_fit(replace(page, summary=clean_text(page.summary)))
@@ -132,9 +138,11 @@ def curves_page(
 def new_steps_page(
     run: RunDir, row: RunRow, keys: Sequence[str], limit: int, cursor: str
 ) -> NewStepsPage:
-    """The steps logged since the cursor of an earlier page, at most `limit`.
+    """A page with the steps logged since the cursor of an earlier page, at most `limit`.
 
-    Shows the metrics `keys`, or the main ones if there are none. Raises UserError BAD_CURSOR.
+    It shows the metrics `keys`, or the main ones if `keys` is empty. If the file has become shorter
+    than the cursor's offset, it is read from its start, with a warning. Raises UserError
+    BAD_CURSOR.
     """
     offset = parse_cursor(cursor, "metrics").offset or 0
     warnings: list[str] = []
@@ -146,6 +154,7 @@ def new_steps_page(
     lines = by_step(readable)
     warnings += skipped_lines(len(page.lines) - len(readable))
     logged = list(dict.fromkeys(name for line in lines for name in line))
+    # The metrics that we know come first, in our order, then those of the environment.
     available = [name for name in METRICS if name in logged]
     available += [
         name for name in logged if name not in METRICS and name not in ("step", "time", "model")
@@ -159,7 +168,7 @@ def new_steps_page(
         state=row.state,
         view="metrics",
         columns=["step", *map(clean_text, shown_columns)],
-        rows=[_cells(line, shown_columns, with_model=False) for line in lines],
+        rows=[_table_row(line, shown_columns, with_model=False) for line in lines],
         next_cursor=f"metrics:{page.end}" if has_more else "",
         warnings=warnings,
     )
@@ -172,7 +181,11 @@ def new_steps_page(
 
 
 def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
-    """The `keys` without duplicates. Raises UserError BAD_ARGUMENT for an unknown metric."""
+    """Return `keys` without duplicates.
+
+    Raises UserError BAD_ARGUMENT for a name that is neither in `available` (what the run logged)
+    nor one of our own metrics, which may be logged later.
+    """
     for key in keys:
         if key not in available and key not in METRICS:
             similar = difflib.get_close_matches(key, available, 1)
@@ -187,10 +200,11 @@ def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def _cells(line: JsonObject, columns: Sequence[str], with_model: bool) -> list[Cell]:
-    """One row of the table: the step, the model if it is shown, and a short number per column.
+def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> list[Cell]:
+    """One row of the table for one logged line, such as [3, 0.41, None].
 
-    A metric that the line does not have gives None.
+    The cells are the step, the model (only with `with_model`), and the rounded value of each of
+    `columns`; None for a metric that the line does not have.
     """
     values = [number(line.get(name)) for name in columns]
     cells: list[Cell] = [None if value is None else short(value) for value in values]
@@ -204,9 +218,15 @@ def _curve_sentence(
     shown_points: int,
     heldout: ChoosingHalf | None,
 ) -> str:
-    """One sentence: the state of the run and the first and last value of its first three curves.
+    """The summary: the state of the run and the first and last value of its first three curves.
 
-    `shown_points` is how many of the `lines` the page has.
+    Example: "r-1 is running at step 40 (30 of 41 points): reward_mean 0.1 to 0.6, kl 0 to 0.02."
+
+    Args:
+        lines: all logged steps.
+        curves: (step, value) of every point, by metric.
+        shown_points: how many of the `lines` the page shows.
+        heldout: the tasks behind `heldout_*`; None adds no note about them.
     """
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
@@ -226,12 +246,14 @@ def _curve_sentence(
 
 
 def _shorten_to_fit(page: CurvesPage) -> CurvesPage:
-    """The page within `BODY_CHARS`, if necessary with fewer columns and fewer names.
+    """The page with at most `BODY_CHARS` characters, if one metric column can be that short.
 
-    An environment may give its metrics names of any length.
+    First the names in `available` are halved until it fits, then the last columns are dropped, one
+    by one. It can be too long because an environment may give its metrics names of any length.
     """
     while page.available and json_chars(page.to_json()) > BODY_CHARS:
         page = replace(page, available=page.available[: len(page.available) // 2])
+    # "step" and one metric always stay.
     while len(page.columns) > 2 and json_chars(page.to_json()) > BODY_CHARS:
         *columns, dropped = page.columns
         curves = {name: curve for name, curve in page.curves.items() if name != dropped}

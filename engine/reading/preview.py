@@ -57,10 +57,15 @@ def sft_row(
     settings: SFTSettings,
     redact: Redactor,
 ) -> RowPreview | None:
-    """A preview of one train row with an answer: the first that is cut, or else the first of all.
+    """Preview one training row that has an answer: the first that is cut, or else the first of all.
 
-    Rows that the chat template refuses are skipped; at most 300 are searched. None if there is no
-    row to learn from.
+    A row that is cut is preferred, because it shows a fault of the settings. Only the first 300
+    rows are looked at, and those that the chat template refuses are skipped. None if no row is
+    left.
+
+    Args:
+        tools: tool schemas of the environment, for rows that have none of their own.
+        model_folder: holds the tokenizer and its chat template.
     """
     tokenizer = tokens.load(model_folder)
     preview: RowPreview | None = None
@@ -86,9 +91,10 @@ def _preview(
     tokenizer: tokens.ChatTokenizer,
     redact: Redactor,
 ) -> RowPreview:
-    """The preview of the row `task`, whose tokens are `chat`, under the settings."""
+    """The preview of the row of `task`, whose tokens are `chat`, cut as the settings say."""
     limit = settings.max_length
-    ids, mask = chat.ids[:limit], chat.mask(settings.loss_on)[:limit]
+    ids = chat.ids[:limit]
+    mask = chat.mask(settings.loss_on)[:limit]
     lost_ids = chat.ids[limit:]
     lost = None
     if lost_ids:

@@ -66,9 +66,10 @@ class GroupsPage(ReplyBase):
 
 
 def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> GroupsPage:
-    """A page with the whole groups of which at least one member is among `matching_rows`.
+    """A page with every group of `source` that has at least one member among `matching_rows`.
 
-    Groups with the widest spread of rewards come first.
+    A group is shown whole, with the members that do not match. Groups with the widest spread of
+    rewards come first.
     """
     chosen_groups = {_group_key(row) for row in matching_rows}
     rows_by_group: dict[str, list[Row]] = {}
@@ -87,21 +88,23 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
         lambda items: replace(page, groups=items),
         _shorten_group,
     )
-    uniform = sum(reward_std(rows) == 0.0 for rows in groups)
+    uniform_count = sum(reward_std(rows) == 0.0 for rows in groups)
     return replace(
         page,
         groups=fitted.items,
         warnings=fitted.warnings + source.warnings,
         next_cursor=fitted.next_cursor,
         summary=f"{len(fitted.items)} of {len(groups)} groups among the {source.what} in "
-        f"{page.run_id}, the widest spread of rewards first; in {uniform} all rewards are equal.",
+        f"{page.run_id}, the widest spread of rewards first; in {uniform_count} all rewards are "
+        "equal.",
     )
 
 
 def _group_key(row: Row) -> str:
-    """A text that identifies a row's group: training step and group, or in an evaluation the task.
+    """A text that identifies a row's group, such as "000000003 000000012" or "task add-7".
 
-    Sorting by it gives the order of training.
+    In training it is made of the step and the number of the group, with zeros in front, so that
+    sorting by it gives the order of training. In an evaluation it is the task.
     """
     if isinstance(row, TrajectoryRecord):
         return f"{row.step:09d} {row.group:09d}"
@@ -110,13 +113,14 @@ def _group_key(row: Row) -> str:
 
 def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
     """One group as a page shows it; all members together get the characters of one rollout."""
-    max_chars, redact = reading.query.max_chars, reading.redact
+    max_chars = reading.query.max_chars
+    redact = reading.redact
     rewards = rewards_of(rows)
     # Two thirds of the characters are for the answers, one third is for the prompt.
     member_chars = max(_LEAST_MEMBER_CHARS, max_chars * 2 // (3 * len(rows)))
     texts = reading.texts(member_chars, prompt=False)
     first = rows[0]
-    rollout = first if isinstance(first, TrajectoryRecord) else None
+    rollout = first if isinstance(first, TrajectoryRecord) else None  # None in an evaluation
     return GroupItem(
         task=clip(redact.text(first.task), _TASK_CHARS),
         step=rollout.step if rollout else None,
@@ -135,10 +139,12 @@ def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
 
 
 def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
-    """`item` shortened to about `chars` characters of JSON.
+    """Shorten `item` to about `chars` characters of JSON.
 
-    First texts are cut, then metrics are dropped member by member, then members, at least one of
-    which stays.
+    Three steps, each only if the item is still too long:
+    1. cut texts;
+    2. drop the metrics, member by member;
+    3. drop members from the end, and count them in `members_left_out`; the first member stays.
     """
     item = with_shorter_texts(item, chars)
     for index in range(len(item.members)):
@@ -151,7 +157,7 @@ def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
         if excess <= 0:
             break
         count = len(item.members)
-        # As many members as take about the excess.
+        # The share of the members that takes up the excess, if all are equally long.
         dropped = excess * count // json_chars(as_json(item.members))
         dropped = max(1, min(count - 1, dropped))
         left_out = (item.members_left_out or 0) + dropped

@@ -50,7 +50,10 @@ class RolloutQuery:
     cursor: str = ""
 
     def check(self) -> None:
-        """Raise UserError BAD_ARGUMENT for a pick, limit or max_chars that cannot be used."""
+        """Raise UserError BAD_ARGUMENT if pick, limit or max_chars is not an allowed value.
+
+        `step`, `where` and `cursor` are checked when they are used.
+        """
         if self.pick not in PICKS:
             raise _bad("pick", f"pick {self.pick!r} does not exist", f"Picks: {', '.join(PICKS)}.")
         if isinstance(self.limit, bool) or not 1 <= self.limit <= MOST:
@@ -79,9 +82,11 @@ class Position:
 
 
 def start_of(query: RolloutQuery) -> Position:
-    """Where the page begins, from the query's cursor, or from its step if it has none.
+    """Where the page begins, from the query's cursor, or from its step if it has no cursor.
 
-    Raises UserError BAD_CURSOR for a cursor of another pick, or one that was changed.
+    A cursor is "pick:step:skip", such as "worst:40:3", with "all" before the step if all steps up
+    to it are read ("worst:all40:3"). Raises UserError BAD_CURSOR for a cursor of another pick, or
+    one that was changed.
     """
     if not query.cursor:
         return Position(0, query.step, all_steps=False)
@@ -133,7 +138,7 @@ class Reading:
         return Texts(chars, prompt, self.query.tokens, self.decode)
 
     def shown_part(self, items: Sequence[T]) -> Sequence[T]:
-        """The part of all matching items that this page may show."""
+        """The items after those of earlier pages, at most `limit` of them."""
         return items[self.start.skip : self.start.skip + self.query.limit]
 
 
@@ -154,34 +159,37 @@ def fit(
     page_of: Callable[[list[T]], object],
     squeeze: Callable[[T, int], T],
 ) -> Fitted[T]:
-    """As many of the items, from the first on, as a reply has room for.
+    """Keep as many of the items, from the first on, as a reply has room for.
 
-    If not even the first one fits, it is cut and a warning says so.
+    If not even the first one fits, it is shortened and a warning says so.
 
     Args:
+        items: the items that this page may show.
         total: number of all matching items, on all pages.
-        step_mark: what was read, as `mark_of` writes it into a cursor.
+        step_mark: the step or steps that were read, as `mark_of` writes them into a cursor.
         page_of: builds the page with the given items, so that it can be measured.
-        squeeze: shortens an item to a number of characters.
+        squeeze: shortens an item to a number of characters of JSON.
     """
-    fitting, warnings = list(items), []
+    kept_items = list(items)
+    warnings: list[str] = []
     room = BODY_CHARS - _SUMMARY_CHARS
-    while chars_of(page_of(fitting)) > room and len(fitting) > 1:
-        fitting.pop()
-    if fitting and chars_of(page_of(fitting)) > room:
-        fitting = [squeeze(fitting[0], room - _CUT_CHARS)]
+    while chars_of(page_of(kept_items)) > room and len(kept_items) > 1:
+        kept_items.pop()
+    if kept_items and chars_of(page_of(kept_items)) > room:
+        kept_items = [squeeze(kept_items[0], room - _CUT_CHARS)]
         warnings = ["One rollout alone was too long and is cut; see max_chars."]
-    next_skip = reading.start.skip + len(fitting)
-    has_more = bool(fitting) and next_skip < total
+    next_skip = reading.start.skip + len(kept_items)
+    has_more = bool(kept_items) and next_skip < total
     return Fitted(
-        fitting, warnings, f"{reading.query.pick}:{step_mark}:{next_skip}" if has_more else ""
+        kept_items, warnings, f"{reading.query.pick}:{step_mark}:{next_skip}" if has_more else ""
     )
 
 
 def mark_of(step: int, *, all_steps: bool = False) -> str:
-    """What was read, as a cursor stores it: one step, or all steps up to `step`."""
+    """The steps that were read, as a cursor stores them: "40", or "all40" for all up to 40."""
     return f"{_ALL_STEPS}{step}" if all_steps else str(step)
 
 
 def _bad(field: str, message: str, hint: str) -> UserError:
+    """The error BAD_ARGUMENT for the argument `field`."""
     return UserError("BAD_ARGUMENT", message, hint=hint, field=field)

@@ -64,7 +64,7 @@ class Source:
 
     @property
     def mark(self) -> str:
-        """What was read, as a cursor stores it."""
+        """The step or steps that were read, as a cursor stores them: "40" or "all40"."""
         return mark_of(self.step, all_steps=self.all_steps)
 
     @property
@@ -78,21 +78,27 @@ class Source:
 
 
 def source_of(reading: Reading) -> Source:
-    """The rows that the query chooses from: of one step, or of all steps if its filter needs them.
+    """Read the rows that the query chooses from.
 
-    Raises UserError NO_EVALUATION if there are none yet, BAD_ARGUMENT for a step without rows.
+    These are the rows of all training steps if the cursor says so, or if the query names no step
+    but its filter uses `step`; else the rows of one step. Raises UserError NO_EVALUATION if there
+    are none yet, BAD_ARGUMENT for a step without rows.
     """
     query, start = reading.query, reading.start
-    all_steps = start.all_steps or (start.step == -1 and _names_step(query.where))
+    all_steps = start.all_steps or (start.step == -1 and _filters_by_step(query.where))
     if all_steps and reading.run.rollout_steps():
         return _rollouts_of_all_steps(reading)
     return _rows_of_one_step(reading)
 
 
 def _rows_of_one_step(reading: Reading) -> Source:
-    """The rows of one step: rollouts, or held-out answers if the run samples nothing (SFT).
+    """Read the rows of one step.
 
-    For an evaluation the answers of one model. Raises UserError as `source_of` does.
+    - of a training run that samples (GRPO): its rollouts of the step;
+    - of a training run without rollouts (SFT): its held-out answers at the step;
+    - of an evaluation or probe: the answers of one model.
+
+    Raises UserError as `source_of` does.
     """
     run, row = reading.run, reading.row
     if run.deleted.exists():
@@ -122,11 +128,13 @@ def _rows_of_one_step(reading: Reading) -> Source:
 
 
 def _rollouts_of_all_steps(reading: Reading) -> Source:
-    """The rollouts of all steps up to the requested one (-1: the latest).
+    """Read the rollouts of all steps up to the requested one (-1: the latest).
 
-    If the files are larger than `_ALL_BYTES` together, only the newest are read, at least one.
+    If the files are larger than `_ALL_BYTES` together, only the newest are read, at least one;
+    `missing` of the result counts the others.
     """
-    run, last = reading.run, reading.start.step
+    run = reading.run
+    last = reading.start.step
     steps = [step for step in run.rollout_steps() if last == -1 or step <= last]
     files: list[RecordsRead[TrajectoryRecord]] = []
     bytes_left = _ALL_BYTES
@@ -148,10 +156,11 @@ def _rollouts_of_all_steps(reading: Reading) -> Source:
 
 
 def model_answers(reading: Reading) -> Source:
-    """The answers of one model of an evaluation or probe; the query's step is the model's index.
+    """Read the answers of one model of an evaluation or probe.
 
-    Raises UserError NO_EVALUATION if no model has answered yet, BAD_ARGUMENT for an index without
-    answers.
+    An evaluation has no training steps, so the `step` argument of the call is the index of the
+    model; -1 chooses the last model that has answers. Raises UserError NO_EVALUATION if no model
+    has answered yet, BAD_ARGUMENT for the index of a model without answers.
     """
     run, row, models = reading.run, reading.row, reading.models
     answered = [index for index in range(len(models)) if run.model_evals(index).exists()]
@@ -161,21 +170,29 @@ def model_answers(reading: Reading) -> Source:
             f"{row.run_id} has no answers yet (it is {row.state})",
             hint=wait_hint(row.run_id),
         )
+    # In an error: "there are no answers, by index of the model, of step 7".
     index = chosen_step(answered, reading.start.step, "answers, by index of the model,")
     answers = EvaluationRow.read_file(run.model_evals(index))
     return Source(answers.records, f"answers of {models[index]}", index, answers.skipped)
 
 
 def wait_hint(run_id: str, **until: str) -> Hint:
-    """A hint with the call that waits for a run's first rows; `until` are more arguments of it."""
+    """A hint with the call `wait_run` for a run that has no rows yet.
+
+    With until="next_eval" the call waits for the next evaluation, without it for the end of the
+    run.
+    """
     return Hint("Wait until it has some:", Call("wait_run", {"run_id": run_id, **until}))
 
 
-def chosen_step(steps: Sequence[int], step: int, what: str) -> int:
-    """`step` if it is one of `steps`; the last one for -1.
+def chosen_step(steps: Sequence[int], step: int, missing_rows: str) -> int:
+    """Return `step`, which must be one of `steps`, or the last of them if `step` is -1.
 
-    Raises UserError BAD_ARGUMENT with the nearest steps for any other; `what` names the missing
-    rows.
+    Args:
+        steps: the steps that have rows, in ascending order; at least one.
+        missing_rows: names the rows in the error, as "rollouts".
+
+    Raises UserError BAD_ARGUMENT for any other step; its hint names the nearest steps.
     """
     if step == -1:
         return steps[-1]
@@ -184,19 +201,21 @@ def chosen_step(steps: Sequence[int], step: int, what: str) -> int:
     nearest = sorted(steps, key=lambda other: abs(other - step))[:_NEAREST]
     raise UserError(
         "BAD_ARGUMENT",
-        f"there are no {what} of step {step}",
+        f"there are no {missing_rows} of step {step}",
         hint=f"Nearest steps: {', '.join(map(str, sorted(nearest)))}; the last is {steps[-1]}.",
         field="step",
     )
 
 
-def _names_step(where: str) -> bool:
-    """Whether the filter expression uses the name `step`.
+def _filters_by_step(where: str) -> bool:
+    """Whether the filter expression uses the name `step`, as "step > 20" does.
 
-    False for one that cannot be parsed; `matching` refuses it later.
+    False for an expression that cannot be parsed; `matching` refuses it later.
     """
     try:
+        # "0" stands for an empty expression, which cannot be parsed and uses no name.
         tree = ast.parse(where.strip() or "0", mode="eval")
+    # The last three: null bytes, and expressions that are nested too deeply.
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return any(isinstance(node, ast.Name) and node.id == "step" for node in ast.walk(tree))
@@ -205,17 +224,22 @@ def _names_step(where: str) -> bool:
 def matching(rows: Sequence[AnyRow], where: str) -> list[AnyRow]:
     """The rows for which the expression `where` is true; all rows if it is empty.
 
+    It may use the `_FILTER_NAMES` and the metrics of the rows, by name or as metrics["name"].
     Raises UserError BAD_ARGUMENT for an invalid expression.
     """
     if not where.strip():
         return list(rows)
     metrics = {name for row in rows for name in row.metrics or {}}
+    # A metric whose name is not an identifier can only be written as metrics["its name"].
     rule = Where(where, [*_FILTER_NAMES, *(name for name in metrics if name.isidentifier())])
     return [row for row in rows if rule.matches(_filter_values(row), row.task)]
 
 
 def _filter_values(row: Row) -> dict[str, object]:
-    """The values of a row that a filter expression can use, by name."""
+    """The values of a row that a filter expression can use, by name.
+
+    None for a field that this kind of row does not have. A field wins over a metric of its name.
+    """
     metrics: dict[str, object] = dict(row.metrics or {})
     fields = {name: getattr(row, name, None) for name in _FILTER_NAMES}
     return metrics | fields | {"length": length_in_tokens(row), "metrics": metrics}
@@ -224,9 +248,12 @@ def _filter_values(row: Row) -> dict[str, object]:
 def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
     """The rows that `pick` shows, in its order.
 
-    "truncated" and "error" select rows and keep their order, "random" shuffles them with `seed`,
-    "median" puts the rows nearest to the median score first, "best" and "worst" sort by score. Of
-    the last three, rows without a score are left out.
+    - truncated, error: only these rows, in the order they came in.
+    - random: all rows, shuffled with `seed`.
+    - median: the rows nearest to the median score first.
+    - best, worst: by score, the highest or the lowest first.
+
+    median, best and worst leave out rows without a reward; if no row has one, rows without a loss.
     """
     if pick == "truncated":
         return [row for row in rows if row.cut]
@@ -237,6 +264,7 @@ def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
         random.Random(seed).shuffle(shuffled)
         return shuffled
     scored = [row for row in rows if row.reward is not None]
+    # An evaluation of SFT may have no rewards; its rows are compared by their loss.
     scored = scored or [row for row in rows if _loss(row) is not None]
     if pick == "median":
         median = sorted(score(row) for row in scored)[len(scored) // 2] if scored else 0.0
@@ -245,19 +273,20 @@ def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
 
 
 def score(row: Row) -> float:
-    """The number by which rows are compared, higher is better: the reward, or minus the loss.
+    """The number by which rows are compared; higher is better.
 
-    0 for a row with neither.
+    It is the reward; for a row without one minus the loss; for a row with neither 0.
     """
     return row.reward if row.reward is not None else -(_loss(row) or 0.0)
 
 
 def _loss(row: Row) -> float | None:
+    """The loss of an evaluation's row, if it has one; rollouts of training have none."""
     return row.loss if isinstance(row, EvaluationRow) else None
 
 
 def rewards_of(rows: Sequence[Row]) -> list[float]:
-    """The rewards of the rows that have one; those whose scoring failed are left out."""
+    """The rewards of the rows; rows without one and rows whose scoring failed are left out."""
     return [row.reward for row in rows if not row.error and row.reward is not None]
 
 

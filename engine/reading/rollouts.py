@@ -53,12 +53,14 @@ class RolloutsPage(ReplyBase):
 
 
 def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage | ChangedPage:
-    """A page of the rollouts or answers that `query.pick` chooses.
+    """Read one page of the rollouts or answers that `query.pick` chooses.
 
-    worst, best, median: ordered by reward. random: in a seeded order. truncated, error: only those.
-    group: whole groups with their advantages, the widest spread of rewards first. changed: the same
-    held-out task before and after training (in an evaluation: by the first model and by this one),
-    the largest change first.
+    - worst, best, median: ordered by reward.
+    - random: in a seeded order.
+    - truncated, error: only the answers that were cut off, or that could not be scored.
+    - group: whole groups with their advantages, the widest spread of rewards first.
+    - changed: the same held-out task before and after training (in an evaluation: by the first
+      model and by the requested one), the largest change first.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR or NO_EVALUATION.
     """
@@ -66,7 +68,8 @@ def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage 
     with Store(home) as store:
         row = store.get_run(query.run_id)
     run = home.run(row.run_id)
-    config = run.find_config()  # None if damaged; the rows are readable all the same
+    # None if the config is gone or damaged; the rows are readable all the same.
+    config = run.find_config()
     start = start_of(query)
     decode = decoder_of(config) if query.tokens else None
     redact = redactor_for(home, config.env_dir if config else None)
@@ -81,8 +84,14 @@ def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage 
 
 
 def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> RolloutsPage:
-    """The page with those of `matching_rows` that the pick selects, in its order."""
-    query, row = reading.query, reading.row
+    """The page for every pick but "group" and "changed".
+
+    It shows those of `matching_rows` (the rows of `source` that match the filter) that the pick
+    selects, in its order.
+    """
+    query = reading.query
+    row = reading.row
+    # The seed stays the same from page to page, so that pages of random rows fit together.
     picked = ordered(matching_rows, query.pick, seed=f"{row.run_id} {source.step}")
     texts = reading.texts(query.max_chars)
     items = [rollout_item(reading.redact, answer, texts) for answer in reading.shown_part(picked)]
@@ -120,23 +129,30 @@ def _summary(
     picked_count: int,
     matching_rows: Sequence[Row],
 ) -> str:
-    """One sentence: which rows these are, how many of how many, and their mean reward.
+    """The summary of a page: which rows it shows, how many of how many, and their mean reward.
+
+    Example: "3 of 64 worst rollouts of step 8 in r-1; mean reward 0.41 over 64; 2 could not be
+    scored (left out)."
 
     Args:
+        source: where the rows come from; `source.what` describes them.
         shown_count: number of rows on this page.
-        picked_count: number of rows that the pick selects.
+        picked_count: number of rows that the pick selects, on all pages.
         matching_rows: the rows that match the filter; the mean is taken over them, as in metrics.
     """
     pick = reading.query.pick
-    what = f"{pick} {source.what}"
+    rows_text = f"{pick} {source.what}"
     if pick in ("error", "truncated"):  # these select rows instead of ordering them
-        what = f"{source.what} " + ("with an error" if pick == "error" else "cut short")
-    sentence = f"{shown_count} of {picked_count} {what} in {reading.row.run_id}"
-    rewards, failed = rewards_of(matching_rows), sum(bool(row.error) for row in matching_rows)
+        rows_text = f"{source.what} " + ("with an error" if pick == "error" else "cut short")
+    sentence = f"{shown_count} of {picked_count} {rows_text} in {reading.row.run_id}"
+    rewards = rewards_of(matching_rows)
+    failed_count = sum(bool(row.error) for row in matching_rows)
     if rewards:
-        count = len(rewards) if source.trained else len(rewards) + failed
-        sentence += f"; mean reward {math.fsum(rewards) / count:.3g} over {count}"
-    if failed:
+        # Rows that could not be scored: training leaves them out of the mean, an evaluation counts
+        # each as reward 0.
+        mean_count = len(rewards) if source.trained else len(rewards) + failed_count
+        sentence += f"; mean reward {math.fsum(rewards) / mean_count:.3g} over {mean_count}"
+    if failed_count:
         treatment = "left out" if source.trained else "reward 0"
-        sentence += f"; {failed} could not be scored" + (f" ({treatment})" if rewards else "")
+        sentence += f"; {failed_count} could not be scored" + (f" ({treatment})" if rewards else "")
     return sentence + "."

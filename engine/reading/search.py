@@ -11,13 +11,13 @@ _LONGEST = 200  # characters of a pattern
 
 
 def matcher(pattern: str) -> Matches:
-    """A function that tells whether a line matches `pattern`, letter case ignored.
+    """Compile `pattern` into a function that tells whether a line matches it.
 
-    `|` separates alternatives, `.*` leaves a gap, `^` and `$` stand for the ends of the line. It is
-    not a regular expression, so a search takes time in proportion to the line, whatever the
-    pattern. An empty pattern matches no line.
+    Letter case is ignored. `|` separates alternatives, `.*` stands for any text, `^` and `$` for
+    the ends of the line. Example: "error|^step.*nan". An empty pattern matches no line. The pattern
+    is not a regular expression, so the time of a search grows only with the length of the line.
 
-    Raises UserError BAD_ARGUMENT when the pattern is too long.
+    Raises UserError BAD_ARGUMENT if the pattern has more than 200 characters.
     """
     if len(pattern) > _LONGEST:
         raise UserError(
@@ -46,13 +46,18 @@ class _Alternative:
 
     @staticmethod
     def parse(text: str) -> "_Alternative":
-        """Parse one alternative, which is in lower case. Backslashes are dropped."""
-        from_start, to_end = text.startswith("^"), text.endswith("$")
+        """Parse one alternative, which is in lower case.
+
+        Backslashes are dropped: they come from callers who escape as in a regular expression.
+        """
+        from_start = text.startswith("^")
+        to_end = text.endswith("$")
         body = text[from_start : len(text) - to_end]  # without ^ and $
         return _Alternative(tuple(body.replace("\\", "").split(".*")), from_start, to_end)
 
     def is_in(self, line: str) -> bool:
         """Whether a line in lower case has the parts, in this order, without overlap."""
+        # A single part may not be found once at the start and once more at the end.
         if self.from_start and self.to_end and len(self.parts) == 1:
             return line == self.parts[0]
         if self.from_start and not line.startswith(self.parts[0]):

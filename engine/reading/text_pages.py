@@ -26,7 +26,12 @@ _SUMMARY_CHARS, _MESSAGE_CHARS, _EVIDENCE_CHARS = 400, 600, 800  # of a failure
 
 @dataclass(frozen=True)
 class Links:
-    """Cursors of a page: "" or None (`older_cursor`) if nothing follows in that direction."""
+    """The two cursors of a page.
+
+    Attributes:
+        next_cursor: continues the reading; "" if nothing follows.
+        older_cursor: leads to what came before the page; None if nothing did.
+    """
 
     next_cursor: str
     older_cursor: str | None
@@ -65,7 +70,10 @@ class ConsolePage(ReplyBase):
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How the trainer's process ended: its return code or the signal that killed it, else None."""
+    """How the trainer's process ended: its return code, or the signal that killed it.
+
+    The other one is None; both are if nothing was recorded.
+    """
 
     rc: int | None = None
     signal: int | None = None
@@ -134,11 +142,12 @@ class TextReader:
         return self.matches is None or self.matches(self.redact.text(text))
 
     def page(self, path: Path, cursor: Cursor, passes: Matches) -> Page:
-        """The lines of `path` before or after the cursor for which `passes` is true."""
+        """At most `limit` lines of `path` before or after the cursor for which `passes` is true."""
         if cursor.offset is None:
             return page_before(path, complete_size(path), self.limit, passes)
         if cursor.older:
             return page_before(path, cursor.offset, self.limit, passes)
+        # The file may have become shorter than the offset: a resumed run cuts its logs.
         return page_after(path, min(cursor.offset, complete_size(path)), self.limit, passes)
 
     def shown(self, text: str) -> str:
@@ -146,55 +155,63 @@ class TextReader:
         return clip(self.redact.text(text), _LINE_CHARS)
 
     def warnings(self, page: Page) -> list[str]:
-        """A warning if the search stopped before the end of the file, else []."""
+        """A warning if the search stopped at the largest amount of text it may scan, else []."""
         if self.matches is None or page.scanned < BUDGET:
             return []
         return [f"The search stopped after {page.scanned / 1e6:.1f} MB; the cursor continues it."]
 
 
 def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsPage:
-    """A page of events; only events named in `keys` if there are any.
+    """A page of events, from the cursor on; "" starts with the newest events.
 
-    Without a cursor it has the newest events. Raises UserError BAD_CURSOR.
+    If `keys` is not empty, only events with these names are shown. Lines that are not JSON
+    objects are left out and counted in a warning. Raises UserError BAD_CURSOR.
     """
     start = parse_cursor(cursor, "events") if cursor else Cursor(0, None, older=True)
 
     def passes(text: str) -> bool:
+        # A line that is not a JSON object has no name, so it passes only if `keys` is empty.
         return reader.passes(text) and (
             not keys or (_parse_object(text) or {}).get("event") in keys
         )
 
-    path, run_id = reader.run.events, reader.row.run_id
+    path = reader.run.events
+    run_id = reader.row.run_id
     page = reader.page(path, start, passes)
+    # By the offset at which a line starts, because equal events may occur twice.
     fields_by_start = {line.start: _parse_object(line.text) for line in page.lines}
     shown_events = {
         start: _shown_event(reader, fields)
         for start, fields in fields_by_start.items()
         if fields is not None
     }
+    # Lines that are not JSON objects are skipped.
     lines = [line for line in page.lines if line.start in shown_events]
-    skipped = len(page.lines) - len(lines)
+    skipped_count = len(page.lines) - len(lines)
     lines, page = _fit_lines(
         lines, page, start.older, lambda line: json_chars(shown_events[line.start])
     )
     events = [shown_events[line.start] for line in lines]
-    last = str(events[-1].get("event", "")) if events else ""
-    links = _links(reader, cursor, page, path)
+    last_event = str(events[-1].get("event", "")) if events else ""
+    links = _cursors_of_page(reader, cursor, page, path)
     return EventsPage(
         summary=f"{counted(len(events), 'event')} of {run_id}"
-        + (f", the last is {last}." if last else "."),
+        + (f", the last is {last_event}." if last_event else "."),
         run_id=run_id,
         state=reader.row.state,
         view="events",
         events=events,
-        warnings=reader.warnings(page) + skipped_lines(skipped),
+        warnings=reader.warnings(page) + skipped_lines(skipped_count),
         next_cursor=links.next_cursor,
         older_cursor=links.older_cursor,
     )
 
 
 def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
-    """An event with secrets hidden; a very long one keeps its time, name, step and cut message."""
+    """An event with its secrets hidden.
+
+    A very long one (over 1000 characters) keeps only its time, name, step and a shortened message.
+    """
     event = reader.redact.value(fields)
     if json_chars(event) <= 2 * _LINE_CHARS:
         return event
@@ -203,7 +220,12 @@ def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
 
 
 def console_page(reader: TextReader, cursor: str, most_chars: int = _LINES_CHARS) -> ConsolePage:
-    """A page of console lines, of the cursor's attempt, or the newest of the last attempt.
+    """A page of the lines that one attempt of the run printed.
+
+    Args:
+        cursor: names the attempt and the place in its console; "" shows the newest lines of the
+            last attempt that printed something.
+        most_chars: characters of all lines together.
 
     Raises UserError BAD_CURSOR.
     """
@@ -221,14 +243,15 @@ def console_page(reader: TextReader, cursor: str, most_chars: int = _LINES_CHARS
     )
     texts = [reader.shown(line.text) for line in lines]
     # A line without newline, such as a progress bar, is shown and read again once it is complete.
+    # Only the first page, which begins at the end of the file (no offset), looks for one.
     unfinished_line = torn_tail(path) if position.offset is None else ""
     if unfinished_line and reader.passes(unfinished_line):
         texts.append(reader.shown(unfinished_line))
-    calls: list[Call] = []
+    next_calls: list[Call] = []
     if not texts and not cursor and reader.matches is None and row.kind == "train":
         # A training run may print nothing; its curves show what it did.
-        calls = [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
-    links = _links(reader, cursor, page, path, position.attempt)
+        next_calls = [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
+    links = _cursors_of_page(reader, cursor, page, path, position.attempt)
     return ConsolePage(
         summary=f"{counted(len(texts), 'line')} of attempt {position.attempt} of {row.run_id}.",
         run_id=row.run_id,
@@ -236,7 +259,7 @@ def console_page(reader: TextReader, cursor: str, most_chars: int = _LINES_CHARS
         view="console",
         lines=texts,
         warnings=reader.warnings(page),
-        next=calls,
+        next=next_calls,
         attempt=position.attempt,
         next_cursor=links.next_cursor,
         older_cursor=links.older_cursor,
@@ -244,26 +267,30 @@ def console_page(reader: TextReader, cursor: str, most_chars: int = _LINES_CHARS
 
 
 def error_page(reader: TextReader, cursor: str) -> ErrorPage:
-    """A page with the run's failure and its console, as `console_page` has it.
+    """A page with the run's failure, and with the same console lines as `console_page`.
 
-    `next` suggests resuming the run if it left a checkpoint. Raises UserError BAD_CURSOR.
+    A run that has not failed gets a page whose `error` has no values. `next` suggests resuming the
+    run if it left a checkpoint. Raises UserError BAD_CURSOR.
     """
     row = reader.row
+    # Cursors of this view are those of the console under another name: "error:2:4096".
     console = console_page(
         reader, cursor.replace("error", "console", 1), most_chars=_LINES_CHARS_OF_ERROR
     )
-    older = console.older_cursor
+    older_cursor = console.older_cursor
+    # A run that is being stopped has the reason before it has ended.
     has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
     recorded = read_object(reader.run.failure)
-    failure = _failure(reader, recorded) if has_failed else ShownFailure()
-    calls, summary = console.next, f"{row.run_id} is {row.state} and has not failed."
+    failure = _shown_failure(reader, recorded) if has_failed else ShownFailure()
+    next_calls = console.next
+    summary = f"{row.run_id} is {row.state} and has not failed."
     if has_failed:
         message = row.reason or str(recorded.get("message") or "")
         reason = reader.redact.text(message) or "no reason was recorded"
         kind = failure.kind or "unknown"
         summary = clip(f"{row.run_id} {row.state} ({kind}): {reason}", _SUMMARY_CHARS)
         if failure.last_checkpoint and row.state != "done":
-            calls = [Call("submit_train", {"resume": row.run_id})]
+            next_calls = [Call("submit_train", {"resume": row.run_id})]
     return ErrorPage(
         summary=summary,
         run_id=row.run_id,
@@ -271,21 +298,27 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
         view="error",
         lines=console.lines,
         warnings=console.warnings,
-        next=calls,
+        next=next_calls,
         attempt=console.attempt,
         next_cursor=console.next_cursor.replace("console", "error", 1),
-        older_cursor=older.replace("console", "error", 1) if older else None,
+        older_cursor=older_cursor.replace("console", "error", 1) if older_cursor else None,
         error=failure,
     )
 
 
-def _failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
-    """The failure as the run's row describes it, or else as its trainer `recorded` it.
+def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
+    """The failure of a run, with texts cut and secrets hidden.
 
-    `recorded` is {} if the trainer wrote nothing. Texts are cut and their secrets hidden.
+    Kind, message and hint come from the run's row in the database; those that the row lacks, and
+    the evidence, come from what the trainer wrote about its failure.
+
+    Args:
+        recorded: what the trainer wrote; {} if it wrote nothing.
     """
-    row, redact = reader.row, reader.redact
-    exit_record, checkpoint = read_object(reader.run.exit_record), reader.run.latest_checkpoint()
+    row = reader.row
+    redact = reader.redact
+    exit_record = read_object(reader.run.exit_record)
+    checkpoint = reader.run.latest_checkpoint()
     hint = row.hint or Hint.from_json(recorded.get("hint"))
     hint = Hint(clip(hint.text, _MESSAGE_CHARS), hint.call)
     return ShownFailure(
@@ -308,57 +341,67 @@ def _fit_lines(
     chars: Callable[[Line], int],
     most_chars: int = _LINES_CHARS,
 ) -> tuple[list[Line], Page]:
-    """As many lines as a reply has room for, and the page with its start or end moved to them.
+    """Keep as many lines as a reply has room for.
 
-    Lines are taken from the end that adjoins the page read before: the last ones if `older`. At
-    least one is taken, if there is one.
+    If lines are left out, the returned page has its start or end moved to the lines that stay, so
+    that the next page begins with the others. At least one line stays, if there is one.
 
     Args:
+        lines: the lines of `page` that can be shown.
+        older: keep the last lines, because the reader goes backwards; else the first ones.
         chars: number of characters of a line in the reply.
+        most_chars: characters of all lines together.
+
+    Returns the lines that stay, in the order of the file, and the page.
     """
-    fitting: list[Line] = []
+    kept_lines: list[Line] = []
     for line in reversed(lines) if older else lines:
-        most_chars -= chars(line) + 1
-        if most_chars < 0 and fitting:
+        most_chars -= chars(line) + 1  # and a comma
+        if most_chars < 0 and kept_lines:
             break
-        fitting.append(line)
-    if len(fitting) == len(lines):
+        kept_lines.append(line)
+    if len(kept_lines) == len(lines):
         return lines, page
     if older:
-        fitting.reverse()
-        return fitting, replace(page, lines=fitting, start=fitting[0].start)
-    return fitting, replace(page, lines=fitting, end=fitting[-1].end)
+        kept_lines.reverse()
+        return kept_lines, replace(page, lines=kept_lines, start=kept_lines[0].start)
+    return kept_lines, replace(page, lines=kept_lines, end=kept_lines[-1].end)
 
 
-def _links(
+def _cursors_of_page(
     reader: TextReader, cursor: str, page: Page, path: Path, attempt: int | None = None
 ) -> Links:
-    """The cursors of a page of events, or of the console of `attempt`.
+    """The cursors that a page of `path` gives out.
 
-    `next_cursor` continues in the direction of `cursor`; without one it leads to newer lines while
-    the run is alive, else to older ones. At either end of an attempt's console the cursors lead to
-    the neighbouring attempt.
+    `next_cursor` continues in the direction of `cursor`; on a first page (`cursor` is "") it leads
+    to newer lines while the run is alive, else to older ones. At the start or the end of an
+    attempt's console the cursors lead to the attempt before or after it.
+
+    Args:
+        cursor: the cursor that led to this page.
+        attempt: whose console `path` is; None for the events.
     """
     prefix = "events" if attempt is None else f"console:{attempt}"
-    older = f"{prefix}:{page.start}:older" if page.start > 0 else ""
+    older_cursor = f"{prefix}:{page.start}:older" if page.start > 0 else ""
     at_end = page.end >= complete_size(path)
-    newer = f"{prefix}:{page.end}" if reader.is_alive or not at_end else ""
+    newer_cursor = f"{prefix}:{page.end}" if reader.is_alive or not at_end else ""
     if attempt is not None:
         earlier_attempts = [number for number in reader.attempts if number < attempt]
         later_attempts = [number for number in reader.attempts if number > attempt]
-        if not older and earlier_attempts:
+        if not older_cursor and earlier_attempts:
             end = complete_size(reader.run.log(earlier_attempts[-1]))
-            older = f"console:{earlier_attempts[-1]}:{end}:older"
+            older_cursor = f"console:{earlier_attempts[-1]}:{end}:older"
         if later_attempts and at_end:
-            newer = f"console:{later_attempts[0]}:0"
+            newer_cursor = f"console:{later_attempts[0]}:0"
+    # Without a cursor the page shows the newest lines; an ended run gets no newer ones.
     goes_back = cursor.endswith(":older") or (not cursor and not reader.is_alive)
-    return Links(older if goes_back else newer, older or None)
+    return Links(older_cursor if goes_back else newer_cursor, older_cursor or None)
 
 
 def _parse_object(text: str) -> JsonObject | None:
-    """The JSON object in a line; None if it is no JSON object."""
+    """The JSON object that a line holds; None if it holds anything else."""
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # RecursionError: nested too deeply
         return None
     return value if isinstance(value, dict) else None

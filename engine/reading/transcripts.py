@@ -126,12 +126,14 @@ class Texts:
 def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
     """A rollout or held-out answer as a page shows it.
 
-    Texts are cleaned and cut, secrets are hidden, and numbers have few digits.
+    Texts are cleaned and cut, secrets are hidden, and numbers have few digits. `texts` says how
+    much of the row is shown.
     """
     rollout = row if isinstance(row, TrajectoryRecord) else None
     evaluated = row if isinstance(row, EvaluationRow) else None
-    conversation = _conversation(redact, row, texts)
-    single = conversation.answer[0].content if len(conversation.answer) == 1 else None
+    conversation = _divide_characters(redact, row, texts)
+    # The text of an answer of one message; None for an answer of several turns.
+    single_text = conversation.answer[0].content if len(conversation.answer) == 1 else None
     return RolloutItem(
         task=clip(redact.text(row.task), _TASK_CHARS),
         step=rollout.step if rollout else None,
@@ -149,30 +151,36 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
         metrics=_shown_metrics(redact, row.metrics),
         error=clip(redact.text(row.error), _ERROR_CHARS) if row.error else None,
         prompt=conversation.prompt,
-        completion=clip(single, conversation.chars) if single is not None else None,
+        completion=clip(single_text, conversation.chars) if single_text is not None else None,
         turns=within(conversation.answer, conversation.chars)
         if len(conversation.answer) > 1
         else None,
-        tokens=_tokens(redact, row, texts.decode) if texts.tokens else None,
+        tokens=_shown_tokens(redact, row, texts.decode) if texts.tokens else None,
     )
 
 
 @dataclass(frozen=True)
 class _Conversation:
-    """The prompt as it is shown (None: not at all), the full answer, and the characters for it."""
+    """The two parts of a row's text.
+
+    Attributes:
+        prompt: cut to the length at which it is shown; None if it is not shown.
+        answer: not cut yet.
+        chars: characters that the answer may take.
+    """
 
     prompt: list[Turn] | None
     answer: list[Turn]
     chars: int
 
 
-def _conversation(redact: Redactor, row: Answer, texts: Texts) -> _Conversation:
-    """Prompt and answer of a row, with the characters divided among them.
+def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversation:
+    """Prompt and answer of a row, with `texts.chars` divided between them.
 
-    The prompt gets what the answer does not need, and at least a third.
+    The prompt gets what the answer does not need, and at least a third; the answer gets the rest.
     """
     prompt, answer = turns_of(redact, row.prompt), turns_of(redact, row.messages)
-    if not answer and row.completion is not None:
+    if not answer and row.completion is not None:  # a row that keeps its answer as plain text
         answer = [Turn("assistant", redact.text(row.completion))]
     if not texts.prompt or not prompt:
         return _Conversation(None, answer, texts.chars)
@@ -197,6 +205,7 @@ def _shown_metrics(
 
 def length_in_tokens(row: Answer) -> int | None:
     """Number of tokens that the model wrote; None if the row does not record it."""
+    # A field that was not in the file has its default, 0, which would be shown as a length.
     return row.tokens if "tokens" in row.model_fields_set else None
 
 
@@ -206,48 +215,55 @@ def chars_of(item: object) -> int:
 
 
 def with_shorter_texts(item: T, chars: int) -> T:
-    """`item` with its texts cut step by step until its JSON has at most `chars` characters.
+    """Cut the texts of `item` shorter and shorter until its JSON has at most `chars` characters.
 
-    If 80 characters per text are still too many, it stays larger than that.
+    The texts are cut to 600, 300, 150 and at last 80 characters each. The result may still be
+    longer than `chars`.
     """
     for room in _SHORTER_TEXTS:
         if chars_of(item) <= chars:
             return item
-        item = _shortened(item, room)
+        item = _with_short_texts(item, room)
     return item
 
 
 def squeezed_rollout(item: RolloutItem, chars: int) -> RolloutItem:
-    """`item` shortened to about `chars` characters of JSON: its texts first, then its metrics."""
+    """Shorten `item` to about `chars` characters of JSON: cut its texts, then drop its metrics."""
     item = with_shorter_texts(item, chars)
     return item if chars_of(item) <= chars else replace(item, metrics=None)
 
 
-def _shortened(value: Any, room: int) -> Any:
-    """A copy of `value` with every text and every list of ids in it cut to `room` items."""
+def _with_short_texts(value: Any, room: int) -> Any:
+    """A copy of `value` in which every text has at most `room` characters.
+
+    Lists of token ids are cut to `room` ids; other lists keep all their items, each shortened.
+    """
     if isinstance(value, str):
         return clip(value, room)
     if isinstance(value, list):
         is_ids = bool(value) and isinstance(value[0], int)
-        return [_shortened(item, room) for item in (value[:room] if is_ids else value)]
+        return [_with_short_texts(item, room) for item in (value[:room] if is_ids else value)]
     if isinstance(value, dict):
-        return {name: _shortened(item, room) for name, item in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _with_short_texts(item, room) for name, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):  # an instance, not the class
         names = [field.name for field in fields(value)]
-        return replace(value, **{name: _shortened(getattr(value, name), room) for name in names})
+        return replace(
+            value, **{name: _with_short_texts(getattr(value, name), room) for name in names}
+        )
     return value
 
 
 def decoder_of(config: RunConfig | None) -> Decode | None:
-    """A function from token ids to text, with the tokenizer of a training run's base model.
+    """A function that turns token ids into text, with the tokenizer of a run's base model.
 
-    None for other runs, and if the tokenizer's files are gone.
+    None if there is no config, if the run did not train, or if the tokenizer's files are gone or
+    damaged.
     """
     if not isinstance(config, TrainConfig):
         return None
     try:
         backend = tokenizers.load(Path(config.base.path)).backend
-    except (UserError, OSError, ValueError):
+    except (UserError, OSError, ValueError):  # the ids are then shown as numbers
         return None
     return lambda ids: str(backend.decode(ids, skip_special_tokens=False))
 
@@ -266,14 +282,15 @@ def turns_of(redact: Redactor, messages: str | Sequence[ChatMessage] | None) -> 
 
 
 def length_of(turns: Sequence[Turn]) -> int:
-    """Characters of all contents."""
+    """Number of characters in the contents of all turns together."""
     return sum(len(turn.content) for turn in turns)
 
 
 def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
-    """The turns in about `chars` characters: long ones are cut.
+    """Shorten a conversation to about `chars` characters.
 
-    If there are very many, those in the middle are replaced by a note.
+    If there are too many turns for 60 characters each, those in the middle are replaced by the note
+    "[7 messages left out]". Then long turns are cut, all to the same length.
     """
     most_turns = max(2, chars // _LEAST_PER_TURN)
     shown = list(turns)
@@ -290,9 +307,11 @@ def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
 def _fair_share(lengths: Sequence[int], total: int) -> int:
     """The largest cap for which these lengths, each cut at the cap, sum to at most `total`.
 
-    The largest length if nothing has to be cut; never below 20.
+    For lengths 10, 50 and 90 with a total of 100 that is 45. If nothing has to be cut, the cap is
+    the largest length. It is never below 20, even if the sum is then larger than `total`.
     """
     room_left = total
+    # Short texts come first: what they do not use is divided among the longer ones.
     for shorter_ones, length in enumerate(sorted(lengths)):
         share = room_left // (len(lengths) - shorter_ones)
         if length > share:
@@ -310,10 +329,13 @@ def pieces(
     most: int = 24,
     chars: int = 300,
 ) -> list[Piece]:
-    """The text of the tokens in stretches with equal loss mask, in order.
+    """Split the text of the tokens into stretches that are trained on or not, in order.
 
-    At most `most` stretches are given, each cut to `chars`. If there are more, a last piece `…`
-    counts the tokens of the others.
+    Args:
+        mask: for each id 1 if it is trained on, else 0.
+        most: number of stretches at most. The tokens of all others are counted in one last piece
+            whose text is `…`.
+        chars: characters at which the text of a stretch is cut.
     """
     stretches: list[Piece] = []
     start = 0
@@ -328,24 +350,27 @@ def pieces(
     return [*stretches[:most], Piece("…", False, left_out)]
 
 
-def _tokens(redact: Redactor, row: Answer, decode: Decode | None) -> ShownTokens | NoTokens:
-    """The token ids of a row with their loss mask; long ones are cut.
+def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> ShownTokens | NoTokens:
+    """The token ids of a row with their loss mask, or the reason why it has none.
 
-    Training keeps ids only for the first groups of a step; for other rows the reason is returned.
+    Training keeps ids only for the first groups of a step, evaluations keep none. At most 1500 ids
+    of the answer are shown, and the last 375 of the prompt. Without `decode` there is no text.
     """
-    trained = row if isinstance(row, TrajectoryRecord) else None
-    if trained is None or trained.ids is None or trained.loss_mask is None:
+    rollout = row if isinstance(row, TrajectoryRecord) else None
+    if rollout is None or rollout.ids is None or rollout.loss_mask is None:
         return NoTokens('only the first groups of a training step keep theirs: where="group == 0"')
-    prompt = trained.prompt_ids or []
+    prompt = rollout.prompt_ids or []
     prompt_ids = prompt[-_MOST_TOKENS // 4 :]  # a quarter on top of the answer's ids
-    ids = trained.ids[:_MOST_TOKENS]
-    mask = [int(bool(value)) for value in trained.loss_mask[:_MOST_TOKENS]]
+    ids = rollout.ids[:_MOST_TOKENS]
+    mask = [int(bool(value)) for value in rollout.loss_mask[:_MOST_TOKENS]]
     stretches = None
+    # No token of the prompt is rollout on, so its mask is 0.
     if decode is not None:
         stretches = pieces(redact, [*prompt_ids, *ids], [0] * len(prompt_ids) + mask, decode)
-    ids_left_out = len(prompt) - len(prompt_ids) + len(trained.ids) - len(ids)
+    ids_left_out = len(prompt) - len(prompt_ids) + len(rollout.ids) - len(ids)
     return ShownTokens(prompt_ids, ids, mask, stretches, ids_left_out or None)
 
 
 def _few_digits(value: float | None) -> float | None:
+    """The number rounded to a few significant digits; None stays None."""
     return None if value is None else short(value)

@@ -114,7 +114,7 @@ FOREIGN_NOTES: dict[str, str] = {
 ARGUMENTS = ("max_gpu_hours", "note", "parent", "request_id", "resume")
 _ARGUMENT = "It is an argument of its own, beside settings."
 
-# Names of things that are no setting here -> where they are, or what to do instead.
+# Names of things that are not settings here -> where they are, or what to do instead.
 REFUSED: dict[str, str] = {
     "advantage_clip": "Advantages are not clipped; the ratio is, by clip_low and clip_high.",
     "arm": "Submit one run per variant and compare them.",
@@ -194,32 +194,39 @@ _ALGORITHMS = {
 }
 
 
-def meant(name: str, algorithm: str, known: Iterable[str]) -> str:
-    """The setting that another trainer's name or a typo stands for; "" if there is none.
+def meant_setting(name: str, algorithm: str, known: Iterable[str]) -> str:
+    """The setting that another trainer's name or a typo stands for, as "learning_rate" for "lr".
 
-    Only a setting that takes the same values counts, so that the value can be kept.
+    "" if there is none, or if our setting takes other values, so that the given value could not be
+    kept.
 
     Args:
         known: names of the algorithm's settings.
     """
-    normalized, names = _normalized(name), list(known)
+    normalized = _normalized(name)
+    names = list(known)
     if normalized in REFUSED or normalized in FOREIGN_NOTES:
         return ""
-    if normalized in names:
+    if normalized in names:  # only written in another way, as "Learning-Rate"
         return normalized
     if normalized in FOREIGN:
         target = _our_name(normalized, algorithm)
-        if target in names:
+        if target in names:  # else it is a setting of the other algorithm
             return target
     return next(iter(difflib.get_close_matches(normalized, names, n=1, cutoff=_SIMILARITY)), "")
 
 
 def suggest(name: str, algorithm: str, known: Iterable[str]) -> str:
-    """A sentence that says what to use instead of the unknown setting `name`.
+    """Sentences that say what to use instead of the unknown setting `name`.
 
-    "" if no name in `known` (the algorithm's settings) comes close.
+    Example: "Here it is called learning_rate." The text is "" if nothing is known about the name
+    and it resembles no setting.
+
+    Args:
+        known: names of the algorithm's settings.
     """
-    normalized, names = _normalized(name), list(known)
+    normalized = _normalized(name)
+    names = list(known)
     if normalized in REFUSED:
         return REFUSED[normalized]
     if normalized in names:
@@ -233,10 +240,13 @@ def suggest(name: str, algorithm: str, known: Iterable[str]) -> str:
 
 
 def _normalized(name: str) -> str:
+    """The name as settings are written here: lower case, with underscores."""
     return name.strip().lower().replace("-", "_")
 
 
 def _our_name(foreign: str, algorithm: str) -> str:
+    """Our name for a key of FOREIGN."""
+    # Two names stand as "sft's|grpo's"; a single one serves both.
     names = FOREIGN[foreign].split("|")
     return names[-1] if algorithm == "grpo" else names[0]
 

@@ -83,27 +83,31 @@ class Filled:
         return self.values[name]
 
     def default(self, name: str, value: Any, source: str = RECIPE) -> None:
-        """Set a setting unless it has a value."""
+        """Set the setting `name` unless it has a value; `source` says where the value is from."""
         if name not in self.values:
             self.values[name] = value
             self.sources[name] = source
 
     def at_most(self, name: str, most: int | None, why: str) -> None:
-        """Lower a count that the user gave to `most` and warn; None means that there is no limit.
+        """Lower a count that is above `most`, and warn.
 
-        `why` is the reason in the warning.
+        Nothing happens if `most` is None (no limit is known) or the count was not given.
+
+        Args:
+            why: the reason, for the warning.
         """
         if most is not None and name in self.values and self.values[name] > most:
             self.warnings.append(f"{name} = {self.values[name]} was cut to {most}: {why}.")
             self.values[name] = most
 
 
-def fill(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
+def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
     """All settings of `algorithm` (sft, grpo or evaluate) with their sources, and warnings.
 
-    Settings of the user keep their values, unless a run that continues an adapter takes its shape,
-    or a count is above the number of rows.
+    The values of the user are kept, with two exceptions: a run that continues an adapter takes that
+    adapter's shape, and a count above the number of rows is lowered to it.
     """
+    # The order matters: later defaults depend on the values of earlier ones.
     filled = Filled(user_settings)
     if algorithm == "evaluate":
         _sampling_defaults(filled, facts)
@@ -125,34 +129,40 @@ def fill(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
 def learning_rate(algorithm: str, hidden: int) -> float:
     """Default peak learning rate of a LoRA for a model of this hidden size, with two digits.
 
-    SFT: 5e-4 (ten times 5e-5, as for full fine-tuning) times sqrt(2000 / hidden), which is 1.6e-3
-    at 192, 7e-4 at 1024 and 3.5e-4 at 4096. GRPO: 0.2 / hidden, which is 1e-3 at 192 (measured to
-    work) and 5e-5 at 4096. Both stay within 1e-5 and 2e-3.
+    - SFT: 5e-4 (ten times the 5e-5 of full fine-tuning) times sqrt(2000 / hidden). That is 1.6e-3
+      at 192, 7e-4 at 1024 and 3.5e-4 at 4096.
+    - GRPO: 0.2 / hidden. That is 1e-3 at 192 (measured to work) and 5e-5 at 4096.
+
+    Both stay within 1e-5 and 2e-3.
     """
-    value = 0.2 / hidden if algorithm == "grpo" else 5e-4 * math.sqrt(2000 / hidden)
-    return float(f"{min(max(value, 1e-5), 2e-3):.1e}")
+    unbounded_rate = 0.2 / hidden if algorithm == "grpo" else 5e-4 * math.sqrt(2000 / hidden)
+    return float(f"{min(max(unbounded_rate, 1e-5), 2e-3):.1e}")
 
 
-def _adapter_defaults(filling: Filled, facts: Facts) -> None:
-    """The shape of the adapter: that of the adapter which the run continues, else usual values."""
+def _adapter_defaults(filled: Filled, facts: Facts) -> None:
+    """Set the shape of the adapter.
+
+    It is the shape of the adapter that the run continues; for a new adapter the usual values.
+    """
     inherited = facts.inherited
     if inherited is not None:
+        # Set even if the user gave them: `check_inherited` has refused other values.
         for name, value in _inherited_settings(inherited).items():
-            filling.values[name] = value
-            filling.sources[name] = PARENT
-    filling.default("lora_rank", 16)
-    filling.default("lora_alpha", 32)
-    filling.default("lora_targets", list(PROJECTIONS))
-    filling.default("lora_dropout", 0.0)
-    if filling["lora_rank"] > facts.model.hidden:
-        filling.warnings.append(
-            f"lora_rank = {filling['lora_rank']} is above the model's width of "
+            filled.values[name] = value
+            filled.sources[name] = PARENT
+    filled.default("lora_rank", 16)
+    filled.default("lora_alpha", 32)
+    filled.default("lora_targets", list(PROJECTIONS))
+    filled.default("lora_dropout", 0.0)
+    if filled["lora_rank"] > facts.model.hidden:
+        filled.warnings.append(
+            f"lora_rank = {filled['lora_rank']} is above the model's width of "
             f"{facts.model.hidden}: more rank than a full update has."
         )
 
 
 def _inherited_settings(adapter: AdapterFacts) -> GivenSettings:
-    """The settings that a run continuing `adapter` takes from it."""
+    """The settings that a run takes from the adapter that it continues."""
     return {
         "lora_rank": adapter.rank,
         "lora_alpha": adapter.alpha,
@@ -160,114 +170,118 @@ def _inherited_settings(adapter: AdapterFacts) -> GivenSettings:
     }
 
 
-def _machine_defaults(filling: Filled, facts: Facts) -> None:
-    """Quantization, precision and gradient checkpointing, by the GPU if there is one.
+def _machine_defaults(filled: Filled, facts: Facts) -> None:
+    """Set quantization, precision and gradient checkpointing, by the GPU if there is one.
 
     Precision "auto" counts as left out. Checkpointing is on if the weights take over a third of the
-    GPU's memory: otherwise activations should fit beside them.
+    GPU's memory; with smaller weights the activations should fit beside them.
     """
     gpu = facts.hardware.device if facts.hardware else None
     if gpu is not None and gpu.kind != "cuda":
         gpu = None
-    filling.default("quantization", "none")
-    if filling.values.get("precision") in (None, "auto"):
-        use_bfloat16 = filling["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
-        filling.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
-        filling.sources["precision"] = HARDWARE
+    filled.default("quantization", "none")
+    if filled.values.get("precision") in (None, "auto"):
+        use_bfloat16 = filled["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
+        filled.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
+        filled.sources["precision"] = HARDWARE
     is_large_model = gpu is not None and facts.model.weight_bytes > gpu.memory_total / 3
-    filling.default("gradient_checkpointing", is_large_model, HARDWARE)
+    filled.default("gradient_checkpointing", is_large_model, HARDWARE)
 
 
-def _data_defaults(filling: Filled, algorithm: str, facts: Facts) -> None:
-    """Rows, seed, and whether to stop early or to accept a reward risk."""
+def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
+    """Set the number of rows, the seed, and whether to stop early or to accept a reward risk."""
     rows = facts.rows(algorithm)
-    filling.at_most("max_examples", rows, "the environment has no more train rows")
-    filling.default("max_examples", rows)
-    filling.default("seed", 0)
-    filling.default("accept_reward_risk", False)
-    filling.default("stop_early", "none")
+    filled.at_most("max_examples", rows, "the environment has no more train rows")
+    filled.default("max_examples", rows)
+    filled.default("seed", 0)
+    filled.default("accept_reward_risk", False)
+    filled.default("stop_early", "none")
 
 
-def _sft_defaults(filling: Filled, facts: Facts) -> None:
-    """Batch size, epochs and steps, and the longest row.
+def _sft_defaults(filled: Filled, facts: Facts) -> None:
+    """Set batch size, epochs and steps, and the longest row of SFT.
 
-    The batch is an eighth of the rows, from 1 to 32. Without `steps` the run takes 3 epochs.
+    The batch is an eighth of the rows, from 1 to 32. If the user gave no `steps`, they follow from
+    `epochs`, which are 3 by default.
     """
-    rows = filling["max_examples"]
-    filling.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
-    filling.default("loss_on", "assistant")
-    filling.default("packing", True)
-    if filling.values.get("steps") is None:
-        filling.default("epochs", 3)
-        per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filling["batch_size"])
-        filling.default("steps", filling["epochs"] * per_epoch)
+    rows = filled["max_examples"]
+    filled.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
+    filled.default("loss_on", "assistant")
+    filled.default("packing", True)
+    if filled.values.get("steps") is None:
+        filled.default("epochs", 3)
+        per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])
+        filled.default("steps", filled["epochs"] * per_epoch)
     else:
-        filling.default("epochs", None)
+        filled.default("epochs", None)
     longest = facts.env.longest_total if facts.env else 0
-    _length_default(filling, facts, longest or _UNKNOWN_ROW_LENGTH)
-    if filling["batch_size"] > _LARGE_BATCH:
-        filling.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
+    _length_default(filled, facts, longest or _UNKNOWN_ROW_LENGTH)
+    if filled["batch_size"] > _LARGE_BATCH:
+        filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
 
 
-def _grpo_defaults(filling: Filled, facts: Facts) -> None:
-    """Group and batch sizes, sampling, loss and the longest sequence."""
-    rows = filling["max_examples"]
-    filling.default("steps", 60)
-    filling.default("prompts_per_step", 16 if rows is None else max(1, min(16, rows)))
-    filling.default("group_size", 8)
-    filling.default("temperature", 1.0)
-    _sampling_defaults(filling, facts)
-    filling.default("loss", "dapo")
-    filling.default("advantage", "group_center" if filling["loss"] == "dr_grpo" else "group_norm")
-    clip_low, clip_high = _CLIPS.get(filling["loss"], _USUAL_CLIPS)
-    filling.default("clip_low", clip_low)
-    filling.default("clip_high", clip_high)
-    filling.default("kl_coef", 0.0)
-    filling.default("tis_cap", 2.0)
-    filling.default("updates_per_batch", 1)
-    filling.default("max_reward_errors", 0.2)
-    filling.default("resample_uniform", 0)
-    filling.default("thinking_length_penalty", 0.0)
-    filling.default("async_sampling", False)
-    if filling.values.get("sampler") in (None, "auto"):
+def _grpo_defaults(filled: Filled, facts: Facts) -> None:
+    """Set the sizes of groups and batches, sampling, the loss and the longest sequence of GRPO."""
+    rows = filled["max_examples"]
+    filled.default("steps", 60)
+    filled.default("prompts_per_step", 16 if rows is None else max(1, min(16, rows)))
+    filled.default("group_size", 8)
+    filled.default("temperature", 1.0)
+    _sampling_defaults(filled, facts)
+    filled.default("loss", "dapo")
+    filled.default("advantage", "group_center" if filled["loss"] == "dr_grpo" else "group_norm")
+    clip_low, clip_high = _CLIPS.get(filled["loss"], _USUAL_CLIPS)
+    filled.default("clip_low", clip_low)
+    filled.default("clip_high", clip_high)
+    filled.default("kl_coef", 0.0)
+    filled.default("tis_cap", 2.0)
+    filled.default("updates_per_batch", 1)
+    filled.default("max_reward_errors", 0.2)
+    filled.default("resample_uniform", 0)
+    filled.default("thinking_length_penalty", 0.0)
+    filled.default("async_sampling", False)
+    if filled.values.get("sampler") in (None, "auto"):
         # On a CPU vLLM with an adapter is several times slower than our own sampler.
         has_gpu = facts.hardware is not None and facts.hardware.device.kind == "cuda"
         # With quantization vLLM would still sample from the weights before rounding.
-        is_unquantized = filling["quantization"] == "none"
-        filling.values["sampler"] = "vllm" if has_gpu and facts.vllm and is_unquantized else "torch"
-        filling.sources["sampler"] = HARDWARE
-    if filling["async_sampling"] and filling["sampler"] == "torch":
-        filling.warnings.append(
+        is_unquantized = filled["quantization"] == "none"
+        filled.values["sampler"] = "vllm" if has_gpu and facts.vllm and is_unquantized else "torch"
+        filled.sources["sampler"] = HARDWARE
+    if filled["async_sampling"] and filled["sampler"] == "torch":
+        filled.warnings.append(
             "async_sampling = true with our own sampler shares one device between sampling and "
             "training: nothing is gained, and every batch is one update old."
         )
-    if filling["top_p"] < 1:
-        filling.warnings.append(
+    if filled["top_p"] < 1:
+        filled.warnings.append(
             "top_p below 1 samples from other probabilities than are trained; tis_cap corrects "
             "for a part of that only."
         )
     prompt = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
     _length_default(
-        filling, facts, prompt + _tokens_after_prompt(filling["max_turns"], filling["max_tokens"])
+        filled, facts, prompt + _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
     )
 
 
-def _sampling_defaults(filling: Filled, facts: Facts) -> None:
-    """Settings of sampling, which GRPO and evaluations share so that they ask a model alike."""
-    filling.default("thinking", False)
-    filling.default("top_p", 1.0)
-    filling.default("stop", [])
-    filling.default("max_turns", _default_turns(facts.env))
-    context = min(filling.values.get("max_length") or math.inf, facts.model.max_positions)
-    preferred = max_tokens(facts.env, filling["thinking"])
+def _sampling_defaults(filled: Filled, facts: Facts) -> None:
+    """Set how answers are sampled. GRPO and evaluations share this, so that results compare."""
+    filled.default("thinking", False)
+    filled.default("top_p", 1.0)
+    filled.default("stop", [])
+    filled.default("max_turns", _default_turns(facts.env))
+    context = min(filled.values.get("max_length") or math.inf, facts.model.max_positions)
+    preferred = max_tokens(facts.env, filled["thinking"])
     tokens = _fit_into_context(int(context), facts.env, preferred)
-    filling.default("max_tokens", tokens, MODEL if tokens < preferred else RECIPE)
+    # The source is the model if its context is what limits the answer.
+    filled.default("max_tokens", tokens, MODEL if tokens < preferred else RECIPE)
 
 
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
-    """Default length of a turn: twice the longest reference turn, from 16 to 1024 tokens.
+    """Default of max_tokens, the most tokens of a turn.
 
-    256 without reference answers; at least 1024 with `thinking`.
+    - with reference answers: twice their longest turn, but from 16 to 1024;
+    - without: 256;
+    - with `thinking`: at least 1024.
     """
     longest_turn = env.longest_turn if env is not None else 0
     limit = min(1024, max(16, 2 * longest_turn)) if longest_turn else 256
@@ -275,11 +289,14 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
 
 
 def exam_limits(env: EnvFacts, context: int, max_length: int) -> SamplingLimits:
-    """The limits of an SFT run's evaluations, since SFT has no settings for sampling.
+    """The limits of sampling in the evaluations of an SFT run, which has no settings for that.
 
-    They are the defaults of GRPO and of evaluations, so that results can be compared. `max_length`
-    is that of the rows; it is raised where an answer as long as the reference answers would not
-    fit, up to `context`.
+    They are the defaults of GRPO and of evaluations, so that results can be compared.
+
+    Args:
+        context: the longest context of the model in tokens.
+        max_length: the setting of the run, which limits its train rows. For sampling it is raised,
+            up to `context`, if an episode of full length would not fit.
     """
     turns = _default_turns(env)
     tokens = _fit_into_context(context, env, max_tokens(env, False))
@@ -293,7 +310,10 @@ def _default_turns(env: EnvFacts | None) -> int:
 
 
 def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int:
-    """`preferred` tokens, or as many as fit into the context after the longest prompt."""
+    """`preferred` tokens, or as many as fit into the context after the longest prompt.
+
+    The longest prompt counts as 0 tokens without an environment. The result is at least 1.
+    """
     room = context - (env.longest_prompt if env else 0) - 1
     if room < _LEAST_ROOM:  # the longest prompts nearly fill the context and will be left out
         room = context // 2
@@ -301,55 +321,59 @@ def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int
 
 
 def _tokens_after_prompt(turns: int, tokens: int) -> int:
-    """Most tokens of an episode after its prompt.
+    """The most tokens that can follow the prompt of an episode.
 
-    These are the turns, and 32 per turn for the environment's replies if there are several.
+    These are `tokens` for each of the turns. If there are several turns, 32 tokens are added for
+    each, for the environment's replies.
     """
     return turns * tokens + (32 * turns if turns > 1 else 0)
 
 
-def _length_default(filling: Filled, facts: Facts, preferred: int) -> None:
-    """max_length: `preferred` rounded up to a multiple of 16, within the model's context.
+def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
+    """Set max_length to `preferred`, rounded up to a multiple of 16.
 
-    At most 8192, but always room for an answer of max_tokens.
+    It stays within the model's context and within 8192, but always has room for an answer of
+    max_tokens.
     """
     context = facts.model.max_positions
     longest_default = min(context, _LONGEST_DEFAULT)
     rounded = max(32, math.ceil(preferred / 16) * 16)
     source = MODEL if rounded > longest_default else RECIPE
-    needed_for_answer = filling.values.get("max_tokens", 0) + 1
-    filling.default(
+    # SFT has no max_tokens. One more token, for a prompt.
+    needed_for_answer = filled.values.get("max_tokens", 0) + 1
+    filled.default(
         "max_length", min(context, max(needed_for_answer, min(rounded, longest_default))), source
     )
 
 
-def _optimizer_defaults(filling: Filled, algorithm: str, facts: Facts) -> None:
-    """Learning rate, which depends on the model's width, its schedule, decay and clipping."""
+def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
+    """Set the learning rate, its schedule, weight decay and gradient clipping."""
     usual = learning_rate(algorithm, facts.model.hidden)
-    filling.default("learning_rate", usual, MODEL)
-    filling.default("lr_schedule", "cosine" if algorithm == "sft" else "constant")
-    filling.default("warmup_ratio", 0.03 if algorithm == "sft" else 0.0)
-    filling.default("weight_decay", 0.0)
-    filling.default("max_grad_norm", 1.0)
-    if filling["learning_rate"] > 10 * usual:
-        filling.warnings.append(
-            f"learning_rate = {filling['learning_rate']:g} is over ten times the "
+    filled.default("learning_rate", usual, MODEL)
+    filled.default("lr_schedule", "cosine" if algorithm == "sft" else "constant")
+    filled.default("warmup_ratio", 0.03 if algorithm == "sft" else 0.0)
+    filled.default("weight_decay", 0.0)
+    filled.default("max_grad_norm", 1.0)
+    if filled["learning_rate"] > 10 * usual:
+        filled.warnings.append(
+            f"learning_rate = {filled['learning_rate']:g} is over ten times the "
             f"{usual:g} that suits this model."
         )
 
 
-def _interval_defaults(filling: Filled, algorithm: str, facts: Facts) -> None:
-    """Rows of an evaluation, and how often the run evaluates and saves.
+def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
+    """Set the rows of an evaluation, and how often the run evaluates and saves.
 
-    By default an SFT run evaluates five times and a GRPO run three times, and saves as often.
+    By default an SFT run evaluates five times and a GRPO run three times, and each saves whenever
+    it evaluates.
     """
     heldout = facts.env.heldout_rows if facts.env else None
-    filling.at_most("eval_rows", heldout, "the environment has no more held-out rows")
-    filling.default("eval_rows", EVAL_ROWS if heldout is None else min(EVAL_ROWS, heldout))
+    filled.at_most("eval_rows", heldout, "the environment has no more held-out rows")
+    filled.default("eval_rows", EVAL_ROWS if heldout is None else min(EVAL_ROWS, heldout))
     evaluations = 5 if algorithm == "sft" else 3
-    filling.default("eval_every", max(1, math.ceil(filling["steps"] / evaluations)))
-    filling.default("save_every", filling["eval_every"])
-    filling.default("keep_checkpoints", 3)
+    filled.default("eval_every", max(1, math.ceil(filled["steps"] / evaluations)))
+    filled.default("save_every", filled["eval_every"])
+    filled.default("keep_checkpoints", 3)
 
 
 def check_env(algorithm: str, env: EnvFacts) -> None:
@@ -358,7 +382,8 @@ def check_env(algorithm: str, env: EnvFacts) -> None:
     SFT needs reference answers, GRPO a score, and both need train rows.
     """
     if env.train_rows == 0:
-        problem, hint = "has no train rows", "Give rows with split = train."
+        problem = "has no train rows"
+        hint = "Give rows with split = train."
     elif algorithm == "sft" and env.answered_rows == 0:
         problem = "has no reference answers to imitate"
         hint = 'Set `answer` on its tasks, or use algorithm="grpo".'
@@ -389,6 +414,7 @@ def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
     """
     temperature = user_settings.get("temperature")
     if attempts == 1:
+        # The values that have no effect on a greedy answer; they may be given.
         for name, neutral in (("temperature", 0), ("top_p", 1)):
             if user_settings.get(name, neutral) != neutral:
                 raise _invalid_setting(
@@ -426,9 +452,10 @@ def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:
 
 
 def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> None:
-    """Raise UserError SETTING_INVALID if a setting differs from the adapter that is continued.
+    """Raise UserError SETTING_INVALID if the user gave the adapter another shape than it has.
 
-    The order of a list makes no difference.
+    `inherited` is the shape of the adapter that the run continues. The order of a list makes no
+    difference.
     """
     for name, current in _inherited_settings(inherited).items():
         requested = user_settings.get(name)
@@ -444,14 +471,16 @@ def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> No
 
 
 def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFacts | None) -> None:
-    """Raise UserError for settings that do not go together, or not with the model or the rows.
+    """Raise UserError if settings contradict each other, the model or the rows.
 
-    A batch must not be larger than the number of rows; for the rest see the functions called.
+    Checked are lengths, thinking and quantization, each in a function of its own, and that a batch
+    is not larger than the number of rows.
     """
     values = filled.values
     _check_lengths(values, model)
     _check_thinking(values, model)
     _check_quantization(values)
+    # "" for an evaluation, which has no batch.
     batch_setting = {"sft": "batch_size", "grpo": "prompts_per_step"}.get(algorithm, "")
     rows = values.get("max_examples")
     if batch_setting and rows is not None and values[batch_setting] > rows:
@@ -465,8 +494,12 @@ def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFa
 
 
 def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
-    """Raise UserError SETTING_INVALID unless max_tokens < max_length <= the model's context."""
-    length, tokens = values.get("max_length"), values.get("max_tokens")
+    """Raise UserError SETTING_INVALID unless max_tokens < max_length <= the model's context.
+
+    SFT has no max_tokens, and an evaluation no max_length: the model's context counts instead.
+    """
+    length = values.get("max_length")
+    tokens = values.get("max_tokens")
     if length is not None and length > model.max_positions:
         raise _invalid_setting(
             "max_length",
@@ -484,7 +517,11 @@ def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
 
 
 def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
-    """Raise UserError for thinking that the model cannot do, or a penalty on it while it is off."""
+    """Raise UserError for settings of thinking that cannot work.
+
+    SETTING_INVALID if the model's template cannot switch it on, SETTING_NOT_APPLICABLE for a
+    length penalty while it is off.
+    """
     if values.get("thinking") and not model.thinking:
         raise _invalid_setting(
             "thinking",
@@ -519,4 +556,5 @@ def _check_quantization(values: GivenSettings) -> None:
 
 
 def _invalid_setting(name: str, message: str, hint: str) -> UserError:
+    """The error SETTING_INVALID for the setting `name`."""
     return UserError("SETTING_INVALID", message, hint=hint, field=f"settings.{name}")

@@ -95,25 +95,30 @@ def check_algorithm(algorithm: str) -> None:
     """Raise UserError BAD_ARGUMENT unless `algorithm` is "sft" or "grpo"."""
     if algorithm in ALGORITHMS:
         return
-    meant = aliases.suggest_algorithm(str(algorithm))
+    meant_algorithm = aliases.suggest_algorithm(str(algorithm))
     raise UserError(
         "BAD_ARGUMENT",
         f"algorithm {algorithm!r} does not exist; there are sft and grpo",
         hint=Hint(
-            f"Use {meant}." if meant else "Use grpo or sft.",
-            change=Change(arguments={"algorithm": meant}) if meant else None,
+            f"Use {meant_algorithm}." if meant_algorithm else "Use grpo or sft.",
+            change=Change(arguments={"algorithm": meant_algorithm}) if meant_algorithm else None,
         ),
         field="algorithm",
     )
 
 
 def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
-    """Check the given settings one by one and return them; those with None are left out.
+    """Check the given settings one by one and return their values as the schema reads them.
 
-    `algorithm` may also be "evaluate".
+    A setting whose value is None counts as not given and is left out.
 
-    Raises UserError SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or SETTING_INVALID, naming every
-    problem of the first kind found, or BAD_ARGUMENT if the settings are no object.
+    Args:
+        algorithm: "sft", "grpo" or "evaluate".
+
+    Raises UserError:
+    - BAD_ARGUMENT: the settings are not an object, or there is no such algorithm;
+    - SETTING_UNKNOWN or SETTING_NOT_APPLICABLE: for all wrong names together;
+    - SETTING_INVALID: for all wrong values together, or for `steps` beside `epochs`.
     """
     if not isinstance(settings, dict):
         raise UserError(
@@ -155,7 +160,7 @@ def resolve(
     inherited: AdapterFacts | None = None,
     vllm: bool = False,
 ) -> Resolved:
-    """All settings of a training run with their sources: the given ones and defaults for the rest.
+    """All settings of a training run with their sources: those given, and defaults for the rest.
 
     Args:
         algorithm: "sft" or "grpo".
@@ -175,7 +180,7 @@ def resolve(
         defaults.check_turns(user_settings, env)
     if inherited is not None:
         defaults.check_inherited(user_settings, inherited)
-    filled = defaults.fill(
+    filled = defaults.fill_defaults(
         algorithm, user_settings, defaults.Facts(model, env, hardware, inherited, vllm=vllm)
     )
     defaults.check_together(algorithm, filled, model, env)
@@ -191,16 +196,18 @@ def resolve(
 def resolve_sampling(
     settings: GivenSettings, *, model: ModelFacts, env: EnvFacts | None, attempts: int
 ) -> ResolvedSampling:
-    """All settings of an evaluation with their sources: the given ones and defaults for the rest.
+    """All settings of an evaluation with their sources: those given, and defaults for the rest.
 
-    One attempt per task is greedy, several are sampled at temperature 1. Raises UserError
-    SETTING_*.
+    A single attempt per task is greedy, several are sampled at temperature 1. `env` is None for
+    defaults that do not depend on an environment. Raises UserError SETTING_*.
     """
     user_settings = validate("evaluate", settings)
     defaults.check_sampling(user_settings, attempts)
     if env is not None:
         defaults.check_turns(user_settings, env)
-    filled = defaults.fill("evaluate", user_settings, defaults.Facts(model, env, attempts=attempts))
+    filled = defaults.fill_defaults(
+        "evaluate", user_settings, defaults.Facts(model, env, attempts=attempts)
+    )
     defaults.check_together("evaluate", filled, model, env)
     return ResolvedSampling(
         SamplingSettings.model_validate(filled.values),
@@ -215,10 +222,10 @@ def _ordered_sources(filled: defaults.Filled, schema: type[Settings]) -> dict[st
 
 
 def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings) -> None:
-    """Refuse names that are no settings of this algorithm.
+    """Refuse names that are not settings of this algorithm.
 
-    Raises UserError SETTING_NOT_APPLICABLE if all of them belong to the other algorithm, else
-    SETTING_UNKNOWN, with the names that were probably meant.
+    Raises UserError SETTING_NOT_APPLICABLE if all wrong names are settings of another algorithm,
+    else SETTING_UNKNOWN; the hint suggests the names that were probably meant.
     """
     known = schema.model_fields
     unknown = [str(name) for name in settings if name not in known]
@@ -228,19 +235,21 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
     if foreign == unknown:
         name = foreign[0]
         owner = _other_owner(name, algorithm)
-        why = aliases.NOT_FOR.get((algorithm, name), "Leave it out.")
+        advice = aliases.NOT_FOR.get((algorithm, name), "Leave it out.")
         raise UserError(
             "SETTING_NOT_APPLICABLE",
             f"{_list_names(foreign)} {_is_or_are(foreign)} for {owner}, not for {algorithm}",
-            hint=Hint(why, change=Change(without=tuple(foreign))),
+            hint=Hint(advice, change=Change(without=tuple(foreign))),
             field=f"settings.{name}",
         )
+    # The field of the error is the first name that no algorithm has.
     name = next(name for name in unknown if name not in foreign)
     hints = []
     for unknown_name in unknown[:_EXPLAINED]:
         suggestion = aliases.suggest(unknown_name, algorithm, known)
         if unknown_name in foreign:
             suggestion = aliases.NOT_FOR.get((algorithm, unknown_name), "Leave it out.")
+        # A single suggestion needs no name before it.
         hints.append(
             f"{unknown_name}: {suggestion}" if suggestion and len(unknown) > 1 else suggestion
         )
@@ -254,16 +263,18 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
 
 
 def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
-    """The change that gives settings the names they have here; None if nothing can be changed.
+    """The change of the call that mends the unknown names; None if none of them can be mended.
 
-    Names that are arguments become arguments; settings of the other algorithm are left out.
+    - A setting that has another name here is given that name, unless that is given already.
+    - A name that is an argument of the tool becomes an argument.
+    - A setting of another algorithm is left out.
     """
-    known = SCHEMAS[algorithm].model_fields
+    known_names = SCHEMAS[algorithm].model_fields
     renamed: dict[str, object] = {}
     arguments: dict[str, object] = {}
     removed: list[str] = []
     for name in unknown:
-        our_name = aliases.meant(name, algorithm, known)
+        our_name = aliases.meant_setting(name, algorithm, known_names)
         if our_name:
             removed.append(name)
             if our_name not in settings:
@@ -277,9 +288,10 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
 
 
 def _other_owner(name: str, algorithm: str) -> str:
-    """The trainer that has the setting `name` if `algorithm` does not: "sft" or "grpo".
+    """The algorithm that has the setting `name` if `algorithm` does not: "sft" or "grpo".
 
-    "training" if both have it (and `algorithm` is "evaluate"); "" if `algorithm` has it or nobody.
+    "training" if both have it, which happens for `algorithm` "evaluate". "" if `algorithm` has the
+    setting itself, or if there is no such setting at all.
     """
     owners = [other for other in ALGORITHMS if name in SCHEMAS[other].model_fields]
     if not owners or algorithm in owners:
@@ -288,13 +300,16 @@ def _other_owner(name: str, algorithm: str) -> str:
 
 
 def _list_names(names: list[str]) -> str:
-    """The first six names, cut if long, and how many more there are."""
+    """At most six names, each cut to 40 characters; then " and 3 more" if there are."""
     shown = ", ".join(name[:_NAME_CHARS] for name in names[:_MOST_NAMES])
     return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
 
 
 def _is_or_are(names: list[str], what: str = "") -> str:
-    """The verb for so many names: is or are, then `what` in the same number unless it is ""."""
+    """The verb for one or several names, such as "is" or "are".
+
+    With `what` "no setting": "is no setting" or "are no settings".
+    """
     if not what:
         return "is" if len(names) == 1 else "are"
     return f"is {what}" if len(names) == 1 else f"are {what}s"
@@ -303,28 +318,36 @@ def _is_or_are(names: list[str], what: str = "") -> str:
 def _invalid_values(
     algorithm: str, schema: type[Settings], error: ValidationError, given: GivenSettings
 ) -> UserError:
-    """The error for values of the wrong type or out of range, from pydantic's error.
+    """The error for values of the wrong type or out of range.
 
-    The first four are described; hint and field are about the first.
+    The message describes the first four of them; hint and field are about the first.
+
+    Args:
+        error: pydantic's error, which names them.
+        given: all values that were given.
     """
     names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
     problems = []
     for name in names[:_EXPLAINED]:
         value = repr(given[name])
-        shown = value if len(value) <= _VALUE_CHARS else value[: _VALUE_CHARS - 3] + "..."
-        problems.append(f"{name} = {shown} is not {expects(schema.model_fields[name])}")
-    first = names[0]
-    hint = _value_hint(first, given[first], expects(schema.model_fields[first]), problems[0])
+        shown_value = value if len(value) <= _VALUE_CHARS else value[: _VALUE_CHARS - 3] + "..."
+        problems.append(f"{name} = {shown_value} is not {expects(schema.model_fields[name])}")
+    first_name = names[0]
+    hint = _value_hint(
+        first_name, given[first_name], expects(schema.model_fields[first_name]), problems[0]
+    )
     return UserError(
         "SETTING_INVALID",
         "; ".join(problems),
         hint=Hint(hint, change=_type_correction({name: given[name] for name in names})),
-        field=f"settings.{first}",
+        field=f"settings.{first_name}",
     )
 
 
 def _value_hint(name: str, value: object, expected: str, problem: str) -> str:
     """What to do about a wrong value of the setting `name`.
+
+    The kinds of mistakes are tried from the most special to the most general.
 
     Args:
         expected: the values that the setting takes, in words.
@@ -344,14 +367,21 @@ def _value_hint(name: str, value: object, expected: str, problem: str) -> str:
 
 
 def _type_correction(wrong: GivenSettings) -> Change:
-    """The change that writes values as numbers if they stand for one, and leaves out the others."""
-    meant = {name: _meant_number(value) for name, value in wrong.items()}
-    numbers = {name: number for name, number in meant.items() if number is not None}
+    """The change of the call that mends wrong values.
+
+    A value that stands for a number becomes that number; a setting with any other value is left
+    out.
+    """
+    number_by_name = {name: _number_meant_by(value) for name, value in wrong.items()}
+    numbers = {name: number for name, number in number_by_name.items() if number is not None}
     return Change(settings=numbers, without=tuple(name for name in wrong if name not in numbers))
 
 
-def _meant_number(value: object) -> float | int | None:
-    """The number that a text or a whole float stands for; None for anything else."""
+def _number_meant_by(value: object) -> float | int | None:
+    """The number that a wrong value stands for: "8" is 8, "1e-4" is 0.0001, 8.0 is 8.
+
+    None for a text that is not a finite number, and for every other value.
+    """
     if isinstance(value, str):
         try:
             number = float(value)
@@ -362,11 +392,15 @@ def _meant_number(value: object) -> float | int | None:
 
 
 def _if_finite(number: float) -> float | None:
+    """The number; None for infinity and NaN."""
     return number if math.isfinite(number) else None
 
 
 def _number_hint(name: str, text: str, expected: str) -> str:
-    """What to write if a number is expected (described by `expected`) and `text` was given."""
+    """What to write instead of `text`, where a number was expected.
+
+    `expected` describes the values that the setting takes.
+    """
     try:
         is_quoted_number = math.isfinite(float(text))
     except ValueError:
@@ -379,11 +413,12 @@ def _number_hint(name: str, text: str, expected: str) -> str:
 def load_toml(path: Path) -> TrainFile:
     """Read `model`, `algorithm`, `env` and the table `[settings]` from a TOML file, and check them.
 
-    Missing ones are "pebble", "grpo", "" and {}. Raises UserError BAD_ARGUMENT if there is no file,
-    else SETTING_UNKNOWN or SETTING_INVALID, naming file and line.
+    If they are missing, they are "pebble", "grpo", "" and {}. Raises UserError BAD_ARGUMENT if
+    there is no such file, SETTING_UNKNOWN or SETTING_INVALID with file and line for unknown keys
+    and wrong values, and every error of `validate`.
     """
     try:
-        text = path.read_text("utf-8-sig")
+        text = path.read_text("utf-8-sig")  # editors on Windows write a byte order mark
         content = tomllib.loads(text)
     except FileNotFoundError as error:
         raise UserError("BAD_ARGUMENT", f"{path} does not exist", hint="Check the path.") from error
@@ -420,6 +455,7 @@ def _unknown_key(where: str, name: str, value: Any) -> UserError:
     if name in SFTSettings.model_fields or name in GRPOSettings.model_fields:
         hint = f"Put {name} under [settings]."
     else:
+        # The algorithm makes no difference here: these are keys, no settings.
         hint = aliases.suggest(name, "grpo", ["model", "algorithm", "env", "settings"])
     what = f"[{name}] is no table of this file" if is_table else f"{name} is no key of this file"
     return UserError(
@@ -431,11 +467,16 @@ def _unknown_key(where: str, name: str, value: Any) -> UserError:
 
 
 def _file_error(where: str, what: str, hint: str) -> UserError:
+    """The error SETTING_INVALID for a settings file; `where` is file and line."""
     return UserError("SETTING_INVALID", f"{where}: {what}", hint=hint)
 
 
 def _line_of(text: str, name: str) -> int:
-    """The number of the line that sets `name` or opens its table; 1 if there is none."""
+    """The number of the line that sets `name` or opens its table; 1 if no line does.
+
+    It recognises `name = ...`, `name.key = ...`, `[name]` and `[settings.name]`, with or without
+    quotes around the name.
+    """
     quoted = rf"[\"']?{re.escape(name)}[\"']?"
     pattern = re.compile(rf"^\s*(\[+\s*(settings\s*\.\s*)?{quoted}\s*[\].]|{quoted}\s*[.=])")
     for number, line in enumerate(text.splitlines(), 1):
@@ -459,7 +500,7 @@ def settings_reference() -> str:
     for title, schema, described_before in tables:
         rows = ["| setting | takes | default | what it does |", "|---|---|---|---|"]
         for name, field in schema.model_fields.items():
-            if name not in described_before:
+            if name not in described_before:  # in the table of both algorithms
                 extra = field.json_schema_extra
                 rule = extra["rule"] if isinstance(extra, dict) else ""
                 rows.append(f"| `{name}` | {expects(field)} | {rule} | {field.description} |")
