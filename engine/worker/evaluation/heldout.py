@@ -132,5 +132,5 @@ def rows_of(groups: Sequence[Group], half: dict[str, str], model: str) -> Iterat
     for group in groups:
         for attempt, t in enumerate(group.members):
             yield EvaluationRow(
-                model=model, half=half.get(t.task_id, TEST), attempt=attempt, **t.answer()
+                model=model, half=half.get(t.task_id, TEST), attempt=attempt, **t.answer_fields()
             )

@@ -63,8 +63,8 @@ class SyncCheck:
         *,
         exact: bool = True,
     ) -> None:
-        """`precision` chooses the limits; unless `exact`, only growth of the gap is judged. What a
-        resumed run brings in `state` is kept."""
+        """Choose the limits, and start empty lists in `state` unless a resumed run brings them
+        along; the class describes the arguments."""
         self.limits = LIMITS[precision] if exact else LOOSE
         self._event = event
         self._state = state
@@ -73,10 +73,11 @@ class SyncCheck:
         state.setdefault("told", [])
 
     def metrics(self, step: int, measured: Mapping[str, float | None]) -> dict[str, float]:
-        """Judge the gap among an update's measurements, as `check` does, and return its metrics; {}
-        where the update measured no gap.
+        """Judge the gap that the update of `step` measured, and return the metrics of `check`.
+        Returns {} if `measured` holds no gap, as in a step that trained nothing.
 
-        Raises as `check`.
+        Raises:
+            WorkerFailure: as `check`.
         """
         mean, largest = measured.get("sampler_gap_mean"), measured.get("sampler_gap_max")
         if mean is None or largest is None:
@@ -84,15 +85,16 @@ class SyncCheck:
         return self.check(step, mean, largest)
 
     def check(self, step: int, mean: float, largest: float) -> dict[str, float]:
-        """Judge the gap of a step. A gap above `warn`, or one that has grown, is written as an
-        event once.
+        """Judge the gap of a step. A gap above the limit `warn`, or one that has grown, is written
+        as an event, but only once in a row.
 
         Args:
-            mean, largest: distance between the sampler's and the trainer's log-probability of the
-                same token, over the step's batch, in nats.
+            step: number of the step.
+            mean, largest: mean and maximum, over the tokens of the step, of the distance between
+                the sampler's and the trainer's log-probability, in nats.
 
-        Returns the metrics: both gaps, and how much the median of the latest steps is above that of
-        the first.
+        Returns the metrics by name: `sampler_gap_mean` and `sampler_gap_max` as given, and
+        `sampler_gap_drift`, the median of the latest steps minus that of the first steps.
 
         Raises:
             WorkerFailure: kind internal, when the mean is NaN or too large for the sampler to have
@@ -102,7 +104,7 @@ class SyncCheck:
         if len(first) < WINDOW:
             first.append(mean)
         latest.append(mean)
-        del latest[:-WINDOW]
+        del latest[:-WINDOW]  # in place, since checkpoints save this list
         first_gap, latest_gap = statistics.median(first), statistics.median(latest)
         if mean > self.limits.fail or math.isnan(mean):
             raise WorkerFailure(
@@ -122,7 +124,7 @@ class SyncCheck:
             )
             self._report_once("sampler_gap_grows", step, mean, largest, growth)
         else:
-            self._state["told"] = []
+            self._state["told"] = []  # all is well: a later gap is told again
         return {
             "sampler_gap_mean": mean,
             "sampler_gap_max": largest,
@@ -130,8 +132,8 @@ class SyncCheck:
         }
 
     def _report_once(self, name: str, step: int, mean: float, largest: float, reason: str) -> None:
-        """Write the event `name`, unless it was written at an earlier step and has applied since
-        then."""
+        """Write the event `name` with both gaps and the reason, unless it was written already and
+        the gap has been too large at every step since."""
         if name in self._state["told"]:
             return
         self._state["told"].append(name)

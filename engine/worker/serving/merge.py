@@ -53,6 +53,7 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
         raise WorkerFailure(
             "infra", "The merged model does not say what base and adapter say.", evidence=f"{gap}"
         )
+    # Written aside and renamed, so that `out` is complete or absent.
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     merged.to(getattr(torch, saved_dtype)).save_pretrained(temporary)
@@ -62,8 +63,9 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
 
 
 def main(config_file: Path) -> int:
-    """Merge as the JSON file says and print one line of JSON, the result or the error. Returns the
-    exit status: 0, or 3 after an error."""
+    """Merge the adapter that the JSON file names (see the module) and print one line of JSON:
+    `{"path", "files", "max_logit_gap"}` or `{"error"}`. Returns the exit status: 0, or 3 after an
+    error."""
     config = read_json(config_file)
     out = Path(config["out"])
     try:
