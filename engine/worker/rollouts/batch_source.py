@@ -184,8 +184,8 @@ class BatchSource:
     """
 
     def __init__(self, collector: Collector, policy: Policy, last: int) -> None:
-        """With the setting `async_sampling` this makes a second adapter, which will hold a copy of
-        the policy; the class describes the arguments."""
+        """Sample with `collector` for the training of `policy`, for no step beyond `last`. With the
+        setting `async_sampling` a second adapter is made here, for a copy of the policy."""
         self.collector = collector
         self.policy = policy
         self.last = last

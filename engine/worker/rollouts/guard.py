@@ -19,8 +19,8 @@ class Guard:
     """
 
     def __init__(self, limit: float, state: LoopState, run_id: str) -> None:
-        """Start the counters in `state` at 0, unless a resumed run brings them along; the class
-        describes the arguments."""
+        """End the run `run_id` once more than the share `limit` of its completions cannot be
+        scored. The counters in `state` start at 0, unless a resumed run brings them along."""
         self.limit = limit
         self.run_id = run_id
         self.state = state

@@ -42,8 +42,16 @@ class Renderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], *, thinking: bool = False
     ) -> None:
-        """Keep the tokenizer and the texts of its stop ids; the class describes the arguments and
-        the error."""
+        """Keep a tokenizer and the texts of its stop ids.
+
+        Args:
+            tokenizer: must have a chat template.
+            stop_ids: every id that ends a turn; the first is the one that the template writes.
+            thinking: whether the template is asked to open a think block.
+
+        Raises:
+            WorkerFailure: kind config, when the tokenizer has no chat template.
+        """
         if not tokenizer.chat_template:
             raise WorkerFailure(
                 "config",
@@ -57,8 +65,8 @@ class Renderer:
 
     @property
     def _format(self) -> ChatFormat:
-        """The chat template with its tokens, as engine/models/chat_format.py takes them. Made anew
-        at each use, as the tokenizer's template may be changed."""
+        """The chat template with the tokens it uses, in the form that the code shared with the
+        control side takes (engine/models/chat_format.py)."""
         # A dict where the model has several templates, by name.
         template = self.tokenizer.chat_template
         return ChatFormat(
@@ -83,7 +91,7 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of text that the template wrote. Special tokens in the text are recognised, and
-        none are added. [] for empty text, which not every tokenizer accepts."""
+        none are added. [] for empty text."""
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def prompt(

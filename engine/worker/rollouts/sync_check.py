@@ -63,8 +63,14 @@ class SyncCheck:
         *,
         exact: bool = True,
     ) -> None:
-        """Choose the limits, and start empty lists in `state` unless a resumed run brings them
-        along; the class describes the arguments."""
+        """Choose the limits of the gap by `precision`; without `exact` only its growth is judged.
+
+        Args:
+            precision: the coarser number format of sampler and trainer, float32 or bfloat16.
+            event: writes an event of the run: name, message, fields.
+            state: keeps the gaps seen so far; those of a resumed run are continued.
+            exact: whether sampler and trainer are meant to give the same distribution.
+        """
         self.limits = LIMITS[precision] if exact else LOOSE
         self._event = event
         self._state = state
@@ -85,8 +91,8 @@ class SyncCheck:
         return self.check(step, mean, largest)
 
     def check(self, step: int, mean: float, largest: float) -> dict[str, float]:
-        """Judge the gap of a step. A gap above the limit `warn`, or one that has grown, is written
-        as an event, but only once in a row.
+        """Judge the gap of a step. If it is above the limit `warn` or has grown, an event is
+        written: once, and again only after a step in which all was well.
 
         Args:
             step: number of the step.

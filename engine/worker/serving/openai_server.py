@@ -140,8 +140,8 @@ class Server:
         token. An error `Refused` of the handler becomes an error response."""
 
         async def check_and_handle(request: Request) -> Response:
-            """`handler`'s response: 401 if the bearer token is missing or wrong, or the status with
-            which the handler refuses the request."""
+            """Return `handler`'s response, or an error response: 401 if the bearer token is missing
+            or wrong, or the status with which the handler refused the request."""
             # As bytes, because compare_digest takes no text beyond ASCII.
             header = request.headers.get("authorization", "").encode("utf-8", "replace")
             scheme, _, token = header.partition(b" ")

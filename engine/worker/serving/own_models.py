@@ -44,7 +44,13 @@ class OwnModels:
         base_weights: dict[str, str] | None = None,
         compared: Path | None = None,
     ) -> None:
-        """Load the base in `base_path`; the class describes the arguments.
+        """Load the base in `base_path` on the device; it answers as the model `base_name`.
+
+        Args:
+            thinking: whether prompts open a think block.
+            base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
+                weights are refused. None: not checked.
+            compared: the file with results of comparing forwards; see `load_base`.
 
         Raises:
             WorkerFailure: kind config, when the base cannot be loaded.

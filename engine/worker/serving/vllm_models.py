@@ -62,7 +62,16 @@ class VllmModels:
         base_weights: dict[str, str] | None = None,
         argv: tuple[str, ...] = (),
     ) -> None:
-        """Start the vLLM server and wait until it is ready; the class describes the arguments.
+        """Start the vLLM server as `plan` says and wait until it is ready; the base answers as the
+        model `base_name`.
+
+        Args:
+            folder: where adapters are copied to.
+            log: the file for the server's output.
+            thinking: whether prompts open a think block.
+            base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
+                weights are refused. None: not checked.
+            argv: a program to run in the server's place; for tests only.
 
         Raises:
             WorkerFailure: when the server does not become ready.
