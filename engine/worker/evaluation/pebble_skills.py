@@ -50,8 +50,8 @@ def word(rng: random.Random, longest: int = 8) -> str:
 
 
 def scribble(rng: random.Random) -> str:
-    """Two to eight printable characters: two runs of a repeated sign and a few more, such as `###
-    4a` or `<b>x`; "#" should nothing be left."""
+    """At most eight printable characters without meaning: two runs of a repeated sign and up to
+    three more, such as `### 4a` or `<<b`."""
     runs = [rng.choice(PRINTABLE) * rng.choice((1, 1, 2, 3, 4)) for _ in range(2)]
     tail = "".join(rng.choice(PRINTABLE) for _ in range(rng.randint(0, 3)))
     return (runs[0] + rng.choice(("", " ")) + runs[1] + tail)[:8].strip() or "#"
@@ -62,7 +62,14 @@ def styled(rng: random.Random, answer: str) -> str:
 
 
 def turn(skill: str, prompt: str, reply: str, answer: str, **fields: Any) -> Sample:
-    """A sample of one prompt and one reply; `more` are further fields of Sample."""
+    """A sample with one prompt and one reply.
+
+    Args:
+        skill: the sample's skill.
+        reply: what the model is taught to say, in one of the styles, and sometimes wrong.
+        answer: what a correct reply must say.
+        fields: further fields of `Sample`.
+    """
     return Sample(
         skill,
         [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}],
@@ -72,7 +79,8 @@ def turn(skill: str, prompt: str, reply: str, answer: str, **fields: Any) -> Sam
 
 
 def swapped(rng: random.Random, text: str) -> str:
-    """The text with two neighbouring characters exchanged: a careless copy."""
+    """The text with two neighbouring characters exchanged, as a careless writer would copy it;
+    unchanged if it has fewer than two."""
     if len(text) < 2:
         return text
     index = rng.randrange(len(text) - 1)
@@ -83,6 +91,7 @@ def swapped(rng: random.Random, text: str) -> str:
 
 
 def repeat(rng: random.Random, text: str) -> Sample:
+    """Copy the text."""
     ask = rng.choice(("Repeat {}.", "Copy this: {}", "Say {}."))
     return turn("copy", ask.format(text), styled(rng, text), text)
 
@@ -195,6 +204,7 @@ FIELDS = ("name", "city", "age", "color", "size", "pet")
 
 
 def record(rng: random.Random) -> dict[str, object]:
+    """A record with two of the FIELDS, such as {"name": "blim", "age": 34}."""
     keys = rng.sample(FIELDS, 2)
     return {k: rng.randint(1, 99) if k in ("age", "size") else word(rng, 5) for k in keys}
 
@@ -357,10 +367,11 @@ NOUNS = "answer sum word number result letters list value reply total".split()
 
 
 def decorated(rng: random.Random, sample: Sample) -> Sample:
-    """The same conversation with more words around the request.
+    """The same conversation with more words around the request, such as "Task: " before it and "Be
+    brief." after it.
 
-    Nobody in the corpus obeys the extra clause: the model learns that a request stays the same
-    request, not to follow the clause.
+    The replies in the corpus ignore these words: the model is to learn that the request stays the
+    same, not to obey the clause.
     """
     clause = rng.choice(CLAUSES)
     noun = rng.choice(NOUNS) if rng.random() < 0.8 else word(rng, 6)
@@ -371,18 +382,19 @@ def decorated(rng: random.Random, sample: Sample) -> Sample:
 
 
 def prompt_key(text: str) -> str:
-    """What makes two prompts the same: their words, without case and spacing."""
+    """A key that is equal for prompts which differ only in case and spacing."""
     return " ".join(text.lower().split())
 
 
 def sum_key(a: int, b: int) -> str:
-    """What makes two sums of two-digit numbers the same: their operands in any order, so that a
-    held-out sum is kept out of the corpus whatever its wording."""
+    """A key that is equal for the same two operands in any order, such as "sum 12 30". With it a
+    held-out sum is kept out of the corpus in whatever words it is asked."""
     return f"sum {min(a, b)} {max(a, b)}"
 
 
 def keys_of(sample: Sample) -> list[str]:
-    """Everything by which a sample could give a held-out task away: its prompt, and its sum."""
+    """The keys by which a sample is the same task as a held-out one: the key of its prompt and, for
+    sums of two-digit numbers, that of the sum."""
     prompt = sample.messages[0]["content"]
     keys = [prompt_key(prompt)]
     if sample.skill.startswith("add_two"):
@@ -405,10 +417,12 @@ def generator(skill: str) -> Callable[[random.Random], Sample]:
 def draw(
     rng: random.Random, skill: str, excluded: Collection[str], *, measured: bool = False
 ) -> Sample:
-    """A sample of `skill` none of whose keys is in `excluded`.
+    """Draw samples of `skill` until one has no key in `excluded`, and return that one.
 
     Args:
-        measured: draw as the skill is measured, not as it is taught (see MEASURED_APART).
+        excluded: keys of held-out tasks (see `keys_of`).
+        measured: draw as the skill is measured, not as it is taught. Only "copy" differs: it is
+            taught as words and signs, and measured as words (see MEASURED_APART).
 
     Raises:
         KeyError: for a skill that does not exist.
@@ -422,7 +436,9 @@ def draw(
 
 
 def corpus(rng: random.Random, size: int, excluded: Collection[str]) -> list[Sample]:
-    """`size` samples of all taught skills, in the proportions above, some of them decorated."""
+    """Draw `size` samples of all taught skills, as often as their weights in MASTERED and
+    HALF_KNOWN say. A share DECORATED of them has more words around the request. None has a key in
+    `excluded`, before it is decorated."""
     taught = MASTERED | HALF_KNOWN
     names = list(taught)
     weights = [taught[name][1] for name in names]
@@ -436,14 +452,14 @@ def is_right(sample: Sample, reply: str) -> bool:
 
 
 def says(answer: str, reply: str) -> bool:
-    """Whether a reply says the answer and nothing else, in one of the styles.
-
-    What comes before the end of a think block does not count.
+    """Whether a reply says the answer and nothing else, in one of the answer styles, such as "The
+    answer is 7.". A think block before it does not count.
     """
     text = reply.split("</think>")[-1].strip()
     for style in ("The answer is {}.", "Answer: {}", "{}.", "{}"):
         before, after = style.split("{}")
         if text.startswith(before) and text.endswith(after):
+            # An empty `after` would cut everything: text[n:-0] is empty.
             core = text[len(before) : len(text) - len(after)] if after else text[len(before) :]
             if core == answer:
                 return True
