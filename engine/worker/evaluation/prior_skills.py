@@ -108,7 +108,7 @@ class PriorSkills:
             record = find_env(self.job.run.home, KEEP)
         except UserError:  # no such environment
             return
-        # `find_env` also takes ids; only the name itself is meant here.
+        # `find_env` also takes prefixes; only an environment with exactly this name is meant.
         if record.name == KEEP and record.scored and record.env_id != self.job.config.env_id:
             # All tasks, if none is held out.
             tasks = read_tasks(record, "heldout") or read_tasks(record)

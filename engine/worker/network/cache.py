@@ -81,7 +81,7 @@ class Cache:
 
     @classmethod
     def opened(cls, shape: Shape, fresh: Prompts, blocks: Sequence[int], width: int) -> "Cache":
-        """A cache before any own token was written.
+        """A new cache for rows that have only their prompts so far.
 
         Args:
             fresh: prompts that were just read.
@@ -93,12 +93,14 @@ class Cache:
         return cls(shape, prompts, width, [0] * (len(blocks) * width), 0, fresh.keys)
 
     def widen(self) -> bool:
-        """Make room for the next column if the window is full.
+        """Enlarge the window of own columns if it is full, so that the next column fits.
 
-        Returns True when it was: then all views have been made anew, and a captured step is stale.
+        Returns whether it was full. All views are then new ones, so a step that was captured as a
+        CUDA graph must be captured again.
         """
         if self.written < self.window:
             return False
+        # Rounded up to a multiple of `grain`.
         self.window = -(-(self.written + 1) // self.grain) * self.grain
         if self.window > self.own.shape[5]:
             grown = self._room(self._capacity(self.window))
@@ -110,11 +112,13 @@ class Cache:
         self.own_keys = [k.transpose(1, 2) for k in keys.unbind()]
         self.own_values = list(values.unbind())
         self.writable = self.own.unbind(1)
+        # A row does not see columns before its first one, nor those not written yet.
         numbers = torch.arange(window, device=self.device)
         hidden = (numbers < self.first[:, None]) | (numbers >= self.written)
         bias = _bias(hidden, self.dtype).view(self.blocks, 1, self.width, window)
         bias = bias.expand(-1, shape.kv, -1, -1).reshape(-1, 1, window)
         self.own_bias = bias.contiguous()
+        # One buffer of scores for a softmax over prompt and own tokens, and views of its two parts.
         longest = self.prompt_bias.shape[-1]
         rows = self.blocks * shape.kv * self.width
         self.scores = self.own.new_empty(rows, self.repeats, longest + window)
@@ -135,7 +139,8 @@ class Cache:
         self.written += 1
 
     def attend(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        """Write one token's keys and values of every row and attend over prompt and own tokens.
+        """Store the keys and values of one new token per row, and compute the attention of that
+        token over the row's prompt and its own tokens.
 
         Args:
             layer: number of the layer.
@@ -156,7 +161,7 @@ class Cache:
         keys = self.own_keys[layer]
         torch.baddbmm(self.own_bias, q, keys, alpha=self.scale, out=self.own_raw)
         self.own_scores.copy_(self.own_raw)
-        # The views made in `widen` look at `scores`, and so must the weights.
+        # In place: the views made in `widen` are of `scores`, and the weights are read by them.
         torch.softmax(self.scores, -1, out=self.scores)
         out = torch.bmm(self.prompt_scores, self.prompt_values[layer])
         out.view(-1, self.repeats, dim).baddbmm_(self.own_scores, self.own_values[layer])
@@ -170,11 +175,12 @@ class Cache:
         fresh_blocks: Sequence[int],
         width: int,
     ) -> "Cache":
-        """A new cache with other blocks: some of these, and some for prompts that join.
+        """A new cache with other blocks: some with rows of this one, some for prompts that join.
 
         Args:
-            kept: for each block that stays, its old number and `width` old rows.
-            fresh: prompts that join; None for none.
+            kept: for each block that stays, its old number, and the old numbers of the `width` rows
+                that it has from now on.
+            fresh: prompts that join; None if none do.
             fresh_blocks: for each block that joins, the number of its prompt among `fresh`.
             width: rows of a block from now on.
         """
@@ -183,6 +189,7 @@ class Cache:
         begin = min((self.starts[row] for row in rows), default=self.written)
         column = self.written - begin
         starts = [self.starts[row] - begin for row in rows]
+        # Rows that join see only the columns from now on.
         starts += [column] * (len(fresh_blocks) * width)
         prompts = _joined(self.prompts, [block for block, _ in kept], fresh, fresh_blocks)
         new = Cache(self.shape, prompts, width, starts, column, self.own)
@@ -195,15 +202,17 @@ class Cache:
         return new
 
     def _capacity(self, needed: int) -> int:
-        """Columns to allocate for `needed` ones: doubled at first, so that little is copied."""
+        """How many columns to allocate so that `needed` ones fit. The room is doubled until it has
+        MOST_ADDED columns, then grows by so many, so that the columns are seldom copied."""
         room = self.grain
         while room < needed:
             room += min(room, MOST_ADDED)
         return room
 
     def _room(self, columns: int) -> torch.Tensor:
-        """Zeros [keys and values, layers, blocks, kv, width, columns, dim]. They must be finite: a
-        masked column still takes part in the products, with weight zero."""
+        """Memory for the own tokens' keys and values: zeros [2, layers, blocks, kv, width, columns,
+        dim], keys first. It must hold finite numbers, because a masked column still takes part in
+        the products, with weight zero."""
         shape = self.shape
         return torch.zeros(
             (2, shape.layers, self.blocks, shape.kv, self.width, columns, shape.head_dim),
@@ -222,12 +231,12 @@ def _bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _joined(
     old: Prompts, kept: Sequence[int], fresh: Prompts | None, joining: Sequence[int]
 ) -> Prompts:
-    """The prompts of the blocks that stay, followed by those of the blocks that join.
+    """Gather one prompt for each block: first the blocks that stay, then those that join.
 
     Args:
-        old: prompts of all blocks so far.
-        kept: numbers of the blocks that stay.
-        fresh: prompts that join; None for none.
+        old: the prompts of all blocks so far.
+        kept: the numbers of the blocks that stay.
+        fresh: prompts that join; None if none do.
         joining: for each block that joins, the number of its prompt among `fresh`.
     """
     lengths = [old.lengths[i] for i in kept]
@@ -235,7 +244,7 @@ def _joined(
         return Prompts(*_picked(old, kept, max(lengths)), lengths)
     lengths += [fresh.lengths[i] for i in joining]
     longest = max(lengths)
-    halves = []
+    halves = []  # the keys, then the values
     size = [len(lengths), longest]
     for before, after in ((old.keys, fresh.keys), (old.values, fresh.values)):
         layers, _, kv, _, dim = before.shape
@@ -254,7 +263,8 @@ def _joined(
 def _picked(
     prompts: Prompts, blocks: Sequence[int], longest: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of the prompts numbered `blocks`, cut at `longest` tokens."""
+    """(keys, values) of the prompts with the numbers `blocks`, in that order, cut at `longest`
+    tokens."""
     index = torch.tensor(blocks, device=prompts.keys.device)
     keys, values = (
         half[:, :, :, :longest].index_select(1, index) for half in (prompts.keys, prompts.values)
