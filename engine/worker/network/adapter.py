@@ -281,7 +281,7 @@ class FlatAdapter:
                         drawn = torch.empty(shape)
                         torch.nn.init.kaiming_uniform_(drawn, a=slope, generator=generator)
                         if shape == a.shape:
-                            a.copy_(drawn)  # the second draw replaces the first
+                            a.copy_(drawn)  # the last draw of A remains
 
     @property
     def version(self) -> int:

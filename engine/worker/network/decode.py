@@ -377,7 +377,7 @@ class _Graph:
     captured."""
 
     def __init__(self, step: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
-        # CUDA demands that the warm-up before a capture runs on another stream.
+        # The warm-up runs on a stream of its own, as torch asks before a capture.
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
