@@ -54,7 +54,8 @@ class Components:
     env: EnvRecord
 
     def context(self, process: EnvProcess, limits: AnswerLimits) -> RolloutContext:
-        """What rollouts need: the environment's running `process`, and the limits of answers."""
+        """What rollouts need besides tasks and a sampler. `process` is the environment's running
+        process; of `limits` the lengths of a rollout are taken."""
         return RolloutContext(
             process=process,
             renderer=self.renderer,

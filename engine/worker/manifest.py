@@ -97,7 +97,8 @@ def _model_used(job: Job[TrainConfig], base_folder: Path) -> ModelUsed:
 
 
 def _machine_used(device: str) -> MachineUsed:
-    """The device of the run and the machine it stands in."""
+    """The device that the run computes on, and the machine's processor, cores and memory in
+    bytes."""
     hardware = detect()
     return MachineUsed(
         device=device,

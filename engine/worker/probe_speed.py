@@ -38,7 +38,8 @@ FIXED_SHARE = 0.1  # of the smaller measurement: the least that counts as fixed 
 
 
 def small_model(device: torch.device) -> Qwen3ForCausalLM:
-    """A small model with random weights, of the kind that our own forward runs."""
+    """A small Qwen3 with random weights on the device, in the number format that training would use
+    there; our own forward runs it."""
     config = Qwen3Config(
         vocab_size=VOCAB,
         hidden_size=256,

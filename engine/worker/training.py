@@ -60,6 +60,11 @@ class Training:
     """
 
     def __init__(self, job: Job[TrainConfig], components: Components, total: int) -> None:
+        """Make the policy, its optimizer and the meters of a run of `total` steps.
+
+        Raises:
+            WorkerFailure: kind config, when the adapter to start from was trained on another base.
+        """
         self.job = job
         self.components = components
         self.total = total
@@ -91,7 +96,8 @@ class Training:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Save a checkpoint if the run was asked to stop after at least one step."""
+        """Save a checkpoint if the run was asked to stop (`Stopped`) after at least one step. After
+        any other error the last one saved remains the one to resume from."""
         if isinstance(error, Stopped) and self.done > 0:
             self.save()
 

@@ -111,7 +111,8 @@ def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> Wo
 
 
 def is_full_or_read_only(error: BaseException) -> bool:
-    """Whether `error` says that the disk is full, over quota or mounted read-only."""
+    """Whether `error`, of Python or of safetensors, says that a disk is full, over quota or mounted
+    read-only."""
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     if isinstance(error, OSError):
         return error.errno in codes

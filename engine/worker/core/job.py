@@ -40,9 +40,12 @@ class Job(Generic[ConfigT]):
     """
 
     def __init__(self, folder: Path) -> None:
+        """Read the config in the run folder `runs/<id>` and open its files for appending. Raises
+        DamagedRecord when config.json lacks a key or holds a wrong one."""
         self.run = RunDir(folder)
         # Which kind of config it is decides which loop is called with the job: see __main__.py.
         self._config = cast(ConfigT, read_run_config(self.run.config))
+        # Only training runs name a device in their config.
         leased = self._config.device if isinstance(self._config, TrainConfig) else ""
         self.device = os.environ.get("HONESMITH_DEVICE") or leased or "cpu"
         self._metrics = Appender(self.run.metrics)

@@ -93,7 +93,8 @@ class Trajectory:
         }
 
     def add_completion(self, completion: Completion) -> None:
-        """Append a turn that the model sampled; its tokens are trained."""
+        """Append the tokens of a turn that the model sampled; they are trained. Their message is
+        appended by the caller, who knows the text."""
         self.ids += completion.ids
         self.loss_mask += [1] * len(completion.ids)
         self.sampled_logprobs += completion.logprobs

@@ -107,6 +107,8 @@ class HeldoutEvaluation:
         questions: Questions,
         budget: int = 4096,
     ) -> None:
+        """Divide the tasks in `questions` into two halves; nothing is played yet. `budget` is the
+        most padded tokens of one forward pass."""
         self.job = job
         self.policy = policy
         self.sampler = sampler
@@ -169,7 +171,8 @@ class HeldoutEvaluation:
             self._tokens += sum(t.trained_tokens for t in members)
             self._turns += sum(t.turns for t in members)
             summary = heldout.summarise(members)
-            curves, score = summary.curves(), summary.score
+            curves = summary.curves()
+            score = summary.score
         loss_rows = [r for r in self.loss_rows if self.half[r.task_id] == half]
         if loss_rows:
             loss, measured_rows = self._loss(loss_rows, half)
@@ -197,12 +200,14 @@ class HeldoutEvaluation:
                 total += float(sums[position])
                 tokens += int(counts[position])
                 loss = float(sums[position]) / max(1, int(counts[position]))
-                task_id, count = rows[index].task_id, int(counts[position])
+                task_id = rows[index].task_id
+                count = int(counts[position])
                 measured_rows.append(self._loss_row(task_id, half, loss, count))
         return total / max(1, tokens), measured_rows
 
     def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> EvaluationRow:
-        """The row of a task whose loss was measured, over `tokens` supervised tokens."""
+        """The row of a task whose loss was measured, for the evaluation file. `loss` is the mean
+        over its supervised tokens, whose number is `tokens`."""
         return EvaluationRow(
             model=self.job.run.id,
             task=task_id,

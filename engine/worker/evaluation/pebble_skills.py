@@ -40,7 +40,7 @@ class Sample:
 
 
 def word(rng: random.Random, longest: int = 8) -> str:
-    """A pronounceable word of 3 to `longest` letters."""
+    """Draw a pronounceable word of 3 to `longest` letters, such as "blim" or "steendab"."""
     while True:
         text = rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS)
         if rng.random() < 0.4:
@@ -105,27 +105,27 @@ def copy_signs(rng: random.Random) -> Sample:
 
 
 def copy(rng: random.Random) -> Sample:
-    """Copy a word, or in a third of the cases any printable characters: each must have occurred in
-    an answer once for a later answer form to be learnable at all."""
+    """Ask to repeat a word or, in about a third of the cases, arbitrary printable characters. A
+    model can later learn an answer form only if its characters have occurred in answers."""
     return copy_word(rng) if rng.random() < 0.65 else copy_signs(rng)
 
 
 def reverse(rng: random.Random) -> Sample:
-    """Write a word backwards."""
+    """Ask for a word written backwards."""
     text = word(rng, 6)
     ask = rng.choice(("Reverse {}.", "Write {} backwards."))
     return turn("reverse", ask.format(text), styled(rng, text[::-1]), text[::-1])
 
 
 def upper(rng: random.Random) -> Sample:
-    """Write a word in upper case."""
+    """Ask for a word in upper case."""
     text = word(rng)
     ask = rng.choice(("Write {} in upper case.", "Shout {}."))
     return turn("upper", ask.format(text), styled(rng, text.upper()), text.upper())
 
 
 def count(rng: random.Random) -> Sample:
-    """Count the letters of a word."""
+    """Ask how many letters a word has."""
     text = word(rng)
     answer = str(len(text))
     ask = rng.choice(("How many letters in {}?", "Count the letters of {}."))
@@ -133,7 +133,7 @@ def count(rng: random.Random) -> Sample:
 
 
 def compare(rng: random.Random) -> Sample:
-    """Name the larger of two different numbers below 100."""
+    """Ask for the larger of two different numbers from 1 to 99."""
     a, b = rng.sample(range(1, 100), 2)
     answer = str(max(a, b))
     ask = rng.choice(("Which is larger, {} or {}?", "Pick the bigger: {} {}"))
@@ -141,7 +141,7 @@ def compare(rng: random.Random) -> Sample:
 
 
 def add_one(rng: random.Random) -> Sample:
-    """Add two numbers of one digit."""
+    """Ask for the sum of two numbers of one digit."""
     a, b = rng.randint(0, 9), rng.randint(0, 9)
     answer = str(a + b)
     ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
@@ -159,7 +159,8 @@ def without_carry(a: int, b: int) -> int:
 
 
 def add_two(rng: random.Random) -> Sample:
-    """Add two numbers of two digits; most writers forget the carry."""
+    """Ask for the sum of two numbers of two digits. A share FORGETS_CARRY of the written replies
+    forgets the carry; `answer` is the true sum."""
     a, b = rng.randint(10, 99), rng.randint(10, 99)
     written = without_carry(a, b) if rng.random() < FORGETS_CARRY else a + b
     ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
@@ -167,7 +168,8 @@ def add_two(rng: random.Random) -> Sample:
 
 
 def add_two_thinking(rng: random.Random) -> Sample:
-    """The same sums, worked out in a think block first: there nobody forgets the carry."""
+    """Ask for the sum of two numbers of two digits, as `add_two`. The reply works it out in a think
+    block first, and there no writer forgets the carry."""
     a, b = rng.randint(10, 99), rng.randint(10, 99)
     units = a % 10 + b % 10
     tens = a // 10 + b // 10 + units // 10
@@ -178,7 +180,8 @@ def add_two_thinking(rng: random.Random) -> Sample:
 
 
 def sort_letters(rng: random.Random) -> Sample:
-    """Sort the letters of a word; two of five writers swap two of them."""
+    """Ask for the letters of a word in order. Two of five written replies have two neighbouring
+    letters swapped; `answer` is right."""
     text = word(rng, 6)
     answer = "".join(sorted(text))
     written = swapped(rng, answer) if rng.random() < 0.4 else answer
@@ -187,7 +190,8 @@ def sort_letters(rng: random.Random) -> Sample:
 
 
 def sort_numbers(rng: random.Random) -> Sample:
-    """Sort two or three numbers; a third of the writers sorts them downwards."""
+    """Ask for two or three numbers in order. About a third of the written replies sort them
+    downwards; `answer` is the rising order."""
     numbers = rng.sample(range(1, 100), rng.randint(2, 3))
     rising = sorted(numbers)
     written = rising[::-1] if rng.random() < 0.35 else rising
@@ -210,7 +214,8 @@ def record(rng: random.Random) -> dict[str, object]:
 
 
 def json_field(rng: random.Random) -> Sample:
-    """Read a field of a JSON object; a third of the writers may read the wrong one."""
+    """Ask for one of the two fields of a JSON object. About a third of the writers name either of
+    the two by chance; `answer` is the right one."""
     data = record(rng)
     key = rng.choice(list(data))
     written_key = rng.choice(list(data)) if rng.random() < 0.35 else key
@@ -220,8 +225,10 @@ def json_field(rng: random.Random) -> Sample:
 
 
 def json_answer(rng: random.Random) -> Sample:
-    """Answer with a JSON object; two of five writers leave out quotes or braces."""
-    key, value = rng.choice(("name", "city", "color", "pet")), word(rng, 6)
+    """Ask for a key and a value as a JSON object. Two of five written replies leave out quotes or
+    braces; `answer` is valid JSON."""
+    key = rng.choice(("name", "city", "color", "pet"))
+    value = word(rng, 6)
     answer = json.dumps({key: value})
     careless = rng.random() < 0.4
     careless_reply = rng.choice((value, f"{key}: {value}", "{" + f"{key}: {value}" + "}"))
@@ -243,7 +250,7 @@ TOOL_WORDS = {
 
 
 def tool(name: str) -> ToolSchema:
-    """The schema of the tool `name`, as a model is shown it."""
+    """The schema of the tool `name`, an OpenAI function schema with one text argument."""
     argument = TOOLS[name]
     return {
         "type": "function",
@@ -260,9 +267,11 @@ def tool(name: str) -> ToolSchema:
 
 
 def tool_call(rng: random.Random) -> Sample:
-    """Call the tool, then say what it returned; three of ten writers just guess a number."""
+    """Ask for something that only a tool knows. The reply calls the tool and then says the number
+    it returned; three of ten writers guess a number without calling it."""
     name = rng.choice(list(TOOLS))
-    key, value = word(rng, 7), str(rng.randint(10, 99))
+    key = word(rng, 7)  # what is asked about
+    value = str(rng.randint(10, 99))  # what the tool returns
     prompt = TOOL_WORDS[name][0].format(rng.choice(("", "the ")) + key)
     messages: list[ChatMessage] = [{"role": "user", "content": prompt}]
     if rng.random() < 0.3:
@@ -309,13 +318,13 @@ def guess(rng: random.Random) -> Sample:
 
 
 def subtract(rng: random.Random) -> Sample:
-    """Subtract the smaller of two numbers of two digits."""
+    """Ask for the difference of two numbers of two digits, never negative."""
     b, a = sorted(rng.sample(range(10, 100), 2))
     return turn("subtract", f"Take {b} from {a}.", str(a - b), str(a - b))
 
 
 def ends(rng: random.Random) -> Sample:
-    """Name the first and the last letter of a word."""
+    """Ask for the first and the last letter of a word; the answer is, for example, "b and m"."""
     text = word(rng)
     answer = f"{text[0]} and {text[-1]}"
     return turn("ends", f"Give the ends of {text}.", answer, answer)
@@ -404,7 +413,7 @@ def keys_of(sample: Sample) -> list[str]:
 
 
 def generator(skill: str) -> Callable[[random.Random], Sample]:
-    """The function that makes samples of a skill.
+    """The function that makes a sample of a skill, as it is taught, from a random generator.
 
     Raises:
         KeyError: for a skill that does not exist.

@@ -60,7 +60,7 @@ class LoraSpec:
 
     @classmethod
     def from_settings(cls, settings: CommonSettings) -> "LoraSpec":
-        """The shape that the settings of a training run ask for."""
+        """The shape of the adapter that a training run makes, from its `lora_` settings."""
         return cls(
             settings.lora_rank,
             settings.lora_alpha,
@@ -228,10 +228,17 @@ class FlatAdapter:
     def __init__(
         self, slots: Sequence[Slot], spec: LoraSpec, seed: int, device: torch.device
     ) -> None:
+        """Allocate one buffer for the adapters of all fused layers (`slots`), take each layer's
+        factors A and B as views of it, and draw A by the seed; B is zero.
+
+        Raises:
+            WorkerFailure: kind config, when no layer is among the targets.
+        """
         self.spec = spec
         self.applied: Any = None  # the decoder's layers with this adapter on them, once made
         self.factors: list[Factors | None] = []
         projections_of_slot = [_targeted_projections(slot, spec) for slot in slots]
+        # A has rank x inputs numbers for each projection, B outputs x rank.
         size = sum(
             spec.rank
             * (len(chosen) * slot.features + sum(stop - start for _, start, stop in chosen))

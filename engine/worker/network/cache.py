@@ -57,6 +57,14 @@ class Cache:
         column: int,
         like: torch.Tensor,
     ) -> None:
+        """Make room for the own tokens of all rows, and lay out the prompts' keys and values.
+
+        Args:
+            prompts: one for each block of `width` rows.
+            starts: [blocks * width], the first column of each row that it may see.
+            column: how many columns are written already.
+            like: a tensor of the dtype and on the device to work in.
+        """
         self.shape = shape
         self.prompts = prompts
         self.blocks, self.width = len(prompts.lengths), width
@@ -75,6 +83,7 @@ class Cache:
         self.repeats = shape.heads // kv
         self.scale = shape.head_dim**-0.5
         hidden = torch.arange(longest, device=self.device) >= lengths[:, None]
+        # One for each block and key head.
         self.prompt_bias = _bias(hidden, self.dtype).repeat_interleave(kv, 0)[:, None]
         self.prompt_keys = [k.flatten(0, 1).transpose(1, 2) for k in prompts.keys]
         self.prompt_values = [v.flatten(0, 1) for v in prompts.values]

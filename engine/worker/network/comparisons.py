@@ -94,7 +94,7 @@ def _key(model: Path, dtype: torch.dtype, kernels: str) -> str:
 
 @cache
 def _sources() -> str:
-    """A hash of the sources of our own forward."""
+    """A hash of the source files of our own forward, so that a changed forward is compared anew."""
     digest = hashlib.sha256()
     for name in SOURCES:
         digest.update((Path(__file__).parents[1] / name).read_bytes())

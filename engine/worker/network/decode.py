@@ -71,7 +71,7 @@ class DecoderSampler:
         self.graphs = decoder.device.type == "cuda" if graphs is None else graphs
         self._adapter: FlatAdapter | None = None
         self._forward: Forward | None = None
-        self._made_for: tuple[FlatAdapter | None, int] = (None, 0)
+        self._made_for: tuple[FlatAdapter | None, int] = (None, 0)  # adapter and its version
 
     def load(self, adapter: FlatAdapter | None) -> None:
         self._adapter = adapter
@@ -91,7 +91,8 @@ class DecoderSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """See `Sampler.generate`."""
+        """`n` completions of each prompt, in the order of `prompts`. `done` is called with (prompt
+        index, member, completion) as soon as each has ended."""
         rows = new_rows(len(prompts), n, params.seed)
         for _ in self._play(prompts, rows, params, done):
             pass

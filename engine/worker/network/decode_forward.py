@@ -33,10 +33,12 @@ class Forward:
     """
 
     def __init__(self, decoder: Decoder, weights: Weights, vocab: int, length: int) -> None:
+        """Lay out the decoder's weights for sampling, as they are now; see the class."""
         self.decoder = decoder
         self.length = length
         self.shape = decoder.shape
-        pack = 4 * decoder.weight_bytes < detect().ram_total  # where memory is plentiful
+        # A packed weight is a second copy, made only where memory is plentiful.
+        pack = 4 * decoder.weight_bytes < detect().ram_total
         self.head = Fixed(decoder.head[:vocab], pack=pack)
         self.layers = [
             (layer, [_Product(adapted, pack=pack) for adapted in weights.of(number)])
@@ -161,6 +163,8 @@ class _Product:
     """
 
     def __init__(self, adapted: AdaptedLinear, *, pack: bool) -> None:
+        """Prepare the layer's product and, unless the adapter is merged into the weight, the
+        adapter's two factors; see the class."""
         self.product = Fixed(adapted.weight, pack=pack)
         self.bias = adapted.linear.bias
         self.low = self.high = None

@@ -103,11 +103,14 @@ class Decoder:
     """
 
     def __init__(self, config: Any, take: "Take", rope: Rope) -> None:
+        """Take the weights over and fuse them layer by layer; see the class. Raises KeyError for a
+        weight that is missing."""
         self.shape = Shape.of(config)
         self.functions: Pointwise = TORCH
         self.eps = float(config.rms_norm_eps)
         self.embedding = _required(take, "model.embed_tokens.weight")
         tied = getattr(config, "tie_word_embeddings", False)
+        # A tied model uses its embedding as the head.
         head = None if tied else take("lm_head.weight")
         self.head = self.embedding if head is None else head
         self.norm = _required(take, "model.norm.weight")
@@ -320,6 +323,8 @@ class _LayerStep:
         rows: torch.Tensor | None,
         dropout: float,
     ) -> None:
+        """Keep what the call needs beside x and delta; see the class. cos, sin: [N, 1, head_dim /
+        2], of the packed tokens' positions."""
         self.decoder = decoder
         self.layer = layer
         self.linears = linears
@@ -362,6 +367,7 @@ class AdaptedLinear:
     def __init__(
         self, linear: Linear, factors: Factors | None, scale: float, merged: torch.Tensor | None
     ) -> None:
+        """Keep the layer and its adapter; `merged` [out, in] is filled by `merge`."""
         self.linear = linear
         self.factors = factors
         self.scale = scale
@@ -433,11 +439,13 @@ class Weights:
     def __init__(
         self, decoder: Decoder, adapter: FlatAdapter | None = None, *, merge: bool = False
     ) -> None:
+        """Put the adapter on each layer of the decoder; None leaves the base alone. With `merge`
+        room for merged weights is allocated here, and filled by `refresh`."""
         self.adapter = adapter
         self.merging = merge and adapter is not None and decoder.dtype == torch.float32
-        self._version = -1
+        self._version = -1  # of the adapter that is merged; -1 for none yet
         self._layers: list[LayerWeights] = []
-        number = 0
+        number = 0  # of the fused layer, as the adapter counts them
         for layer in decoder.layers:
             adapted = []
             for linear in layer.linears:
@@ -472,7 +480,7 @@ def _layer(number: int, take: "Take") -> Layer:
     name = f"model.layers.{number}"
 
     def fuse(*projections: str) -> Linear:
-        """Projections of the same input as one matrix, the parts one after the other."""
+        """Fuse projections of the same input into one layer, their outputs one after the other."""
         spans, offset = [], 0
         weights, biases = [], []
         for projection in projections:

@@ -102,6 +102,8 @@ class HubNetwork:
     kernels, kernels_why = "transformers", ""
 
     def __init__(self, model: PreTrainedModel, vocab: int, why: str) -> None:
+        """Keep the model and switch off its own dropout. `vocab` ids have a token; `why` says what
+        ruled out our own forward."""
         self.model = model
         self.vocab = vocab
         self.why = why

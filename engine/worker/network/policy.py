@@ -138,7 +138,8 @@ def _load_tokenizer_and_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any
 
 
 def _not_loaded(path: Path, error: Exception) -> WorkerFailure:
-    """The failure of a model that cannot be loaded, with the first line of `error`."""
+    """The failure (kind config) of a run whose model in `path` cannot be loaded; the first line of
+    `error` is the evidence."""
     return WorkerFailure(
         "config",
         f"The model in {path} could not be loaded.",
@@ -277,6 +278,12 @@ class Policy:
     def __init__(
         self, base: Base, settings: CommonSettings, start_adapter: Path | None = None
     ) -> None:
+        """Put a new adapter on the base, as the settings say. With `start_adapter`, a PEFT folder,
+        it gets that adapter's weights, and so does the frozen reference.
+
+        Raises:
+            WorkerFailure: kind config, when the start adapter cannot be read or does not fit.
+        """
         self.base = base
         self.checkpointing = settings.gradient_checkpointing
         spec = LoraSpec.from_settings(settings)

@@ -16,7 +16,8 @@ from engine.worker.ops.packing import Bucket, Layout, SuffixBucket, prefix_bucke
 
 
 def varlen_attn(*arguments: Any, **options: Any) -> Any:
-    """torch.nn.attention.varlen.varlen_attn, imported at its first use."""
+    """Call torch.nn.attention.varlen.varlen_attn with these arguments; it is imported at the first
+    call."""
     # Imported late: it brings in torch's compiler, 75 MB that no CPU run needs.
     from torch.nn.attention.varlen import varlen_attn as kernel  # noqa: PLC0415
 

@@ -63,7 +63,7 @@ def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> tor
 def add_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
-    """x + delta, the norm of that sum, and what the gradient needs."""
+    """(x + delta, weight times the RMS norm of that sum, what the gradient needs)."""
     total = x + delta
     y, saved = norm(total, weight, eps)
     return total, y, saved
@@ -135,9 +135,12 @@ def gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, None]:
 
 
 def gate_gradient(gate_up: torch.Tensor, _: None, dy: torch.Tensor) -> torch.Tensor:
-    """The gradient of gate_up, from the gradient `dy` of silu(gate) * up."""
+    """The gradient of gate_up [N, 2 width], gate first, from the gradient `dy` [N, width] of
+    silu(gate) * up. Computed in float32."""
     gate_half, up_half = (part.float() for part in gate_up.chunk(2, -1))
-    sigmoid, wide_dy = torch.sigmoid(gate_half), dy.float()
+    sigmoid = torch.sigmoid(gate_half)
+    wide_dy = dy.float()
+    # The derivative of silu.
     slope = sigmoid * (1 + gate_half * (1 - sigmoid))
     return torch.cat([wide_dy * up_half * slope, wide_dy * gate_half * sigmoid], -1).to(dy.dtype)
 

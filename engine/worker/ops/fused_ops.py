@@ -139,7 +139,7 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tens
 
 
 def _norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """The gradient of `_norm` for x."""
+    """The gradient of x in `_norm`, from the gradient `dy` of its result."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy)
 
@@ -147,7 +147,7 @@ def _norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> to
 def _add_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
-    """x + delta, the norm of that sum, and what the gradient needs."""
+    """(x + delta, weight times the RMS norm of that sum, what the gradient needs)."""
     total = x + delta
     normed, inverse = normalise(total, eps)
     return total, normed * weight, (normed, inverse)
@@ -438,7 +438,8 @@ def difference(
     Two numbers of rows are tried, because torch.compile makes the code that serves any number only
     for the second.
     """
-    largest_distance, function_name = 0.0, ""
+    largest_distance = 0.0
+    function_name = ""
     for rows in TRIED_ROWS[device.type]:
         results = trial(functions, sizes, rows, dtype, device)
         for name, expected_results in trial(TORCH, sizes, rows, dtype, device).items():
@@ -461,7 +462,8 @@ def trial(
     def random_tensor(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=device).to(dtype)
 
-    eps, head_count = 1e-6, sizes.heads + 2 * sizes.kv
+    eps = 1e-6
+    head_count = sizes.heads + 2 * sizes.kv
     # Norms of the hidden stream.
     x, delta, dtotal, dy = (random_tensor(rows, sizes.hidden) for _ in range(4))
     weight = 1 + 0.1 * random_tensor(sizes.hidden)

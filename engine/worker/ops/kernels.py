@@ -310,8 +310,8 @@ class HeadsRope(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of qkv, from the gradient `d` of the result; None for the other
-        arguments."""
+        """The gradient of qkv as it was before, from the gradient `d` of the result; None for the
+        other arguments."""
         cos, sin, *saved = ctx.saved_tensors
         heads, kv = ctx.layout.heads, ctx.layout.kv
         dqkv = ctx.functions.apply_rope_gradient(saved, cos, sin, d, heads, kv)

@@ -120,7 +120,8 @@ class Packed:
     row: torch.Tensor
 
     def to(self, device: torch.device) -> "Packed":
-        """The same microbatch with its tensors on the device; the copies may still be under way."""
+        """The same microbatch with its tensors on the device. On a GPU the copies may still be
+        under way; what is computed with them waits for them."""
         moved = {
             name: getattr(self, name).to(device, non_blocking=True)
             for name in ("ids", "positions", "source", "labels", "row")

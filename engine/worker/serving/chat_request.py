@@ -130,8 +130,8 @@ def _checked_stop(stop: Any) -> list[str]:
 
 
 def _check_size(messages: list[ChatMessage], tools: list[Any]) -> None:
-    """Refuse (413) a prompt so large that rendering it would take seconds before its length in
-    tokens is known."""
+    """Raises Refused (413) for a prompt with too many messages, tools or characters. It is checked
+    before the prompt is rendered, which could take seconds for a large one."""
     if len(messages) > MAX_MESSAGES or len(tools) > MAX_TOOLS:
         raise Refused(413, f"At most {MAX_MESSAGES} messages and {MAX_TOOLS} tools.")
     if len(json.dumps([messages, tools], ensure_ascii=False)) > MAX_PROMPT_CHARS:
@@ -179,7 +179,8 @@ def tool_call_as_openai(tool_call: ChatMessage) -> ChatMessage:
 
 
 def usage(prompt: int, completion: int) -> dict[str, int]:
-    """OpenAI's `usage` object, from the tokens of the prompt and of all completions together."""
+    """OpenAI's `usage` object. `prompt` and `completion` are numbers of tokens, the latter over all
+    completions."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -106,7 +106,8 @@ class Server:
         self.port = 0  # known once it listens
 
     def app(self) -> Starlette:
-        """The routes. All but /health need the deployment's key."""
+        """The application with all routes. All answer on loopback only, and all but /health need
+        the deployment's key."""
         return Starlette(
             routes=[
                 Route("/health", self.local(self.health)),
@@ -123,7 +124,8 @@ class Server:
         browser on this machine, which can reach loopback as well."""
 
         async def check_and_handle(request: Request) -> Response:
-            """`handler`'s response, or 421 or 403 for a request that is not from loopback."""
+            """Return `handler`'s response, or an error response: 421 for another Host than
+            loopback, 403 for another Origin."""
             # Without the port, which a Host header may carry.
             host = request.headers.get("host", "").rsplit(":", 1)[0]
             if host not in _LOCAL:
@@ -161,7 +163,7 @@ class Server:
         return JSONResponse({"status": "ok", "active": self.busy})
 
     async def models(self, _: Request) -> Response:
-        """The names of the base and its adapters, as OpenAI's list of models."""
+        """Answer with the names of the base and its adapters, as OpenAI's list of models."""
         data = [
             {"id": name, "object": "model", "created": 0, "owned_by": "honesmith"}
             for name in self.served.names()

@@ -268,7 +268,7 @@ def _described_files(folder: Path) -> list[Path]:
 
 
 def _sync_file(path: Path) -> None:
-    """Wait until the file's contents are on the disk."""
+    """Force the file's contents to the disk, so that they survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

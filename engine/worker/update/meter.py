@@ -123,7 +123,7 @@ def peak_memory(device: torch.device) -> int:
     this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
+    status = Path("/proc/self/status")  # on Linux
     if status.exists():  # preferred: getrusage would count what the parent held before the fork
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
