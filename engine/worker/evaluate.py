@@ -57,6 +57,7 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
             base_weights = weight_hashes(job.run.home, components.base.path)
             context = components.context(process, settings)
             sampling = _sampling(settings, attempts)
+            # The same tasks in every run, and of them those whose prompts leave room to answer.
             all_tasks = heldout.ordered(tasks_of(components, config.split), config.rows)
             half_of_task = heldout.halves(all_tasks)
             tasks = [t for t in all_tasks if fits(t, context, sampling)]
@@ -66,7 +67,7 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
             require(tasks, f"{config.split} tasks that fit into max_length", "Raise max_length.")
             for index, model in enumerate(models):
                 if model.base_path != base_path:
-                    continue
+                    continue  # another round of the outer loop plays it
                 with adapter_loaded(components, model.adapter, base_weights):
                     groups = _play(job, index, model.ref, play_setup)
                 if len(results) + 1 == len(models):

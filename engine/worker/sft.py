@@ -59,7 +59,7 @@ def train(job: Job[SFTConfig]) -> Result:
             budget=budget,
         )
         for step in training.steps():
-            began = time.monotonic()
+            began = time.monotonic()  # includes neither evaluations nor checkpoints
             chosen = rows_of_step(step, len(rows), settings.batch_size, settings.seed)
             batch = [rows[i] for i in chosen]
             supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)

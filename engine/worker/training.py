@@ -357,7 +357,7 @@ class Training:
     def _measured(self) -> Result:
         """How long the run took and how much memory, for people and for later estimates: the
         keys of `meter.totals` and `HeldoutEvaluation.habits`, and `matrix_flops`."""
-        measured: Result = totals(self.job.run)
+        measured: Result = totals(self.job.run)  # {} for a run without a step
         measured["matrix_flops"] = self.meter.matrix_flops
         spent = {name: round(value, 3) for name, value in self.spent.items()}
         measured["seconds"] = measured.get("seconds", {}) | spent

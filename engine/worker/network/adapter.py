@@ -82,6 +82,7 @@ class LoraSpec:
             rank, alpha = int(config["r"]), float(config["lora_alpha"])
             target_modules = config["target_modules"] or []
             dropout = float(config.get("lora_dropout") or 0.0)
+        # Missing, no JSON, or JSON of another shape.
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise WorkerFailure(
                 "config", f"The adapter in {folder.name} cannot be read.", evidence=repr(error)

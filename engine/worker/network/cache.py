@@ -159,13 +159,16 @@ class Cache:
         """
         shape, blocks, width = self.shape, self.blocks, self.width
         kv, dim = shape.kv, shape.head_dim
+        # The new keys and values go into the column that all rows write now.
         new = heads[:, shape.heads :].view(blocks, width, 2, kv, 1, dim)
         self.writable[layer].index_copy_(4, self.column, new.permute(2, 0, 3, 1, 4, 5))
         q = heads[:, : shape.heads].view(blocks, width, kv, self.repeats, dim).transpose(1, 2)
+        # Scores over the prompt: one product for each block, as its rows have the same keys.
         q = q.reshape(blocks * kv, width * self.repeats, dim)
         keys = self.prompt_keys[layer]
         torch.baddbmm(self.prompt_bias, q, keys, alpha=self.scale, out=self.prompt_raw)
         self.prompt_scores.copy_(self.prompt_raw)
+        # Scores over the own tokens: one product for each row.
         q = q.view(-1, self.repeats, dim)
         keys = self.own_keys[layer]
         torch.baddbmm(self.own_bias, q, keys, alpha=self.scale, out=self.own_raw)
@@ -203,6 +206,7 @@ class Cache:
         prompts = _joined(self.prompts, [block for block, _ in kept], fresh, fresh_blocks)
         new = Cache(self.shape, prompts, width, starts, column, self.own)
         if rows:
+            # Old row number r stands in block r // width at place r % width.
             index = torch.tensor(rows, device=self.device)
             by_row = self.own.permute(2, 4, 0, 1, 3, 5, 6)[..., begin : self.written, :]
             moved = by_row[index // self.width, index % self.width]

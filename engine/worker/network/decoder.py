@@ -243,7 +243,8 @@ class Decoder:
         checkpointing: bool = False,
         dropout: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of a batch's trained tokens, ([T], [T]) float32.
+        """Log-probabilities and entropies of a batch's trained tokens, ([T], [T]) float32, in the
+        order of `batch.labels`.
 
         Args:
             weights: base alone, or base and adapter.
@@ -255,12 +256,14 @@ class Decoder:
         # The distinct tokens that predict something, and for each trained token which of them does.
         rows, inverse = batch.source.unique(return_inverse=True)
         count, trained_count = len(rows), len(inverse)
+        # On a CPU a few more rows are computed, so that products come in few sizes.
         computed_rows = _rounded_up(rows, len(batch.ids)) if self.device.type == "cpu" else rows
         hidden = self.hidden(
             batch, weights, computed_rows, checkpointing=checkpointing, dropout=dropout
         )
         shared = count < trained_count  # a prompt's end predicts each member's first token
-        # Labels for every hidden row; on a CPU the rows were rounded up, and the rest is ignored.
+        # TokenLogprobs takes one label for each hidden row. So either a row is repeated for each
+        # label it predicts, or the labels are put at their rows; rows left over get label 0.
         if shared:
             padding = -trained_count % grain(trained_count) if self.device.type == "cpu" else 0
             hidden = hidden.index_select(0, F.pad(inverse, (0, padding)))
@@ -269,7 +272,7 @@ class Decoder:
             labels = batch.labels.new_zeros(len(computed_rows)).index_copy_(
                 0, inverse, batch.labels
             )
-        # As many tokens as have float32 logits of HEAD_BYTES.
+        # As many tokens at once as have float32 logits (4 bytes each) of HEAD_BYTES in all.
         chunk = max(128, HEAD_BYTES.get(self.device.type, 2**24) // (4 * vocab))
         values, spread = TokenLogprobs.apply(
             hidden, self.head[:vocab], labels, inverse_temperature, chunk, entropies

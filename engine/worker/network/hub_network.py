@@ -43,11 +43,11 @@ def lora_config(spec: LoraSpec) -> LoraConfig:
 
 
 class HubAdapter:
-    """An adapter inside a PEFT model, under the name `slot`."""
+    """An adapter inside a PEFT model, which knows it by `name`."""
 
-    def __init__(self, network: "HubNetwork", slot: str, spec: LoraSpec) -> None:
+    def __init__(self, network: "HubNetwork", name: str, spec: LoraSpec) -> None:
         self.network = network
-        self.slot = slot
+        self.name = name
         self.spec = spec
 
     @property
@@ -55,7 +55,7 @@ class HubAdapter:
         return sum(p._version for p in self.parameters())
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        mark = f".{self.slot}."
+        mark = f".{self.name}."
         return [p for name, p in self.network.peft.named_parameters() if mark in name]
 
     def clear_gradients(self) -> None:
@@ -66,7 +66,7 @@ class HubAdapter:
         """The gradients gathered by backward passes, under the names of `state`; a tensor without a
         gradient is left out."""
         # `state` leaves the adapter's name out of the names.
-        mark = f".{self.slot}."
+        mark = f".{self.name}."
         return {
             name.replace(mark, "."): p.grad
             for name, p in self.network.peft.named_parameters()
@@ -79,13 +79,13 @@ class HubAdapter:
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
         require_same(self._named_tensors(), state)
-        set_peft_model_state_dict(self.network.peft, state, adapter_name=self.slot)
+        set_peft_model_state_dict(self.network.peft, state, adapter_name=self.name)
 
     def _named_tensors(self) -> dict[str, torch.Tensor]:
         """The adapter's own tensors under the names that PEFT writes to files, on their device."""
         # Embeddings are never trained; without being told, PEFT would ask the network for the base.
         return get_peft_model_state_dict(
-            self.network.peft, adapter_name=self.slot, save_embedding_layers=False
+            self.network.peft, adapter_name=self.name, save_embedding_layers=False
         )
 
 
@@ -134,27 +134,27 @@ class HubNetwork:
             WorkerFailure: kind config, when no layer of the model is among the targets.
         """
         torch.manual_seed(seed)
-        slot = f"adapter{self._made}"
+        name = f"adapter{self._made}"
         self._made += 1
         config = lora_config(spec)
         try:
             if self._peft is None:
-                peft_model = get_peft_model(self.model, config, adapter_name=slot)
+                peft_model = get_peft_model(self.model, config, adapter_name=name)
                 assert isinstance(peft_model, PeftModel)
                 self._peft = peft_model
             else:
-                self._peft.add_adapter(slot, config)
+                self._peft.add_adapter(name, config)
         except ValueError as error:
             raise WorkerFailure(
                 "config", "The model takes no such adapter.", evidence=str(error)
             ) from error
-        return HubAdapter(self, slot, spec)
+        return HubAdapter(self, name, spec)
 
     def drop_adapter(self, adapter: Adapter) -> None:
         """Delete an adapter. With the last one, PEFT's wrapping of the model is undone too."""
-        slot = _hub(adapter).slot
-        if self._peft is not None and slot in self._peft.peft_config:
-            self._peft.delete_adapter(slot)
+        name = _hub(adapter).name
+        if self._peft is not None and name in self._peft.peft_config:
+            self._peft.delete_adapter(name)
             if not self._peft.peft_config:
                 self._peft.unload()
                 self._peft = None
@@ -234,7 +234,7 @@ class HubNetwork:
             with self._peft.disable_adapter():
                 yield
         else:
-            self._peft.set_adapter(_hub(adapter).slot)
+            self._peft.set_adapter(_hub(adapter).name)
             yield
 
 

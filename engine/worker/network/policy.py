@@ -106,7 +106,8 @@ def load_base(
         choice = fused_ops.choose(sizes(config), dtype, device, steps)
         known_rope = comparisons.recall(compared, path, dtype, choice.functions.name)
         if known_rope is not None:
-            with contextlib.suppress(KeyError):  # weights under names that only transformers maps
+            # KeyError: weights under names that only transformers can map; then it loads them.
+            with contextlib.suppress(KeyError):
                 decoder = weights.read(path, config, known_rope, dtype, device)
                 return Base(DecoderNetwork(decoder, vocab, choice), tokenizer, stop_ids, path)
         model, _ = load_transformers(path, device, precision)

@@ -150,7 +150,7 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
         prefixes.append(_Prefix([0] * filler_length, []))
     # Prefixes by length, so that those of similar length can share a bucket.
     order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i].ids))
-    starts: dict[int, int] = {}
+    starts: dict[int, int] = {}  # by index in `prefixes`
     offset = 0
     for i in order:
         starts[i] = offset
@@ -162,11 +162,11 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     suffix_rows.sort(key=lambda r: (places[r][0], len(rows[r].ids)))
     ids = [torch.tensor(prefixes[i].ids, dtype=torch.long) for i in order]
     positions = [torch.arange(len(prefixes[i].ids)) for i in order]
-    suffix_starts: dict[int, int] = {}
+    suffix_starts: dict[int, int] = {}  # by row
     for r in suffix_rows:
         row = rows[r]
         suffix_starts[r] = offset
-        offset += len(row.ids) - 1 - row.prefix_len
+        offset += len(row.ids) - 1 - row.prefix_len  # without the last token
         ids.append(torch.tensor(row.ids[row.prefix_len : -1], dtype=torch.long))
         positions.append(torch.arange(row.prefix_len, len(row.ids) - 1))
     prefix_starts = [starts[places[r][1]] for r in range(len(rows))]
@@ -295,6 +295,7 @@ def _suffix_bucket(
         offset: where the first of the suffixes begins.
     """
     lengths = layout.suffixes[first:last]
+    # Indices within the bucket, from 0 for the suffix `first`.
     nonempty = [i for i, n in enumerate(lengths) if n]  # an answer of one token has no suffix
     used_prefixes = sorted({layout.owners[first + i] for i in nonempty})
     prefix_lengths = [layout.prefixes[prefix] for prefix in used_prefixes]
@@ -304,6 +305,7 @@ def _suffix_bucket(
     owner = torch.tensor([index_in_bucket[layout.owners[first + i]] for i in nonempty])
     # [prefixes, longest]: True where a prefix has a token, False where it is padded.
     seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]
+    # A suffix token sees all of its prefix, and its own suffix up to itself.
     prompt_mask = seen[owner][:, None, None, :].expand(-1, 1, own.length, -1)
     causal_mask = torch.ones(own.length, own.length, dtype=torch.bool).tril()
     mask = torch.cat([prompt_mask, causal_mask.expand(len(nonempty), 1, -1, -1)], -1)

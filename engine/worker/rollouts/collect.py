@@ -150,6 +150,7 @@ def _play_turns(
                 _set_error(trajectory, str(error))
     times.reward_s += time.monotonic() - began
     turn = 0
+    # From here on the environment works in its own thread.
     with BackgroundWorker() as environment:
         while open_rollouts:
             _play_turn(open_rollouts, turn, context, sampler, params, environment, times)

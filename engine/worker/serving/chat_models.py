@@ -84,7 +84,9 @@ class Served:
         return ids
 
     def complete(self, request: ChatRequest) -> Reply:
-        """The whole answer, as OpenAI's chat.completion object with `request.n` choices.
+        """Sample `request.n` answers and return them as the choices of OpenAI's chat.completion
+        object. Text ends before the first stop string; tool calls are parsed if the request has
+        tools.
 
         Raises:
             Refused: as `prompt_ids`, or 404 for an unknown model.
@@ -92,7 +94,7 @@ class Served:
         ids = self.prompt_ids(request)
         with self.models.speaking_as(request.model) as sampler:
             params = self._within_limit(request.params, len(ids))
-            (completions,) = sampler.generate([ids], request.n, params)
+            (completions,) = sampler.generate([ids], request.n, params)  # of the one prompt
         choices = []
         for index, completion in enumerate(completions):
             text = text_before_stop(self.renderer.completion_text(completion.ids), params.stop)

@@ -71,7 +71,7 @@ def save(
         shutil.rmtree(final, ignore_errors=True)  # an incomplete one of an earlier attempt
         os.replace(temporary, final)
         sync_folder(final.parent)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:  # safetensors has its own error class
         shutil.rmtree(temporary, ignore_errors=True)
         if is_full_or_read_only(error):
             raise not_written(final, error) from error
@@ -174,6 +174,7 @@ def _damage(folder: Path) -> str:
         hashes = {
             name: facts["sha256"] for name, facts in read_json(folder / MANIFEST)["files"].items()
         }
+    # Missing, no JSON, or JSON of another shape.
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} cannot be read"
     for name, expected in hashes.items():
