@@ -48,7 +48,9 @@ from engine.worker.update.policy_update import PassSums, PolicyPass, pass_metric
 
 
 def train(job: Job[GRPOConfig]) -> Result:
-    """Run the job to its end; returns the result record.
+    """Train with GRPO to the end of the run: prepare everything, then step by step sample a batch,
+    update the policy on it, and log both. Returns the record for result.json (`Training.finish`)
+    with `failed_scores`, the number of completions that could not be scored.
 
     Raises:
         WorkerFailure: the run cannot go on; its kind says why.
@@ -80,7 +82,7 @@ def train(job: Job[GRPOConfig]) -> Result:
         source = BatchSource(collector, training.policy, training.total)
         sync = _sync_check(training, settings)
         for step in training.steps():
-            began = time.monotonic()
+            began = time.monotonic()  # of the whole step; `update_began` is that of the update
             batch = source.batch(step)
             guard.check(step, batch)
             with source.sampling_ahead(step + 1):

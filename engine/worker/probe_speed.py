@@ -83,6 +83,7 @@ def measure(device: torch.device) -> dict[str, float]:
     def train(size: int) -> None:  # 0 is the larger batch, 1 the smaller one
         network.logprobs(batches[size], adapter, training=True)[0].sum().backward()
 
+    # The last id ends a completion, and is never sampled: the network has one id less.
     sampler = network.sampler(SamplerNeeds(0, [VOCAB - 1], lambda _: "", 256))
     sampler.load(adapter)
     prompt = list(range(1, 65))

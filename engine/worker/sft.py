@@ -33,7 +33,8 @@ from envs.json_types import TaskRow, ToolSchema
 
 
 def train(job: Job[SFTConfig]) -> Result:
-    """Run the job to its end; returns the result record.
+    """Train with supervised fine-tuning to the end of the run: render the rows, then step by step
+    update the policy on a batch of them. Returns the record for result.json (`Training.finish`).
 
     Raises:
         WorkerFailure: the run cannot go on; its kind says why.

@@ -67,7 +67,10 @@ class Job(Generic[ConfigT]):
         signal.signal(signal.SIGTERM, self._on_term)
         lifeline = os.environ.get("HONESMITH_LIFELINE_FD")
         if lifeline:
-            threading.Thread(target=_die_with, args=(int(lifeline),), daemon=True).start()
+            # A daemon, so that it does not keep the process alive after the run.
+            threading.Thread(
+                target=_exit_with_supervisor, args=(int(lifeline),), daemon=True
+            ).start()
 
     def check_stop(self) -> None:
         """Raises Stopped when the run was asked to stop."""
@@ -115,7 +118,7 @@ def require(rows: Sequence[Any], what: str, hint: str) -> None:
         raise WorkerFailure("data", f"There are no {what}.", hint=hint)
 
 
-def _die_with(descriptor: int) -> None:
+def _exit_with_supervisor(descriptor: int) -> None:
     """Wait until the other end of a pipe closes, as the supervisor has died, then exit this
     process. `descriptor` is our end of the pipe. Never returns.
     """

@@ -194,6 +194,7 @@ class HeldoutEvaluation:
         for members in network.split([r.row for r in rows], self.budget):
             batch = network.collate([rows[i].row for i in members])
             logprobs, _ = network.logprobs(batch, self.policy.adapter)
+            # For each row of the microbatch: its summed cross-entropy, and its supervised tokens.
             sums = torch.zeros(len(members)).index_add(0, batch.row.cpu(), -logprobs.cpu())
             counts = torch.bincount(batch.row.cpu(), minlength=len(members))
             for position, index in enumerate(members):

@@ -130,11 +130,12 @@ def write_rows(file: Appender, groups: Sequence[Group], half: dict[str, str], mo
 
 
 def rows_of(groups: Sequence[Group], half: dict[str, str], model: str) -> Iterator[EvaluationRow]:
-    """The row of each trajectory for an evaluation file.
+    """Yield the row of each trajectory for an evaluation file, group by group; `attempt` counts the
+    members of a group from 0.
 
     Args:
-        half: of each task, by its id; a task that is not in it counts as test.
-        model: what the rows call the model.
+        half: VALIDATION or TEST for each task id; a task that is missing counts as TEST.
+        model: the name of the model in the rows.
     """
     for group in groups:
         for attempt, t in enumerate(group.members):

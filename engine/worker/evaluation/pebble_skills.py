@@ -291,9 +291,10 @@ def tool_call(rng: random.Random) -> Sample:
 
 
 def guess(rng: random.Random) -> Sample:
-    """A game of higher and lower, at most six guesses.
+    """A whole game of "higher or lower" with at most six guesses; `answer` is the secret number.
 
-    Half of the players halve the interval, the others guess at random within it.
+    Half of the players always guess the middle of the interval that is left, the others any number
+    in it.
     """
     low = rng.randint(1, 85)
     high = low + rng.randint(6, 14)

@@ -270,7 +270,7 @@ class _Batch:
         cache = self.cache
         assert cache is not None
         logits = self.forward.step(self._token, cache.positions, cache.attend)
-        random_numbers = None
+        random_numbers = None  # greedy
         if self._chance is not None:
             random_numbers = self._chance.index_select(1, cache.column)[:, 0]
         return draw(logits, self.ending.params, random_numbers)

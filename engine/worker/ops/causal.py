@@ -120,8 +120,9 @@ def _rows_by_token(x: torch.Tensor, sizes: tuple[int, int, int, int, int]) -> to
 
 @lru_cache(maxsize=256)
 def _future_mask(count: int, group: int) -> torch.Tensor:
-    """[count * group, count]: -inf where the key comes after the query, else 0; `group` query heads
-    stand side by side at each of `count` tokens."""
+    """The mask that is added to the scores of a block of `count` tokens, [count * group, count]:
+    -inf where the key comes after the query, else 0. `group` query heads stand side by side at each
+    token."""
     # The cached mask is also used in training, which refuses tensors made in inference mode.
     with torch.inference_mode(False):
         mask = torch.full((count, count), float("-inf")).triu_(1)

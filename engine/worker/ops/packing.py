@@ -295,8 +295,8 @@ def _suffix_bucket(
         offset: where the first of the suffixes begins.
     """
     lengths = layout.suffixes[first:last]
-    # Indices within the bucket, from 0 for the suffix `first`.
-    nonempty = [i for i, n in enumerate(lengths) if n]  # an answer of one token has no suffix
+    # Counted from `first`; an answer of one token has an empty suffix.
+    nonempty = [i for i, n in enumerate(lengths) if n]
     used_prefixes = sorted({layout.owners[first + i] for i in nonempty})
     prefix_lengths = [layout.prefixes[prefix] for prefix in used_prefixes]
     own = _padded_bucket([lengths[i] for i in nonempty], offset)

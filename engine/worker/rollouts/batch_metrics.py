@@ -38,7 +38,7 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
         "reward_std": statistics.pstdev(rewards),
         "shaped_reward_mean": statistics.fmean(shaped),
         "length_mean": statistics.fmean(lengths),
-        # the smallest length that at least 95% of the completions do not exceed
+        # The smallest length that at least 95% of the completions do not exceed.
         "length_p95": lengths[math.ceil(0.95 * len(lengths)) - 1],
         "truncated_share": sum(t.cut for t in members) / len(members),
         "zero_advantage_share": sum(t.advantage == 0.0 for t in trained) / len(trained),

@@ -34,7 +34,7 @@ def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds) -> Sample
     settings = job.config.settings
     if not isinstance(settings, GRPOSettings) or settings.sampler != "vllm":
         return base.network.sampler(needs)
-    # `job.check_stop` ends the wait for a server when the run is cancelled meanwhile.
+    # A cancelled run must not wait for its server: see `on_wait` in `start_vllm`.
     return start_vllm(job, base, settings, needs)
 
 
