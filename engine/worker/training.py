@@ -84,7 +84,7 @@ class Training:
         self.watch = Watch(job.run, job.config.algorithm, KnownSettings.of(self.settings))
         self.alarmed = False  # an alert has ended the run
         self.spent = {"exam_s": 0.0, "save_s": 0.0}  # seconds between the steps
-        self._start_fingerprint = self._fingerprint()
+        self._start_fingerprint = self._fingerprint()  # `finish` checks that it has changed
         self._saved = -1  # the last step with a checkpoint
 
     def __enter__(self) -> "Training":

@@ -107,6 +107,7 @@ def summarise(trajectories: Iterable[Trajectory]) -> Summary:
     0. `success` is None if the environment never said whether a task was solved."""
     rows = list(trajectories)
     scored = [t for t in rows if t.error is None]
+    # Whether the environment says at all if a task was solved.
     judged = any(t.success is not None for t in scored)
     names = sorted({name for t in scored for name in t.metrics})
     count = max(1, len(rows))  # the means of nothing are 0

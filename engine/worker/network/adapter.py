@@ -79,7 +79,8 @@ class LoraSpec:
         """
         try:
             config = read_json(folder / CONFIG)
-            rank, alpha = int(config["r"]), float(config["lora_alpha"])
+            rank = int(config["r"])
+            alpha = float(config["lora_alpha"])
             target_modules = config["target_modules"] or []
             dropout = float(config.get("lora_dropout") or 0.0)
         # Missing, no JSON, or JSON of another shape.

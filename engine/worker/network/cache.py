@@ -89,7 +89,9 @@ class Cache:
         self.prompt_values = [v.flatten(0, 1) for v in prompts.values]
 
     @classmethod
-    def opened(cls, shape: Shape, fresh: Prompts, blocks: Sequence[int], width: int) -> "Cache":
+    def for_new_rows(
+        cls, shape: Shape, fresh: Prompts, blocks: Sequence[int], width: int
+    ) -> "Cache":
         """A new cache for rows that have only their prompts so far.
 
         Args:

@@ -338,7 +338,7 @@ class _Batch:
             self.cache = self.cache.rearranged(kept, fresh, joining, width)
         else:
             assert fresh is not None
-            self.cache = Cache.opened(self.forward.shape, fresh, joining, width)
+            self.cache = Cache.for_new_rows(self.forward.shape, fresh, joining, width)
         self.width = width
         self.rows = [row for block in blocks for row in block]
         self.alive = sum(row is not None for row in self.rows)

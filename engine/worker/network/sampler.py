@@ -215,7 +215,9 @@ def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.T
     and the ids of the tokens.
     """
     vocab = logprobs.shape[-1]
-    wanted = LIKELIEST if logprobs.device.type == "cpu" else vocab  # a GPU sorts while one asks
+    # On a CPU the likeliest tokens are tried first, and more if they do not reach top_p. A GPU
+    # sorts all at once, which takes it no longer than to answer whether a few are enough.
+    wanted = LIKELIEST if logprobs.device.type == "cpu" else vocab
     while True:
         kept, index = logprobs.topk(min(wanted, vocab), -1)
         sums = kept.exp().cumsum(-1, dtype=torch.float64)
@@ -278,11 +280,12 @@ def uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         keys: int64, of rows (see `row_key`).
         positions: int64, numbers of tokens from 0; must broadcast with `keys`.
     """
+    # splitmix64, with the key as its seed and the position as its counter.
     bits = keys + (positions + 1) * _signed(_STEP)
     bits = (bits ^ _shifted(bits, 30)) * _signed(_FIRST)
     bits = (bits ^ _shifted(bits, 27)) * _signed(_SECOND)
     bits = bits ^ _shifted(bits, 31)
-    return _shifted(bits, 12).double() * 2.0**-52
+    return _shifted(bits, 12).double() * 2.0**-52  # of the 64 bits, the upper 52
 
 
 def _signed(constant: int) -> int:

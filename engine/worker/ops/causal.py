@@ -46,7 +46,7 @@ class CausalAttention(torch.autograd.Function):
         dim] float32, block by block of queries. Each block is multiplied with the keys up to its
         end. The probabilities are saved for the backward pass."""
         rows, length, all_heads, dim = qkv.shape
-        group = (all_heads - 2 * kv) // kv
+        group = (all_heads - 2 * kv) // kv  # query heads for each key head
         heads = group * kv
         # [rows * kv, length * group, dim]: the heads of a group stand side by side at each token.
         q = qkv.new_empty((rows, kv, length, group, dim))

@@ -329,7 +329,7 @@ def _group_into_buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
         offset: where the first sequence begins in the packed order.
     """
     buckets = []
-    first = 0  # sequence of the bucket
+    first = 0  # the bucket's first sequence; `last` is the one after its last
     while first < len(lengths):
         last = first
         squares = 0  # pairs of tokens in the bucket, if nothing were padded

@@ -146,7 +146,7 @@ def _play_turns(
         for trajectory in group.members:
             try:
                 open_rollouts.append(_Rollout(trajectory, context.process.start(task)))
-            except EpisodeFailed as error:
+            except EpisodeFailed as error:  # the other rollouts go on
                 _set_error(trajectory, str(error))
     times.reward_s += time.monotonic() - began
     turn = 0

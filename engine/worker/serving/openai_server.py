@@ -101,7 +101,7 @@ class Server:
         self.key = folder.key.read_text().strip().encode()
         self.idle_s = idle_minutes * 60
         self.last_used = time.monotonic()
-        self.busy = 0
+        self.busy = 0  # answers in progress
         self.uvicorn: uvicorn.Server | None = None
         self.port = 0  # known once it listens
 
