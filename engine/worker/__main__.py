@@ -61,7 +61,8 @@ def main(folder: Path) -> int:
 
 
 def mark_running(run: RunDir) -> None:
-    """Set the run's state to running; a run that is no longer preparing keeps its state."""
+    """Set the run's state from preparing to running. Any other state is kept, such as that of a run
+    that was cancelled meanwhile."""
     with Store(run.home) as store:
         store.set_state(run.id, "running", only_from={"preparing"}, started=time.time())
 

@@ -54,7 +54,8 @@ class Components:
     env: EnvRecord
 
     def context(self, process: EnvProcess, limits: AnswerLimits) -> RolloutContext:
-        """What rollouts need: the environment's running `process`, and the limits of answers."""
+        """What rollouts need besides tasks and a sampler. `process` is the environment's running
+        process; of `limits` the lengths of a rollout are taken."""
         return RolloutContext(
             process=process,
             renderer=self.renderer,
@@ -70,8 +71,8 @@ class Loading:
     """How a base model is loaded.
 
     Attributes:
-        precision: number format of the weights.
-        quantization: "none", or the 4-bit format of the weights.
+        precision: number format of the weights: "auto", "float32" or "bfloat16".
+        quantization: "none", or the 4-bit format of the weights ("nf4").
         steps: optimizer steps that will follow; 0 where none do or their number is unknown.
         thinking: whether answers begin with a think block.
     """
@@ -83,9 +84,12 @@ class Loading:
 
 
 def loading_of(config: RunConfig) -> Loading:
-    """How the run of `config` loads its base model; evaluations take precision as it comes.
+    """How a run loads its base model, from its config.
 
-    Raises ValueError for a regrade, which loads no model.
+    Evaluations have no settings for precision and quantization: they keep the defaults.
+
+    Raises:
+        ValueError: for a regrade, which loads no model.
     """
     match config:
         case SFTConfig(settings=settings):
@@ -101,7 +105,8 @@ def loading_of(config: RunConfig) -> Loading:
 
 
 def prepare(job: Job[RunConfig], base_path: Path) -> Components:
-    """Load the base model, make the sampler and find the environment of a run.
+    """Load the base model in `base_path`, make the sampler and find the environment of the run.
+    Writes the event `kernels` where faster functions were ruled out.
 
     Raises:
         WorkerFailure: kind config when the model cannot be loaded, env_import when the environment
@@ -130,6 +135,7 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
 
 
 def pinned_env(job: Job[RunConfig]) -> EnvRecord:
+    """The environment version that the run's config names. Raises UserError if it is gone."""
     return find_env(job.run.home, job.config.env_id)
 
 
@@ -143,12 +149,13 @@ def sampler_needs(base: Base, renderer: Renderer) -> SamplerNeeds:
 
 
 def sampler_rows(base: Base) -> int:
-    """How many completions to sample at once.
+    """How many completions to sample at once: at most GPU_ROWS or CPU_ROWS, at least FEWEST_ROWS.
 
-    As many as help, while their caches stay within a quarter of the memory at the length that
-    completions of this model commonly reach; never fewer than FEWEST_ROWS.
+    In between, as many as have their keys and values within the share CACHE_SHARE of the device's
+    memory, if each takes COMMON_LENGTH tokens (or the model's context, if that is shorter).
     """
-    shape, device = base.network.shape, base.network.device
+    shape = base.network.shape
+    device = base.network.device
     # Of one token: a key and a value in every layer.
     token_bytes = 2 * shape.layers * shape.kv * shape.head_dim * base.network.dtype.itemsize
     completion_bytes = token_bytes * min(shape.context, COMMON_LENGTH)
@@ -158,7 +165,8 @@ def sampler_rows(base: Base) -> int:
 
 @contextmanager
 def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProcess | None]:
-    """The environment's running process; None for a dataset without a scorer.
+    """A context with the environment's running process, which ends on exit; None for a dataset
+    without a scorer, which needs no process.
 
     Raises:
         WorkerFailure: kind env_import, when the environment cannot be started.
@@ -168,7 +176,7 @@ def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProc
         return
     with open_process(components.env, log=job.run.logs / "environment.log") as process:
         try:
-            process.describe()
+            process.describe()  # loads the environment's code, so that its errors come now
         except EnvProblem as problem:
             raise WorkerFailure(
                 "env_import",
@@ -188,7 +196,10 @@ def tasks_of(components: Components, split: str) -> list[TaskRow]:
 
 
 def evaluation_limits(job: Job[SFTConfig], components: Components) -> EvaluationLimits:
-    """How long answers may get in the evaluations of an SFT run (see defaults.exam_limits)."""
+    """The limits of answers in the evaluations of an SFT run, whose settings have none.
+
+    They follow from the lengths in the dataset and the model's context (defaults.exam_limits).
+    """
     config, context = job.config, components.base.network.shape.context
     facts = env_facts(job.run.home, components.env, Path(config.base.path))
     limits = defaults.exam_limits(facts, context, config.settings.max_length)
@@ -196,10 +207,13 @@ def evaluation_limits(job: Job[SFTConfig], components: Components) -> Evaluation
 
 
 def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
-    """Padded tokens that may go through the model at once.
+    """The most padded tokens that may go through the model at once in training.
 
-    Computed from all the memory of the machine, not from what is free, so that a resumed run splits
-    its batches the same way and adds its gradients up in the same order.
+    Computed from the machine's total memory, not from what is free: a resumed run then splits its
+    batches the same way and adds up its gradients in the same order.
+
+    Args:
+        checkpointing: whether activations are recomputed, which leaves memory for more tokens.
     """
     shape, device = base.network.shape, base.network.device
     tokens = flops.tokens_at_once(
@@ -232,5 +246,5 @@ def quiet_libraries() -> None:
 
 def set_threads() -> None:
     """Give torch a thread per core of this process, which in a container is not cpu_count()."""
-    # Where the system does not tell, two.
+    # macOS does not tell which cores a process may use: two threads there.
     torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)

@@ -32,7 +32,12 @@ SLICE = 256
 
 
 def evaluate(job: Job[EvaluateConfig]) -> Result:
-    """Play the tasks with every model; returns a summary per model, the verdict and its evidence.
+    """Play the tasks with every model, model by model, and compare the answers.
+
+    Returns the result record:
+        models: one summary per model, in the order of the config (see `_result`).
+        verdict, evidence: whether the models differ, and the numbers that show it.
+        summary: one line for people, such as "base: success 0.310 over 200 tasks; ...".
 
     Raises:
         WorkerFailure: kind config when the environment does not score, data when no task fits.
@@ -43,6 +48,7 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
     models = config.models
     results: dict[int, Result] = {}
     job.event("started", f"{len(models)} models", total_steps=len(models))
+    # Each base once, in the order of the models.
     for base_path in dict.fromkeys(model.base_path for model in models):
         components = prepare(job, Path(base_path))
         with environment(components, job) as process:
@@ -51,6 +57,7 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
             base_weights = weight_hashes(job.run.home, components.base.path)
             context = components.context(process, settings)
             sampling = _sampling(settings, attempts)
+            # The same tasks in every run, and of them those whose prompts leave room to answer.
             all_tasks = heldout.ordered(tasks_of(components, config.split), config.rows)
             half_of_task = heldout.halves(all_tasks)
             tasks = [t for t in all_tasks if fits(t, context, sampling)]
@@ -60,20 +67,25 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
             require(tasks, f"{config.split} tasks that fit into max_length", "Raise max_length.")
             for index, model in enumerate(models):
                 if model.base_path != base_path:
-                    continue
-                with adapter(components, model.adapter, base_weights):
+                    continue  # another round of the outer loop plays it
+                with adapter_loaded(components, model.adapter, base_weights):
                     groups = _play(job, index, model.ref, play_setup)
                 if len(results) + 1 == len(models):
                     # Only for the last model: the environment has then scored all the others.
                     with _rescoring(job, components) as rescore:
+                        # "": rows of both halves
                         rescore(
                             job.run.model_evals(index), "", {task["id"]: task for task in tasks}
                         )
                 results[index] = _result(model.ref, groups, len(all_tasks) - len(tasks))
-                job.event("evaluated", f"{model.ref}: {_line(results[index])}", **results[index])
-                job.metrics(len(results), {"model": model.ref} | _curves(groups))
+                job.event(
+                    "evaluated",
+                    f"{model.ref}: {_result_in_words(results[index])}",
+                    **results[index],
+                )
+                job.metrics(len(results), {"model": model.ref} | _metric_curves(groups))
     ordered = [results[i] for i in range(len(models))]
-    summary = "; ".join(f"{r['ref']}: {_line(r)}" for r in ordered)
+    summary = "; ".join(f"{r['ref']}: {_result_in_words(r)}" for r in ordered)
     evidence = run_verdict(job.run).to_json()
     return {
         "models": ordered,
@@ -84,9 +96,11 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
 
 
 def probe(job: Job[ProbeConfig]) -> Result:
-    """Sample a few training tasks `group_size` times: is there anything for GRPO to select?
+    """Sample a few training tasks `group_size` times each, to see whether rewards within a group
+    differ: only then is there something for GRPO to learn from.
 
-    Returns what engine/evidence/stats/learnability.py makes of the samples.
+    Returns the numbers of engine/evidence/stats/learnability.py, and `ref`, the model's name. The
+    `verdict` is always "unknown", as nothing is compared.
 
     Raises:
         WorkerFailure: kind config when the environment does not score, data when no task fits.
@@ -104,19 +118,21 @@ def probe(job: Job[ProbeConfig]) -> Result:
         pool = [t for t in tasks_of(components, "train") if fits(t, context, params)]
         tasks = heldout.ordered(pool, config.samples)
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
-        weights = weight_hashes(job.run.home, components.base.path)
-        with adapter(components, model.adapter, weights):
+        base_weights = weight_hashes(job.run.home, components.base.path)
+        with adapter_loaded(components, model.adapter, base_weights):
             groups = heldout.evaluate(tasks, context, components.sampler, params, group_size)
     job.run.model_evals(0).parent.mkdir(parents=True, exist_ok=True)
     with Appender(job.run.model_evals(0)) as file:
-        heldout.write_rows(file, groups, {}, model.ref)
+        heldout.write_rows(file, groups, {}, model.ref)  # {}: training tasks have no halves
     result = learnability(samples_of(groups), group_size, settings.max_tokens).to_json()
+    # The metrics hold numbers; counts, texts and lists stand in the result alone.
     job.metrics(1, {k: v for k, v in result.items() if isinstance(v, float)})
     return result | {"verdict": "unknown", "ref": model.ref}
 
 
 def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
-    """The samples of each group in the form that `learnability` takes."""
+    """The trajectories of each group as the samples that `learnability` takes: one list per group,
+    in the same order."""
     return [
         [
             Sample(
@@ -134,13 +150,18 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 
 
 @contextmanager
-def adapter(
+def adapter_loaded(
     components: Components, folder: str | None, base_weights: dict[str, str]
 ) -> Iterator[None]:
-    """Inside, the sampler has the adapter in `folder` on it, or none with None.
+    """A context in which the sampler uses the adapter in `folder`; on exit it is unloaded.
 
-    Afterwards it has none. Raises WorkerFailure (config) when the adapter cannot be read or was
-    trained on another base than the one with `base_weights`.
+    Args:
+        folder: a PEFT folder; None samples from the base alone.
+        base_weights: SHA-256 of the base's weight files, by file name.
+
+    Raises:
+        WorkerFailure: kind config, when the adapter cannot be read or was trained on other base
+            weights than these.
     """
     if folder is None:
         components.sampler.load(None)
@@ -148,14 +169,15 @@ def adapter(
         return
     network = components.base.network
     require_base(Path(folder), base_weights)
-    loaded = network.new_adapter(LoraSpec.from_folder(Path(folder)), seed=0)
+    # Any seed: the initial weights are replaced at once.
+    adapter = network.new_adapter(LoraSpec.from_folder(Path(folder)), seed=0)
     try:
-        loaded.load(read_adapter(Path(folder)))
-        components.sampler.load(loaded)
+        adapter.load(read_adapter(Path(folder)))
+        components.sampler.load(adapter)
         yield
     finally:
         components.sampler.load(None)
-        network.drop_adapter(loaded)
+        network.drop_adapter(adapter)
 
 
 @dataclass(frozen=True)
@@ -164,8 +186,8 @@ class _PlaySetup:
 
     Attributes:
         tasks: those that fit into the length limit.
-        half: of each task, by its id.
-        context: how tasks are played.
+        half: the half ("select" or "report") of each task, by its id.
+        context: the environment, and how prompts are written.
         attempts: how often each task is played.
     """
 
@@ -178,20 +200,23 @@ class _PlaySetup:
 
 
 def _sampling(settings: EvaluationSettings, attempts: int) -> SamplingParams:
-    """Greedy for one attempt, drawn at the settings' temperature for several."""
+    """How answers are sampled: greedily with one attempt per task; with several at the settings'
+    temperature, as greedy answers would all be the same."""
     if attempts == 1:
         return SamplingParams.greedy(settings, settings.seed)
     return SamplingParams.drawn(settings, settings.seed)
 
 
 def _play(job: Job[EvaluateConfig], index: int, ref: str, setup: _PlaySetup) -> list[Group]:
-    """Play the tasks with the adapter that the sampler has now, and write the answers.
+    """Play the tasks with the adapter that the sampler has now, and write the answers to the
+    model's file, in place of an earlier one. Returns one group per task, in the order of the tasks.
 
     Args:
-        index: of the model; names the file, which replaces an earlier one.
-        ref: of the model, for the rows.
+        index: the model's index in the config; it names the file.
+        ref: the model's name in the rows.
 
-    Raises Stopped when asked to stop; rows written so far stay.
+    Raises:
+        Stopped: when asked to stop; rows written so far stay.
     """
     path = job.run.model_evals(index)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -215,9 +240,11 @@ def _play(job: Job[EvaluateConfig], index: int, ref: str, setup: _PlaySetup) -> 
 def _rescoring(
     job: Job[EvaluateConfig], components: Components
 ) -> AbstractContextManager[stored_answers.Begin]:
-    """A context in which an env process of its own may score some of the answers again.
+    """A context in which a second env process scores a sample of the answers again, to check that
+    scores repeat.
 
-    It gives the function that begins; why it is skipped becomes an event.
+    It yields `begin(file, half, tasks)`, which starts that in the background. If it cannot be done,
+    the reason becomes the event `rescore_skipped`.
     """
     return stored_answers.beside(
         job.run, components.env, lambda why: job.event("rescore_skipped", why)
@@ -225,7 +252,8 @@ def _rescoring(
 
 
 def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
-    """The summary of one model as result.json holds it; `left_out` tasks did not fit the length."""
+    """The summary of one model as result.json holds it. `left_out` is the number of tasks that were
+    not played, since their prompts leave no room for an answer."""
     summary = heldout.summarise(t for g in groups for t in g.members)
     return {
         "ref": ref,
@@ -240,12 +268,18 @@ def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
     }
 
 
-def _curves(groups: Sequence[Group]) -> dict[str, float]:
+def _metric_curves(groups: Sequence[Group]) -> dict[str, float]:
+    """The means over all answers of one model, as columns of metrics.jsonl."""
     return heldout.summarise(t for g in groups for t in g.members).curves()
 
 
-def _line(result: Result) -> str:
-    """One model's result in words: success where the environment says it, else reward."""
+def _result_in_words(result: Result) -> str:
+    """One model's result in words: the success rate where the environment reports success, else the
+    mean reward.
+
+    For example "success 0.310 over 200 tasks", with "3 of 200 scores failed (they count as not
+    solved), " before it where scores failed.
+    """
     value = result["success"] if result["success"] is not None else result["reward"]
     kind = "success" if result["success"] is not None else "reward"
     measured = f"{kind} {value:.3f} over {result['tasks']} tasks"

@@ -48,7 +48,9 @@ from engine.worker.update.policy_update import PassSums, PolicyPass, pass_metric
 
 
 def train(job: Job[GRPOConfig]) -> Result:
-    """Run the job to its end; returns the result record.
+    """Train with GRPO to the end of the run: prepare everything, then step by step sample a batch,
+    update the policy on it, and log both. Returns the record for result.json (`Training.finish`)
+    with `failed_scores`, the number of completions that could not be scored.
 
     Raises:
         WorkerFailure: the run cannot go on; its kind says why.
@@ -65,7 +67,7 @@ def train(job: Job[GRPOConfig]) -> Result:
         if process is None:
             raise WorkerFailure("config", "This environment scores nothing; use algorithm sft.")
         context = components.context(process, settings)
-        params = SamplingParams.drawn(settings, seed=0)
+        params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
         tasks = [t for t in tasks_of(components, "train") if fits(t, context, params)]
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
         tasks = sample_rows(tasks, settings.max_examples, settings.seed)
@@ -80,7 +82,7 @@ def train(job: Job[GRPOConfig]) -> Result:
         source = BatchSource(collector, training.policy, training.total)
         sync = _sync_check(training, settings)
         for step in training.steps():
-            began = time.monotonic()
+            began = time.monotonic()  # of the whole step; `update_began` is that of the update
             batch = source.batch(step)
             guard.check(step, batch)
             with source.sampling_ahead(step + 1):
@@ -93,22 +95,24 @@ def train(job: Job[GRPOConfig]) -> Result:
             seconds = time.monotonic() - began
             values = measured | batch_metrics(batch, seconds) | {"train_s": train_s}
             training.log(step, values, records)
-        guard.close(training.done)
+        guard.close(training.done)  # before `finish`, which reads what it notes
         return training.finish() | {"failed_scores": guard.failed_scores()}
 
 
 def update(
     training: Training, settings: GRPOSettings, groups: Sequence[Group], step: int, budget: int
 ) -> dict[str, float | None]:
-    """`updates_per_batch` optimizer steps on the groups; returns metrics of the loss.
+    """Do `updates_per_batch` optimizer steps on the groups. Returns metrics of the loss by name;
+    `kl` is None without a KL term.
 
-    The loss is normalised over every scored trajectory of the batch, trained or not, so splitting
-    into microbatches or leaving out uniform groups never changes the gradient. When no trajectory
-    can move the policy there is no step, and all metrics are 0 but `kl`, which is None.
+    The loss is divided by the size of all scored trajectories of the batch, trained or not.
+    Splitting into microbatches or leaving out uniform groups therefore never changes the gradient.
+    If no trajectory can move the policy, there is no optimizer step: all metrics are 0 then, and
+    `kl` is None.
 
     Args:
         step: number of the batch, from 1.
-        budget: tokens that go through the model at once.
+        budget: the most tokens that go through the model at once.
     """
     scored = [t for g in groups for t in g.scored if t.trained_tokens]
     # With a KL term even an advantage of zero pulls towards the reference.
@@ -141,10 +145,11 @@ def update(
 
 
 def _sync_check(training: Training, settings: GRPOSettings) -> SyncCheck:
-    """The check that sampler and trainer agree about log-probabilities.
+    """A new `SyncCheck`, which watches that sampler and trainer give the same log-probabilities.
 
-    They are compared as bfloat16 if weights are rounded, and exactly only where the settings make
-    the two distributions the same: no top-p, no sampling ahead, no dropout.
+    Its limits are those of bfloat16 if the weights are rounded, else those of float32. They apply
+    only where the settings make both distributions the same: no top-p, no sampling ahead, no
+    dropout.
     """
     network = training.policy.base.network
     rounded = network.dtype != torch.float32 or settings.quantization != "none"

@@ -42,7 +42,8 @@ def write_manifest(
     eval_sampling: SamplingParams,
     matrix_flops: float,
 ) -> None:
-    """Write manifest.json, unless an earlier attempt at this run already did.
+    """Write manifest.json: what the run trains, on what, with which versions and on which machine.
+    An earlier attempt's manifest is kept, so that it says what the run began with.
 
     Args:
         isolation: how the environment's process is confined; "" where none runs.
@@ -81,12 +82,14 @@ def write_manifest(
     ).write(job.run.manifest)
 
 
-def _model_used(job: Job[TrainConfig], base: Path) -> ModelUsed:
-    """The base model, by its files, and the adapter the run started from (None without one)."""
-    home, start = job.run.home, job.config.start_adapter
+def _model_used(job: Job[TrainConfig], base_folder: Path) -> ModelUsed:
+    """The base model with the SHA-256 of its files, which lie in `base_folder`. `start_adapter`
+    holds the same for the adapter that the run started from; None without one."""
+    home = job.run.home
+    start = job.config.start_adapter
     return ModelUsed(
         ref=job.config.base.ref,
-        files=model_hashes(home, base),
+        files=model_hashes(home, base_folder),
         start_adapter=file_hashes(home, [Path(start) / "adapter_model.safetensors"])
         if start
         else None,
@@ -94,7 +97,8 @@ def _model_used(job: Job[TrainConfig], base: Path) -> ModelUsed:
 
 
 def _machine_used(device: str) -> MachineUsed:
-    """The device of the run and the machine it stands in."""
+    """The device that the run computes on, and the machine's processor, cores and memory in
+    bytes."""
     hardware = detect()
     return MachineUsed(
         device=device,
@@ -106,8 +110,8 @@ def _machine_used(device: str) -> MachineUsed:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of the packages that decide the numbers; "source" for one not
-    installed."""
+    """The installed version of each package in PACKAGES, which decide a run's numbers. "source" for
+    one that is imported from its source tree without being installed."""
     installed = {}
     for name in PACKAGES:
         try:
@@ -123,13 +127,13 @@ def settings_hash(settings: CommonSettings) -> str:
 
 
 def weight_hashes(home: Home, folder: Path) -> dict[str, str]:
-    """SHA-256 of the weight files alone."""
+    """SHA-256 of the safetensors files in a model's folder, by file name."""
     return file_hashes(home, sorted(folder.glob("*.safetensors")))
 
 
 def model_hashes(home: Home, folder: Path) -> dict[str, str]:
-    """SHA-256 by file name of weights, configuration and templates; our own card.json is no
-    part."""
+    """SHA-256 of a model's weights, configuration and templates, by file name. card.json, which is
+    ours and not the model's, is left out."""
     files = [
         file
         for file in sorted(folder.iterdir())
@@ -139,10 +143,10 @@ def model_hashes(home: Home, folder: Path) -> dict[str, str]:
 
 
 def file_hashes(home: Home, files: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 by file name.
+    """The SHA-256 of each file in hexadecimal, by file name.
 
-    A hash is taken from the cache in the home if path, size and modification time are those it was
-    computed for; new ones are added to the cache.
+    A hash comes from the home's cache if the file has the path, size and modification time that it
+    had when it was hashed. Other files are read, and their hashes added to the cache.
     """
     cache_file = home.cache / "hashes.json"
     cache: dict[str, str] = read_object(cache_file)

@@ -38,7 +38,8 @@ FIXED_SHARE = 0.1  # of the smaller measurement: the least that counts as fixed 
 
 
 def small_model(device: torch.device) -> Qwen3ForCausalLM:
-    """A small model with random weights, of the kind that our own forward runs."""
+    """A small Qwen3 with random weights on the device, in the number format that training would use
+    there; our own forward runs it."""
     config = Qwen3Config(
         vocab_size=VOCAB,
         hidden_size=256,
@@ -56,29 +57,33 @@ def small_model(device: torch.device) -> Qwen3ForCausalLM:
 
 
 def parameters(model: torch.nn.Module) -> int:
+    """How many weights take part in matrix products: all but the embedding, which is looked up."""
     return sum(p.numel() for name, p in model.named_parameters() if "embed" not in name)
 
 
 def measure(device: torch.device) -> dict[str, float]:
-    """Rates of this machine.
+    """Time training and decoding of a small model on the device.
 
     Returns:
         train_flops, sample_flops: operations per second of training and of decoding.
-        update_s, decode_step_s: seconds that a pass takes whatever its size.
-        layers: of the model that was timed.
+        update_s, decode_step_s: the fixed cost in seconds of one training pass and of one decoding
+            step, whatever their sizes.
+        layers: how many the timed model has; the fixed costs grow with them.
     """
     model = small_model(device)
     weights = parameters(model)
     network = DecoderNetwork(Decoder.of(model), VOCAB - 1)
     adapter = network.new_adapter(LORA, seed=0)
     batches = [
+        # Rows of 128 tokens, all trained but the first, which nothing predicts.
         network.collate([Row(list(range(1, 129)), [0] + [1] * 127)] * count)
         for count in (TRAINED[device.type], 1)
     ]
 
-    def train(size: int) -> None:
+    def train(size: int) -> None:  # 0 is the larger batch, 1 the smaller one
         network.logprobs(batches[size], adapter, training=True)[0].sum().backward()
 
+    # The last id ends a completion, and is never sampled: the network has one id less.
     sampler = network.sampler(SamplerNeeds(0, [VOCAB - 1], lambda _: "", 256))
     sampler.load(adapter)
     prompt = list(range(1, 65))
@@ -87,6 +92,7 @@ def measure(device: torch.device) -> dict[str, float]:
         sampler.generate([prompt], rows, SamplingParams(steps, 1.0))
 
     def step_of(rows: int) -> float:
+        # Seconds of one decoding step: the time for prompt and first token is taken off.
         first = best_of(lambda: sample(rows, 1), device)
         return (best_of(lambda: sample(rows, 1 + DECODED_STEPS), device) - first) / DECODED_STEPS
 
@@ -94,8 +100,10 @@ def measure(device: torch.device) -> dict[str, float]:
     many, few = DECODED[device.type]
     many_s, few_s = step_of(many), step_of(few)
     tokens, small = (int(batch.ids.numel()) for batch in batches)
-    train_flops, pass_s = slope(4 * weights, (small, small_s), (tokens, train_s))
-    sample_flops, step_s = slope(2 * weights, (few, few_s), (many, many_s))
+    # Operations per token and weight: 2 forward, 2 more for the gradient of the inputs; the frozen
+    # weights need none of their own. Decoding goes forward only.
+    train_flops, pass_s = rate_and_fixed_cost(4 * weights, (small, small_s), (tokens, train_s))
+    sample_flops, step_s = rate_and_fixed_cost(2 * weights, (few, few_s), (many, many_s))
     return {
         "train_flops": train_flops,
         "update_s": pass_s,
@@ -105,14 +113,18 @@ def measure(device: torch.device) -> dict[str, float]:
     }
 
 
-def slope(
+def rate_and_fixed_cost(
     operations: float, smaller: tuple[float, float], larger: tuple[float, float]
 ) -> tuple[float, float]:
-    """The line through two measurements, each (units, seconds), of work with so many `operations`
-    per unit.
+    """Split the time of some work into a part per unit and a fixed part: the slope and the start of
+    the line through two measurements.
 
-    Returns (operations per second, seconds that are spent whatever the size). A large measurement
-    that took no longer than the small one counts as if all of its time went into operations.
+    Args:
+        operations: how many operations one unit of the work takes.
+        smaller, larger: the two measurements, each (units, seconds).
+
+    Returns (operations per second, fixed seconds). The fixed part is at least FIXED_SHARE of the
+    smaller measurement. If the larger one took no longer, all of its time counts as operations.
     """
     (few, few_s), (many, many_s) = smaller, larger
     per_unit = (many_s - few_s) / (many - few)

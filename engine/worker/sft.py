@@ -33,7 +33,8 @@ from envs.json_types import TaskRow, ToolSchema
 
 
 def train(job: Job[SFTConfig]) -> Result:
-    """Run the job to its end; returns the result record.
+    """Train with supervised fine-tuning to the end of the run: render the rows, then step by step
+    update the policy on a batch of them. Returns the record for result.json (`Training.finish`).
 
     Raises:
         WorkerFailure: the run cannot go on; its kind says why.
@@ -59,7 +60,7 @@ def train(job: Job[SFTConfig]) -> Result:
             budget=budget,
         )
         for step in training.steps():
-            began = time.monotonic()
+            began = time.monotonic()  # includes neither evaluations nor checkpoints
             chosen = rows_of_step(step, len(rows), settings.batch_size, settings.seed)
             batch = [rows[i] for i in chosen]
             supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
@@ -104,8 +105,9 @@ class SupervisedPass:
         self.supervised = sum(sum(row.loss_mask) for row in batch)
 
     def run(self, tokens: int) -> tuple[float, int]:
-        """Gradients of the batch's mean loss per supervised token, added up over microbatches of at
-        most `tokens` tokens. Returns (loss, number of microbatches)."""
+        """Add the gradients of the batch's loss to the adapter, in microbatches of at most `tokens`
+        tokens. The loss is the mean over all supervised tokens of the batch. Returns (loss, number
+        of microbatches)."""
         loss = 0.0
         microbatches = self._split(tokens)
         for rows in microbatches:
@@ -116,11 +118,12 @@ class SupervisedPass:
         return loss, len(microbatches)
 
     def is_finest(self, tokens: int) -> bool:
-        """Whether with at most `tokens` tokens at once every row already goes alone."""
+        """Whether in microbatches of at most `tokens` tokens every row already goes alone, so that
+        a smaller limit would change nothing."""
         return len(self._split(tokens)) == len(self.batch)
 
     def _split(self, tokens: int) -> list[list[Row]]:
-        """The rows in groups that go through the model together."""
+        """The rows in microbatches of at most `tokens` tokens; one row each without packing."""
         if not self.packing:
             return [[row] for row in self.batch]
         groups = self.policy.split(self.batch, tokens)
@@ -128,9 +131,10 @@ class SupervisedPass:
 
 
 def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]:
-    """Which of `count` rows optimizer step `step` (from 1) trains on.
+    """The indices of the rows (of `count`) that optimizer step `step` (from 1) trains on.
 
-    The seed alone decides, so a resumed run sees the same data.
+    Each epoch is a new shuffle of all rows. It follows from the seed and the epoch alone, so a
+    resumed run trains on the same rows. The last batch of an epoch may be smaller.
     """
     per_epoch = math.ceil(count / batch_size)
     epoch, index = divmod(step - 1, per_epoch)
@@ -140,8 +144,8 @@ def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]
 
 
 def sample_rows(tasks: list[TaskRow], wanted: int | None, seed: int) -> list[TaskRow]:
-    """A seeded sample of `wanted` tasks, in their own order; all of them if `wanted` is None, 0 or
-    more than there are."""
+    """Draw `wanted` tasks by the seed and return them in their original order. All tasks are
+    returned if `wanted` is None or 0, or is not below their number."""
     if not wanted or wanted >= len(tasks):
         return tasks
     chosen = random.Random(f"{seed}-examples").sample(range(len(tasks)), wanted)
@@ -149,15 +153,17 @@ def sample_rows(tasks: list[TaskRow], wanted: int | None, seed: int) -> list[Tas
 
 
 def render(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[Row]:
-    """Tasks as rows of ids with a loss mask, cut at max_length.
+    """Render each task's conversation as a row of token ids with a loss mask, cut at max_length.
 
-    A row whose supervised tokens are all cut away is dropped and counted: it would train nothing.
+    A row that has lost all its supervised tokens by the cut would train nothing and is dropped. The
+    event `data` says how many rows were cut and dropped.
 
     Raises:
         WorkerFailure: kind data, when no row is left.
     """
     settings = job.config.settings
-    rows, cut, dropped = [], 0, 0
+    rows = []
+    cut = dropped = 0  # rows
     for task in tasks:
         conversation = components.renderer.conversation(
             task["gold"], tools_of(components, task), settings.loss_on
@@ -190,9 +196,10 @@ def tools_of(components: Components, task: TaskRow) -> list[ToolSchema]:
 
 
 def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[LossRow]:
-    """The held-out tasks that have an answer, rendered as the training rows are.
+    """Render the held-out tasks as the training rows are, so that their loss can be measured.
 
-    A task whose supervised tokens are all cut away is left out.
+    Tasks without an answer are left out, and those that lose all their supervised tokens when they
+    are cut at max_length.
     """
     rows = []
     limit = job.config.settings.max_length

@@ -60,6 +60,11 @@ class Training:
     """
 
     def __init__(self, job: Job[TrainConfig], components: Components, total: int) -> None:
+        """Make the policy, its optimizer and the meters of a run of `total` steps.
+
+        Raises:
+            WorkerFailure: kind config, when the adapter to start from was trained on another base.
+        """
         self.job = job
         self.components = components
         self.total = total
@@ -79,7 +84,7 @@ class Training:
         self.watch = Watch(job.run, job.config.algorithm, KnownSettings.of(self.settings))
         self.alarmed = False  # an alert has ended the run
         self.spent = {"exam_s": 0.0, "save_s": 0.0}  # seconds between the steps
-        self._start_fingerprint = self._fingerprint()
+        self._start_fingerprint = self._fingerprint()  # `finish` checks that it has changed
         self._saved = -1  # the last step with a checkpoint
 
     def __enter__(self) -> "Training":
@@ -91,7 +96,8 @@ class Training:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Save a checkpoint if the run was asked to stop after at least one step."""
+        """Save a checkpoint if the run was asked to stop (`Stopped`) after at least one step. After
+        any other error the last one saved remains the one to resume from."""
         if isinstance(error, Stopped) and self.done > 0:
             self.save()
 
@@ -108,12 +114,15 @@ class Training:
 
         Args:
             tasks: the held-out tasks, in the order of `heldout.ordered`.
-            context: how they are played; None where the environment scores nothing.
+            context: the environment that plays them, and how prompts are written; None where the
+                environment scores nothing.
             limits: how long answers may get.
-            budget: padded tokens per forward pass.
-            loss_rows: the tasks as conversations, where their loss is measured.
+            budget: the most padded tokens of one forward pass.
+            loss_rows: the same tasks as conversations, where their held-out loss is measured (SFT).
 
-        Raises WorkerFailure (config) when the checkpoint to resume from has another base.
+        Raises:
+            WorkerFailure: kind config, when the checkpoint to resume from was trained on another
+                base.
         """
         params = SamplingParams.greedy(limits, self.settings.seed)
         self.evaluation = HeldoutEvaluation(
@@ -146,10 +155,13 @@ class Training:
         self.alarmed = self.settings.stop_early == "alert" and bool(self.watch.active)
 
     def steps(self) -> Iterator[int]:
-        """The numbers of the steps still to do, one at a time; the loop does each.
+        """Yield the number of each step that is still to do, from 1; the caller does that step.
 
-        Ends early, with an event, on an alert or without progress, if `stop_early` says so. Raises
-        Stopped between steps when the run was asked to stop.
+        Ends early, with the event `stopped_early`, if the setting `stop_early` asks for it: with
+        "alert" after an alert, with "heldout" after PATIENCE evaluations without a new best.
+
+        Raises:
+            Stopped: between two steps, when the run was asked to stop.
         """
         while self.done < self.total and not self.alarmed:
             self.job.check_stop()
@@ -158,7 +170,7 @@ class Training:
             torch.manual_seed(self.settings.seed * 1_000_003 + step)
             with self.profiler.step(step):
                 yield step
-            if self.evaluation is not None and self._exhausted(self.evaluation.best):
+            if self.evaluation is not None and self._is_out_of_patience(self.evaluation.best):
                 self.job.event(
                     "stopped_early", f"no better exam since step {self.evaluation.best.step}"
                 )
@@ -167,7 +179,7 @@ class Training:
             alerts = ", ".join(sorted(self.watch.active))
             self.job.event("stopped_early", f"alert: {alerts}", step=self.done)
 
-    def _exhausted(self, best: Best) -> bool:
+    def _is_out_of_patience(self, best: Best) -> bool:
         """Whether `stop_early=heldout` ends the run: PATIENCE evaluations in a row without
         improvement."""
         return self.settings.stop_early == "heldout" and best.since >= PATIENCE
@@ -175,8 +187,11 @@ class Training:
     def within_memory(self, step: int, budget: int, batch_pass: BatchPass[Sums]) -> Sums:
         """Run the pass over the batch of `step` and return what it returns.
 
-        Microbatches have at most `budget` tokens; that limit is halved, for the rest of the run,
-        whenever memory runs out. Raises WorkerFailure (oom) when halving does not help.
+        Microbatches have at most `budget` tokens. Whenever memory runs out, the limit is halved for
+        the rest of the run, and the pass is done again.
+
+        Raises:
+            WorkerFailure: kind oom, when halving does not help.
         """
         retry = MemoryRetry(
             budget,
@@ -187,8 +202,13 @@ class Training:
         return retry.run(batch_pass)
 
     def _report_memory(self, step: int, tokens: int, message: str) -> None:
-        """Write an event that memory ran out, and evaluate with no more than `tokens` from now
-        on."""
+        """Write the event that memory ran out in `step`, and let evaluations too use microbatches
+        of at most `tokens` tokens from now on.
+
+        Args:
+            tokens: the halved limit.
+            message: the error, in one line.
+        """
         self.job.event(
             "memory",
             f"memory ran out in step {step}: from here on at most {tokens} tokens go through "
@@ -201,8 +221,14 @@ class Training:
             self.evaluation.budget = min(self.evaluation.budget, tokens)
 
     def optimizer_step(self, step: int) -> tuple[float, float]:
-        """Move the adapter by its gradients; returns (gradient norm before clipping, learning
-        rate)."""
+        """Update the adapter's weights with the gradients gathered so far, and clear those.
+
+        Returns (gradient norm before clipping, learning rate of the step).
+
+        Raises:
+            WorkerFailure: kind nonfinite, when a gradient is NaN or infinite; no weight has changed
+                then.
+        """
         lr = rate(step, self.total, self.settings)
         norm = apply_step(self.optimizer, self.policy.adapter, lr, self.settings.max_grad_norm)
         return norm, lr
@@ -216,11 +242,13 @@ class Training:
         """End a step: evaluate when it is due, look for alerts, write the metrics, save a
         checkpoint.
 
-        With `stop_early=alert` an alert makes the step the last one, and it is evaluated.
+        With `stop_early=alert` an alert makes this the last step; it is then evaluated even if no
+        evaluation was due.
 
         Args:
-            values: metrics of the step, `train_s` among them.
-            rollouts: what was played in it; empty for SFT.
+            step: the number of the step just done.
+            values: its metrics by name, `train_s` among them.
+            rollouts: the records of its rollouts; empty for SFT.
         """
         self.done = step
         values = {**values, **self.meter.step(values["train_s"] or 0.0)}
@@ -231,7 +259,7 @@ class Training:
         raised, cleared = self.watch.look(step, values, rollouts, evaluated.rows)
         if raised and not last and self.settings.stop_early == "alert":
             self.alarmed = last = True
-            values |= {} if due else self._evaluate(step).curves
+            values |= {} if due else self._evaluate(step).curves  # not evaluated above
         self.job.metrics(step, values)
         for finding in raised:
             self.job.event("alert", finding.what, step=step, **alert_fields(finding))
@@ -245,17 +273,19 @@ class Training:
             self.save()
 
     def _evaluate(self, step: int) -> HalfResult:
-        """Evaluate the validation half at a step; an empty result without held-out tasks."""
+        """Evaluate the policy after `step` on the validation half of the held-out tasks, and return
+        the result: an empty `HalfResult` where there are no held-out tasks."""
         if self.evaluation is None or not self.evaluation.tasks:
             return HalfResult({})
         with self._timed("exam_s"):
             return self.evaluation.evaluate(step, heldout.VALIDATION)
 
     def save(self) -> None:
-        """Save a checkpoint of the step just done, and remove those that need not be kept."""
+        """Save a checkpoint of the step just done, and remove old ones. The last
+        `keep_checkpoints`, the best and this one are kept."""
         best = self.evaluation.best if self.evaluation is not None else Best()
         state = dict(self.state)
-        if best.step > 0:
+        if best.step > 0:  # there is a best step
             # JSON has no infinity; a field left out is read back as its default, which is infinite.
             state["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
         progress = checkpoint.Progress(self.done, state)
@@ -274,8 +304,11 @@ class Training:
         self._saved = self.done
 
     def require_finite(self, value: float, what: str) -> None:
-        """Raises WorkerFailure (nonfinite) for NaN or infinity, before it reaches the weights;
-        `what` names the value."""
+        """Check `value` before it reaches the weights; `what` names it in the message.
+
+        Raises:
+            WorkerFailure: kind nonfinite, when it is NaN or infinite.
+        """
         if not math.isfinite(value):
             raise WorkerFailure(
                 "nonfinite",
@@ -284,11 +317,19 @@ class Training:
             )
 
     def finish(self) -> Result:
-        """End the run: check that it trained, play the test half, and return the result record.
+        """End the run: check that the weights changed, and play the test half with the best
+        checkpoint. Without held-out tasks the last step counts as the best.
+
+        Returns the result record:
+            steps: how many were done.
+            best_step, best_score: of the checkpoint marked as best; the score only where there
+                are held-out tasks.
+            verdict, evidence, summary: whether the model got better, why, and that in a sentence.
+            measured: see `_measured`.
 
         Raises:
-            WorkerFailure: kind no_update, when the adapter is what it was at the start, unless the
-                run says itself that there was no gradient.
+            WorkerFailure: kind no_update, when the adapter has the weights it had at the start. No
+                failure if the loop noted in the state (`no_gradient`) that no step had a gradient.
         """
         if self._fingerprint() == self._start_fingerprint and not self.state.get("no_gradient"):
             raise WorkerFailure(
@@ -314,8 +355,9 @@ class Training:
         return result
 
     def _measured(self) -> Result:
-        """What the run took, in time and memory, for people and for later estimates."""
-        measured: Result = totals(self.job.run)
+        """How long the run took and how much memory, for people and for later estimates: the
+        keys of `meter.totals` and `HeldoutEvaluation.habits`, and `matrix_flops`."""
+        measured: Result = totals(self.job.run)  # {} for a run without a step
         measured["matrix_flops"] = self.meter.matrix_flops
         spent = {name: round(value, 3) for name, value in self.spent.items()}
         measured["seconds"] = measured.get("seconds", {}) | spent
@@ -326,27 +368,29 @@ class Training:
         return measured
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        """Add the seconds spent inside to `spent[what]`."""
+    def _timed(self, phase: str) -> Iterator[None]:
+        """A context whose duration in seconds is added to `spent[phase]`."""
         began = time.monotonic()
         try:
             yield
         finally:
-            self.spent[what] += time.monotonic() - began
+            self.spent[phase] += time.monotonic() - began
 
     def _load_step(self, step: int) -> None:
         """Put the adapter of the checkpoint of `step` into the policy."""
         self.policy.adapter.load(read_adapter(self.job.run.checkpoint(step)))
 
     def _resume(self) -> bool:
-        """Continue from the last complete checkpoint; returns False if there is none.
+        """Load the newest undamaged checkpoint, if there is one, and drop the metrics of later
+        steps. Returns whether there was one; without one, all metrics are dropped.
 
-        Raises WorkerFailure (config) when it was trained on another base.
+        Raises:
+            WorkerFailure: kind config, when it was trained on another base.
         """
         checkpoint.sweep(self.job.run)
-        folder = self._newest_sound()
+        folder = self._newest_undamaged_checkpoint()
         if folder is None or self.evaluation is None:
-            self.job.rewind(-1)
+            self.job.rewind(-1)  # -1: drop all metrics
             return False
         checkpoint.require_base(folder, self.base_weights)
         progress = checkpoint.restore(folder, self.policy, self.optimizer)
@@ -356,7 +400,7 @@ class Training:
             self.evaluation.best = Best(**best)
             # The run may have been killed after it saved the checkpoint and before it marked it.
             checkpoint.mark_best(self.job.run, best["step"])
-        elif best:
+        elif best:  # its checkpoint was damaged or deleted: the next evaluation starts anew
             self.job.event("best_lost", f"the checkpoint of step {best['step']} is gone")
         self.state = progress.state
         self.evaluation.budget = tokens_at_once(self.evaluation.budget, self.state)
@@ -364,11 +408,12 @@ class Training:
         self.job.event("resumed", f"from {folder.name}", step=self.done)
         return True
 
-    def _newest_sound(self) -> Path | None:
-        """The newest checkpoint whose files are what its manifest says; None if there is none.
+    def _newest_undamaged_checkpoint(self) -> Path | None:
+        """The folder of the newest checkpoint whose files match its manifest; None if there is
+        none.
 
-        A damaged one is set aside, so that its step can be saved again, and an event says which and
-        why.
+        Damaged ones that are newer are renamed to `damaged_...`, so that their steps can be saved
+        again, each with the event `checkpoint_damaged`.
         """
         while True:
             folder = self.job.run.latest_checkpoint()
@@ -387,7 +432,7 @@ class Training:
                 )
 
     def _fingerprint(self) -> bytes:
-        """A digest of the adapter's weights, to tell whether they have changed."""
+        """The SHA-256 of the adapter's weights; a different one means that they have changed."""
         digest = hashlib.sha256()
         for parameter in self.parameters:
             digest.update(parameter.detach().cpu().numpy().tobytes())

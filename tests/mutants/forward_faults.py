@@ -137,7 +137,7 @@ FORWARD = [
     Fault(
         "a base's own dropout works while training",
         "network/hub_network.py",
-        "        still(model)\n",
+        "        disable_dropout(model)\n",
         "",
         (
             "network/test_hub_network.py"

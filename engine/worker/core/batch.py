@@ -48,7 +48,8 @@ class Batch:
 
 
 def collate(rows: Sequence[Row], pad: int) -> Batch:
-    """Pad `rows` with the id `pad` to the length of the longest.
+    """Pad `rows` on the right with the id `pad` to the length of the longest, and list their
+    trained tokens.
 
     Raises:
         ValueError: when a row's first token is marked as trained: nothing predicts it.
@@ -69,13 +70,15 @@ def collate(rows: Sequence[Row], pad: int) -> Batch:
 
 
 def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of rows in groups whose padded size (rows x longest) stays within `budget` tokens.
+    """Divide rows of these lengths into microbatches whose padded size (rows x longest) is at most
+    `budget` tokens. Returns the indices of the rows of each.
 
-    Rows of similar length go together, longest first; a row longer than the budget goes alone.
-    Every index occurs exactly once.
+    Rows of similar length go together, the longest first, so that little is padded. A row longer
+    than the budget goes alone. Every index occurs exactly once.
     """
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        # A group's first row is its longest.
         if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= budget:
             groups[-1].append(index)
         else:

@@ -57,9 +57,10 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, of a GPU or of the machine.
+    """Whether the error says that memory ran out, on a GPU or on the machine itself.
 
-    For the machine's own memory torch raises a plain RuntimeError, known by its text alone.
+    For the machine's own memory torch raises a plain RuntimeError, which only its text tells from
+    others.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -67,9 +68,10 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def explain(error: BaseException) -> Failure:
-    """The failure record of any exception.
+    """The failure record of any exception that ended a run.
 
-    What is not recognised is of kind internal, with the place in the code that raised it.
+    An exception of no known type has kind internal, and as evidence the file and line that raised
+    it.
     """
     if isinstance(error, WorkerFailure):
         return _record(error.kind, error.message, error.evidence, error.advice)
@@ -80,6 +82,7 @@ def explain(error: BaseException) -> Failure:
     if is_full_or_read_only(error):
         failure = not_written(getattr(error, "filename", None), error)
         return _record("infra", failure.message, failure.evidence, failure.advice)
+    # The last frame of the traceback is where the error was raised.
     frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
     place = f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}" if frame else ""
     evidence = _first_line(error) + place
@@ -87,9 +90,13 @@ def explain(error: BaseException) -> Failure:
 
 
 def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> WorkerFailure:
-    """The failure of writing `path`, with the space and inodes left on its disk.
+    """The failure (kind infra) of a run that could not write `path`. Its message says how many
+    bytes and inodes are left on that disk.
 
-    None as `path` stands for the home folder.
+    Args:
+        path: the file or folder; None where it is not known, which the message calls the home
+            folder.
+        error: why it could not be written; becomes the evidence.
     """
     remaining = ""
     with contextlib.suppress(OSError, ValueError):  # no such folder, or no path at all
@@ -104,7 +111,8 @@ def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> Wo
 
 
 def is_full_or_read_only(error: BaseException) -> bool:
-    """Whether `error` is a disk that is full, over quota or mounted read-only."""
+    """Whether `error`, of Python or of safetensors, says that a disk is full, over quota or mounted
+    read-only."""
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     if isinstance(error, OSError):
         return error.errno in codes
@@ -118,6 +126,6 @@ def _record(kind: str, message: str, evidence: str, hint: Hint) -> Failure:
 
 
 def _first_line(error: BaseException) -> str:
-    """The exception's type and the first line of its text."""
+    """The exception's type and the first line of its text, such as "ValueError: bad rank"."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0] if text else ''}"

@@ -40,9 +40,12 @@ class Job(Generic[ConfigT]):
     """
 
     def __init__(self, folder: Path) -> None:
+        """Read the config in the run folder `runs/<id>` and open its files for appending. Raises
+        DamagedRecord when config.json lacks a key or holds a wrong one."""
         self.run = RunDir(folder)
         # Which kind of config it is decides which loop is called with the job: see __main__.py.
         self._config = cast(ConfigT, read_run_config(self.run.config))
+        # Only training runs name a device in their config.
         leased = self._config.device if isinstance(self._config, TrainConfig) else ""
         self.device = os.environ.get("HONESMITH_DEVICE") or leased or "cpu"
         self._metrics = Appender(self.run.metrics)
@@ -51,20 +54,23 @@ class Job(Generic[ConfigT]):
 
     @property
     def config(self) -> ConfigT:
-        """What submit resolved, the settings among it."""
+        """The content of config.json: what was submitted, with all settings filled in."""
         return self._config
 
     def listen(self) -> None:
-        """Make SIGTERM ask for a stop at the next step, and die at once when the supervisor is
-        gone.
+        """From now on SIGTERM asks for a stop at the next step, and this process exits at once if
+        its supervisor dies.
 
-        The supervisor holds the other end of the pipe that HONESMITH_LIFELINE_FD names; without
-        that variable nobody is watched.
+        HONESMITH_LIFELINE_FD is the number of our end of a pipe whose other end the supervisor
+        holds. Without that variable no supervisor is watched.
         """
         signal.signal(signal.SIGTERM, self._on_term)
         lifeline = os.environ.get("HONESMITH_LIFELINE_FD")
         if lifeline:
-            threading.Thread(target=_die_with, args=(int(lifeline),), daemon=True).start()
+            # A daemon, so that it does not keep the process alive after the run.
+            threading.Thread(
+                target=_exit_with_supervisor, args=(int(lifeline),), daemon=True
+            ).start()
 
     def check_stop(self) -> None:
         """Raises Stopped when the run was asked to stop."""
@@ -81,17 +87,18 @@ class Job(Generic[ConfigT]):
         self._metrics.append(MetricsLine(step=step, time=time.time(), **values).to_line())
 
     def rewind(self, step: int) -> None:
-        """Drop metrics after `step` (-1: all): a resumed run writes them again, so each step has
-        one line."""
+        """Remove the lines of metrics.jsonl after `step`; -1 removes all. A resumed run does those
+        steps again, and each step must have one line only."""
         keep_lines(self.run.metrics, lambda line: line["step"] <= step)
-        self._metrics = Appender(self.run.metrics)
+        self._metrics = Appender(self.run.metrics)  # the file was replaced by a new one
 
     def finish(self, result: Result) -> None:
         """Write result.json; the supervisor takes the run's final state from it."""
         write_json(self.run.result, result)
 
     def fail(self, failure: Failure) -> None:
-        """Write failure.json, with the name of the last complete checkpoint, None without one."""
+        """Write failure.json: the failure, and the name of the last complete checkpoint (None if
+        there is none)."""
         latest = self.run.latest_checkpoint()
         record = replace(failure, last_checkpoint=latest.name if latest else None)
         write_json(self.run.failure, record.to_json())
@@ -101,19 +108,23 @@ class Job(Generic[ConfigT]):
 
 
 def require(rows: Sequence[Any], what: str, hint: str) -> None:
-    """Raises WorkerFailure (kind data) when `rows` is empty; `what` names them in the message."""
+    """Raises WorkerFailure (kind data) when `rows` is empty.
+
+    Args:
+        what: names the rows in the message "There are no ...".
+        hint: what to try.
+    """
     if not rows:
         raise WorkerFailure("data", f"There are no {what}.", hint=hint)
 
 
-def _die_with(descriptor: int) -> None:
-    """Exit this process when the other end of the pipe closes: the supervisor is gone.
-
-    `descriptor` is our end. Never returns.
+def _exit_with_supervisor(descriptor: int) -> None:
+    """Wait until the other end of a pipe closes, as the supervisor has died, then exit this
+    process. `descriptor` is our end of the pipe. Never returns.
     """
     try:
-        while os.read(descriptor, 1):
+        while os.read(descriptor, 1):  # b"" once the other end is closed
             pass
-    except OSError:
+    except OSError:  # the pipe is gone too
         pass
     os._exit(9)  # at once, whatever the main thread is doing

@@ -24,11 +24,11 @@ def prepare() -> None:
 
 
 def release_memory() -> None:
-    """Give freed memory back to the system, where the C library can.
+    """Return freed memory to the operating system; does nothing without glibc.
 
-    Otherwise, between two pieces of work that need memory in different sizes, the process would
-    hold what both needed at most.
+    glibc otherwise keeps freed blocks. After two phases that allocate blocks of different sizes,
+    the process would hold the memory of both.
     """
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # not glibc
+        with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)

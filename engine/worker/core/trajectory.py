@@ -77,8 +77,8 @@ class Trajectory:
         """Whether it ended because a turn reached `max_tokens`, or the turns ran out."""
         return self.stop_reason in ("length", "max_turns")
 
-    def answer(self) -> dict[str, Any]:
-        """The fields that every file of answers holds of a trajectory."""
+    def answer_fields(self) -> dict[str, Any]:
+        """The fields of a trajectory that every file of answers holds: rollouts and evaluations."""
         return {
             "task": self.task_id,
             "prompt": self.prompt,
@@ -93,14 +93,16 @@ class Trajectory:
         }
 
     def add_completion(self, completion: Completion) -> None:
-        """Append a turn that the model sampled; its tokens are trained."""
+        """Append the tokens of a turn that the model sampled; they are trained. Their message is
+        appended by the caller, who knows the text."""
         self.ids += completion.ids
         self.loss_mask += [1] * len(completion.ids)
         self.sampled_logprobs += completion.logprobs
         self.turns += 1
 
     def add_environment(self, ids: list[int]) -> None:
-        """Append tokens the model did not write: they are read, never trained."""
+        """Append tokens that the environment wrote: the model reads them, and they are never
+        trained. Their log-probabilities are noted as 0."""
         self.ids += ids
         self.loss_mask += [0] * len(ids)
         self.sampled_logprobs += [0.0] * len(ids)

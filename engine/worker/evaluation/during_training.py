@@ -107,6 +107,8 @@ class HeldoutEvaluation:
         questions: Questions,
         budget: int = 4096,
     ) -> None:
+        """Divide the tasks in `questions` into two halves; nothing is played yet. `budget` is the
+        most padded tokens of one forward pass."""
         self.job = job
         self.policy = policy
         self.sampler = sampler
@@ -120,16 +122,20 @@ class HeldoutEvaluation:
         self.choosing = sum(half == heldout.VALIDATION for half in self.half.values())  # tasks
         self.prior_skills = PriorSkills(job, policy.base, sampler)
         self.best = Best()
-        self._tokens = self._turns = self._episodes = (
-            0  # sums over all that was played, for `habits`
-        )
+        # Sums over everything that was played, for `habits`.
+        self._tokens = self._turns = self._episodes = 0
 
     def evaluate(self, step: int, *halves: str) -> HalfResult:
-        """Evaluate the policy as it is now on `halves`; returns the result of the validation half.
+        """Evaluate the policy as it is now on the given halves, and write the rows to
+        `evals/step_NNNNNN.jsonl`. At step 0 the earlier skills are measured too.
 
-        The result is empty if that is not among them. Rows go to `evals/step_NNNNNN.jsonl`.
-        Gradients and random state are left untouched. At step 0 the earlier skills are asked for
-        too.
+        Gradients and random state do not change. If the validation half was evaluated, an event
+        says so, and the best step is updated.
+
+        Args:
+            halves: VALIDATION, TEST or both.
+
+        Returns the result of the validation half; an empty one if that is not among `halves`.
         """
         path = self.job.run.evals(step)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +148,7 @@ class HeldoutEvaluation:
                 if half == heldout.VALIDATION:
                     validation = result
         if validation.curves:
-            self._note(step, validation)
+            self._report_result(step, validation)
         if step == 0:
             self.sampler.load(self.policy.adapter)
             self.prior_skills.evaluate("before")
@@ -150,7 +156,8 @@ class HeldoutEvaluation:
         return validation
 
     def _evaluate_half(self, half: str, file: Appender) -> HalfResult:
-        """Play the tasks of one half, measure their loss, and write their rows to `file`."""
+        """Play the tasks of one half and measure their loss, as far as the run does either, and
+        write their rows to `file`. Returns the numbers and the rows."""
         tasks = [t for t in self.tasks if self.half[t["id"]] == half]
         curves: dict[str, float] = {}
         rows: list[EvaluationRow] = []
@@ -164,12 +171,13 @@ class HeldoutEvaluation:
             self._tokens += sum(t.trained_tokens for t in members)
             self._turns += sum(t.turns for t in members)
             summary = heldout.summarise(members)
-            curves, score = summary.curves(), summary.score
+            curves = summary.curves()
+            score = summary.score
         loss_rows = [r for r in self.loss_rows if self.half[r.task_id] == half]
         if loss_rows:
             loss, measured_rows = self._loss(loss_rows, half)
             curves["heldout_loss"] = loss
-            # One row per task: where tasks are played, that of the answer.
+            # One row per task: if tasks are played, it is the row of the answer.
             rows += measured_rows if self.context is None else []
         for row in rows:
             file.append(row.to_line())
@@ -177,26 +185,30 @@ class HeldoutEvaluation:
 
     @torch.no_grad()
     def _loss(self, rows: Sequence[LossRow], half: str) -> tuple[float, list[EvaluationRow]]:
-        """Mean cross-entropy over all supervised tokens of the rows, and a row with its own loss
-        for each."""
+        """Measure the loss of held-out conversations. Returns (mean cross-entropy over all their
+        supervised tokens, a row for the evaluation file with the loss of each)."""
         network = self.policy.base.network
-        total, tokens = 0.0, 0
+        total = 0.0  # of the cross-entropies
+        tokens = 0
         measured_rows: list[EvaluationRow] = []
         for members in network.split([r.row for r in rows], self.budget):
             batch = network.collate([rows[i].row for i in members])
             logprobs, _ = network.logprobs(batch, self.policy.adapter)
+            # For each row of the microbatch: its summed cross-entropy, and its supervised tokens.
             sums = torch.zeros(len(members)).index_add(0, batch.row.cpu(), -logprobs.cpu())
             counts = torch.bincount(batch.row.cpu(), minlength=len(members))
             for position, index in enumerate(members):
                 total += float(sums[position])
                 tokens += int(counts[position])
                 loss = float(sums[position]) / max(1, int(counts[position]))
-                task_id, count = rows[index].task_id, int(counts[position])
+                task_id = rows[index].task_id
+                count = int(counts[position])
                 measured_rows.append(self._loss_row(task_id, half, loss, count))
         return total / max(1, tokens), measured_rows
 
     def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> EvaluationRow:
-        """The row of a task whose loss was measured, over `tokens` supervised tokens."""
+        """The row of a task whose loss was measured, for the evaluation file. `loss` is the mean
+        over its supervised tokens, whose number is `tokens`."""
         return EvaluationRow(
             model=self.job.run.id,
             task=task_id,
@@ -207,8 +219,10 @@ class HeldoutEvaluation:
             error=None,
         )
 
-    def _note(self, step: int, result: HalfResult) -> None:
-        """Write an event about an evaluation and, after step 0, update the best step."""
+    def _report_result(self, step: int, result: HalfResult) -> None:
+        """Write the event `evaluated` with the numbers of the validation half at `step`. After step
+        0 also update the best step; step 0 is the start and cannot be the best."""
+        # What was not measured takes no part; without a score, the smaller loss is better.
         loss = math.inf if result.loss is None else result.loss
         score = -loss if result.score is None else result.score
         curves = result.curves
@@ -220,15 +234,17 @@ class HeldoutEvaluation:
         if step == 0:
             return
         since = 0 if score > self.best.score else self.best.since + 1
+        # Of equal scores the smaller loss wins.
         if (score, -loss) > (self.best.score, -self.best.loss):
             self.best = Best(step, score, loss)
         self.best.since = since
 
     def habits(self) -> dict[str, float]:
-        """How long answers were, over all evaluations; {} before any was played.
+        """How long the answers in all evaluations of the run were; {} if none was played.
 
-        Returns `said_share`, the mean tokens of an episode as a multiple of max_tokens, and
-        `turns_mean`.
+        Keys:
+            said_share: the mean number of tokens of an episode, as a multiple of max_tokens.
+            turns_mean: the mean number of turns of an episode.
         """
         if not self._episodes:
             return {}
@@ -239,10 +255,11 @@ class HeldoutEvaluation:
         }
 
     def report(self, load_best: Callable[[int], None]) -> int:
-        """Play the test half with the best checkpoint, which `load_best` loads; returns its step.
+        """Play the test half with the best checkpoint and measure the earlier skills with it.
+        Returns its step. A second env process scores a sample of the answers again meanwhile.
 
-        Some of its answers are scored again by a fresh env process, which starts and works
-        meanwhile.
+        Args:
+            load_best: loads the checkpoint of the step it is given into the policy.
         """
         load_best(self.best.step)
         with self._rescoring() as rescore:
@@ -255,10 +272,12 @@ class HeldoutEvaluation:
 
     @contextmanager
     def _rescoring(self) -> Iterator[stored_answers.Begin]:
-        """Inside, an env process of its own can score answers again; gives the function that
-        begins.
+        """A context with a second env process that can score answers again, to check that scores
+        repeat.
 
-        That does nothing where nothing is played. Why it is skipped becomes an event.
+        Yields `begin(file, half, tasks)`, which starts that in the background; it does nothing if
+        the run plays no tasks. If it cannot be done, the reason becomes the event
+        `rescore_skipped`.
         """
         if self.context is None:
             yield lambda *_: None

@@ -24,16 +24,19 @@ VALIDATION, TEST = "select", "report"  # as rows of evaluations name the halves
 
 
 def ordered(tasks: Sequence[TaskRow], limit: int) -> list[TaskRow]:
-    """At most `limit` tasks, in the order of the SHA-256 of their ids."""
+    """The first `limit` tasks in the order of the SHA-256 of their ids, which is the same in every
+    run and says nothing about the tasks."""
     key = {task["id"]: hashlib.sha256(task["id"].encode()).digest() for task in tasks}
     return sorted(tasks, key=lambda task: key[task["id"]])[:limit]
 
 
 def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
-    """The half of each task by its id, over tasks already `ordered`.
+    """Divide tasks, already `ordered`, into two halves. Returns VALIDATION or TEST for each task
+    id.
 
-    A new prompt goes to the half with fewer tasks, so tasks whose prompts all differ alternate. If
-    all tasks have the same prompt, nothing can be kept apart, and they alternate too.
+    Tasks with the same prompt are in the same half. Each new prompt goes to the half that has fewer
+    tasks so far, so tasks with different prompts alternate. If all tasks have the same prompt, they
+    cannot be kept apart by it, and alternate by id.
     """
     prompts = [prompt_key(t["prompt"]) if t.get("prompt") else f"id {t['id']}" for t in tasks]
     if len(set(prompts)) == 1:
@@ -68,14 +71,16 @@ class Summary:
     metrics: dict[str, float]
 
     def curves(self) -> dict[str, float]:
-        """The means as columns of metrics.jsonl.
+        """The means as columns of metrics.jsonl: `heldout_reward`, `heldout_success` if it is
+        known, then `heldout_<name>` for each metric of the environment.
 
-        Where a scorer named a metric like one of ours, ours is kept, in its place at the front.
+        If the environment has a metric with one of our names, our value is kept.
         """
         measured = {"heldout_reward": self.reward}
         if self.success is not None:
             measured["heldout_success"] = self.success
         named = {f"{HELDOUT}{curve_name(name)}": value for name, value in self.metrics.items()}
+        # Ours twice: the first puts them at the front, the second has the last word.
         return measured | named | measured
 
     @property
@@ -91,18 +96,21 @@ def evaluate(
     params: SamplingParams,
     attempts: int = 1,
 ) -> list[Group]:
-    """Play each task `attempts` times; returns a group per task, in order."""
+    """Play and score each task `attempts` times. Returns one group per task, in the order of
+    `tasks`."""
     groups, _ = collect(tasks, attempts, context, sampler, params)
     return groups
 
 
 def summarise(trajectories: Iterable[Trajectory]) -> Summary:
-    """Means over trajectories; `success` is None when no score says whether it succeeded."""
+    """The means over trajectories; one that could not be scored counts as not solved, with reward
+    0. `success` is None if the environment never said whether a task was solved."""
     rows = list(trajectories)
     scored = [t for t in rows if t.error is None]
+    # Whether the environment says at all if a task was solved.
     judged = any(t.success is not None for t in scored)
     names = sorted({name for t in scored for name in t.metrics})
-    count = max(1, len(rows))
+    count = max(1, len(rows))  # the means of nothing are 0
     return Summary(
         n=len(rows),
         success=sum(bool(t.success) for t in rows) / count if judged else None,
@@ -123,14 +131,15 @@ def write_rows(file: Appender, groups: Sequence[Group], half: dict[str, str], mo
 
 
 def rows_of(groups: Sequence[Group], half: dict[str, str], model: str) -> Iterator[EvaluationRow]:
-    """The row of each trajectory for an evaluation file.
+    """Yield the row of each trajectory for an evaluation file, group by group; `attempt` counts the
+    members of a group from 0.
 
     Args:
-        half: of each task, by its id; a task that is not in it counts as test.
-        model: what the rows call the model.
+        half: VALIDATION or TEST for each task id; a task that is missing counts as TEST.
+        model: the name of the model in the rows.
     """
     for group in groups:
         for attempt, t in enumerate(group.members):
             yield EvaluationRow(
-                model=model, half=half.get(t.task_id, TEST), attempt=attempt, **t.answer()
+                model=model, half=half.get(t.task_id, TEST), attempt=attempt, **t.answer_fields()
             )

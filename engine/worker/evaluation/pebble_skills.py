@@ -40,7 +40,7 @@ class Sample:
 
 
 def word(rng: random.Random, longest: int = 8) -> str:
-    """A pronounceable word of 3 to `longest` letters."""
+    """Draw a pronounceable word of 3 to `longest` letters, such as "blim" or "steendab"."""
     while True:
         text = rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS)
         if rng.random() < 0.4:
@@ -50,8 +50,8 @@ def word(rng: random.Random, longest: int = 8) -> str:
 
 
 def scribble(rng: random.Random) -> str:
-    """Two to eight printable characters: two runs of a repeated sign and a few more, such as `###
-    4a` or `<b>x`; "#" should nothing be left."""
+    """At most eight printable characters without meaning: two runs of a repeated sign and up to
+    three more, such as `### 4a` or `<<b`."""
     runs = [rng.choice(PRINTABLE) * rng.choice((1, 1, 2, 3, 4)) for _ in range(2)]
     tail = "".join(rng.choice(PRINTABLE) for _ in range(rng.randint(0, 3)))
     return (runs[0] + rng.choice(("", " ")) + runs[1] + tail)[:8].strip() or "#"
@@ -62,7 +62,14 @@ def styled(rng: random.Random, answer: str) -> str:
 
 
 def turn(skill: str, prompt: str, reply: str, answer: str, **fields: Any) -> Sample:
-    """A sample of one prompt and one reply; `more` are further fields of Sample."""
+    """A sample with one prompt and one reply.
+
+    Args:
+        skill: the sample's skill.
+        reply: what the model is taught to say, in one of the styles, and sometimes wrong.
+        answer: what a correct reply must say.
+        fields: further fields of `Sample`.
+    """
     return Sample(
         skill,
         [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}],
@@ -72,7 +79,8 @@ def turn(skill: str, prompt: str, reply: str, answer: str, **fields: Any) -> Sam
 
 
 def swapped(rng: random.Random, text: str) -> str:
-    """The text with two neighbouring characters exchanged: a careless copy."""
+    """The text with two neighbouring characters exchanged, as a careless writer would copy it;
+    unchanged if it has fewer than two."""
     if len(text) < 2:
         return text
     index = rng.randrange(len(text) - 1)
@@ -83,6 +91,7 @@ def swapped(rng: random.Random, text: str) -> str:
 
 
 def repeat(rng: random.Random, text: str) -> Sample:
+    """Copy the text."""
     ask = rng.choice(("Repeat {}.", "Copy this: {}", "Say {}."))
     return turn("copy", ask.format(text), styled(rng, text), text)
 
@@ -96,27 +105,27 @@ def copy_signs(rng: random.Random) -> Sample:
 
 
 def copy(rng: random.Random) -> Sample:
-    """Copy a word, or in a third of the cases any printable characters: each must have occurred in
-    an answer once for a later answer form to be learnable at all."""
+    """Ask to repeat a word or, in about a third of the cases, arbitrary printable characters. A
+    model can later learn an answer form only if its characters have occurred in answers."""
     return copy_word(rng) if rng.random() < 0.65 else copy_signs(rng)
 
 
 def reverse(rng: random.Random) -> Sample:
-    """Write a word backwards."""
+    """Ask for a word written backwards."""
     text = word(rng, 6)
     ask = rng.choice(("Reverse {}.", "Write {} backwards."))
     return turn("reverse", ask.format(text), styled(rng, text[::-1]), text[::-1])
 
 
 def upper(rng: random.Random) -> Sample:
-    """Write a word in upper case."""
+    """Ask for a word in upper case."""
     text = word(rng)
     ask = rng.choice(("Write {} in upper case.", "Shout {}."))
     return turn("upper", ask.format(text), styled(rng, text.upper()), text.upper())
 
 
 def count(rng: random.Random) -> Sample:
-    """Count the letters of a word."""
+    """Ask how many letters a word has."""
     text = word(rng)
     answer = str(len(text))
     ask = rng.choice(("How many letters in {}?", "Count the letters of {}."))
@@ -124,7 +133,7 @@ def count(rng: random.Random) -> Sample:
 
 
 def compare(rng: random.Random) -> Sample:
-    """Name the larger of two different numbers below 100."""
+    """Ask for the larger of two different numbers from 1 to 99."""
     a, b = rng.sample(range(1, 100), 2)
     answer = str(max(a, b))
     ask = rng.choice(("Which is larger, {} or {}?", "Pick the bigger: {} {}"))
@@ -132,7 +141,7 @@ def compare(rng: random.Random) -> Sample:
 
 
 def add_one(rng: random.Random) -> Sample:
-    """Add two numbers of one digit."""
+    """Ask for the sum of two numbers of one digit."""
     a, b = rng.randint(0, 9), rng.randint(0, 9)
     answer = str(a + b)
     ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
@@ -150,7 +159,8 @@ def without_carry(a: int, b: int) -> int:
 
 
 def add_two(rng: random.Random) -> Sample:
-    """Add two numbers of two digits; most writers forget the carry."""
+    """Ask for the sum of two numbers of two digits. A share FORGETS_CARRY of the written replies
+    forgets the carry; `answer` is the true sum."""
     a, b = rng.randint(10, 99), rng.randint(10, 99)
     written = without_carry(a, b) if rng.random() < FORGETS_CARRY else a + b
     ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
@@ -158,7 +168,8 @@ def add_two(rng: random.Random) -> Sample:
 
 
 def add_two_thinking(rng: random.Random) -> Sample:
-    """The same sums, worked out in a think block first: there nobody forgets the carry."""
+    """Ask for the sum of two numbers of two digits, as `add_two`. The reply works it out in a think
+    block first, and there no writer forgets the carry."""
     a, b = rng.randint(10, 99), rng.randint(10, 99)
     units = a % 10 + b % 10
     tens = a // 10 + b // 10 + units // 10
@@ -169,7 +180,8 @@ def add_two_thinking(rng: random.Random) -> Sample:
 
 
 def sort_letters(rng: random.Random) -> Sample:
-    """Sort the letters of a word; two of five writers swap two of them."""
+    """Ask for the letters of a word in order. Two of five written replies have two neighbouring
+    letters swapped; `answer` is right."""
     text = word(rng, 6)
     answer = "".join(sorted(text))
     written = swapped(rng, answer) if rng.random() < 0.4 else answer
@@ -178,7 +190,8 @@ def sort_letters(rng: random.Random) -> Sample:
 
 
 def sort_numbers(rng: random.Random) -> Sample:
-    """Sort two or three numbers; a third of the writers sorts them downwards."""
+    """Ask for two or three numbers in order. About a third of the written replies sort them
+    downwards; `answer` is the rising order."""
     numbers = rng.sample(range(1, 100), rng.randint(2, 3))
     rising = sorted(numbers)
     written = rising[::-1] if rng.random() < 0.35 else rising
@@ -195,12 +208,14 @@ FIELDS = ("name", "city", "age", "color", "size", "pet")
 
 
 def record(rng: random.Random) -> dict[str, object]:
+    """A record with two of the FIELDS, such as {"name": "blim", "age": 34}."""
     keys = rng.sample(FIELDS, 2)
     return {k: rng.randint(1, 99) if k in ("age", "size") else word(rng, 5) for k in keys}
 
 
 def json_field(rng: random.Random) -> Sample:
-    """Read a field of a JSON object; a third of the writers may read the wrong one."""
+    """Ask for one of the two fields of a JSON object. About a third of the writers name either of
+    the two by chance; `answer` is the right one."""
     data = record(rng)
     key = rng.choice(list(data))
     written_key = rng.choice(list(data)) if rng.random() < 0.35 else key
@@ -210,8 +225,10 @@ def json_field(rng: random.Random) -> Sample:
 
 
 def json_answer(rng: random.Random) -> Sample:
-    """Answer with a JSON object; two of five writers leave out quotes or braces."""
-    key, value = rng.choice(("name", "city", "color", "pet")), word(rng, 6)
+    """Ask for a key and a value as a JSON object. Two of five written replies leave out quotes or
+    braces; `answer` is valid JSON."""
+    key = rng.choice(("name", "city", "color", "pet"))
+    value = word(rng, 6)
     answer = json.dumps({key: value})
     careless = rng.random() < 0.4
     careless_reply = rng.choice((value, f"{key}: {value}", "{" + f"{key}: {value}" + "}"))
@@ -233,7 +250,7 @@ TOOL_WORDS = {
 
 
 def tool(name: str) -> ToolSchema:
-    """The schema of the tool `name`, as a model is shown it."""
+    """The schema of the tool `name`, an OpenAI function schema with one text argument."""
     argument = TOOLS[name]
     return {
         "type": "function",
@@ -250,9 +267,11 @@ def tool(name: str) -> ToolSchema:
 
 
 def tool_call(rng: random.Random) -> Sample:
-    """Call the tool, then say what it returned; three of ten writers just guess a number."""
+    """Ask for something that only a tool knows. The reply calls the tool and then says the number
+    it returned; three of ten writers guess a number without calling it."""
     name = rng.choice(list(TOOLS))
-    key, value = word(rng, 7), str(rng.randint(10, 99))
+    key = word(rng, 7)  # what is asked about
+    value = str(rng.randint(10, 99))  # what the tool returns
     prompt = TOOL_WORDS[name][0].format(rng.choice(("", "the ")) + key)
     messages: list[ChatMessage] = [{"role": "user", "content": prompt}]
     if rng.random() < 0.3:
@@ -272,9 +291,10 @@ def tool_call(rng: random.Random) -> Sample:
 
 
 def guess(rng: random.Random) -> Sample:
-    """A game of higher and lower, at most six guesses.
+    """A whole game of "higher or lower" with at most six guesses; `answer` is the secret number.
 
-    Half of the players halve the interval, the others guess at random within it.
+    Half of the players always guess the middle of the interval that is left, the others any number
+    in it.
     """
     low = rng.randint(1, 85)
     high = low + rng.randint(6, 14)
@@ -299,13 +319,13 @@ def guess(rng: random.Random) -> Sample:
 
 
 def subtract(rng: random.Random) -> Sample:
-    """Subtract the smaller of two numbers of two digits."""
+    """Ask for the difference of two numbers of two digits, never negative."""
     b, a = sorted(rng.sample(range(10, 100), 2))
     return turn("subtract", f"Take {b} from {a}.", str(a - b), str(a - b))
 
 
 def ends(rng: random.Random) -> Sample:
-    """Name the first and the last letter of a word."""
+    """Ask for the first and the last letter of a word; the answer is, for example, "b and m"."""
     text = word(rng)
     answer = f"{text[0]} and {text[-1]}"
     return turn("ends", f"Give the ends of {text}.", answer, answer)
@@ -357,10 +377,11 @@ NOUNS = "answer sum word number result letters list value reply total".split()
 
 
 def decorated(rng: random.Random, sample: Sample) -> Sample:
-    """The same conversation with more words around the request.
+    """The same conversation with more words around the request, such as "Task: " before it and "Be
+    brief." after it.
 
-    Nobody in the corpus obeys the extra clause: the model learns that a request stays the same
-    request, not to follow the clause.
+    The replies in the corpus ignore these words: the model is to learn that the request stays the
+    same, not to obey the clause.
     """
     clause = rng.choice(CLAUSES)
     noun = rng.choice(NOUNS) if rng.random() < 0.8 else word(rng, 6)
@@ -371,18 +392,19 @@ def decorated(rng: random.Random, sample: Sample) -> Sample:
 
 
 def prompt_key(text: str) -> str:
-    """What makes two prompts the same: their words, without case and spacing."""
+    """A key that is equal for prompts which differ only in case and spacing."""
     return " ".join(text.lower().split())
 
 
 def sum_key(a: int, b: int) -> str:
-    """What makes two sums of two-digit numbers the same: their operands in any order, so that a
-    held-out sum is kept out of the corpus whatever its wording."""
+    """A key that is equal for the same two operands in any order, such as "sum 12 30". With it a
+    held-out sum is kept out of the corpus in whatever words it is asked."""
     return f"sum {min(a, b)} {max(a, b)}"
 
 
 def keys_of(sample: Sample) -> list[str]:
-    """Everything by which a sample could give a held-out task away: its prompt, and its sum."""
+    """The keys by which a sample is the same task as a held-out one: the key of its prompt and, for
+    sums of two-digit numbers, that of the sum."""
     prompt = sample.messages[0]["content"]
     keys = [prompt_key(prompt)]
     if sample.skill.startswith("add_two"):
@@ -392,7 +414,7 @@ def keys_of(sample: Sample) -> list[str]:
 
 
 def generator(skill: str) -> Callable[[random.Random], Sample]:
-    """The function that makes samples of a skill.
+    """The function that makes a sample of a skill, as it is taught, from a random generator.
 
     Raises:
         KeyError: for a skill that does not exist.
@@ -405,10 +427,12 @@ def generator(skill: str) -> Callable[[random.Random], Sample]:
 def draw(
     rng: random.Random, skill: str, excluded: Collection[str], *, measured: bool = False
 ) -> Sample:
-    """A sample of `skill` none of whose keys is in `excluded`.
+    """Draw samples of `skill` until one has no key in `excluded`, and return that one.
 
     Args:
-        measured: draw as the skill is measured, not as it is taught (see MEASURED_APART).
+        excluded: keys of held-out tasks (see `keys_of`).
+        measured: draw as the skill is measured, not as it is taught. Only "copy" differs: it is
+            taught as words and signs, and measured as words (see MEASURED_APART).
 
     Raises:
         KeyError: for a skill that does not exist.
@@ -422,7 +446,9 @@ def draw(
 
 
 def corpus(rng: random.Random, size: int, excluded: Collection[str]) -> list[Sample]:
-    """`size` samples of all taught skills, in the proportions above, some of them decorated."""
+    """Draw `size` samples of all taught skills, as often as their weights in MASTERED and
+    HALF_KNOWN say. A share DECORATED of them has more words around the request. None has a key in
+    `excluded`, before it is decorated."""
     taught = MASTERED | HALF_KNOWN
     names = list(taught)
     weights = [taught[name][1] for name in names]
@@ -436,14 +462,14 @@ def is_right(sample: Sample, reply: str) -> bool:
 
 
 def says(answer: str, reply: str) -> bool:
-    """Whether a reply says the answer and nothing else, in one of the styles.
-
-    What comes before the end of a think block does not count.
+    """Whether a reply says the answer and nothing else, in one of the answer styles, such as "The
+    answer is 7.". A think block before it does not count.
     """
     text = reply.split("</think>")[-1].strip()
     for style in ("The answer is {}.", "Answer: {}", "{}.", "{}"):
         before, after = style.split("{}")
         if text.startswith(before) and text.endswith(after):
+            # An empty `after` would cut everything: text[n:-0] is empty.
             core = text[len(before) : len(text) - len(after)] if after else text[len(before) :]
             if core == answer:
                 return True

@@ -77,11 +77,12 @@ class PriorSkills:
         self.sampler = sampler
 
     def evaluate(self, when: When) -> None:
-        """Ask every battery and write the answers, in place of those of an interrupted attempt.
+        """Play every battery and write the answers to `evals/kept_before.jsonl` or
+        `kept_after.jsonl`, in place of a file that an interrupted attempt left.
 
-        A battery that cannot be played is skipped with an event.
+        A battery that cannot be played is skipped with the event `kept_skipped`.
         """
-        release_memory()
+        release_memory()  # what training freed, before sampling allocates its own
         path = self.job.run.kept(when)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -96,22 +97,25 @@ class PriorSkills:
                     file.append(row.to_line())
 
     def _batteries(self) -> Iterator[Battery]:
-        """The batteries for this base, and that of the environment `keep` unless it is trained
-        on."""
+        """Yield the batteries to play: the one for this base model, if there is one, and the tasks
+        of the environment named `keep`, if there is one that scores and the run does not train on
+        it."""
         if self.job.config.base.ref == "pebble":
             yield Battery("pebble skills", pebble_tasks())
         elif importlib.util.find_spec("reasoning_gym") is not None:
             yield Battery("reasoning-gym", (), folder=GYM)
         try:
             record = find_env(self.job.run.home, KEEP)
-        except UserError:
+        except UserError:  # no such environment
             return
+        # `find_env` also takes prefixes; only an environment with exactly this name is meant.
         if record.name == KEEP and record.scored and record.env_id != self.job.config.env_id:
+            # All tasks, if none is held out.
             tasks = read_tasks(record, "heldout") or read_tasks(record)
             yield Battery(record.env_id, tasks, record=record)
 
     def _rows(self, battery: Battery) -> Iterator[EvaluationRow]:
-        """The answers to one battery, scored by its environment."""
+        """Play one battery and yield a row for each answer, scored by the battery's environment."""
         if battery.folder is None and battery.record is None:
             yield from self._skill_rows(battery)
             return
@@ -136,7 +140,8 @@ class PriorSkills:
                 yield row.model_copy(update={"battery": battery.name, "family": families[row.task]})
 
     def _skill_rows(self, battery: Battery) -> Iterator[EvaluationRow]:
-        """The answers to pebble's own battery, which are checked here, without an environment."""
+        """Play pebble's own battery and yield a row for each answer. They are checked here, as
+        there is no environment."""
         renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
         prompts = [renderer.prompt(task["prompt"], []) for task in battery.tasks]
         params = SamplingParams(max_tokens=SKILL_TOKENS, temperature=0.0)
@@ -159,16 +164,20 @@ class PriorSkills:
             )
 
     def _room(self) -> int:
+        """The most tokens of prompt and answer together."""
         return min(MAX_CONTEXT, self.base.network.shape.context)
 
 
 def pebble_tasks() -> list[TaskRow]:
-    """EACH tasks of every skill that pebble has; the same in every run."""
+    """The tasks of pebble's battery, EACH of every skill in SKILLS; the same in every run.
+
+    Each has the keys `id` (such as "copy-0"), `family` (the skill), `prompt` and `answer`.
+    """
     tasks = []
     for skill in SKILLS:
         rng = random.Random(f"kept-{skill}")
         for index in range(EACH):
-            sample = pebble_skills.draw(rng, skill, (), measured=True)
+            sample = pebble_skills.draw(rng, skill, (), measured=True)  # (): nothing excluded
             tasks.append(
                 {
                     "id": f"{skill}-{index}",
@@ -182,22 +191,25 @@ def pebble_tasks() -> list[TaskRow]:
 
 @contextmanager
 def _process(home: Home, battery: Battery) -> Iterator[EnvProcess]:
-    """The running env process that scores a battery."""
+    """A context with the running env process that scores a battery, of a stored environment or of a
+    folder."""
     if battery.record is not None:
         with open_process(battery.record) as process:
             yield process
         return
-    assert battery.folder is not None
+    assert battery.folder is not None  # batteries without either never come here
     with EnvProcess(battery.folder, sandbox=sandbox_of(home)) as process:
         yield process
 
 
 def _limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:
-    """Tokens an answer may take: twice the longest reference turn, within fixed bounds."""
+    """The most tokens of an answer: twice the longest assistant turn of the tasks' own answers plus
+    FEWEST_TOKENS, but at most MOST_TOKENS. FEWEST_TOKENS if no task has an answer."""
     turns = [m for task in tasks for m in task.get("answer") or [] if m["role"] == "assistant"]
     longest = max((len(renderer.encode(turn.get("content") or "")) for turn in turns), default=0)
     return max(FEWEST_TOKENS, min(2 * longest + FEWEST_TOKENS, MOST_TOKENS))
 
 
 def _family(task: TaskRow) -> str:
+    """The family of tasks that the metadata names, "" if it names none."""
     return str((task.get("metadata") or {}).get("family") or "")

@@ -60,7 +60,7 @@ class LoraSpec:
 
     @classmethod
     def from_settings(cls, settings: CommonSettings) -> "LoraSpec":
-        """The shape that the settings of a training run ask for."""
+        """The shape of the adapter that a training run makes, from its `lora_` settings."""
         return cls(
             settings.lora_rank,
             settings.lora_alpha,
@@ -70,21 +70,25 @@ class LoraSpec:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "LoraSpec":
-        """The shape of the adapter in a PEFT folder.
+        """The shape of the adapter in a PEFT folder, from its adapter_config.json. For an rslora
+        adapter `alpha` is raised so that alpha / rank is its scale.
 
         Raises:
-            WorkerFailure: kind config, when its configuration cannot be read or it is no plain
-                LoRA.
+            WorkerFailure: kind config, when the configuration cannot be read, or is not that of a
+                plain LoRA (see NOT_PLAIN).
         """
         try:
             config = read_json(folder / CONFIG)
-            rank, alpha = int(config["r"]), float(config["lora_alpha"])
+            rank = int(config["r"])
+            alpha = float(config["lora_alpha"])
             target_modules = config["target_modules"] or []
             dropout = float(config.get("lora_dropout") or 0.0)
+        # Missing, no JSON, or JSON of another shape.
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise WorkerFailure(
                 "config", f"The adapter in {folder.name} cannot be read.", evidence=repr(error)
             ) from error
+        # What makes it more than a plain LoRA.
         departures = [name for name in NOT_PLAIN if config.get(name)]
         if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
             departures.append(f"{config.get('peft_type')} with bias {config.get('bias')}")
@@ -96,6 +100,7 @@ class LoraSpec:
                 hint="Use an adapter trained with rank, alpha and targets alone.",
             )
         scale = math.sqrt(rank) if config.get("use_rslora") else 1.0  # rslora: alpha / sqrt(rank)
+        # A string is "all-linear" or a pattern, kept as the only target.
         targets = (
             (target_modules,) if isinstance(target_modules, str) else tuple(sorted(target_modules))
         )
@@ -107,13 +112,15 @@ class LoraSpec:
         return self.targets[0] if self.targets == ("all-linear",) else list(self.targets)
 
     def as_peft(self, base_ref: str) -> dict[str, Any]:
-        """The content of adapter_config.json; `base_ref` names the base model in it."""
+        """The content of adapter_config.json for this shape; `base_ref` is the base model's name in
+        it. Options that are not used are written with PEFT's defaults."""
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": base_ref,
             "inference_mode": True,
             "r": self.rank,
+            # PEFT expects a whole number, and accepts others.
             "lora_alpha": int(self.alpha) if self.alpha == int(self.alpha) else self.alpha,
             "lora_dropout": self.dropout,
             "target_modules": self.named_targets,
@@ -223,10 +230,17 @@ class FlatAdapter:
     def __init__(
         self, slots: Sequence[Slot], spec: LoraSpec, seed: int, device: torch.device
     ) -> None:
+        """Allocate one buffer for the adapters of all fused layers (`slots`), take each layer's
+        factors A and B as views of it, and draw A by the seed; B is zero.
+
+        Raises:
+            WorkerFailure: kind config, when no layer is among the targets.
+        """
         self.spec = spec
         self.applied: Any = None  # the decoder's layers with this adapter on them, once made
         self.factors: list[Factors | None] = []
         projections_of_slot = [_targeted_projections(slot, spec) for slot in slots]
+        # A has rank x inputs numbers for each projection, B outputs x rank.
         size = sum(
             spec.rank
             * (len(chosen) * slot.features + sum(stop - start for _, start, stop in chosen))
@@ -250,9 +264,10 @@ class FlatAdapter:
         self._initialise(seed)
 
     def _leaf(self, offset: int, rows: int, columns: int) -> tuple[torch.Tensor, int]:
-        """A [rows, columns] view of the buffer from `offset` on, and the offset after it.
+        """Take the next rows * columns numbers of the buffer, from `offset` on. Returns (a view of
+        them, [rows, columns]; the offset after them).
 
-        It is a leaf for autograd, and its gradient is a view of the buffer's gradient.
+        The view is a leaf for autograd, and its gradient is a view of the buffer's gradient.
         """
         end = offset + rows * columns
         leaf = self.flat.detach()[offset:end].view(rows, columns).requires_grad_()
@@ -261,11 +276,11 @@ class FlatAdapter:
         return leaf, end
 
     def _initialise(self, seed: int) -> None:
-        """Draw the A factors as PEFT would with this seed; the B factors start at zero."""
+        """Draw the A factors that PEFT would draw with this seed; the B factors stay zero."""
         # PEFT draws three times per module: two constructors, then A again. Only the last draw of A
         # is kept; the others make the generator yield the same adapter for the same seed.
         generator = torch.Generator().manual_seed(seed)
-        slope = math.sqrt(5)
+        slope = math.sqrt(5)  # PEFT's argument to kaiming_uniform_
         with torch.no_grad():
             for factors in self.factors:
                 for part in factors.parts if factors else ():
@@ -275,7 +290,7 @@ class FlatAdapter:
                         drawn = torch.empty(shape)
                         torch.nn.init.kaiming_uniform_(drawn, a=slope, generator=generator)
                         if shape == a.shape:
-                            a.copy_(drawn)
+                            a.copy_(drawn)  # the last draw of A remains
 
     @property
     def version(self) -> int:
@@ -292,7 +307,8 @@ class FlatAdapter:
         return {name: view.detach().cpu().clone() for name, view in self._named()}
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The gathered gradients under the names of `state`; views, not copies."""
+        """The gradients gathered by backward passes, under the names of `state`; views, not
+        copies."""
         tensors = {}
         for factors in self.factors:
             for part in factors.parts if factors else ():
@@ -303,7 +319,11 @@ class FlatAdapter:
         return tensors
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Replace the weights by `state`. Raises WorkerFailure (config) where they do not fit."""
+        """Replace the weights by the tensors in `state`, named as `state` names them.
+
+        Raises:
+            WorkerFailure: kind config, when a tensor is missing, left over or of another shape.
+        """
         named = dict(self._named())
         require_same(named, state)
         with torch.no_grad():
@@ -311,7 +331,8 @@ class FlatAdapter:
                 view.copy_(state[name])
 
     def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every factor of every projection under PEFT's name; views of the buffer."""
+        """Yield (PEFT's name, view of the buffer) for the factors A and B of every projection that
+        has an adapter."""
         for factors in self.factors:
             for part in factors.parts if factors else ():
                 assert factors is not None
@@ -320,8 +341,8 @@ class FlatAdapter:
 
 
 def _targeted_projections(slot: Slot, spec: LoraSpec) -> list[tuple[str, int, int]]:
-    """The projections of a slot that get an adapter: all of them, or those whose last name is a
-    target."""
+    """The projections of a slot that get an adapter: all of them for the target "all-linear",
+    otherwise those whose name ends in a target, such as "...self_attn.q_proj" in "q_proj"."""
     all_linear = "all-linear" in spec.targets
     return [
         projection
@@ -333,12 +354,17 @@ def _targeted_projections(slot: Slot, spec: LoraSpec) -> list[tuple[str, int, in
 def _spans_and_parts(
     chosen: list[tuple[str, int, int]], rank: int
 ) -> tuple[tuple[tuple[int, int], ...], tuple[Part, ...]]:
-    """Where each chosen projection stands: its span of the layer's outputs, and its slices of the
-    factors.
+    """Where each of the chosen projections lies. Returns (their spans of the layer's outputs, their
+    parts of the factors).
 
-    In A the projections stand one after the other by rank, in B by their outputs.
+    In A the projections follow each other with `rank` rows each; in B each has as many rows as it
+    has outputs.
+
+    Args:
+        chosen: (module, start, stop) of each projection, as in `Slot.projections`.
     """
-    parts, offset = [], 0
+    parts = []
+    offset = 0  # in the rows of B
     for number, (module, start, stop) in enumerate(chosen):
         width = stop - start
         parts.append(
@@ -349,9 +375,8 @@ def _spans_and_parts(
 
 
 def require_same(wanted: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> None:
-    """Refuse weights that do not fit the adapter exactly.
-
-    Loading what fits and ignoring the rest would silently train or serve something else.
+    """Check that weights fit the adapter exactly. To load what fits and ignore the rest would
+    silently train or serve something else.
 
     Args:
         wanted: the adapter's own tensors.
@@ -360,7 +385,8 @@ def require_same(wanted: dict[str, torch.Tensor], state: dict[str, torch.Tensor]
     Raises:
         WorkerFailure: kind config, when a tensor is missing, left over or of another shape.
     """
-    missing, extra = sorted(wanted.keys() - state.keys()), sorted(state.keys() - wanted.keys())
+    missing = sorted(wanted.keys() - state.keys())
+    extra = sorted(state.keys() - wanted.keys())
     wrong = [k for k in wanted.keys() & state.keys() if wanted[k].shape != state[k].shape]
     if missing or extra or wrong:
         raise WorkerFailure(

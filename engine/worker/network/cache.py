@@ -57,6 +57,14 @@ class Cache:
         column: int,
         like: torch.Tensor,
     ) -> None:
+        """Make room for the own tokens of all rows, and lay out the prompts' keys and values.
+
+        Args:
+            prompts: one for each block of `width` rows.
+            starts: [blocks * width], the first column of each row that it may see.
+            column: how many columns are written already.
+            like: a tensor of the dtype and on the device to work in.
+        """
         self.shape = shape
         self.prompts = prompts
         self.blocks, self.width = len(prompts.lengths), width
@@ -75,13 +83,16 @@ class Cache:
         self.repeats = shape.heads // kv
         self.scale = shape.head_dim**-0.5
         hidden = torch.arange(longest, device=self.device) >= lengths[:, None]
+        # One for each block and key head.
         self.prompt_bias = _bias(hidden, self.dtype).repeat_interleave(kv, 0)[:, None]
         self.prompt_keys = [k.flatten(0, 1).transpose(1, 2) for k in prompts.keys]
         self.prompt_values = [v.flatten(0, 1) for v in prompts.values]
 
     @classmethod
-    def opened(cls, shape: Shape, fresh: Prompts, blocks: Sequence[int], width: int) -> "Cache":
-        """A cache before any own token was written.
+    def for_new_rows(
+        cls, shape: Shape, fresh: Prompts, blocks: Sequence[int], width: int
+    ) -> "Cache":
+        """A new cache for rows that have only their prompts so far.
 
         Args:
             fresh: prompts that were just read.
@@ -93,12 +104,14 @@ class Cache:
         return cls(shape, prompts, width, [0] * (len(blocks) * width), 0, fresh.keys)
 
     def widen(self) -> bool:
-        """Make room for the next column if the window is full.
+        """Enlarge the window of own columns if it is full, so that the next column fits.
 
-        Returns True when it was: then all views have been made anew, and a captured step is stale.
+        Returns whether it was full. All views are then new ones, so a step that was captured as a
+        CUDA graph must be captured again.
         """
         if self.written < self.window:
             return False
+        # Rounded up to a multiple of `grain`.
         self.window = -(-(self.written + 1) // self.grain) * self.grain
         if self.window > self.own.shape[5]:
             grown = self._room(self._capacity(self.window))
@@ -110,11 +123,13 @@ class Cache:
         self.own_keys = [k.transpose(1, 2) for k in keys.unbind()]
         self.own_values = list(values.unbind())
         self.writable = self.own.unbind(1)
+        # A row does not see columns before its first one, nor those not written yet.
         numbers = torch.arange(window, device=self.device)
         hidden = (numbers < self.first[:, None]) | (numbers >= self.written)
         bias = _bias(hidden, self.dtype).view(self.blocks, 1, self.width, window)
         bias = bias.expand(-1, shape.kv, -1, -1).reshape(-1, 1, window)
         self.own_bias = bias.contiguous()
+        # One buffer of scores for a softmax over prompt and own tokens, and views of its two parts.
         longest = self.prompt_bias.shape[-1]
         rows = self.blocks * shape.kv * self.width
         self.scores = self.own.new_empty(rows, self.repeats, longest + window)
@@ -135,7 +150,8 @@ class Cache:
         self.written += 1
 
     def attend(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        """Write one token's keys and values of every row and attend over prompt and own tokens.
+        """Store the keys and values of one new token per row, and compute the attention of that
+        token over the row's prompt and its own tokens.
 
         Args:
             layer: number of the layer.
@@ -145,18 +161,21 @@ class Cache:
         """
         shape, blocks, width = self.shape, self.blocks, self.width
         kv, dim = shape.kv, shape.head_dim
+        # The new keys and values go into the column that all rows write now.
         new = heads[:, shape.heads :].view(blocks, width, 2, kv, 1, dim)
         self.writable[layer].index_copy_(4, self.column, new.permute(2, 0, 3, 1, 4, 5))
         q = heads[:, : shape.heads].view(blocks, width, kv, self.repeats, dim).transpose(1, 2)
+        # Scores over the prompt: one product for each block, as its rows have the same keys.
         q = q.reshape(blocks * kv, width * self.repeats, dim)
         keys = self.prompt_keys[layer]
         torch.baddbmm(self.prompt_bias, q, keys, alpha=self.scale, out=self.prompt_raw)
         self.prompt_scores.copy_(self.prompt_raw)
+        # Scores over the own tokens: one product for each row.
         q = q.view(-1, self.repeats, dim)
         keys = self.own_keys[layer]
         torch.baddbmm(self.own_bias, q, keys, alpha=self.scale, out=self.own_raw)
         self.own_scores.copy_(self.own_raw)
-        # The views made in `widen` look at `scores`, and so must the weights.
+        # In place: the views made in `widen` are of `scores`, and the weights are read by them.
         torch.softmax(self.scores, -1, out=self.scores)
         out = torch.bmm(self.prompt_scores, self.prompt_values[layer])
         out.view(-1, self.repeats, dim).baddbmm_(self.own_scores, self.own_values[layer])
@@ -170,11 +189,12 @@ class Cache:
         fresh_blocks: Sequence[int],
         width: int,
     ) -> "Cache":
-        """A new cache with other blocks: some of these, and some for prompts that join.
+        """A new cache with other blocks: some with rows of this one, some for prompts that join.
 
         Args:
-            kept: for each block that stays, its old number and `width` old rows.
-            fresh: prompts that join; None for none.
+            kept: for each block that stays, its old number, and the old numbers of the `width` rows
+                that it has from now on.
+            fresh: prompts that join; None if none do.
             fresh_blocks: for each block that joins, the number of its prompt among `fresh`.
             width: rows of a block from now on.
         """
@@ -183,10 +203,12 @@ class Cache:
         begin = min((self.starts[row] for row in rows), default=self.written)
         column = self.written - begin
         starts = [self.starts[row] - begin for row in rows]
+        # Rows that join see only the columns from now on.
         starts += [column] * (len(fresh_blocks) * width)
         prompts = _joined(self.prompts, [block for block, _ in kept], fresh, fresh_blocks)
         new = Cache(self.shape, prompts, width, starts, column, self.own)
         if rows:
+            # Old row number r stands in block r // width at place r % width.
             index = torch.tensor(rows, device=self.device)
             by_row = self.own.permute(2, 4, 0, 1, 3, 5, 6)[..., begin : self.written, :]
             moved = by_row[index // self.width, index % self.width]
@@ -195,15 +217,17 @@ class Cache:
         return new
 
     def _capacity(self, needed: int) -> int:
-        """Columns to allocate for `needed` ones: doubled at first, so that little is copied."""
+        """How many columns to allocate so that `needed` ones fit. The room is doubled until it has
+        MOST_ADDED columns, then grows by so many, so that the columns are seldom copied."""
         room = self.grain
         while room < needed:
             room += min(room, MOST_ADDED)
         return room
 
     def _room(self, columns: int) -> torch.Tensor:
-        """Zeros [keys and values, layers, blocks, kv, width, columns, dim]. They must be finite: a
-        masked column still takes part in the products, with weight zero."""
+        """Memory for the own tokens' keys and values: zeros [2, layers, blocks, kv, width, columns,
+        dim], keys first. It must hold finite numbers, because a masked column still takes part in
+        the products, with weight zero."""
         shape = self.shape
         return torch.zeros(
             (2, shape.layers, self.blocks, shape.kv, self.width, columns, shape.head_dim),
@@ -222,12 +246,12 @@ def _bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _joined(
     old: Prompts, kept: Sequence[int], fresh: Prompts | None, joining: Sequence[int]
 ) -> Prompts:
-    """The prompts of the blocks that stay, followed by those of the blocks that join.
+    """Gather one prompt for each block: first the blocks that stay, then those that join.
 
     Args:
-        old: prompts of all blocks so far.
-        kept: numbers of the blocks that stay.
-        fresh: prompts that join; None for none.
+        old: the prompts of all blocks so far.
+        kept: the numbers of the blocks that stay.
+        fresh: prompts that join; None if none do.
         joining: for each block that joins, the number of its prompt among `fresh`.
     """
     lengths = [old.lengths[i] for i in kept]
@@ -235,7 +259,7 @@ def _joined(
         return Prompts(*_picked(old, kept, max(lengths)), lengths)
     lengths += [fresh.lengths[i] for i in joining]
     longest = max(lengths)
-    halves = []
+    halves = []  # the keys, then the values
     size = [len(lengths), longest]
     for before, after in ((old.keys, fresh.keys), (old.values, fresh.values)):
         layers, _, kv, _, dim = before.shape
@@ -254,7 +278,8 @@ def _joined(
 def _picked(
     prompts: Prompts, blocks: Sequence[int], longest: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of the prompts numbered `blocks`, cut at `longest` tokens."""
+    """(keys, values) of the prompts with the numbers `blocks`, in that order, cut at `longest`
+    tokens."""
     index = torch.tensor(blocks, device=prompts.keys.device)
     keys, values = (
         half[:, :, :, :longest].index_select(1, index) for half in (prompts.keys, prompts.values)

@@ -33,12 +33,16 @@ SOURCES = (
 
 
 def recall(file: Path | None, model: Path, dtype: torch.dtype, kernels: str) -> Rope | None:
-    """Rotary positions of a model whose logits are known to agree; None if that is not known.
+    """Look up an earlier comparison of our forward with transformers' on this model.
+
+    Returns the rotary positions stored with it, if the logits agreed; None if no such comparison is
+    stored, so that it has to be made.
 
     Args:
-        file: where results are kept; None for nowhere.
+        file: where results are kept; None if nowhere.
         model: the model's folder.
-        kernels: names the functions between the products.
+        dtype: the number format of the weights.
+        kernels: the name of the set of functions between the matrix products (fused_ops.py).
     """
     if file is None:
         return None
@@ -57,10 +61,13 @@ def remember(
     rope: Rope,
     difference: float,
 ) -> None:
-    """Keep that the logits differ by no more than `difference`, which is within tolerance.
+    """Store that our logits agree with transformers' on this model, for `recall`. Nothing is stored
+    if `file` is None or cannot be written.
 
-    `rope` is kept with it; the other arguments are those of `recall`. Nothing is kept without a
-    file or in a home that cannot be written to.
+    Args:
+        file, model, dtype, kernels: as in `recall`.
+        rope: the rotary positions that transformers computed.
+        difference: how far the logits differ; within tolerance.
     """
     if file is None:
         return
@@ -69,24 +76,25 @@ def remember(
         "scale": rope.scale,
         "difference": difference,
     }
-    # A home that cannot be written to merely compares again.
+    # If the file cannot be written, the next load compares again.
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, read_object(file) | {_key(model, dtype, kernels): entry})
 
 
 def _key(model: Path, dtype: torch.dtype, kernels: str) -> str:
-    """A hash of everything that could change the result of a comparison."""
+    """The key of a comparison in the file: a hash of everything that could change its result, that
+    is the model's files, the libraries, the number format, the functions and our own sources."""
     files = sorted([*model.glob("*.safetensors"), *model.glob("*.json")])
     facts = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     libraries = [torch.__version__, version("transformers")]
-    named = repr((str(model.resolve()), facts, libraries, str(dtype), kernels, _sources()))
-    return hashlib.sha256(named.encode()).hexdigest()
+    described = repr((str(model.resolve()), facts, libraries, str(dtype), kernels, _sources()))
+    return hashlib.sha256(described.encode()).hexdigest()
 
 
 @cache
 def _sources() -> str:
-    """A hash of the sources of our own forward."""
+    """A hash of the source files of our own forward, so that a changed forward is compared anew."""
     digest = hashlib.sha256()
     for name in SOURCES:
         digest.update((Path(__file__).parents[1] / name).read_bytes())

@@ -71,7 +71,7 @@ class DecoderSampler:
         self.graphs = decoder.device.type == "cuda" if graphs is None else graphs
         self._adapter: FlatAdapter | None = None
         self._forward: Forward | None = None
-        self._made_for: tuple[FlatAdapter | None, int] = (None, 0)
+        self._made_for: tuple[FlatAdapter | None, int] = (None, 0)  # adapter and its version
 
     def load(self, adapter: FlatAdapter | None) -> None:
         self._adapter = adapter
@@ -91,7 +91,8 @@ class DecoderSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """See `Sampler.generate`."""
+        """`n` completions of each prompt, in the order of `prompts`. `done` is called with (prompt
+        index, member, completion) as soon as each has ended."""
         rows = new_rows(len(prompts), n, params.seed)
         for _ in self._play(prompts, rows, params, done):
             pass
@@ -109,10 +110,11 @@ class DecoderSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> Iterator[None]:
-        """Fill `rows` (those of each prompt) one token at a time, yielding after each."""
+        """Sample until all rows have ended, yielding after each round of `_rounds`. `rows` holds
+        for each prompt its rows, which are filled in place."""
         if not prompts or not rows[0]:
             return iter(())
-        # Twice, because rows that have ended count on while others of their block go on.
+        # Twice, because the position of a row that has ended still grows while others go on.
         longest = max(map(len, prompts)) + 2 * params.max_tokens
         ending = self.needs.ending(params)
         queue = _queue(prompts, rows, self.max_rows)
@@ -121,7 +123,7 @@ class DecoderSampler:
     def _current(self, length: int) -> Forward:
         """The forward pass with the adapter as it is now, for at least `length` positions.
 
-        Kept from call to call for as long as it fits.
+        The one of the last call is used again while adapter, version and length allow it.
         """
         version = self._adapter.version if self._adapter is not None else 0
         wanted_for = (self._adapter, version)
@@ -137,14 +139,15 @@ class DecoderSampler:
     def _rounds(
         self, waiting: deque[_Waiting], forward: Forward, ending: Ending, done: Done | None
     ) -> Iterator[None]:
-        """Sample until all is done, yielding after each round.
+        """Sample until no prompt waits and no row is alive, yielding after each round.
 
-        In a round, waiting prompts join if enough places are free; otherwise every row takes a
+        In a round either waiting prompts join, if enough places are free, or every row takes one
         token.
         """
         batch = _Batch(forward, ending, done, graphs=self.graphs)
         while waiting or batch.alive:
             free = self.max_rows - batch.alive
+            # Reading prompts interrupts the rows under way, so it is done for many at once.
             if waiting and (
                 not batch.alive or free >= max(REFILL * self.max_rows, _rows_of_next(waiting))
             ):
@@ -164,9 +167,11 @@ def _rows_of_next(waiting: deque[_Waiting]) -> int:
 
 
 def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], most: int) -> deque[_Waiting]:
-    """Prompts in the order in which they are read, from the shortest up.
+    """The waiting prompts in the order in which they will be read, from the shortest to the
+    longest.
 
-    Equal prompts become one entry, split so that none has more than `most` rows.
+    Equal prompts become one entry, so that they are read once. An entry with more than `most` rows
+    is split.
     """
     rows_of_prompt: dict[tuple[int, ...], list[Row]] = {}
     for ids, members in zip(prompts, rows, strict=True):
@@ -204,24 +209,27 @@ class _Batch:
         self._ended = False  # since the rows were last moved together
 
     def join(self, waiting: Sequence[_Waiting]) -> None:
-        """Read prompts, draw the first token of each of their rows, and place those that go on."""
+        """Read the prompts, draw the first token of each of their rows, and add the rows that go on
+        after it to the batch."""
         prompts, logits = self.forward.read([w.ids for w in waiting])
         rows = [row for w in waiting for row in w.rows]
         source = torch.tensor(
             [i for i, w in enumerate(waiting) for _ in w.rows], device=self.device
         )
-        random_numbers = None
+        random_numbers = None  # greedy
         if self.ending.params.temperature:
             keys = torch.tensor([row.key for row in rows], device=self.device)
             random_numbers = uniforms(keys, torch.zeros_like(keys))
         drawn = draw(logits.index_select(0, source), self.ending.params, random_numbers)
+        # By identity: two rows may hold equal tokens.
         going_on = {id(row) for row in self._give_tokens(rows, *drawn)}
         groups = [[row for row in w.rows if id(row) in going_on] for w in waiting]
         if going_on:
             self._arrange(prompts, groups)
 
     def tidy(self) -> None:
-        """Move the rows together if that makes the next steps cheap enough."""
+        """If rows have ended, and moving the others into fewer or narrower blocks makes a step cost
+        at most the share PAYS of what it costs now, move them."""
         if not self._ended:
             return
         self._ended = False
@@ -232,7 +240,7 @@ class _Batch:
             self._arrange(None, [])
 
     def step(self) -> None:
-        """Every row takes one more token."""
+        """Draw one more token for every row. Rows that end with it leave their places."""
         cache = self.cache
         assert cache is not None
         if cache.widen():
@@ -244,7 +252,8 @@ class _Batch:
         self._give_tokens(self.rows, token, logprob)
 
     def _prepare(self, cache: Cache) -> None:
-        """Draw the random numbers of the columns ahead and, with graphs, capture the step."""
+        """Prepare the steps until the window is full again: compute their random numbers and, with
+        graphs, capture the step."""
         self._graph: _Graph | None = None  # and its memory, before the next one is captured
         self._chance = None
         if self.ending.params.temperature:
@@ -256,11 +265,12 @@ class _Batch:
         self._graph = _Graph(self._compute) if self.graphs else None
 
     def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """One token and its log-probability for every place, both [rows]."""
+        """Compute one step: a token and its log-probability for every place, both [rows]. Places
+        whose row has ended get some token, which is ignored."""
         cache = self.cache
         assert cache is not None
         logits = self.forward.step(self._token, cache.positions, cache.attend)
-        random_numbers = None
+        random_numbers = None  # greedy
         if self._chance is not None:
             random_numbers = self._chance.index_select(1, cache.column)[:, 0]
         return draw(logits, self.ending.params, random_numbers)
@@ -268,9 +278,14 @@ class _Batch:
     def _give_tokens(
         self, rows: Sequence[Row | None], token: torch.Tensor, logprob: torch.Tensor
     ) -> list[Row]:
-        """Append to each row its token; returns the rows that go on.
+        """Append to each row its token, and return the rows that go on.
 
-        A row that ends loses its place, if `rows` are those of this batch, and `done` is called.
+        For a row that ends with it, `done` is called. If `rows` is `self.rows`, its place becomes
+        None; rows that join have no places yet.
+
+        Args:
+            rows: None stands where a row has ended before.
+            token, logprob: [rows], the tokens and their log-probabilities.
         """
         going_on = []
         for position, (row, token_id, token_logprob) in enumerate(
@@ -290,16 +305,18 @@ class _Batch:
         return going_on
 
     def _blocks(self) -> list[list[Row | None]]:
+        """The places of the batch, block by block."""
         return [
             self.rows[start : start + self.width] for start in range(0, len(self.rows), self.width)
         ]
 
     def _arrange(self, fresh: Prompts | None, groups: Sequence[Sequence[Row]]) -> None:
-        """Form new blocks: of the rows that go on, and of `groups`, one for each fresh prompt.
+        """Form new blocks, of the width that is cheapest: first of the rows under way, then of the
+        rows that join. Moves the cache along.
 
         Args:
-            fresh: prompts that were just read; None for none.
-            groups: the rows of each of them.
+            fresh: prompts that were just read; None if none were.
+            groups: for each of them, its rows that go on.
         """
         places = {id(row): position for position, row in enumerate(self.rows) if row is not None}
         old = [[row for row in block if row is not None] for block in self._blocks()]
@@ -310,6 +327,7 @@ class _Batch:
         for number, group in enumerate(old):
             for part in _parts(group, width):
                 position = [places[id(row)] for row in part]
+                # A short block is filled up: any row of the cache will do for an empty place.
                 kept.append((number, position + position[:1] * (width - len(position))))
                 blocks.append([*part, *[None] * (width - len(part))])
         for number, group in enumerate(groups):
@@ -320,7 +338,7 @@ class _Batch:
             self.cache = self.cache.rearranged(kept, fresh, joining, width)
         else:
             assert fresh is not None
-            self.cache = Cache.opened(self.forward.shape, fresh, joining, width)
+            self.cache = Cache.for_new_rows(self.forward.shape, fresh, joining, width)
         self.width = width
         self.rows = [row for block in blocks for row in block]
         self.alive = sum(row is not None for row in self.rows)
@@ -334,14 +352,17 @@ class _Batch:
 
 
 def _parts(group: Sequence[Row], width: int) -> list[list[Row]]:
+    """The rows in blocks of at most `width`."""
     return [list(group[start : start + width]) for start in range(0, len(group), width)]
 
 
 def _slots(sizes: Sequence[int], width: int) -> int:
+    """How many places groups of these sizes take in blocks of `width`: each is rounded up."""
     return sum(-(-size // width) * width for size in sizes)
 
 
 def _cost(slots: int, width: int) -> float:
+    """What a step costs with so many places in blocks of `width`, in rows (see BLOCK_COST)."""
     return slots * (1 + BLOCK_COST / width)
 
 
@@ -357,6 +378,7 @@ class _Graph:
     captured."""
 
     def __init__(self, step: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
+        # The warm-up runs on a stream of its own, as torch asks before a capture.
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

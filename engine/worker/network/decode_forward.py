@@ -33,10 +33,12 @@ class Forward:
     """
 
     def __init__(self, decoder: Decoder, weights: Weights, vocab: int, length: int) -> None:
+        """Lay out the decoder's weights for sampling, as they are now; see the class."""
         self.decoder = decoder
         self.length = length
         self.shape = decoder.shape
-        pack = 4 * decoder.weight_bytes < detect().ram_total  # where memory is plentiful
+        # A packed weight is a second copy, made only where memory is plentiful.
+        pack = 4 * decoder.weight_bytes < detect().ram_total
         self.head = Fixed(decoder.head[:vocab], pack=pack)
         self.layers = [
             (layer, [_Product(adapted, pack=pack) for adapted in weights.of(number)])
@@ -49,9 +51,10 @@ class Forward:
         self.eps = Eps(decoder.eps, torch.full((1,), decoder.eps, device=decoder.device))
 
     def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, torch.Tensor]:
-        """Read prompts: their keys and values, and the logits after each, [prompts, vocab]
-        float32."""
-        shape, device = self.shape, self.decoder.device
+        """Run prompts through the model, in chunks of similar lengths. Returns (their keys and
+        values, the logits after the last token of each, [prompts, vocab] float32)."""
+        shape = self.shape
+        device = self.decoder.device
         lengths = [len(p) for p in prompts]
         size = (shape.layers, len(prompts), shape.kv, max(lengths), shape.head_dim)
         keys = torch.zeros(size, dtype=self.decoder.dtype, device=device)
@@ -64,10 +67,12 @@ class Forward:
             with torch.inference_mode(False):
                 layout = Layout(tuple(ends), (), ())
                 attention = Attention(layout, shape.heads, shape.kv, device, keys.dtype)
+            # Of every token: the number of its prompt, and its position in that prompt.
             place = torch.tensor([i for i in chunk for _ in prompts[i]], device=device)
             positions = torch.cat([torch.arange(n) for n in ends]).to(device)
             ids = torch.tensor([t for i in chunk for t in prompts[i]], device=device)
 
+            # As defaults, because each chunk's function must keep that chunk's values.
             def attend(
                 layer: int,
                 heads: torch.Tensor,
@@ -84,9 +89,11 @@ class Forward:
         return Prompts(keys, values, lengths), logits
 
     def step(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Logits after one more token per row, [rows, vocab] float32.
+        """The logits after one more token per row, [rows, vocab] float32.
 
-        `ids` and `positions` are [rows]; `attend` writes the cache and reads it.
+        Args:
+            ids, positions: [rows], the tokens and their positions.
+            attend: stores the tokens' keys and values in the cache and computes their attention.
         """
         return self.logits(self._hidden(ids, positions, attend, None))
 
@@ -100,8 +107,13 @@ class Forward:
         attend: Attend,
         last: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Hidden states after the last norm, [tokens, hidden]; of the tokens `last` alone if
-        given."""
+        """The hidden states after the last norm, [tokens, hidden].
+
+        Args:
+            attend: computes the attention of each layer.
+            last: indices of the only tokens whose hidden states are wanted; the last layer then
+                computes only those after its attention. None: all tokens.
+        """
         shape, functions, eps = self.shape, self.functions, self.eps
         cos, sin = (table.index_select(0, positions) for table in self.rope)
         x = self.decoder.embedding.index_select(0, ids)
@@ -121,8 +133,8 @@ class Forward:
 
 
 def _chunks(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Numbers of prompts from the shortest up, in chunks of at most `most` tokens; a longer prompt
-    alone."""
+    """Divide prompts of these lengths, from the shortest to the longest, into chunks of at most
+    `most` tokens. A longer prompt is a chunk of its own. Returns the prompts' numbers."""
     chunks: list[list[int]] = []
     room = 0
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -135,7 +147,8 @@ def _chunks(lengths: Sequence[int], most: int) -> list[list[int]]:
 
 
 def _per_head(layer: Layer, shape: Shape) -> torch.Tensor | None:
-    """The norm weight of every query and key head, [heads + kv, dim]; None without such norms."""
+    """The norm weight of every query and key head of a layer, [heads + kv, dim]; None if the model
+    does not normalise them."""
     if layer.q_norm is None or layer.k_norm is None:
         return None
     return per_head(layer.q_norm, layer.k_norm, shape.heads, shape.kv)
@@ -150,12 +163,14 @@ class _Product:
     """
 
     def __init__(self, adapted: AdaptedLinear, *, pack: bool) -> None:
+        """Prepare the layer's product and, unless the adapter is merged into the weight, the
+        adapter's two factors; see the class."""
         self.product = Fixed(adapted.weight, pack=pack)
         self.bias = adapted.linear.bias
         self.low = self.high = None
         self.scale = adapted.scale
         factors = adapted.factors
-        if factors is not None and adapted.merged is None:
+        if factors is not None and adapted.merged is None:  # else `weight` holds the adapter
             weight, rank = adapted.weight, factors.b.shape[1]
             self.low = factors.a.detach().to(weight.dtype).t()
             # All projections in one product: zero where a rank and an output are of different ones.

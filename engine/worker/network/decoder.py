@@ -103,11 +103,14 @@ class Decoder:
     """
 
     def __init__(self, config: Any, take: "Take", rope: Rope) -> None:
+        """Take the weights over and fuse them layer by layer; see the class. Raises KeyError for a
+        weight that is missing."""
         self.shape = Shape.of(config)
         self.functions: Pointwise = TORCH
         self.eps = float(config.rms_norm_eps)
         self.embedding = _required(take, "model.embed_tokens.weight")
         tied = getattr(config, "tie_word_embeddings", False)
+        # A tied model uses its embedding as the head.
         head = None if tied else take("lm_head.weight")
         self.head = self.embedding if head is None else head
         self.norm = _required(take, "model.norm.weight")
@@ -129,6 +132,7 @@ class Decoder:
         parameters = dict(model.named_parameters())
 
         def take(name: str) -> torch.Tensor | None:
+            # The weight `name`. A projection is emptied in the model, since it is fused here.
             parameter = parameters.get(name)
             if parameter is None:
                 return None
@@ -164,9 +168,10 @@ class Decoder:
         return FlatAdapter(self.slots, spec, seed, self.device)
 
     def weights(self, adapter: FlatAdapter | None) -> "Weights":
-        """The layers with `adapter` on them as it is now; None gives the base alone.
+        """The layers with `adapter` on them as it is now, or of the base alone if it is None.
 
-        Made once per adapter, and shared by the policy and its sampler.
+        They are made once per adapter and kept in it, so that the policy and its sampler share
+        them.
         """
         if adapter is None:
             return self._plain
@@ -177,7 +182,8 @@ class Decoder:
         return adapter.applied.refresh()
 
     def rope(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin), each [at least `length` positions, 1, head_dim / 2] in the weights' dtype."""
+        """The tables (cos, sin) of the rotary positions, each [at least `length` positions, 1,
+        head_dim / 2] in the weights' dtype. Kept, and made anew only for a greater length."""
         if self._rope is None or self._rope[0].shape[0] < length:
             size = max(length, min(self.shape.context, 4096))
             steps = torch.arange(size, device=self.device).float()
@@ -198,12 +204,13 @@ class Decoder:
         checkpointing: bool = False,
         dropout: float = 0.0,
     ) -> torch.Tensor:
-        """Hidden states after the last norm, [rows or N, hidden].
+        """The hidden states after the last norm, [rows or N, hidden].
 
         Args:
+            batch: N packed tokens.
             weights: base alone, or base and adapter.
-            rows: packed tokens that are needed, each once; the last layer computes only these after
-                its attention. None: all N.
+            rows: indices of the packed tokens that are needed, each once; the last layer computes
+                only these after its attention. None: all N.
             checkpointing: recompute each layer in the backward pass, to save memory.
             dropout: of the adapter's input.
         """
@@ -213,6 +220,7 @@ class Decoder:
             batch.layout, self.shape.heads, self.shape.kv, self.device, self.dtype
         )
         x = self.embedding[batch.ids]
+        # The output of a layer that has not been added to x yet: the next norm does both at once.
         delta: torch.Tensor | None = None
         for number, layer in enumerate(self.layers):
             last = rows if number == len(self.layers) - 1 else None
@@ -235,7 +243,8 @@ class Decoder:
         checkpointing: bool = False,
         dropout: float = 0.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of a batch's trained tokens, ([T], [T]) float32.
+        """Log-probabilities and entropies of a batch's trained tokens, ([T], [T]) float32, in the
+        order of `batch.labels`.
 
         Args:
             weights: base alone, or base and adapter.
@@ -244,13 +253,17 @@ class Decoder:
             entropies: whether they are computed; zeros otherwise.
             checkpointing, dropout: see `hidden`.
         """
+        # The distinct tokens that predict something, and for each trained token which of them does.
         rows, inverse = batch.source.unique(return_inverse=True)
         count, trained_count = len(rows), len(inverse)
+        # On a CPU a few more rows are computed, so that products come in few sizes.
         computed_rows = _rounded_up(rows, len(batch.ids)) if self.device.type == "cpu" else rows
         hidden = self.hidden(
             batch, weights, computed_rows, checkpointing=checkpointing, dropout=dropout
         )
         shared = count < trained_count  # a prompt's end predicts each member's first token
+        # TokenLogprobs takes one label for each hidden row. So either a row is repeated for each
+        # label it predicts, or the labels are put at their rows; rows left over get label 0.
         if shared:
             padding = -trained_count % grain(trained_count) if self.device.type == "cpu" else 0
             hidden = hidden.index_select(0, F.pad(inverse, (0, padding)))
@@ -259,6 +272,7 @@ class Decoder:
             labels = batch.labels.new_zeros(len(computed_rows)).index_copy_(
                 0, inverse, batch.labels
             )
+        # As many tokens at once as have float32 logits (4 bytes each) of HEAD_BYTES in all.
         chunk = max(128, HEAD_BYTES.get(self.device.type, 2**24) // (4 * vocab))
         values, spread = TokenLogprobs.apply(
             hidden, self.head[:vocab], labels, inverse_temperature, chunk, entropies
@@ -269,7 +283,9 @@ class Decoder:
 
     @torch.no_grad()
     def logits(self, ids: torch.Tensor, weights: "Weights") -> torch.Tensor:
-        """Logits of one sequence, [length] ids to [length, vocab] float32, for comparisons."""
+        """The logits of one sequence of ids [length], [length, vocab] float32. All of them are in
+        memory at once: for comparisons of short sequences."""
+        # No token is trained.
         empty = torch.empty(0, dtype=torch.long, device=ids.device)
         layout = Layout((len(ids),), (), ())
         positions = torch.arange(len(ids), device=ids.device)
@@ -278,11 +294,8 @@ class Decoder:
 
 
 def _rounded_up(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """`rows` and a few others of the `count` there are.
-
-    Their number is rounded up, so that few sizes of products occur and their compiled code is
-    reused.
-    """
+    """`rows`, followed by a few of the other `count` row numbers, so that there are a multiple of
+    `grain` in all. Products then come in few sizes, and oneDNN reuses the code it compiled."""
     missing = -len(rows) % grain(len(rows))
     if not missing:
         return rows
@@ -294,11 +307,11 @@ def _rounded_up(rows: torch.Tensor, count: int) -> torch.Tensor:
 class _LayerStep:
     """One decoder layer over packed tokens.
 
-    A call takes the residual stream and what is still to be added to it (None at the first layer),
-    and returns the same two.
+    A call takes the residual stream x and `delta`, the output of the previous layer that is still
+    to be added to it (None at the first layer). It returns the same two for the next layer.
 
     Args:
-        rows: tokens to go on with after attention; None for all.
+        rows: the only tokens that are computed after the attention; None for all.
         dropout: of the adapter's input.
     """
 
@@ -313,6 +326,8 @@ class _LayerStep:
         rows: torch.Tensor | None,
         dropout: float,
     ) -> None:
+        """Keep what the call needs beside x and delta; see the class. cos, sin: [N, 1, head_dim /
+        2], of the packed tokens' positions."""
         self.decoder = decoder
         self.layer = layer
         self.linears = linears
@@ -324,6 +339,7 @@ class _LayerStep:
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the layer. x, delta: [N, hidden]; see the class."""
         layer, eps = self.layer, self.decoder.eps
         shape, functions = self.decoder.shape, self.decoder.functions
         qkv, o, gate_up, down = self.linears
@@ -354,6 +370,7 @@ class AdaptedLinear:
     def __init__(
         self, linear: Linear, factors: Factors | None, scale: float, merged: torch.Tensor | None
     ) -> None:
+        """Keep the layer and its adapter; `merged` [out, in] is filled by `merge`."""
         self.linear = linear
         self.factors = factors
         self.scale = scale
@@ -365,8 +382,8 @@ class AdaptedLinear:
         return self.linear.weight if self.merged is None else self.merged
 
     def __call__(self, x: torch.Tensor, dropout: float) -> torch.Tensor:
-        """The layer's output. With dropout the product is taken apart, as merged weights have
-        none."""
+        """The layer's output [N, out] for x [N, in]. With dropout, weight and adapter are applied
+        separately even where they are merged, since dropout acts on the adapter's input alone."""
         factors = self.factors
         if factors is None:
             return FrozenLinear.apply(x, self.linear.weight, self.linear.bias)
@@ -383,7 +400,8 @@ class AdaptedLinear:
         )
 
     def gated(self, gate_up: torch.Tensor, dropout: float, functions: Pointwise) -> torch.Tensor:
-        """This layer applied to silu(gate) * up, computed from their fused product `gate_up`."""
+        """This layer applied to silu(gate) * up. `gate_up` [N, 2 * in] holds gate, then up; dropout
+        acts on the adapter's input."""
         factors = self.factors
         if factors is None or dropout:
             return self(SwiGLU.apply(gate_up, functions), dropout)
@@ -399,7 +417,7 @@ class AdaptedLinear:
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Write weight + scale * B A into `merged`; nothing to do where that is None."""
+        """Write weight + scale * B A into `merged`; does nothing where that is None."""
         factors = self.factors
         if factors is None or self.merged is None:
             return
@@ -424,11 +442,13 @@ class Weights:
     def __init__(
         self, decoder: Decoder, adapter: FlatAdapter | None = None, *, merge: bool = False
     ) -> None:
+        """Put the adapter on each layer of the decoder; None leaves the base alone. With `merge`
+        room for merged weights is allocated here, and filled by `refresh`."""
         self.adapter = adapter
         self.merging = merge and adapter is not None and decoder.dtype == torch.float32
-        self._version = -1
+        self._version = -1  # of the adapter that is merged; -1 for none yet
         self._layers: list[LayerWeights] = []
-        number = 0
+        number = 0  # of the fused layer, as the adapter counts them
         for layer in decoder.layers:
             adapted = []
             for linear in layer.linears:
@@ -447,7 +467,8 @@ class Weights:
         return self._layers[layer]
 
     def refresh(self) -> "Weights":
-        """Merge again if the adapter has changed since the last time; returns itself."""
+        """Merge the adapter into the weights again if it has changed since the last time. Returns
+        this object."""
         if self.merging and self.adapter is not None and self._version != self.adapter.version:
             for layer in self._layers:
                 for linear in layer:
@@ -457,11 +478,12 @@ class Weights:
 
 
 def _layer(number: int, take: "Take") -> Layer:
-    """The weights of layer `number`; projections that read the same input are fused."""
+    """Build layer `number` from the weights that `take` gives by name. Projections that read the
+    same input are fused into one matrix. Raises KeyError for a weight that is missing."""
     name = f"model.layers.{number}"
 
     def fuse(*projections: str) -> Linear:
-        """Projections of the same input as one matrix, the parts one after the other."""
+        """Fuse projections of the same input into one layer, their outputs one after the other."""
         spans, offset = [], 0
         weights, biases = [], []
         for projection in projections:
@@ -472,6 +494,7 @@ def _layer(number: int, take: "Take") -> Layer:
             spans.append((full_name, offset, offset + weight.shape[0]))
             offset += weight.shape[0]
         bias = None
+        # If only some projections have a bias, that of the others is zero.
         if any(b is not None for b in biases):
             bias = torch.cat(
                 [
@@ -495,7 +518,7 @@ def _layer(number: int, take: "Take") -> Layer:
 
 
 def _required(take: "Take", name: str) -> torch.Tensor:
-    """The weight with this name. Raises KeyError where the model has none."""
+    """The weight called `name`. Raises KeyError if the model has none."""
     weight = take(name)
     if weight is None:
         raise KeyError(name)

@@ -30,7 +30,8 @@ SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "ou
 
 
 def lora_config(spec: LoraSpec) -> LoraConfig:
-    """The shape of an adapter as PEFT describes it, for training."""
+    """PEFT's configuration for a trainable adapter of this shape."""
+    # PEFT's type for alpha is int; others work too.
     is_whole = spec.alpha == int(spec.alpha)
     return LoraConfig(
         r=spec.rank,
@@ -42,11 +43,11 @@ def lora_config(spec: LoraSpec) -> LoraConfig:
 
 
 class HubAdapter:
-    """An adapter inside a PEFT model, under the name `slot`."""
+    """An adapter inside a PEFT model, which knows it by `name`."""
 
-    def __init__(self, network: "HubNetwork", slot: str, spec: LoraSpec) -> None:
+    def __init__(self, network: "HubNetwork", name: str, spec: LoraSpec) -> None:
         self.network = network
-        self.slot = slot
+        self.name = name
         self.spec = spec
 
     @property
@@ -54,7 +55,7 @@ class HubAdapter:
         return sum(p._version for p in self.parameters())
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        mark = f".{self.slot}."
+        mark = f".{self.name}."
         return [p for name, p in self.network.peft.named_parameters() if mark in name]
 
     def clear_gradients(self) -> None:
@@ -62,8 +63,10 @@ class HubAdapter:
             parameter.grad = None
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """See `Adapter.gradients`; a tensor without a gradient is left out."""
-        mark = f".{self.slot}."
+        """The gradients gathered by backward passes, under the names of `state`; a tensor without a
+        gradient is left out."""
+        # `state` leaves the adapter's name out of the names.
+        mark = f".{self.name}."
         return {
             name.replace(mark, "."): p.grad
             for name, p in self.network.peft.named_parameters()
@@ -71,18 +74,18 @@ class HubAdapter:
         }
 
     def state(self) -> dict[str, torch.Tensor]:
-        tensors = self._raw()
+        tensors = self._named_tensors()
         return {k: v.detach().to("cpu", torch.float32).clone() for k, v in tensors.items()}
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        require_same(self._raw(), state)
-        set_peft_model_state_dict(self.network.peft, state, adapter_name=self.slot)
+        require_same(self._named_tensors(), state)
+        set_peft_model_state_dict(self.network.peft, state, adapter_name=self.name)
 
-    def _raw(self) -> dict[str, torch.Tensor]:
-        """The adapter's own tensors under PEFT's names."""
+    def _named_tensors(self) -> dict[str, torch.Tensor]:
+        """The adapter's own tensors under the names that PEFT writes to files, on their device."""
         # Embeddings are never trained; without being told, PEFT would ask the network for the base.
         return get_peft_model_state_dict(
-            self.network.peft, adapter_name=self.slot, save_embedding_layers=False
+            self.network.peft, adapter_name=self.name, save_embedding_layers=False
         )
 
 
@@ -99,11 +102,13 @@ class HubNetwork:
     kernels, kernels_why = "transformers", ""
 
     def __init__(self, model: PreTrainedModel, vocab: int, why: str) -> None:
+        """Keep the model and switch off its own dropout. `vocab` ids have a token; `why` says what
+        ruled out our own forward."""
         self.model = model
         self.vocab = vocab
         self.why = why
         self.shape = Shape.of(model.config)
-        still(model)
+        disable_dropout(model)
         self._peft: PeftModel | None = None
         self._made = 0  # adapters so far, for their names
 
@@ -122,32 +127,34 @@ class HubNetwork:
         return head.weight.dtype if isinstance(head, torch.nn.Linear) else self.model.dtype
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> HubAdapter:
-        """A fresh adapter in PEFT's model.
+        """A fresh adapter of the shape `spec`, initialised by the seed. The first one wraps the
+        model in PEFT's.
 
-        Raises WorkerFailure (config) where the model has no layer among the targets.
+        Raises:
+            WorkerFailure: kind config, when no layer of the model is among the targets.
         """
         torch.manual_seed(seed)
-        slot = f"adapter{self._made}"
+        name = f"adapter{self._made}"
         self._made += 1
         config = lora_config(spec)
         try:
             if self._peft is None:
-                peft_model = get_peft_model(self.model, config, adapter_name=slot)
+                peft_model = get_peft_model(self.model, config, adapter_name=name)
                 assert isinstance(peft_model, PeftModel)
                 self._peft = peft_model
             else:
-                self._peft.add_adapter(slot, config)
+                self._peft.add_adapter(name, config)
         except ValueError as error:
             raise WorkerFailure(
                 "config", "The model takes no such adapter.", evidence=str(error)
             ) from error
-        return HubAdapter(self, slot, spec)
+        return HubAdapter(self, name, spec)
 
     def drop_adapter(self, adapter: Adapter) -> None:
-        """Delete an adapter; with the last one PEFT's wrapping of the model goes too."""
-        slot = _hub(adapter).slot
-        if self._peft is not None and slot in self._peft.peft_config:
-            self._peft.delete_adapter(slot)
+        """Delete an adapter. With the last one, PEFT's wrapping of the model is undone too."""
+        name = _hub(adapter).name
+        if self._peft is not None and name in self._peft.peft_config:
+            self._peft.delete_adapter(name)
             if not self._peft.peft_config:
                 self._peft.unload()
                 self._peft = None
@@ -168,12 +175,13 @@ class HubNetwork:
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of the trained tokens; see `Network.logprobs`.
+        """Log-probabilities and entropies of the trained tokens, both [T] float32; the arguments
+        are those of `Network.logprobs`.
 
-        Where only the head lies between hidden state and logits, the head runs in chunks on the
-        trained tokens alone; otherwise all logits of the model are computed.
+        If the logits are nothing but the head applied to the hidden states, the head runs in chunks
+        on the trained tokens alone. Otherwise all logits of the model are computed.
         """
-        assert isinstance(batch, Batch)
+        assert isinstance(batch, Batch)  # as `collate` makes it
         batch = batch.to(self.device)
         if checkpointing and not getattr(self.model, "is_activation_checkpointing", False):
             self.model.activation_checkpointing_enable({"use_reentrant": False})
@@ -181,6 +189,7 @@ class HubNetwork:
         with self.carrying(adapter):
             self.model.train(training)
             head = self.model.get_output_embeddings()
+            # Whether the model computes more than the head.
             scaled = any(getattr(self.model.config, name, None) for name in SCALED_LOGITS)
             if scaled or not isinstance(head, torch.nn.Linear) or head.bias is not None:
                 return self._through_logits(batch, inverse_temperature)
@@ -198,7 +207,8 @@ class HubNetwork:
     def _through_logits(
         self, batch: Batch, inverse_temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of the trained tokens from all logits of the model."""
+        """Log-probabilities and entropies of the trained tokens, both [T] float32, from all logits
+        of the model; only the former carry gradients."""
         logits = self.model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
         chosen = logits[batch.source][:, : self.vocab].float() * inverse_temperature
         logprobs = chosen.log_softmax(-1)
@@ -217,21 +227,22 @@ class HubNetwork:
 
     @contextmanager
     def carrying(self, adapter: Adapter | None) -> Iterator[None]:
-        """Inside, the model has exactly this adapter on it; with None it has none."""
+        """A context in which the model has exactly this adapter active, or none if it is None."""
         if self._peft is None:
             yield
         elif adapter is None:
             with self._peft.disable_adapter():
                 yield
         else:
-            self._peft.set_adapter(_hub(adapter).slot)
+            self._peft.set_adapter(_hub(adapter).name)
             yield
 
 
-def still(model: torch.nn.Module) -> None:
-    """Switch off a model's own dropout: a frozen base must be the same in training as in sampling.
+def disable_dropout(model: torch.nn.Module) -> None:
+    """Switch off the model's own dropout, because a frozen base must compute the same in training
+    as in sampling.
 
-    Some models keep it as a module, others as a number in an attribute whose name contains `drop`.
+    Some models have it as a module, others as a number in an attribute whose name contains `drop`.
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -242,7 +253,8 @@ def still(model: torch.nn.Module) -> None:
 
 
 def _hub(adapter: Adapter) -> HubAdapter:
-    """`adapter` as one of this network. Raises TypeError for one of another."""
+    """Return `adapter` if it is one of a HubNetwork. Raises TypeError for one of our own
+    forward."""
     if not isinstance(adapter, HubAdapter):
         raise TypeError(f"this adapter belongs to another forward: {type(adapter).__name__}")
     return adapter

@@ -65,7 +65,8 @@ class HubSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """See `Sampler.generate`. Prompts of similar length go through the model together."""
+        """`n` completions of each prompt, in the order of `prompts`; see `Sampler.generate`.
+        Prompts of similar length go through the model together, so that little is padded."""
         rows = new_rows(len(prompts), n, params.seed)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         size = max(1, self.needs.max_rows // n)
@@ -88,10 +89,12 @@ class HubSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> Iterator[None]:
-        """Fill the rows `alive`, equally many for each prompt, one token at a time, yielding after
-        each.
+        """Sample the rows `alive` token by token with the loaded adapter, yielding after each
+        token. Afterwards the model is in the mode, training or evaluation, that it was in before.
 
-        The model samples with the adapter on it, and is left in the mode it was in.
+        Args:
+            alive: equally many rows for each prompt, those of the first prompt first.
+            done: called for each row that ends; None for nothing.
         """
         was_training = self.model.training
         try:
@@ -109,10 +112,12 @@ class HubSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> Iterator[None]:
-        """Sample the rows of a batch of prompts token by token, until each has ended.
+        """Sample the rows of a batch of prompts token by token until each has ended, yielding after
+        each token. Rows that have ended leave the batch.
 
-        `alive` holds the rows of the first prompt, then of the next; `done` is called for each that
-        ends.
+        Args:
+            alive: equally many rows for each prompt, those of the first prompt first.
+            done: called for each row that ends; None for nothing.
         """
         device = self.model.device
         ending = self.needs.ending(params)
@@ -124,10 +129,10 @@ class HubSampler:
             mask[i, longest - len(prompt) :] = 1
         ids, mask = ids.to(device), mask.to(device)
         cache = DynamicCache(config=self.model.config)
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        positions = (mask.cumsum(1) - 1).clamp(min=0)  # from 0 at the first real token
         logits = self._forward(ids, mask, positions, cache)  # [prompts, vocab]
         n = len(alive) // len(prompts)
-        if n > 1:
+        if n > 1:  # each prompt was read once; from here on every row has a copy
             cache.batch_repeat_interleave(n)
         logits = logits.repeat_interleave(n, 0)
         mask = mask.repeat_interleave(n, 0)
@@ -163,7 +168,13 @@ class HubSampler:
         positions: torch.Tensor,
         cache: DynamicCache,
     ) -> torch.Tensor:
-        """Logits of the last position, [rows, vocab] float32; the cache takes in the new tokens."""
+        """Run the tokens `ids` through the model after those in the cache, and add them to it.
+        Returns the logits after the last one, [rows, vocab] float32.
+
+        Args:
+            ids, positions: [rows, new tokens].
+            mask: [rows, all tokens so far], 0 for padding.
+        """
         out = self.model(
             input_ids=ids,
             attention_mask=mask,

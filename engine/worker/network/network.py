@@ -133,15 +133,17 @@ class DecoderNetwork:
         return pack(rows, grain) if self.device.type == "cpu" else pack(rows)
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
-        """See `Network.split`. Rows with a shared prompt stay together as far as they fit; the
-        prompt then counts once."""
-        order = sorted(range(len(rows)), key=lambda i: _place(rows[i], i))
+        """Indices of `rows` in microbatches of at most `budget` tokens; a larger row goes alone.
+        Rows that share a prompt stay together as far as they fit, and the prompt counts once per
+        microbatch."""
+        order = sorted(range(len(rows)), key=lambda i: _sort_key(rows[i], i))
         groups: list[list[int]] = []
         tokens = 0
         prompt: list[int] = []
         for index in order:
             row = rows[index]
             own_tokens = len(row.ids) - 1 - row.prefix_len  # the last token predicts nothing
+            # Whether it shares its prompt with the row before.
             joins = bool(row.prefix_len) and list(row.ids[: row.prefix_len]) == prompt
             added = own_tokens if joins else own_tokens + row.prefix_len
             if groups and tokens + added <= budget:
@@ -163,7 +165,8 @@ class DecoderNetwork:
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Network.logprobs`."""
+        """Log-probabilities and entropies of the trained tokens, both [T] float32; the arguments
+        are those of `Network.logprobs`. Dropout acts only with an adapter and `training`."""
         assert isinstance(batch, Packed)  # as `collate` makes it
         flat = _flat(adapter) if adapter is not None else None
         return self.decoder.logprobs(
@@ -186,13 +189,15 @@ class DecoderNetwork:
 
 
 def _flat(adapter: Adapter) -> FlatAdapter:
-    """`adapter` as one of this network. Raises TypeError for one of another."""
+    """Return `adapter` if it is one of our own forward. Raises TypeError for one of a
+    HubNetwork."""
     if not isinstance(adapter, FlatAdapter):
         raise TypeError(f"this adapter belongs to another forward: {type(adapter).__name__}")
     return adapter
 
 
-def _place(row: Row, index: int) -> tuple[int, tuple[int, ...], int]:
-    """A key for sorting: rows of one prompt next to each other, long prompts first."""
+def _sort_key(row: Row, index: int) -> tuple[int, tuple[int, ...], int]:
+    """A key for sorting rows: those that share a prompt come next to each other, and longer prompts
+    first. A row without a shared prompt counts with its whole length."""
     prompt = tuple(row.ids[: row.prefix_len])
     return -(row.prefix_len or len(row.ids)), prompt, index

@@ -79,12 +79,13 @@ def load_base(
     compared: Path | None = None,
     steps: int = 0,
 ) -> Base:
-    """Load safetensors weights and tokenizer from a folder. Never runs code from the folder.
+    """Load a base model and its tokenizer from the folder `path`; weights must be safetensors.
+    Never runs code from the folder.
 
-    Our own forward is used where its logits agree with transformers'. The comparison needs both
-    models; with `compared` it is done once for the same files and libraries, and from then on the
-    weights are read without transformers' model classes, which take a process over 100 MB and a
-    second.
+    Our own forward is used if it supports the model and its logits agree with transformers';
+    otherwise the model runs through transformers. The comparison needs both. With `compared` its
+    result is stored for these files and libraries: the next load then reads the weights without
+    transformers' model classes, which take a process over 100 MB and a second.
 
     Args:
         precision: see `pick_dtype`.
@@ -97,7 +98,7 @@ def load_base(
         WorkerFailure: kind config, when the folder holds no model that can be loaded.
     """
     hub.ensure_weights(path)
-    tokenizer, config = _load_config(path)
+    tokenizer, config = _load_tokenizer_and_config(path)
     vocab, stop_ids = known_ids(config, tokenizer), stop_ids_of(config, tokenizer, path)
     why = "4-bit weights" if quantization != "none" else unsupported(config)
     if not why:
@@ -105,7 +106,8 @@ def load_base(
         choice = fused_ops.choose(sizes(config), dtype, device, steps)
         known_rope = comparisons.recall(compared, path, dtype, choice.functions.name)
         if known_rope is not None:
-            with contextlib.suppress(KeyError):  # weights under names that only transformers maps
+            # KeyError: weights under names that only transformers can map; then it loads them.
+            with contextlib.suppress(KeyError):
                 decoder = weights.read(path, config, known_rope, dtype, device)
                 return Base(DecoderNetwork(decoder, vocab, choice), tokenizer, stop_ids, path)
         model, _ = load_transformers(path, device, precision)
@@ -126,8 +128,9 @@ def load_base(
     return Base(HubNetwork(model, vocab, why), tokenizer, stop_ids, path)
 
 
-def _load_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:
-    """Tokenizer and configuration of a model. Raises WorkerFailure (config)."""
+def _load_tokenizer_and_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:
+    """(tokenizer, configuration) of the model in `path`. Raises WorkerFailure (config) if they
+    cannot be loaded."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         return tokenizer, AutoConfig.from_pretrained(path, trust_remote_code=False)
@@ -136,7 +139,8 @@ def _load_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:
 
 
 def _not_loaded(path: Path, error: Exception) -> WorkerFailure:
-    """The failure of a model that cannot be loaded, with the first line of `error`."""
+    """The failure (kind config) of a run whose model in `path` cannot be loaded; the first line of
+    `error` is the evidence."""
     return WorkerFailure(
         "config",
         f"The model in {path} could not be loaded.",
@@ -148,9 +152,14 @@ def _not_loaded(path: Path, error: Exception) -> WorkerFailure:
 def load_transformers(
     path: Path, device: torch.device, precision: str, quantization: str = "none"
 ) -> "tuple[PreTrainedModel, PreTrainedTokenizerBase]":
-    """The model, frozen and on the device, and its tokenizer, as transformers has them.
+    """Load a model with transformers' own classes. Returns (the model, frozen and on the device;
+    its tokenizer).
 
-    Raises WorkerFailure as `load_base` does.
+    Args:
+        precision, quantization: as in `load_base`.
+
+    Raises:
+        WorkerFailure: kind config, when the folder holds no model that can be loaded.
     """
     # Imported late, as our own forward does without it.
     from transformers import AutoModelForCausalLM  # noqa: PLC0415
@@ -196,16 +205,22 @@ def _four_bits(device: torch.device, quantization: str) -> dict[str, Any]:
 
 
 def probe_ids(vocab: int) -> list[int]:
-    """A short sequence with ids from all over the vocabulary, to compare two forwards on."""
+    """24 ids from all over the vocabulary, the same in every run, to compare two forwards on."""
+    # 7919 is a prime, so the steps hit different ids in any vocabulary.
     return [(7 + 7919 * i) % vocab for i in range(24)]
 
 
 def _compared(
     decoder: Decoder, choice: Choice, probe: Sequence[int], expected: torch.Tensor
 ) -> tuple[Choice, float]:
-    """How far our logits are off with the chosen functions; with torch's if that is too far.
+    """Compare our logits with transformers', computed with the chosen set of functions. If they
+    differ too much, `decoder` is set to torch's functions and compared again.
 
-    Returns the functions that `decoder` now uses, and the relative difference.
+    Args:
+        probe: the ids to compare on.
+        expected: transformers' logits for them.
+
+    Returns (the set that `decoder` now uses, the relative difference with it).
     """
     decoder.functions = choice.functions
     difference = _difference(decoder, probe, expected)
@@ -217,13 +232,15 @@ def _compared(
 
 
 def _difference(decoder: Decoder, probe: Sequence[int], expected: torch.Tensor) -> float:
-    """The relative difference of our logits from the expected ones."""
+    """How far our logits for the ids `probe` are from the expected ones, relative to those: the
+    norm of the difference over the norm."""
     ours = decoder.logits(torch.tensor(probe, device=decoder.device), decoder.weights(None))
     return float((ours - expected).norm() / expected.norm())
 
 
 def known_ids(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """How many ids have a token; a padded vocabulary goes beyond them."""
+    """How many ids have a token. The model's vocabulary may be padded with ids that have none, and
+    the tokenizer may have tokens that the model lacks."""
     return min(len(tokenizer), int(config.get_text_config().vocab_size))
 
 
@@ -262,6 +279,12 @@ class Policy:
     def __init__(
         self, base: Base, settings: CommonSettings, start_adapter: Path | None = None
     ) -> None:
+        """Put a new adapter on the base, as the settings say. With `start_adapter`, a PEFT folder,
+        it gets that adapter's weights, and so does the frozen reference.
+
+        Raises:
+            WorkerFailure: kind config, when the start adapter cannot be read or does not fit.
+        """
         self.base = base
         self.checkpointing = settings.gradient_checkpointing
         spec = LoraSpec.from_settings(settings)
@@ -295,10 +318,10 @@ class Policy:
 
         Args:
             temperature: at which the tokens were sampled; 0 (greedy) counts as 1.
-            entropies: whether they are needed.
+            entropies: whether the entropies are needed; otherwise they may be zeros.
 
         Returns:
-            ([tokens], [tokens]) float32; gradients flow through the first only.
+            (log-probabilities, entropies), both [tokens] float32; only the former carry gradients.
         """
         return self.base.network.logprobs(
             batch,
@@ -311,7 +334,8 @@ class Policy:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Micro, temperature: float = 1.0) -> torch.Tensor:
-        """Log-probabilities, [tokens] float32, under the policy that the run started from."""
+        """Log-probabilities of a batch's trained tokens, [tokens] float32, under the reference: the
+        policy that the run started from. `temperature` as in `logprobs`."""
         return self.base.network.logprobs(
             batch,
             self.reference,

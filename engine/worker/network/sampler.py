@@ -48,12 +48,14 @@ class SamplingParams:
 
     @classmethod
     def greedy(cls, limits: AnswerLimits, seed: int) -> "SamplingParams":
-        """The likeliest token each time, within the limits."""
+        """Parameters that take the likeliest token each time, within the limits. The seed decides
+        nothing then, but is kept."""
         return cls(limits.max_tokens, 0.0, 1.0, tuple(limits.stop), seed)
 
     @classmethod
     def drawn(cls, settings: SamplingSettings, seed: int) -> "SamplingParams":
-        """Tokens drawn as the settings say; equal seeds draw alike."""
+        """Parameters that draw tokens at the temperature and top_p of the settings; equal seeds
+        draw the same tokens."""
         return cls(
             settings.max_tokens,
             settings.temperature,
@@ -149,7 +151,8 @@ class Ending:
     params: SamplingParams
 
     def take(self, row: Row, token: int, logprob: float) -> bool:
-        """Append a token to `row`; returns True when the row ends with it."""
+        """Append a token to `row`. Returns whether the row ends with it: by a stop id, a stop
+        string or `max_tokens`. `row.finished` is not set by the last of these."""
         row.ids.append(token)
         row.logprobs.append(logprob)
         row.finished = token in self.stop_ids or (
@@ -158,7 +161,7 @@ class Ending:
         return row.finished or len(row.ids) >= self.params.max_tokens
 
     def _has_stop_text(self, ids: list[int]) -> bool:
-        """Whether one of the stop strings is in the text of the last few tokens."""
+        """Whether one of the stop strings occurs in the text of the last few of the ids."""
         # A stop string may be spread over several tokens, at most one for each of its characters; a
         # few more allow for characters that are split over tokens.
         tail = self.decode(ids[-(max(map(len, self.params.stop)) + 4) :])
@@ -166,23 +169,26 @@ class Ending:
 
 
 def new_rows(prompts: int, n: int, seed: int) -> list[list[Row]]:
-    """`n` rows for each prompt."""
+    """`n` empty rows for each of so many prompts, each with the key of its random numbers."""
     return [[Row(p, m, row_key(seed, p, m)) for m in range(n)] for p in range(prompts)]
 
 
 def completions(rows: Sequence[Sequence[Row]]) -> list[list[Completion]]:
+    """The completions of the rows, prompt by prompt."""
     return [[row.completion for row in members] for members in rows]
 
 
 def draw(
     logits: torch.Tensor, params: SamplingParams, chance: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One id per row and its log-probability, both [rows].
+    """Draw one id per row. Returns (ids, their log-probabilities), both [rows]. The
+    log-probabilities are those of the distribution drawn from, after temperature and top_p; greedy
+    ones are at temperature 1.
 
     Args:
         logits: [rows, vocab] float32; overwritten.
-        params: temperature and top_p count here.
-        chance: [rows] from `uniforms`; None when greedy.
+        params: only temperature and top_p are read here.
+        chance: [rows], random numbers from `uniforms`; None draws greedily.
     """
     if params.temperature == 0 or chance is None:
         token = logits.argmax(-1)
@@ -199,8 +205,8 @@ def draw(
 
 
 def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The smallest set of tokens whose probability reaches `top_p`, renormalised (nucleus sampling,
-    arXiv 1904.09751).
+    """Reduce each row to its nucleus, the smallest set of likeliest tokens whose probabilities add
+    up to `top_p`, renormalised (nucleus sampling, arXiv 1904.09751).
 
     Args:
         logprobs: [rows, vocab].
@@ -209,30 +215,33 @@ def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.T
     and the ids of the tokens.
     """
     vocab = logprobs.shape[-1]
-    wanted = LIKELIEST if logprobs.device.type == "cpu" else vocab  # a GPU sorts while one asks
+    # On a CPU the likeliest tokens are tried first, and more if they do not reach top_p. A GPU
+    # sorts all at once, which takes it no longer than to answer whether a few are enough.
+    wanted = LIKELIEST if logprobs.device.type == "cpu" else vocab
     while True:
         kept, index = logprobs.topk(min(wanted, vocab), -1)
         sums = kept.exp().cumsum(-1, dtype=torch.float64)
         if wanted >= vocab or bool((sums[:, -1] >= top_p).all()):
             break
         wanted *= MORE
+    # A token belongs to the set if those before it do not reach top_p without it.
     before = F.pad(sums[:, :-1], (1, 0))
     return kept.masked_fill_(before >= top_p, float("-inf")).log_softmax(-1), index
 
 
 def pick(probabilities: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """The id in each row at which the cumulative sum first exceeds `chance` of the total, [rows].
-
-    An id of probability zero is never picked. Sums are float64.
+    """Draw an id from each row: the first at which the cumulative sum exceeds `chance` times the
+    total. Returns [rows]. An id of probability zero is never drawn. Sums are float64.
 
     Args:
-        probabilities: [rows, vocab] float32, not necessarily of sum one.
-        chance: [rows] float64 in [0, 1 - 2^-52]; times any sum it is less than that sum.
+        probabilities: [rows, vocab] float32; their sum need not be one.
+        chance: [rows] float64 in [0, 1 - 2^-52], so that chance times a sum is less than the sum.
     """
     rows, vocab = probabilities.shape
     if vocab <= 4 * BLOCK:
         sums = probabilities.cumsum(-1, dtype=torch.float64)
         return torch.searchsorted(sums, chance[:, None] * sums[:, -1:], right=True)[:, 0]
+    # First the block is found by the blocks' sums, then the id within the block.
     if vocab % BLOCK:
         probabilities = F.pad(probabilities, (0, BLOCK - vocab % BLOCK))
     blocks = probabilities.view(rows, -1, BLOCK)
@@ -252,26 +261,31 @@ _ALL = 2**64 - 1
 
 
 def row_key(seed: int, prompt: int, member: int) -> int:
-    """63 bits that stand for a row's whole sequence of random numbers."""
+    """The key from which all random numbers of a row follow (see `uniforms`): 63 bits mixed from
+    seed, prompt number and member by splitmix64."""
     key = 0
     for part in (seed, prompt, member):
         key = (key + _STEP + part) & _ALL
         key = ((key ^ (key >> 30)) * _FIRST) & _ALL
         key = ((key ^ (key >> 27)) * _SECOND) & _ALL
         key ^= key >> 31
-    return key >> 1
+    return key >> 1  # fits a signed int64 tensor
 
 
 def uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """One random number for each (key, position), float64 in [0, 1 - 2^-52].
+    """A random number for each pair of a key and a position, float64 in [0, 1 - 2^-52]. The same
+    pair always gives the same number.
 
-    The arguments are int64 tensors that broadcast. The key is a row's, see `row_key`.
+    Args:
+        keys: int64, of rows (see `row_key`).
+        positions: int64, numbers of tokens from 0; must broadcast with `keys`.
     """
+    # splitmix64, with the key as its seed and the position as its counter.
     bits = keys + (positions + 1) * _signed(_STEP)
     bits = (bits ^ _shifted(bits, 30)) * _signed(_FIRST)
     bits = (bits ^ _shifted(bits, 27)) * _signed(_SECOND)
     bits = bits ^ _shifted(bits, 31)
-    return _shifted(bits, 12).double() * 2.0**-52
+    return _shifted(bits, 12).double() * 2.0**-52  # of the 64 bits, the upper 52
 
 
 def _signed(constant: int) -> int:

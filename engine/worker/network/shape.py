@@ -29,7 +29,8 @@ class Shape:
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
-        """The sizes in a model's configuration."""
+        """Read the sizes from a model's configuration; of a model with several parts, those of the
+        text model."""
         config = config.get_text_config()
         heads = config.num_attention_heads
         # Each default is the usual one where a configuration leaves the field out.
@@ -46,7 +47,8 @@ class Shape:
 
 
 def sizes(config: Any) -> Sizes:
-    """The sizes with which functions between the matrix products are tried out."""
+    """The sizes of a model's layers, on which the functions between its matrix products are tried
+    (fused_ops.py)."""
     shape = Shape.of(config)
     return Sizes(
         shape.hidden,
@@ -54,16 +56,17 @@ def sizes(config: Any) -> Sizes:
         shape.heads,
         shape.kv,
         shape.head_dim,
-        config.model_type == "qwen3",
+        config.model_type == "qwen3",  # the only one here that normalises queries and keys
     )
 
 
 def unsupported(config: Any) -> str:
-    """Why our own forward cannot run a model; "" when it can."""
+    """Why our own forward cannot run a model, such as "sliding-window attention"; "" if it can."""
     rope = getattr(config, "rope_parameters", None) or {}
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if config.model_type not in KNOWN:
         return f"model_type {config.model_type}"
+    # Mistral's configuration has no layer_types: there sliding_window alone tells.
     if layers != {"full_attention"} or (
         config.model_type == "mistral" and getattr(config, "sliding_window", None)
     ):

@@ -13,12 +13,12 @@ from engine.worker.network.decoder import Decoder, Rope
 def read(
     folder: Path, config: Any, rope: Rope, dtype: torch.dtype, device: torch.device
 ) -> Decoder:
-    """The decoder in `folder`, read one tensor at a time.
+    """Load the decoder in `folder` from its safetensors files, one tensor at a time.
 
     Args:
-        config: of the model.
-        rope: as transformers made it for the same configuration.
-        dtype, device: of the decoder.
+        config: the model's configuration.
+        rope: the rotary positions, as transformers made them for the same configuration.
+        dtype, device: what the weights are converted to, and where they go.
 
     Raises:
         KeyError: when a weight has another name than transformers gives it.
@@ -30,6 +30,7 @@ def read(
             file_of_weight |= dict.fromkeys(opened.keys(), opened)
 
         def take(name: str) -> torch.Tensor | None:
+            # The weight `name`, None if no file has it.
             if name not in file_of_weight:
                 return None
             return file_of_weight[name].get_tensor(name).to(device, dtype)

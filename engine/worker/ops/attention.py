@@ -16,7 +16,8 @@ from engine.worker.ops.packing import Bucket, Layout, SuffixBucket, prefix_bucke
 
 
 def varlen_attn(*arguments: Any, **options: Any) -> Any:
-    """torch.nn.attention.varlen.varlen_attn, imported at its first use."""
+    """Call torch.nn.attention.varlen.varlen_attn with these arguments; it is imported at the first
+    call."""
     # Imported late: it brings in torch's compiler, 75 MB that no CPU run needs.
     from torch.nn.attention.varlen import varlen_attn as kernel  # noqa: PLC0415
 
@@ -51,8 +52,12 @@ class Attention:
         varlen: bool | None = None,
     ) -> None:
         """Prepare what all layers share: the plan of the variable-length kernel, or padded buckets.
-        `heads` and `kv` are the numbers of query heads and of key and value heads; with `varlen`
-        None the kernel is used on a GPU in the two formats it takes."""
+
+        Args:
+            heads, kv: numbers of query heads, and of key and value heads.
+            varlen: whether to use the variable-length kernel. None: on a GPU, in the two number
+                formats the kernel takes.
+        """
         self.heads, self.kv = heads, kv
         self.grouped = heads != kv
         self.device = device
@@ -65,20 +70,20 @@ class Attention:
             self.prefixes, self.suffixes = _plan(layout, device)
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Rotated queries, keys and values [N, (heads + 2 kv) * dim] to the attention's output [N,
-        heads * dim], N packed tokens in the order of the layout."""
+        """The attention's output [N, heads * dim] for N packed tokens in the order of the layout.
+        qkv [N, (heads + 2 kv) * dim] holds rotated queries, rotated keys, and values."""
         shaped = qkv.view(qkv.shape[0], self.heads + 2 * self.kv, -1)
         if self.varlen_plan is not None:
             return self._varlen(shaped, self.varlen_plan)
-        outputs = [self._within(shaped, bucket) for bucket in self.prefixes]
-        outputs += [self._from_suffixes(shaped, bucket) for bucket in self.suffixes]
+        outputs = [self._causal_within(shaped, bucket) for bucket in self.prefixes]
+        outputs += [self._of_suffixes(shaped, bucket) for bucket in self.suffixes]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _varlen(self, qkv: torch.Tensor, plan: "VarlenPlan") -> torch.Tensor:
-        """All rows in one kernel for packed tokens. qkv: [N, heads + 2 kv, dim]; returns [N, heads
-        * dim]."""
+        """Attention of all sequences by one call of the variable-length kernel. qkv: [N, heads + 2
+        kv, dim]; returns [N, heads * dim]."""
         q, k, v = qkv.split([self.heads, self.kv, self.kv], dim=1)
-        if plan.keys is not None:
+        if plan.keys is not None:  # keys of a shared prefix are repeated for each suffix
             k, v = k.index_select(0, plan.keys), v.index_select(0, plan.keys)
         out = varlen_attn(
             q,
@@ -94,9 +99,9 @@ class Attention:
         assert isinstance(out, torch.Tensor)
         return out.reshape(out.shape[0], -1)
 
-    def _within(self, qkv: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """Causal attention within each sequence of a bucket. qkv: [N, heads + 2 kv, dim]; returns
-        [tokens of the bucket, heads * dim]."""
+    def _causal_within(self, qkv: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+        """Attention of a bucket of prefixes: each token sees its own sequence up to itself. qkv:
+        [N, heads + 2 kv, dim]; returns [tokens of the bucket, heads * dim]."""
         padded = _padded(qkv[bucket.start : bucket.stop], bucket)  # [rows, length, heads, dim]
         if causal.applies(padded, bucket.length):
             flat = causal.CausalAttention.apply(padded, self.kv)
@@ -105,10 +110,11 @@ class Attention:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         return _packed(out, bucket)
 
-    def _from_suffixes(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
+    def _of_suffixes(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
         """Attention of a bucket of suffixes: each token sees the whole prefix of its suffix, and
         the suffix up to itself. qkv: [N, heads + 2 kv, dim]; returns [tokens of the bucket, heads *
         dim]."""
+        # The suffixes' own tokens.
         suffixes = bucket.own
         padded = _padded(qkv[suffixes.start : suffixes.stop], suffixes)
         q, k, v = padded.split([self.heads, self.kv, self.kv], dim=2)
@@ -129,7 +135,7 @@ class Attention:
 
 @lru_cache(maxsize=8)
 def _plan(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[SuffixBucket]]:
-    """The buckets of a layout's prefixes and of its suffixes, on the device. Cached, since a
+    """(the buckets of a layout's prefixes, those of its suffixes), on the device. Cached, because a
     microbatch may be run several times."""
     return (
         [b.to(device) for b in prefix_buckets(layout)],
@@ -138,9 +144,9 @@ def _plan(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[Suff
 
 
 def _padded(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """The packed rows x [tokens, ...] of a bucket as [rows, length, ...], each sequence filled up
-    with zeros."""
-    if bucket.scatter_index is not None:
+    """Pad the packed tokens x [tokens, ...] of a bucket to [rows, length, ...]: one row per
+    sequence, filled up with zeros at its end."""
+    if bucket.scatter_index is not None:  # None: all are equally long
         x = Spread.apply(x, bucket.scatter_index, bucket.rows * bucket.length)
     return x.view(bucket.rows, bucket.length, *x.shape[1:])
 
@@ -153,7 +159,7 @@ def _packed(out: torch.Tensor, bucket: Bucket) -> torch.Tensor:
 
 
 def _tokens_of(flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """The rows of `flat` [rows * length, ...] that are tokens and not padding."""
+    """The rows of `flat` [rows * length, ...] that are tokens of the bucket and not padding."""
     index = bucket.scatter_index
     return flat if index is None else flat.index_select(0, index)
 
@@ -175,8 +181,14 @@ class VarlenPlan:
         key_lengths: list[int],
         device: torch.device,
     ) -> None:
-        """`keys` as the class says; the lengths are those of the sequences' queries and keys, in
-        packed order."""
+        """Move a plan to the device.
+
+        Args:
+            keys: [K] int64, the packed row of every key; None where each sequence's keys are those
+                of its own tokens.
+            query_lengths, key_lengths: how many queries and keys each sequence has, in packed
+                order.
+        """
         self.keys = keys.to(device) if keys is not None else None
         self.query_starts = _cumulative(query_lengths, device)
         self.key_starts = _cumulative(key_lengths, device)
@@ -185,16 +197,18 @@ class VarlenPlan:
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device) -> "VarlenPlan":
-        """The plan for a layout: prefixes first, then suffixes. A suffix has the keys of its prefix
-        before its own; an empty one is left out."""
-        prefixes, suffixes = list(layout.prefixes), [n for n in layout.suffixes if n]
+        """Plan the attention of a layout: prefixes first, then suffixes. The keys of a suffix are
+        those of its prefix, then its own; an empty suffix is left out."""
+        prefixes = list(layout.prefixes)
+        suffixes = [n for n in layout.suffixes if n]
         if not suffixes:
             return cls(None, prefixes, prefixes, device)
-        prefix_starts, offset = [], 0
+        prefix_starts = []
+        offset = 0  # in the packed order
         for n in prefixes:
             prefix_starts.append(offset)
             offset += n
-        keys = [torch.arange(offset)]
+        keys = [torch.arange(offset)]  # each prefix has its own tokens
         key_lengths = list(prefixes)
         for n, owner in zip(layout.suffixes, layout.owners, strict=True):
             if n:
@@ -208,5 +222,5 @@ class VarlenPlan:
 
 
 def _cumulative(lengths: list[int], device: torch.device) -> torch.Tensor:
-    """[0, first length, first two lengths, ...] as int32 on the device."""
+    """The cumulative lengths from 0 as int32 on the device: for 3 and 5, [0, 3, 8]."""
     return torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)

@@ -23,7 +23,8 @@ LONGEST = ATTENTION_KEPT
 
 
 def applies(x: torch.Tensor, length: int) -> bool:
-    """Whether sequences of this length are to be computed by `CausalAttention`."""
+    """Whether `CausalAttention` is used for sequences of this length with the dtype and device of
+    x: in float32 on a CPU, up to LONGEST tokens."""
     return x.dtype == torch.float32 and x.device.type == "cpu" and length <= LONGEST
 
 
@@ -41,11 +42,11 @@ class CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, qkv: torch.Tensor, kv: int) -> torch.Tensor:
-        """The output [rows * length, heads * dim] for qkv [rows, length, heads + 2 kv, dim]
-        float32. Each block of queries meets the keys up to its end; the probabilities are saved for
-        the backward pass."""
+        """The attention's output [rows * length, heads * dim] for qkv [rows, length, heads + 2 kv,
+        dim] float32, block by block of queries. Each block is multiplied with the keys up to its
+        end. The probabilities are saved for the backward pass."""
         rows, length, all_heads, dim = qkv.shape
-        group = (all_heads - 2 * kv) // kv
+        group = (all_heads - 2 * kv) // kv  # query heads for each key head
         heads = group * kv
         # [rows * kv, length * group, dim]: the heads of a group stand side by side at each token.
         q = qkv.new_empty((rows, kv, length, group, dim))
@@ -74,15 +75,16 @@ class CausalAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of `qkv`, from that of the output. Blocks are taken from the last to the
-        first: the last has all keys, so its gradients are the sums that the others are added to."""
+        """The gradient of `qkv`, from the gradient `dout` of the output; None for `kv`. It goes
+        through the blocks from the last to the first: the last one has all keys, so the others'
+        gradients of keys and values are added to its."""
         q, k, v, *saved = ctx.saved_tensors
         rows, length, kv, group, dim = ctx.sizes
         shaped = dout.view(rows, length, kv, group, dim).transpose(1, 2)
         dout = shaped.reshape(rows * kv, length * group, dim)
         dqkv = q.new_empty((rows, length, (group + 2) * kv, dim))
         dq = torch.empty_like(q)
-        dk = dv = torch.empty(0)
+        dk = dv = torch.empty(0)  # set by the first block taken, which is the last
         for block_number in reversed(range(len(saved))):
             start = block_number * BLOCK
             stop = min(start + BLOCK, length)
@@ -109,8 +111,8 @@ class CausalAttention(torch.autograd.Function):
 
 
 def _rows_by_token(x: torch.Tensor, sizes: tuple[int, int, int, int, int]) -> torch.Tensor:
-    """[rows * kv, length * group, dim], with `sizes` (rows, length, kv, group, dim), to [rows *
-    length, heads * dim]."""
+    """Rearrange x [rows * kv, length * group, dim] to [rows * length, heads * dim], all heads of a
+    token in one row. `sizes` is (rows, length, kv, group, dim)."""
     rows, length, kv, group, dim = sizes
     shaped = x.view(rows, kv, length, group, dim).transpose(1, 2)
     return shaped.reshape(rows * length, kv * group * dim)
@@ -118,8 +120,9 @@ def _rows_by_token(x: torch.Tensor, sizes: tuple[int, int, int, int, int]) -> to
 
 @lru_cache(maxsize=256)
 def _future_mask(count: int, group: int) -> torch.Tensor:
-    """[count * group, count]: -inf where the key comes after the query, else 0; `group` query heads
-    stand side by side at each of `count` tokens."""
+    """The mask that is added to the scores of a block of `count` tokens, [count * group, count]:
+    -inf where the key comes after the query, else 0. `group` query heads stand side by side at each
+    token."""
     # The cached mask is also used in training, which refuses tensors made in inference mode.
     with torch.inference_mode(False):
         mask = torch.full((count, count), float("-inf")).triu_(1)

@@ -42,8 +42,8 @@ def normalise_gradient(
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Each head rotated by its position: the pairs (i, i + dim / 2) of the last dimension by the
-    angles of `cos` and `sin`."""
+    """Rotate each head by its position: the pairs (i, i + dim / 2) of the last dimension by the
+    angles whose cosines and sines are given."""
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
@@ -63,7 +63,7 @@ def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> tor
 def add_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
-    """x + delta, the norm of that sum, and what the gradient needs."""
+    """(x + delta, weight times the RMS norm of that sum, what the gradient needs)."""
     total = x + delta
     y, saved = norm(total, weight, eps)
     return total, y, saved
@@ -72,8 +72,8 @@ def add_norm(
 def add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of both summands (they are equal), from those of the sum, `dtotal`, and of its
-    norm, `dy`."""
+    """The gradient of x and of delta in `add_norm`, which is the same for both. `dtotal` is the
+    gradient of their sum, `dy` that of the norm."""
     normed, inverse = saved
     return (normalise_gradient(normed, inverse, weight, dy) + dtotal).to(dy.dtype)
 
@@ -88,9 +88,17 @@ def apply_rope(
     kv: int,
     eps: float,
 ) -> Tensors:
-    """Normalise the queries and keys of `qkv` [N, (heads + 2 kv) dim] per head, if there are
-    weights, and rotate them by their positions, in place. Returns what the gradient needs, ()
-    without weights. cos, sin: [N, 1, dim / 2]."""
+    """Normalise queries and keys per head, if there are weights, and rotate them by their
+    positions, in place.
+
+    Args:
+        qkv: [N, (heads + 2 kv) * dim]: queries, keys, values; overwritten.
+        q_weight, k_weight: [dim], the norms' weights; None if heads are not normalised.
+        cos, sin: [N, 1, dim / 2], of the angles.
+        heads, kv: numbers of query heads, and of key and value heads.
+
+    Returns what the gradient needs: (normalised heads, 1 / rms, weights); () without weights.
+    """
     queries_and_keys = qkv.unflatten(1, (heads + 2 * kv, -1))[:, : heads + kv]
     if q_weight is None or k_weight is None:
         queries_and_keys.copy_(rotated(queries_and_keys, cos, sin))
@@ -104,8 +112,8 @@ def apply_rope(
 def apply_rope_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
 ) -> torch.Tensor:
-    """The gradient of `apply_rope`'s qkv, from the gradient `d` of the result. The rotation is
-    undone first, then the norm, if there was one; values pass unchanged."""
+    """The gradient of qkv in `apply_rope`, from the gradient `d` of its result. It is rotated back,
+    then taken through the norm if there was one. The part of the values passes unchanged."""
     shaped = d.unflatten(1, (heads + 2 * kv, -1))
     rotated_back = rotated(shaped[:, : heads + kv], cos, -sin)
     if saved:
@@ -121,20 +129,24 @@ def gate(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, None]:
-    """silu(gate) * up for a backward pass, and None: nothing is saved, the compiled gradient
-    computes silu(gate) anew."""
+    """silu(gate) * up for a backward pass, and None in place of silu(gate), which the compiled
+    gradient computes itself."""
     return gate(gate_up), None
 
 
 def gate_gradient(gate_up: torch.Tensor, _: None, dy: torch.Tensor) -> torch.Tensor:
-    """The gradient of gate_up, from the gradient `dy` of silu(gate) * up."""
+    """The gradient of gate_up [N, 2 width], gate first, from the gradient `dy` [N, width] of
+    silu(gate) * up. Computed in float32."""
     gate_half, up_half = (part.float() for part in gate_up.chunk(2, -1))
-    sigmoid, wide_dy = torch.sigmoid(gate_half), dy.float()
+    sigmoid = torch.sigmoid(gate_half)
+    wide_dy = dy.float()
+    # The derivative of silu.
     slope = sigmoid * (1 + gate_half * (1 - sigmoid))
     return torch.cat([wide_dy * up_half * slope, wide_dy * gate_half * sigmoid], -1).to(dy.dtype)
 
 
 def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
+    """weight * x / rms(x), without what a gradient would need."""
     return normalise(x, eps.number)[0] * weight
 
 
@@ -147,8 +159,12 @@ def plain_apply_rope(
     sin: torch.Tensor,
     eps: Eps,
 ) -> None:
-    """As `apply_rope`, but on [N, heads + 2 kv, dim] and without what a gradient would need.
-    weight: [heads + kv, dim], None where heads are not normalised; cos: [N, 1, at least dim / 2].
+    """`apply_rope` without what a gradient would need.
+
+    Args:
+        all_heads: [N, heads + 2 kv, dim]: queries, keys, values; overwritten.
+        weight: [heads + kv, dim], the norm weight of each head; None if heads are not normalised.
+        cos: [N, 1, at least dim / 2], of which the first dim / 2 are used; sin: [N, 1, dim / 2].
     """
     queries_and_keys = all_heads[:, : heads + kv]
     inputs = queries_and_keys if weight is None else plain_norm(queries_and_keys, weight, eps)
@@ -183,7 +199,8 @@ def forgive() -> None:
 
 
 def _compile_at_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, compiled for each kind of arguments when it is first called with them."""
+    """Wrap `function` so that torch.compile compiles it at its first call, and again for other
+    kinds of arguments."""
     compiled = torch.compile(function, backend=BACKEND)
 
     def call(*arguments: Any) -> Any:
@@ -195,7 +212,7 @@ def _compile_at_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_gradients(value: Any) -> Any:
-    """The same argument with its tensors detached, also within tuples and lists."""
+    """The value with its tensors detached, also those within a tuple or list; other values stay."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     return tuple(map(_without_gradients, value)) if type(value) in (tuple, list) else value

@@ -101,8 +101,13 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of w * x / rms(x) for x: (g - n * mean(g n)) / rms with g = w dy and n the
-    normalised x."""
+    """The gradient of weight * x / rms(x) for x: (g - n * mean(g n)) / rms(x), with g = weight * dy
+    and n the normalised x.
+
+    Args:
+        normed, inverse: x / rms(x) and 1 / rms(x), as `normalise` gives them.
+        dy: the gradient of the result.
+    """
     grad = dy * weight
     along = torch.linalg.vecdot(grad, normed).unsqueeze(-1).mul_(-1 / normed.shape[-1])
     grad = grad.addcmul_(normed, along)
@@ -110,14 +115,14 @@ def normalise_gradient(
 
 
 def per_head(q: torch.Tensor, k: torch.Tensor, heads: int, kv: int) -> torch.Tensor:
-    """The norm weight of each head, [heads + kv, dim]: the queries' weight for each of their heads,
-    then the keys'."""
+    """The norm weight of each head, [heads + kv, dim]: `q` [dim] once per query head, then `k`
+    [dim] once per key head."""
     return torch.cat([q.expand(heads, -1), k.expand(kv, -1)])
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
-    """Write x with the pairs (i, i + dim / 2) of every head rotated by the angles of `cos` and
-    `sin` into `out`, which must not be x."""
+    """Rotate every head of x and write the result into `out`, which must not be x. The pairs (i,
+    i + dim / 2) of a head are rotated by the angles whose cosines and sines are given."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     out_first, out_second = out[..., :half], out[..., half:]
@@ -134,7 +139,7 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tens
 
 
 def _norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """The gradient of `_norm` for x."""
+    """The gradient of x in `_norm`, from the gradient `dy` of its result."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy)
 
@@ -142,7 +147,7 @@ def _norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> to
 def _add_norm(
     x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
-    """x + delta, the norm of that sum, and what the gradient needs."""
+    """(x + delta, weight times the RMS norm of that sum, what the gradient needs)."""
     total = x + delta
     normed, inverse = normalise(total, eps)
     return total, normed * weight, (normed, inverse)
@@ -151,7 +156,8 @@ def _add_norm(
 def _add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of both summands (they are equal), from those of the sum and of its norm."""
+    """The gradient of x and of delta in `_add_norm`, which is the same for both. `dtotal` is the
+    gradient of their sum, `dy` that of the norm."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).add_(dtotal)
 
@@ -166,8 +172,11 @@ def _apply_rope(
     kv: int,
     eps: float,
 ) -> Tensors:
-    """Normalise queries and keys of `qkv`, where there are weights, and rotate them, in place.
-    Returns what the gradient needs: normalised heads, 1 / rms, weights; () without weights."""
+    """Normalise queries and keys per head, if there are weights, and rotate them by their
+    positions, in place. `Pointwise.apply_rope` describes the arguments.
+
+    Returns what the gradient needs: (normalised heads, 1 / rms, weights); () without weights.
+    """
     queries_and_keys = _queries_and_keys(qkv, heads, kv)
     if q_weight is None or k_weight is None:
         rotate(queries_and_keys.clone(), cos, sin, queries_and_keys)
@@ -181,9 +190,10 @@ def _apply_rope(
 def _apply_rope_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
 ) -> torch.Tensor:
-    """The gradient of `_apply_rope`'s qkv, from the gradient `d` of its result: rotated back, then
-    through the norm if there was one. Values pass unchanged."""
-    d, count = d.contiguous(), d.shape[0]
+    """The gradient of qkv in `_apply_rope`, from the gradient `d` of its result. It is rotated
+    back, then taken through the norm if there was one. The part of the values passes unchanged."""
+    d = d.contiguous()
+    count = d.shape[0]
     out = torch.empty_like(d)
     width = d.shape[1] // (heads + 2 * kv)
     shaped = d.view(count, heads + 2 * kv, width)
@@ -192,7 +202,7 @@ def _apply_rope_gradient(
     if saved:
         normed, inverse, weight = saved
         back = torch.empty_like(normed)
-        rotate(shaped[:, : heads + kv], cos, -sin, back)
+        rotate(shaped[:, : heads + kv], cos, -sin, back)  # -sin: the other way
         target[:, : heads + kv] = normalise_gradient(normed, inverse, weight, back)
     else:
         rotate(shaped[:, : heads + kv], cos, -sin, target[:, : heads + kv])
@@ -212,7 +222,7 @@ def _gate(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def _gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """silu(gate) * up, and silu(gate), which the gradient needs."""
+    """(silu(gate) * up, silu(gate)) for gate_up [N, 2 width]; the gradient needs the second."""
     gate, up = gate_up.chunk(2, -1)
     opened = F.silu(gate)
     return opened * up, opened
@@ -221,8 +231,8 @@ def _gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | Non
 def _gate_gradient(
     gate_up: torch.Tensor, opened: torch.Tensor | None, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of gate_up for silu(gate) * up. `opened` is silu(gate), computed here if
-    None."""
+    """The gradient of gate_up [N, 2 width], from the gradient `dy` of silu(gate) * up. `opened` is
+    silu(gate); None computes it here."""
     gate, up = gate_up.chunk(2, -1)
     if opened is None:
         opened = F.silu(gate)
@@ -236,7 +246,7 @@ def _gate_gradient(
 def _plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
     """weight * x / rms(x) over the last dimension, without what a gradient would need. weight: [n],
     or one for each head."""
-    if x.is_cuda and weight.dim() == 1:
+    if x.is_cuda and weight.dim() == 1:  # one kernel, for one weight in all rows
         return F.rms_norm(x, (x.shape[-1],), weight, eps.number)
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     inverse = torch.addcmul(eps.tensor, size, size, value=1 / x.shape[-1]).rsqrt_()
@@ -253,9 +263,14 @@ def _plain_apply_rope(
     sin: torch.Tensor,
     eps: Eps,
 ) -> None:
-    """Normalise queries and keys of [N, heads + 2 kv, dim] per head, unless the weight is None, and
-    rotate them, in place; nothing is kept for a gradient. weight: [heads + kv, dim]; cos: [N, 1,
-    dim], sin: [N, 1, dim / 2]."""
+    """Normalise queries and keys per head, unless the weight is None, and rotate them by their
+    positions, in place. Nothing is kept for a gradient.
+
+    Args:
+        all_heads: [N, heads + 2 kv, dim]: queries, keys, values; overwritten.
+        weight: [heads + kv, dim], the norm weight of each head; None if heads are not normalised.
+        cos: [N, 1, dim], each value for both halves of a head; sin: [N, 1, dim / 2].
+    """
     queries_and_keys = all_heads[:, : heads + kv]
     inputs = (
         queries_and_keys.clone() if weight is None else _plain_norm(queries_and_keys, weight, eps)
@@ -288,7 +303,8 @@ def of_compiler() -> Pointwise:
 
 
 def of_liger(kernels: Liger) -> Pointwise:
-    """The set `liger`: functions with the signatures of `Pointwise` around Liger's kernels."""
+    """The set `liger`: Liger's kernels, wrapped where their signatures are not those of
+    `Pointwise`."""
 
     def apply_rope(
         qkv: torch.Tensor,
@@ -300,8 +316,8 @@ def of_liger(kernels: Liger) -> Pointwise:
         kv: int,
         eps: float,
     ) -> Tensors:
-        """As `Pointwise.apply_rope`; where there are weights, the last saved tensor is that of all
-        heads."""
+        """See `Pointwise.apply_rope`. With weights, the last of the returned tensors holds the
+        weight of each head."""
         all_heads = qkv.view(qkv.shape[0], heads + 2 * kv, -1)
         if q_weight is None or k_weight is None:
             return kernels.apply_rope(all_heads, None, heads, kv, cos, sin, eps)
@@ -311,8 +327,8 @@ def of_liger(kernels: Liger) -> Pointwise:
     def apply_rope_gradient(
         saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
     ) -> torch.Tensor:
-        """As `Pointwise.apply_rope_gradient`; `saved` ends with the weight of all heads, if there
-        is one."""
+        """See `Pointwise.apply_rope_gradient`. `saved` ends with the weight of each head; it is
+        empty without weights."""
         shaped = d.reshape(d.shape[0], heads + 2 * kv, -1)
         weight = saved[-1] if saved else None
         return kernels.apply_rope_gradient(saved[:-1], weight, cos, sin, shaped, heads, kv).view_as(
@@ -331,7 +347,7 @@ def of_liger(kernels: Liger) -> Pointwise:
         sin: torch.Tensor,
         eps: Eps,
     ) -> None:
-        """As `Pointwise.plain_apply_rope`; what is saved for a gradient is dropped."""
+        """See `Pointwise.plain_apply_rope`. What the kernel saves for a gradient is dropped."""
         kernels.apply_rope(all_heads, weight, heads, kv, cos, sin, eps.number)
 
     return Pointwise(
@@ -364,9 +380,12 @@ AS_WRITTEN = Choice(TORCH)
 
 
 def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 0) -> Choice:
-    """The set of functions for a model on a device. HONESMITH_KERNELS may name one; by default it
-    is Liger's on a GPU where that is installed, else torch's. A set other than torch's is tried on
-    the model's sizes first. Raises nothing: torch's set remains, with the reason.
+    """Choose the set of functions for a model on a device.
+
+    On a CPU it is torch's. On a GPU it is the set that HONESMITH_KERNELS names; without that
+    variable, Liger's if it is installed, else torch's. Any other set than torch's is first tried on
+    the model's sizes. If it cannot be used, torch's set is chosen, with the reason; nothing is
+    raised.
 
     Args:
         steps: optimizer steps ahead, as far as known; below `COMPILE_FROM_STEPS` nothing is
@@ -392,8 +411,8 @@ def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 
 def attempt(
     make_functions: Callable[[], Pointwise], sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> Choice:
-    """The set that `make` gives, if it works here and has torch's numbers; otherwise torch's set,
-    and why."""
+    """Try the set that `make_functions` returns. It is chosen if it runs here and its results are
+    those of torch's set within CLOSE; otherwise torch's set is chosen, with the reason."""
     try:
         functions = make_functions()
         largest_distance, function_name = difference(functions, sizes, dtype, device)
@@ -413,10 +432,14 @@ def attempt(
 def difference(
     functions: Pointwise, sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> tuple[float, str]:
-    """How far a set's results are from torch's: (largest relative distance, name of the function
-    that has it). NaN where a result has NaN. Tried with two numbers of rows, since only for the
-    second does torch.compile make the code that serves any number."""
-    largest_distance, function_name = 0.0, ""
+    """How far a set's results are from torch's on random numbers. Returns (the largest relative
+    distance, the name of the function that has it); the distance is NaN if a result has NaN.
+
+    Two numbers of rows are tried, because torch.compile makes the code that serves any number only
+    for the second.
+    """
+    largest_distance = 0.0
+    function_name = ""
     for rows in TRIED_ROWS[device.type]:
         results = trial(functions, sizes, rows, dtype, device)
         for name, expected_results in trial(TORCH, sizes, rows, dtype, device).items():
@@ -432,14 +455,15 @@ def difference(
 def trial(
     functions: Pointwise, sizes: Sizes, rows: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensors]:
-    """The results of every function of a set on random numbers, by the function's name. The numbers
-    follow from `rows` and the sizes, so they are the same for every set."""
+    """Call every function of a set on random numbers. Returns their results, by the function's
+    name. The numbers follow from `rows` and the sizes, so every set gets the same."""
     generator = torch.Generator(device).manual_seed(rows)
 
     def random_tensor(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=device).to(dtype)
 
-    eps, head_count = 1e-6, sizes.heads + 2 * sizes.kv
+    eps = 1e-6
+    head_count = sizes.heads + 2 * sizes.kv
     # Norms of the hidden stream.
     x, delta, dtotal, dy = (random_tensor(rows, sizes.hidden) for _ in range(4))
     weight = 1 + 0.1 * random_tensor(sizes.hidden)
@@ -452,6 +476,7 @@ def trial(
 
     # Queries and keys.
     q, k = (1 + 0.1 * random_tensor(sizes.head_dim) for _ in range(2))
+    # Drawn in any case, so that the numbers after them do not depend on `normed`.
     q, k = (q, k) if sizes.normed else (None, None)
     angles = random_tensor(rows, 1, sizes.head_dim // 2).float()
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
@@ -459,6 +484,7 @@ def trial(
         random_tensor(rows, head_count * sizes.head_dim),
         random_tensor(rows, head_count * sizes.head_dim),
     )
+    # `apply_rope` overwrites qkv; the copy is for `plain_apply_rope` below.
     qkv_copy = qkv.clone().view(rows, head_count, -1)
     saved = functions.apply_rope(qkv, q, k, cos, sin, sizes.heads, sizes.kv, eps)
     results["apply_rope"] = (qkv,)

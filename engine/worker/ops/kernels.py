@@ -75,8 +75,9 @@ class LoraLinear(torch.autograd.Function):
         bias: torch.Tensor | None,
         placement: LoraPlacement,
     ) -> torch.Tensor:
-        """The outputs [N, out] of x [N, in] with the adapter on top; the class describes the
-        arguments. Beside the weights only the adapter's input is saved for the backward pass."""
+        """The layer's outputs [N, out] for x [N, in], the adapter's share included. `dropped` is x
+        after adapter dropout, or x itself; the class describes the other arguments. Beside the
+        weights only the adapter's input is saved for the backward pass."""
         ctx.placement = placement
         ctx.separate = dropped is not x
         ctx.save_for_backward(x if not ctx.separate else dropped, a, b, weight)
@@ -85,9 +86,9 @@ class LoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of x, `dropped`, a and b, from the gradient `dy` [N, out] of the outputs; None
-        for the frozen rest. Without dropout x and `dropped` are one tensor, and x gets the whole
-        gradient."""
+        """The gradients of x, `dropped`, a and b, from the gradient `dy` [N, out] of the outputs;
+        None for the other arguments. Without dropout x and `dropped` are one tensor: x then gets
+        the whole gradient, and `dropped` None."""
         x, a, b, weight = ctx.saved_tensors
         wants_x = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         da, db, dlow = _factor_gradients(x, a, b, dy, ctx.placement)
@@ -120,8 +121,9 @@ class GatedLoraLinear(torch.autograd.Function):
         placement: LoraPlacement,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        """The outputs [N, out] of silu(gate) * up with the adapter on top; the class describes the
-        arguments. Of the activations only gate_up [N, 2 * in] is saved for the backward pass."""
+        """The layer's outputs [N, out] for silu(gate) * up, the adapter's share included. gate_up
+        [N, 2 * in] holds gate, then up; it is the only activation saved for the backward pass. The
+        other arguments are those of LoraLinear."""
         x = functions.gate(gate_up)
         ctx.placement, ctx.functions = placement, functions
         ctx.save_for_backward(gate_up, a, b, weight)
@@ -130,8 +132,8 @@ class GatedLoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        """Gradients of gate_up, a and b, from the gradient `dy` [N, out] of the outputs; None for
-        the frozen rest."""
+        """The gradients of gate_up, a and b, from the gradient `dy` [N, out] of the outputs; None
+        for the other arguments. silu(gate) * up is computed again."""
         gate_up, a, b, weight = ctx.saved_tensors
         x, opened = ctx.functions.gate_again(gate_up)
         da, db, dlow = _factor_gradients(x, a, b, dy, ctx.placement)
@@ -152,8 +154,8 @@ def _adapted(
     bias: torch.Tensor | None,
     placement: LoraPlacement,
 ) -> torch.Tensor:
-    """x W^T + b [N, out], plus scale * (dropped A_i^T) B_i^T in the span of each adapted part,
-    unless the weight contains the adapter already."""
+    """x W^T + b [N, out]. Unless the weight contains the adapter already, scale * (dropped A_i^T)
+    B_i^T is added in the span of each adapted part i. Arguments as in LoraLinear."""
     y = linear(x, weight, bias)
     if not placement.merged:
         low_rank = linear(dropped, a.to(x.dtype))
@@ -168,9 +170,10 @@ def _adapted(
 def _factor_gradients(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of a, of b, and of the low-rank activations [N, parts * r] of LoraLinear, from the
-    gradient `dy` of its outputs. x is the adapter's input."""
-    rank, scale = b.shape[1], placement.scale
+    """Three gradients of LoraLinear, from the gradient `dy` [N, out] of its outputs: those of a, of
+    b, and of the low-rank activations x A^T [N, parts * r]. x is the adapter's input."""
+    rank = b.shape[1]
+    scale = placement.scale
     low_rank = linear(x, a.to(x.dtype))
     dlow = torch.empty_like(low_rank)
     db = torch.empty_like(b)
@@ -186,8 +189,10 @@ def _factor_gradients(
 
 
 def _parts_with_rows(spans: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], slice]]:
-    """Each span of the outputs, with the rows of the factor B that belong to it."""
-    parts, row = [], 0
+    """Pair each (start, stop) span of the outputs with its rows of the factor B, in which the spans
+    follow each other without gaps. For [(0, 4), (8, 10)] the rows are 0 to 4 and 4 to 6."""
+    parts = []
+    row = 0
     for start, stop in spans:
         parts.append(((start, stop), slice(row, row + stop - start)))
         row += stop - start
@@ -239,8 +244,8 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dtotal: torch.Tensor, dy: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of x and delta, which is the same for both, from those of the sum and of its
-        norm; None for the other arguments."""
+        """The gradients of x and delta, which are the same, from the gradients `dtotal` of their
+        sum and `dy` of the norm; None for the other arguments."""
         weight, *saved = ctx.saved_tensors
         dx = ctx.functions.add_norm_gradient(saved, weight, dtotal, dy)
         return dx, dx, None, None, None
@@ -305,8 +310,8 @@ class HeadsRope(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of qkv, from the gradient `d` of the result; None for the other
-        arguments."""
+        """The gradient of qkv as it was before, from the gradient `d` of the result; None for the
+        other arguments."""
         cos, sin, *saved = ctx.saved_tensors
         heads, kv = ctx.layout.heads, ctx.layout.kv
         dqkv = ctx.functions.apply_rope_gradient(saved, cos, sin, d, heads, kv)
@@ -395,10 +400,18 @@ class TokenLogprobs(torch.autograd.Function):
         rows: int,
         entropies: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The log-probability of each label, and the entropy of its distribution (zeros unless
-        `entropies`), both [T] float32. Works on `rows` tokens at a time; the class describes the
-        arguments. If `hidden` needs a gradient, that of each log-probability for its hidden row is
-        computed here and saved."""
+        """(the log-probability of each label, the entropy of its distribution), both [T] float32;
+        entropies are zeros unless `entropies`. The logits of `rows` tokens are in memory at a time.
+
+        If `hidden` needs a gradient, the gradient of each log-probability for its row of `hidden`
+        is computed here already and saved, in place of the logits.
+
+        Args:
+            hidden: [T, hidden].
+            head: [vocab, hidden], frozen.
+            labels: [T] int64.
+            inverse_temperature: multiplies the logits.
+        """
         count = hidden.shape[0]
         values = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy = torch.zeros_like(values)
@@ -418,6 +431,7 @@ class TokenLogprobs(torch.autograd.Function):
             if entropies:
                 entropy[chunk] = torch.linalg.vecdot(probabilities, logprobs).neg_()
             if direction is not None:
+                # W_label minus the mean of W's rows under the distribution.
                 expected = linear(probabilities.to(head.dtype), head.t())
                 torch.sub(head[labels[chunk]], expected, out=direction[chunk])
         if direction is not None:
@@ -430,6 +444,7 @@ class TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dvalues: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of `hidden`; None for the other arguments. Entropies have no gradient."""
+        """The gradient of `hidden`, from the gradient `dvalues` [T] of the log-probabilities; None
+        for the other arguments. Entropies have no gradient."""
         (direction,) = ctx.saved_tensors
         return direction * dvalues[:, None].to(direction.dtype), None, None, None, None, None

@@ -31,8 +31,12 @@ class Liger:
     """
 
     def __init__(self) -> None:
-        """Import the kernels. Raises ImportError where liger-kernel or Triton is missing,
-        AttributeError where a kernel has another name than in the known versions."""
+        """Import the kernels.
+
+        Raises:
+            ImportError: liger-kernel or Triton is missing.
+            AttributeError: a kernel has another name than in the versions known here.
+        """
         self.version = version("liger-kernel")
         # By name and late: on most machines there is neither this package nor a use for it.
         self._rms: Any = import_module("liger_kernel.ops.rms_norm")
@@ -47,8 +51,8 @@ class Liger:
     def norm(
         self, x: torch.Tensor, weight: torch.Tensor | None, eps: float
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """x [N, width] to (weight * x / rms(x), what the gradient needs). weight: [width], or None
-        for a norm without one."""
+        """(weight * x / rms(x), what the gradient needs) for x [N, width]. weight: [width]; None
+        normalises without a weight."""
         x = x.contiguous()
         y, _, inverse, *_ = self._rms.rms_norm_forward(x, weight, eps, OFFSET, LLAMA, None)
         return y, (x, inverse)
@@ -75,8 +79,8 @@ class Liger:
         dtotal: torch.Tensor,
         dy: torch.Tensor,
     ) -> torch.Tensor:
-        """The gradient of `add_norm` for both summands (they are equal), from those of the sum,
-        `dtotal`, and of the norm, `dy`."""
+        """The gradient of x and of delta in `add_norm`, which is the same for both. `dtotal` is the
+        gradient of their sum, `dy` that of the norm."""
         total, inverse = saved
         block, warps = self._settings(total.shape[-1])
         return self._sum.fused_add_rms_norm_backward(
@@ -91,7 +95,7 @@ class Liger:
             warps,
             STAGES,
             False,
-            needs_dw=False,
+            needs_dw=False,  # weights are frozen
         )[0]
 
     def apply_rope(
@@ -133,8 +137,8 @@ class Liger:
         heads: int,
         kv: int,
     ) -> torch.Tensor:
-        """The gradient of `apply_rope`'s input, from the gradient `d` of its result; both [N, heads
-        + 2 kv, dim]. `saved` and `weight` are those of `apply_rope`."""
+        """The gradient of `apply_rope`'s input, from the gradient `d` of its result; both are [N,
+        heads + 2 kv, dim]. `saved` is what `apply_rope` returned, `weight` what it was given."""
         out = d.clone(memory_format=torch.contiguous_format)
         self._rotate(out, heads, kv, cos, sin, back=True)
         if weight is not None:
@@ -176,7 +180,7 @@ class Liger:
             warps,
             in_place,
             None,
-            needs_dw=False,
+            needs_dw=False,  # weights are frozen
         )[0]
 
     def _rotate(
@@ -189,12 +193,15 @@ class Liger:
         *,
         back: bool,
     ) -> None:
-        """Rotate queries and keys in place by their positions; with `back` by the same angles the
-        other way. all_heads: [N, heads + 2 kv, dim]."""
+        """Rotate queries and keys in place by their positions; with `back` by the same angles in
+        the other direction. all_heads: [N, heads + 2 kv, dim].
+
+        Liger's kernel takes these arguments by position alone.
+        """
         count, _, dim = all_heads.shape
         ceiling = self._ceiling
         stride = all_heads.stride(0)
-        padded_heads = ceiling(heads), ceiling(kv)
+        padded_heads = ceiling(heads), ceiling(kv)  # Triton needs powers of two
         self._rope[(count,)](
             all_heads,
             stride,

@@ -22,8 +22,8 @@ GRAIN = 64
 
 @cache
 def _onednn() -> Any:
-    """oneDNN's operator for x W^T + b, or None where this build of torch lacks it or it is not
-    faster: only on AMD processors with AVX-512 it is."""
+    """oneDNN's operator for x W^T + b. None if this build of torch lacks it, or if it would not be
+    faster: it is faster only on AMD processors with AVX-512."""
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if operator is None or not torch.backends.mkldnn.is_available():
         return None
@@ -35,15 +35,20 @@ def _onednn() -> Any:
 
 
 def grain(count: int) -> int:
-    """The number of which `count` rows should be made a multiple: `GRAIN`, or 1 where oneDNN is not
-    used or padding would cost more than it saves."""
+    """To a multiple of which number `count` rows should be padded: `GRAIN`, or 1 (no padding) if
+    oneDNN is not used or padding would cost more than it saves."""
     return GRAIN if count >= 4 * GRAIN and _onednn() is not None else 1
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T + b [N, out], without a gradient. x: [N, in]; weight: [out, in], possibly a transposed
-    view; bias: [out], None for 0. Large products in float32 on a CPU go through oneDNN where it is
-    faster."""
+    """x W^T + b [N, out], without a gradient. Large float32 products on a CPU go through oneDNN
+    where that is faster.
+
+    Args:
+        x: [N, in].
+        weight: [out, in], possibly a transposed view.
+        bias: [out]; None for 0.
+    """
     if x.dtype == torch.float32 and x.shape[0] * weight.numel() >= WORTH and not x.is_cuda:
         operator = _onednn()
         # For a slice of a larger weight oneDNN has only reference code, a thousand times slower.
@@ -63,8 +68,8 @@ class Fixed:
     """
 
     def __init__(self, weight: torch.Tensor, *, pack: bool) -> None:
-        """Lay the weight [out, in] out for oneDNN, where that is used and `pack` says that memory
-        allows a second copy."""
+        """Keep the weight [out, in], which must not change any more. If oneDNN is used and `pack`
+        says that memory allows a second copy, make one in oneDNN's layout."""
         self.weight = weight
         self.packed: torch.Tensor | None = None
         self._operator: Any = None
@@ -75,7 +80,8 @@ class Fixed:
         self._min_rows = WORTH / weight.numel()
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """x W^T + b [N, out], without a gradient. x: [N, in]; bias: [out], None for 0."""
+        """x W^T + b [N, out], without a gradient. x: [N, in]; bias: [out], None for 0. Goes through
+        oneDNN if the weight was packed and there are rows enough."""
         if self.packed is None:
             return linear(x, self.weight, bias)
         if x.shape[0] < self._min_rows:

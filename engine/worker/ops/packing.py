@@ -120,7 +120,8 @@ class Packed:
     row: torch.Tensor
 
     def to(self, device: torch.device) -> "Packed":
-        """The same microbatch with its tensors on the device; the copies may still be under way."""
+        """The same microbatch with its tensors on the device. On a GPU the copies may still be
+        under way; what is computed with them waits for them."""
         moved = {
             name: getattr(self, name).to(device, non_blocking=True)
             for name in ("ids", "positions", "source", "labels", "row")
@@ -129,15 +130,15 @@ class Packed:
 
 
 def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> Packed:
-    """Pack the rows of a microbatch, as the module describes.
-
-    Prefixes come sorted by length, then suffixes in the order of their prefixes, the suffixes of
-    one prefix sorted by length.
+    """Pack the rows of a microbatch: all prefixes, then all suffixes, without padding (see the
+    module). Prefixes are sorted by length, suffixes by the order of their prefixes and then by
+    length.
 
     Args:
         rows: each with its ids, loss mask and the length of the prompt it shares.
-        grain: for a number of tokens, the number of which it should be a multiple (matmul.py). A
-            further sequence that no row sees fills it up, so that products come in few sizes.
+        grain: gives, for a number of tokens, the number of which it should be a multiple
+            (matmul.py). One more sequence, which no row sees, fills the batch up to it, so that
+            matrix products come in few sizes.
 
     Raises:
         ValueError: when a row's first token is marked as trained, since nothing predicts it.
@@ -149,7 +150,7 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
         prefixes.append(_Prefix([0] * filler_length, []))
     # Prefixes by length, so that those of similar length can share a bucket.
     order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i].ids))
-    starts: dict[int, int] = {}
+    starts: dict[int, int] = {}  # by index in `prefixes`
     offset = 0
     for i in order:
         starts[i] = offset
@@ -161,11 +162,11 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     suffix_rows.sort(key=lambda r: (places[r][0], len(rows[r].ids)))
     ids = [torch.tensor(prefixes[i].ids, dtype=torch.long) for i in order]
     positions = [torch.arange(len(prefixes[i].ids)) for i in order]
-    suffix_starts: dict[int, int] = {}
+    suffix_starts: dict[int, int] = {}  # by row
     for r in suffix_rows:
         row = rows[r]
         suffix_starts[r] = offset
-        offset += len(row.ids) - 1 - row.prefix_len
+        offset += len(row.ids) - 1 - row.prefix_len  # without the last token
         ids.append(torch.tensor(row.ids[row.prefix_len : -1], dtype=torch.long))
         positions.append(torch.arange(row.prefix_len, len(row.ids) - 1))
     prefix_starts = [starts[places[r][1]] for r in range(len(rows))]
@@ -188,7 +189,8 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
 def _trained_tokens(
     rows: Sequence[Row], prefix_starts: Sequence[int], suffix_starts: Mapping[int, int]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    """For each row `source`, `labels` and `row` of its trained tokens, as in `Packed`.
+    """Find the trained tokens of each row. Returns (source, labels, row), each a list with one
+    tensor per row; `Packed` says what they hold.
 
     Args:
         prefix_starts: for each row, where its prefix begins in the packed order.
@@ -206,6 +208,7 @@ def _trained_tokens(
         labels.append(torch.tensor(row.ids, dtype=torch.long)[before + 1])
         prefix = prefix_starts[r]
         if row.prefix_len:
+            # Added to a position behind the prefix, this gives its place in the packed order.
             inside = suffix_starts[r] - row.prefix_len
             source.append(torch.where(before < row.prefix_len, before + prefix, before + inside))
         else:
@@ -220,7 +223,8 @@ def token_count(rows: Sequence[Row]) -> int:
 
 
 def _packed_tokens(prefixes: Sequence["_Prefix"], rows: Sequence[Row]) -> int:
-    """The number of tokens of these prefixes and of the rows' suffixes."""
+    """How many tokens these prefixes and the rows' suffixes have. The last token of a row predicts
+    nothing and is not packed."""
     return sum(len(prefix.ids) for prefix in prefixes) + sum(
         len(row.ids) - 1 - row.prefix_len for row in rows if row.prefix_len
     )
@@ -235,7 +239,8 @@ class _Prefix:
 
 
 def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
-    """Every row without a shared prompt, and each shared prompt once."""
+    """The prefixes of a microbatch: each shared prompt once, and every row without a shared prompt
+    as a whole (without its last token, which predicts nothing)."""
     prefixes: list[_Prefix] = []
     index_of_prompt: dict[tuple[int, ...], int] = {}
     for r, row in enumerate(rows):
@@ -252,13 +257,13 @@ def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
 
 
 def prefix_buckets(layout: Layout) -> list[Bucket]:
-    """The prefixes in padded buckets, for attention kernels that work on rectangles."""
+    """Group the prefixes into padded buckets, for attention kernels that work on rectangles."""
     return _group_into_buckets(layout.prefixes, 0)
 
 
 def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
-    """The suffixes in padded buckets, each with the prefixes that they attend to; empty suffixes
-    are left out."""
+    """Group the suffixes into padded buckets, each with the prefixes that its suffixes attend to.
+    Empty suffixes are left out."""
     starts = _start_offsets(layout.prefixes, 0)
     buckets: list[SuffixBucket] = []
     first = 0
@@ -283,22 +288,24 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 def _suffix_bucket(
     layout: Layout, starts: list[int], first: int, last: int, offset: int
 ) -> SuffixBucket:
-    """The bucket of the suffixes `first` to `last` (not included) of the layout.
+    """Make the bucket of the suffixes `first` to `last` (not included) of the layout.
 
     Args:
         starts: where each prefix begins in the packed order.
         offset: where the first of the suffixes begins.
     """
     lengths = layout.suffixes[first:last]
-    nonempty = [i for i, n in enumerate(lengths) if n]  # an answer of one token has no suffix
+    # Counted from `first`; an answer of one token has an empty suffix.
+    nonempty = [i for i, n in enumerate(lengths) if n]
     used_prefixes = sorted({layout.owners[first + i] for i in nonempty})
     prefix_lengths = [layout.prefixes[prefix] for prefix in used_prefixes]
     own = _padded_bucket([lengths[i] for i in nonempty], offset)
     longest = max(prefix_lengths)
     index_in_bucket = {prefix: i for i, prefix in enumerate(used_prefixes)}
     owner = torch.tensor([index_in_bucket[layout.owners[first + i]] for i in nonempty])
-    # [prefixes, keys]
+    # [prefixes, longest]: True where a prefix has a token, False where it is padded.
     seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]
+    # A suffix token sees all of its prefix, and its own suffix up to itself.
     prompt_mask = seen[owner][:, None, None, :].expand(-1, 1, own.length, -1)
     causal_mask = torch.ones(own.length, own.length, dtype=torch.bool).tril()
     mask = torch.cat([prompt_mask, causal_mask.expand(len(nonempty), 1, -1, -1)], -1)
@@ -314,17 +321,20 @@ def _suffix_bucket(
 
 
 def _group_into_buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
-    """Sequences of these lengths, sorted, in buckets: one ends where a further sequence would bring
-    the padding above `WASTE` pairs of tokens.
+    """Group consecutive sequences into buckets. A bucket ends where one more sequence would bring
+    its padding above `WASTE` pairs of tokens.
 
     Args:
+        lengths: of the sequences, in rising order.
         offset: where the first sequence begins in the packed order.
     """
-    buckets, first = [], 0
+    buckets = []
+    first = 0  # the bucket's first sequence; `last` is the one after its last
     while first < len(lengths):
         last = first
         squares = 0  # pairs of tokens in the bucket, if nothing were padded
         while last < len(lengths):
+            # Rising lengths: the newest sequence is the longest, to which all are padded.
             padded = (last + 1 - first) * lengths[last] ** 2
             squares += lengths[last] ** 2
             if padded - squares > WASTE:
@@ -338,8 +348,8 @@ def _group_into_buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
 
 
 def _padded_bucket(lengths: Sequence[int], start: int) -> Bucket:
-    """The bucket of consecutive sequences of these lengths, of which the first begins at
-    `start`."""
+    """The bucket of consecutive sequences of these lengths; the first begins at `start` in the
+    packed order."""
     longest = max(lengths)
     return Bucket(
         start, start + sum(lengths), len(lengths), longest, _scatter_index(lengths, longest)
@@ -347,15 +357,16 @@ def _padded_bucket(lengths: Sequence[int], start: int) -> Bucket:
 
 
 def _scatter_index(lengths: Sequence[int], longest: int) -> torch.Tensor | None:
-    """Where each token goes when every sequence is padded to `longest`, int64; None where nothing
-    has to be padded."""
+    """The place of each token, int64, when every sequence is padded to `longest`; None if nothing
+    has to be padded. For the lengths 1 and 2: [0, 2, 3]."""
     if all(n == longest for n in lengths):
         return None
     return torch.cat([torch.arange(n) + number * longest for number, n in enumerate(lengths)])
 
 
 def _start_offsets(lengths: Sequence[int], offset: int) -> list[int]:
-    """Where each sequence of these lengths begins, the first at `offset`."""
+    """Where each of consecutive sequences begins if the first begins at `offset`. For the lengths 3
+    and 5 and offset 0: [0, 3]."""
     starts = []
     for length in lengths:
         starts.append(offset)

@@ -18,8 +18,8 @@ EPSILON = 1e-4  # keeps the division finite; TRL's value
 
 
 def group_norm(rewards: Sequence[float]) -> list[float]:
-    """(reward - mean) / (standard deviation + `EPSILON`) for each reward. A single reward has
-    advantage 0."""
+    """(reward - mean) / (standard deviation + `EPSILON`) for each reward, in the same order. The
+    advantage of a single reward is 0."""
     mean = statistics.fmean(rewards)
     spread = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
     return [(r - mean) / (spread + EPSILON) for r in rewards]
@@ -48,8 +48,8 @@ ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {
 
 
 def assign(groups: Sequence[Group], kind: str) -> None:
-    """Set `advantage` on every trajectory of the groups. It is exactly 0.0 throughout a group of
-    equal rewards, and for trajectories without a score.
+    """Set `advantage` on every trajectory of the groups, by the formula called `kind`. It is
+    exactly 0.0 for all members of a group with equal rewards, and for trajectories without a score.
 
     Args:
         kind: a name in `ADVANTAGES`.

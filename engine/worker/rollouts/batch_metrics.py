@@ -11,21 +11,26 @@ from engine.worker.rollouts.batch_source import RolloutBatch
 def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
     """The metrics of a step's rollouts, by name (engine/core/metrics.py).
 
-    Rewards, lengths and shares of completions are measured over all trajectories that were sampled,
-    those of replaced groups included; shares of groups and of zero advantages only over the groups
-    that are trained on. The environment's own metrics are averaged over all scored trajectories, 0
-    where one lacks it.
+    What they are measured over:
+
+    - rewards, lengths and shares of completions: all sampled trajectories, those of replaced groups
+      included;
+    - shares of groups and of zero advantages: only the groups that are trained on;
+    - the environment's own metrics: all scored trajectories; one that lacks a metric counts as 0.
 
     Args:
+        batch: the rollouts of the step.
         seconds: how long the whole step took.
     """
-    groups, members = batch.groups, batch.members
+    groups = batch.groups
+    members = batch.members
     trained = [t for g in groups for t in g.members]
     scored = [t for t in members if t.error is None]
     lengths = sorted(t.trained_tokens for t in members)
     uniform = [g for g in groups if g.uniform]
+    # Groups of equal rewards are too easy where every member solved its task, else too hard.
     too_easy = sum(bool(g.scored) and all(_solved(t) for t in g.scored) for g in uniform)
-    # 0 where no completion could be scored.
+    # [0.0]: the means are 0 where no completion could be scored.
     rewards = [t.reward for t in scored] or [0.0]
     shaped = [t.shaped_reward for t in scored] or [0.0]
     values: dict[str, float] = {
@@ -33,6 +38,7 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
         "reward_std": statistics.pstdev(rewards),
         "shaped_reward_mean": statistics.fmean(shaped),
         "length_mean": statistics.fmean(lengths),
+        # The smallest length that at least 95% of the completions do not exceed.
         "length_p95": lengths[math.ceil(0.95 * len(lengths)) - 1],
         "truncated_share": sum(t.cut for t in members) / len(members),
         "zero_advantage_share": sum(t.advantage == 0.0 for t in trained) / len(trained),
@@ -51,6 +57,6 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
 
 
 def _solved(trajectory: Trajectory) -> bool:
-    """Whether a trajectory, in a group of equal rewards, solved its task: what the environment
-    says, or a positive reward where it says nothing."""
+    """Whether a trajectory solved its task: what the environment reports as success, or else
+    whether the reward is positive. Meant for groups of equal rewards."""
     return trajectory.success if trajectory.success is not None else trajectory.reward > 0

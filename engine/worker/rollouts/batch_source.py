@@ -73,12 +73,14 @@ class Collector:
         tasks, in at most that many rounds or until no unused task is left.
 
         Args:
-            policy_step: how many steps the sampling policy has been trained; noted in every
+            step: number of the step, from 1; with the seed it decides tasks and random numbers.
+            policy_step: how many steps the policy that samples has been trained; noted in every
                 trajectory.
         """
-        settings, count = self.settings, len(self.tasks)
+        settings = self.settings
+        count = len(self.tasks)
         task_indices = tasks_of_step(step, count, settings.prompts_per_step, settings.seed)
-        groups, times = self._round(task_indices, step, 0)
+        groups, times = self._play_round(task_indices, step, 0)
         dropped: list[Group] = []
         used_tasks = set(task_indices)
         for round_number in range(1, settings.resample_uniform + 1):
@@ -89,7 +91,7 @@ class Collector:
             if not unused_tasks:
                 break
             used_tasks |= set(unused_tasks)
-            fresh_groups, more_times = self._round(unused_tasks, step, round_number)
+            fresh_groups, more_times = self._play_round(unused_tasks, step, round_number)
             times = times + more_times
             # Few unused tasks may be left; then some uniform groups stay.
             for index, group in zip(uniform_indices, fresh_groups, strict=False):
@@ -101,19 +103,20 @@ class Collector:
                 trajectory.policy_step = policy_step
         return RolloutBatch(groups, dropped, times)
 
-    def _round(
+    def _play_round(
         self, task_indices: Sequence[int], step: int, round_number: int
     ) -> tuple[list[Group], Times]:
-        """Play the chosen tasks once.
+        """Play each chosen task `group_size` times, and subtract the penalty for long thinking
+        where the settings have one. Returns one group per task, in order, and the seconds spent.
 
         Args:
-            task_indices: which tasks.
-            round_number: within the step, from 0; each round draws with another seed.
+            task_indices: the indices of the tasks to play.
+            round_number: number of the round within the step, from 0; each round has another seed.
         """
         settings = self.settings
-        # No run has a million steps, so runs with different seeds share no draw.
+        # No run has a million steps, so no two seeds lead to the same random numbers.
         params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
-        # 2**52 is far above the seeds of all steps, so rounds never share one.
+        # 2**52 is far above the seeds of all steps, so no two rounds have the same seed.
         params = replace(params, seed=params.seed + round_number * 2**52)
         groups, times = collect(
             [self.tasks[i] for i in task_indices],
@@ -134,8 +137,11 @@ class Collector:
 
 
 def tasks_of_step(step: int, count: int, per_step: int, seed: int) -> list[int]:
-    """The indices of the `per_step` tasks (of `count`) that step `step` (from 1) plays. Steps go on
-    through one epoch after another, each a shuffle of all tasks that follows from the seed."""
+    """The indices of the `per_step` tasks (of `count`) that step `step` (from 1) plays.
+
+    The steps go through the tasks epoch by epoch. The order of each epoch is a shuffle that follows
+    from the seed and the epoch; a step may play the end of one epoch and the start of the next.
+    """
     first_position = (step - 1) * per_step
     indices = []
     for position in range(first_position, first_position + per_step):
@@ -155,12 +161,12 @@ def _shuffled(count: int, seed: str) -> tuple[int, ...]:
 def fresh_tasks(
     place: tuple[int, int], count: int, limit: int, used: set[int], seed: int
 ) -> list[int]:
-    """At most `limit` indices of `count` tasks, none of them in `used`; fewer, or none, where not
-    so many are left.
+    """Choose at most `limit` of `count` tasks that the step has not played yet. Returns their
+    indices: fewer than `limit`, or [], if not so many are left.
 
     Args:
-        place: (step, round within the step), which together with the seed decide the choice.
-        used: indices of the tasks that the step has played.
+        place: (step, round within the step); with the seed they decide the choice.
+        used: indices of the tasks that the step has played already.
     """
     step, round_number = place
     order = list(range(count))
@@ -178,8 +184,8 @@ class BatchSource:
     """
 
     def __init__(self, collector: Collector, policy: Policy, last: int) -> None:
-        """Nothing is sampled for a step beyond `last`. With the setting `async_sampling` this also
-        makes the adapter that holds the copy of the policy."""
+        """Sample with `collector` for the training of `policy`, for no step beyond `last`. With the
+        setting `async_sampling` a second adapter is made here, for a copy of the policy."""
         self.collector = collector
         self.policy = policy
         self.last = last
@@ -189,13 +195,13 @@ class BatchSource:
             self._policy_copy = policy.base.network.new_adapter(policy.adapter.spec, 0)
 
     def batch(self, step: int) -> RolloutBatch:
-        """The batch of `step`: the one that was sampled ahead, or else one sampled now, by the
-        policy as it is.
+        """The batch of `step`: the one that was sampled ahead if there is one, otherwise one
+        sampled now with the policy as it is.
 
-        The first batch of an attempt is always sampled now, so what a resumed run samples follows
-        from its checkpoint alone.
+        The first batch of an attempt is always sampled now. What a resumed run samples therefore
+        follows from its checkpoint alone.
         """
-        sampled_ahead, self._ahead = self._ahead, None
+        sampled_ahead, self._ahead = self._ahead, None  # each is used once
         if sampled_ahead is not None and sampled_ahead[0] == step:
             return sampled_ahead[1]
         sampler = self.collector.sampler
@@ -206,12 +212,13 @@ class BatchSource:
 
     @contextmanager
     def sampling_ahead(self, step: int) -> Iterator[None]:
-        """Wrap this around the update of the step before `step`. With the setting `async_sampling`
-        the batch of `step` is sampled meanwhile, by a copy of the policy as it is on entry;
-        otherwise, and beyond the last step, nothing is done."""
+        """A context for the update of the step before `step`. With the setting `async_sampling` the
+        batch of `step` is sampled meanwhile, with a copy of the policy as it is on entry. Without
+        that setting, or if `step` is beyond the last one, it does nothing."""
         if self._policy_copy is None or step > self.last:
             yield
             return
+        # A copy, since the update changes the policy while the batch is sampled.
         self._policy_copy.load(self.policy.adapter.state())
         self.collector.sampler.load(self._policy_copy)
         if not self._can_share_process():
@@ -225,8 +232,8 @@ class BatchSource:
             self._ahead = step, sampled.result()
 
     def _can_share_process(self) -> bool:
-        """Whether sampling and training can go on in this process at the same time: with vLLM, and
-        with our own forward on a CPU.
+        """Whether the next batch can be sampled while this process trains: true with vLLM, which is
+        another process, and with our own forward on a CPU.
 
         Two threads cannot share PEFT's switch between adapters, nor a GPU while its kernels are
         being recorded. There the next batch is sampled before the update instead, with the same

@@ -60,9 +60,11 @@ def collect(
     sampler: Sampler,
     params: SamplingParams,
 ) -> tuple[list[Group], Times]:
-    """Play every task `n` times. Returns one group per task, in the order of `tasks`, with all
-    trajectories scored, and the seconds spent. A fault of the environment is not raised but noted
-    in the trajectory in which it happened."""
+    """Play every task `n` times and score the rollouts.
+
+    Returns (one group per task, in the order of `tasks`; the seconds spent). An error of the
+    environment is not raised: the trajectory in which it happened gets it as its `error`.
+    """
     times = Times()
     groups = [_new_group(task, n, context) for task in tasks]
     if context.multi_turn:
@@ -73,7 +75,8 @@ def collect(
 
 
 def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool:
-    """Whether the task's prompt leaves room for one completion of `params.max_tokens` ids."""
+    """Whether the task's prompt leaves room for one completion of `params.max_tokens` ids within
+    `context.max_length`."""
     prompt = context.renderer.prompt(task["prompt"], context.tools)
     return len(prompt) + params.max_tokens <= context.max_length
 
@@ -98,6 +101,7 @@ def _play_once(
     with BackgroundWorker() as environment:
 
         def on_completion(prompt: int, member: int, completion: Completion) -> None:
+            # Called by the sampler for completion `member` of the task at index `prompt`.
             trajectory = groups[prompt].members[member]
             _append_turn(trajectory, completion, context, params)
             environment.do(_score_once, context.process, tasks[prompt], trajectory)
@@ -117,8 +121,8 @@ def _score_once(process: EnvProcess, task: TaskRow, trajectory: Trajectory) -> N
 
 @dataclass
 class _Rollout:
-    """A rollout of several turns that is still going on. `replies` is what the environment answered
-    to the last turn, None where the rollout ended with it."""
+    """A rollout of several turns that is being played. `replies` holds the environment's answer to
+    the last turn; None before the first answer, and where the rollout ended with that turn."""
 
     trajectory: Trajectory
     episode: Episode
@@ -133,18 +137,20 @@ def _play_turns(
     params: SamplingParams,
     times: Times,
 ) -> None:
-    """Play all trajectories of `groups` turn by turn, one turn of each at a time; those that end
-    are scored in the background. Fills the trajectories and adds to `times`."""
+    """Play all trajectories of `groups`: one turn of each, then the next turn of those still open,
+    and so on. Those that have ended are scored in the background. Fills the trajectories and adds
+    to `times`."""
     open_rollouts: list[_Rollout] = []
     began = time.monotonic()
     for task, group in zip(tasks, groups, strict=True):
         for trajectory in group.members:
             try:
                 open_rollouts.append(_Rollout(trajectory, context.process.start(task)))
-            except EpisodeFailed as error:
+            except EpisodeFailed as error:  # the other rollouts go on
                 _set_error(trajectory, str(error))
     times.reward_s += time.monotonic() - began
     turn = 0
+    # From here on the environment works in its own thread.
     with BackgroundWorker() as environment:
         while open_rollouts:
             _play_turn(open_rollouts, turn, context, sampler, params, environment, times)
@@ -166,11 +172,11 @@ def _play_turn(
     environment: "BackgroundWorker",
     times: Times,
 ) -> None:
-    """Sample one assistant turn of every open rollout; the environment answers each in the
-    background as soon as it ends. Returns when all are answered.
+    """Sample one assistant turn of every open rollout. The environment answers each in the
+    background as soon as it is complete. Returns when all are answered, and adds to `times`.
 
     Args:
-        turn: counted from 0; each turn draws with another seed.
+        turn: number of the turn, from 0; each turn has another seed.
     """
 
     def on_completion(prompt: int, _member: int, completion: Completion) -> None:
@@ -186,8 +192,8 @@ def _play_turn(
 
 
 class BackgroundWorker:
-    """A thread that runs the calls it is given one after another, while the caller goes on. Leaving
-    its context waits for the thread to end."""
+    """A context with a thread that runs the calls it is given, one after another, while the caller
+    goes on. Leaving the context waits for the thread to end."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "environment")
@@ -197,16 +203,17 @@ class BackgroundWorker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """After an error in the context, calls that have not begun are dropped."""
+        """Wait for the call that is running. Calls that have not begun are dropped: after an error
+        nobody needs them, and otherwise `wait` has left none."""
         self._thread.shutdown(cancel_futures=True)
 
     def do(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Run `work(*arguments)` in the thread, after what it was given before."""
+        """Queue the call `work(*arguments)` for the thread, and return at once."""
         self._pending.append(self._thread.submit(work, *arguments))
 
     def wait(self) -> float:
-        """Wait until all calls are done. Returns the seconds waited; raises the first error that a
-        call raised."""
+        """Wait until all queued calls are done, and return the seconds that took. Raises what the
+        first of the calls that failed has raised."""
         began = time.monotonic()
         pending, self._pending = self._pending, []
         for future in pending:
@@ -217,8 +224,8 @@ class BackgroundWorker:
 def _append_turn(
     trajectory: Trajectory, completion: Completion, context: RolloutContext, params: SamplingParams
 ) -> None:
-    """Append a completion to the trajectory, as ids and as an assistant message whose text ends
-    before the first stop string."""
+    """Append a completion to the trajectory: its ids, and its text as an assistant message. The
+    text ends before the first stop string; the ids are kept as sampled."""
     text = context.renderer.completion_text(completion.ids)
     for stop in params.stop:
         text = text.split(stop)[0]
@@ -230,9 +237,13 @@ def _append_turn(
 
 
 def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
-    """Send the last turn to the environment. Its reply is stored for the next turn, or the rollout
-    is scored where it ends: the environment has nothing more to say or failed, the turn was cut off
-    by its length, or it was the last one allowed."""
+    """Send the last turn of a rollout to the environment. If the rollout goes on, the reply is
+    stored for the next turn. Otherwise the rollout is scored and closed. It ends where
+
+    - the environment has nothing more to say, or failed;
+    - the turn was cut off by its length;
+    - it was the last turn allowed.
+    """
     trajectory = rollout.trajectory
     rollout.replies = None
     try:
@@ -254,9 +265,11 @@ def _continue_rollout(
     params: SamplingParams,
     environment: BackgroundWorker,
 ) -> bool:
-    """Append the environment's reply, so that the next turn can be sampled. Returns False when the
-    rollout has ended, or ends here because a further completion would not fit."""
-    trajectory, replies = rollout.trajectory, rollout.replies
+    """Append the environment's reply to the trajectory, so that the next turn can be sampled.
+    Returns True then. Returns False if the rollout has ended, or ends now because another
+    completion would exceed the length limit."""
+    trajectory = rollout.trajectory
+    replies = rollout.replies
     if replies is None:
         return False
     earlier_messages = [*trajectory.prompt, *trajectory.messages]
@@ -272,14 +285,15 @@ def _continue_rollout(
 
 
 def _score_and_close(rollout: _Rollout) -> None:
-    """Score the episode, unless it failed before, and close it."""
+    """Score the rollout's episode, unless the environment failed in it before, and close it."""
     if rollout.trajectory.error is None:
         _set_score(rollout.trajectory, rollout.episode.score())
     rollout.episode.close()
 
 
 def _set_score(trajectory: Trajectory, score: ScoreReply) -> None:
-    """Copy a score into the trajectory, or its error."""
+    """Copy the environment's score into the trajectory: reward, success and metrics, or the error
+    if scoring failed."""
     if score["error"]:
         _set_error(trajectory, score["error"])
         return

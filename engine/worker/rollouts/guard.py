@@ -19,8 +19,8 @@ class Guard:
     """
 
     def __init__(self, limit: float, state: LoopState, run_id: str) -> None:
-        """`limit` is the largest share of completions whose scoring may fail. Counters that a
-        resumed run brings in `state` are kept."""
+        """End the run `run_id` once more than the share `limit` of its completions cannot be
+        scored. The counters in `state` start at 0, unless a resumed run brings them along."""
         self.limit = limit
         self.run_id = run_id
         self.state = state
@@ -29,12 +29,12 @@ class Guard:
         state.setdefault("errors", 0)
 
     def check(self, step: int, batch: RolloutBatch) -> None:
-        """Count the batch of a step.
+        """Count the rollouts of a step, and end the run if it cannot learn.
 
         Raises:
-            WorkerFailure: kind reward, when the share of completions of the run that could not be
-                scored is above the limit; kind no_signal, when all advantages were 0 for
-                `NO_SIGNAL_STEPS` steps in a row.
+            WorkerFailure: kind reward, when of all completions of the run (at least
+                `ERRORS_JUDGED_FROM`) a larger share than the limit could not be scored; kind
+                no_signal, when all advantages were 0 for `NO_SIGNAL_STEPS` steps in a row.
         """
         members = batch.members
         failed = [t for t in members if t.error is not None]
@@ -42,6 +42,7 @@ class Guard:
         self.state["errors"] += len(failed)
         self.state["last_errors"] = [len(failed), len(members)]
         share = self.state["errors"] / self.state["played"]
+        # `failed`: a resumed run is not ended by failures of earlier steps alone.
         if failed and self.state["played"] >= ERRORS_JUDGED_FROM and share > self.limit:
             raise WorkerFailure(
                 "reward",
@@ -66,14 +67,15 @@ class Guard:
             )
 
     def failed_scores(self) -> Result:
-        """How many completions could not be scored: over all steps `failed` of `of`, and the same
-        two for the last step."""
+        """How many completions could not be scored, for the result record. For example
+        `{"failed": 3, "of": 640, "last_step": {"failed": 0, "of": 64}}`: 3 of 640 in the whole run,
+        none of 64 in its last step."""
         failed, sampled = self.state.get("last_errors", (0, 0))
         counts = {"failed": self.state["errors"], "of": self.state["played"]}
         return counts | {"last_step": {"failed": failed, "of": sampled}}
 
     def close(self, steps: int) -> None:
-        """Note at the end whether none of the run's `steps` had a gradient; unchanged weights are
-        then no fault."""
+        """At the end of a run of `steps` steps, set `no_gradient` in the state if none of them had
+        a gradient. Unchanged weights are then not reported as a failure."""
         if self.state["silent_steps"] >= steps:
             self.state["no_gradient"] = True

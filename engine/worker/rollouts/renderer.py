@@ -42,9 +42,16 @@ class Renderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], *, thinking: bool = False
     ) -> None:
-        """The first of `stop_ids` is the one that the template writes. With `thinking` the template
-        is asked to open a think block. Raises WorkerFailure (config) for a tokenizer without a chat
-        template."""
+        """Keep a tokenizer and the texts of its stop ids.
+
+        Args:
+            tokenizer: must have a chat template.
+            stop_ids: every id that ends a turn; the first is the one that the template writes.
+            thinking: whether the template is asked to open a think block.
+
+        Raises:
+            WorkerFailure: kind config, when the tokenizer has no chat template.
+        """
         if not tokenizer.chat_template:
             raise WorkerFailure(
                 "config",
@@ -58,7 +65,8 @@ class Renderer:
 
     @property
     def _format(self) -> ChatFormat:
-        """The template and its tokens, in the form that the control side knows them."""
+        """The chat template with the tokens it uses, in the form that the code shared with the
+        control side takes (engine/models/chat_format.py)."""
         # A dict where the model has several templates, by name.
         template = self.tokenizer.chat_template
         return ChatFormat(
@@ -82,8 +90,8 @@ class Renderer:
         return self._format.text(messages, tools, prompt=prompt)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text that the template wrote: special tokens in it are recognised, none are added.
-        [] for empty text."""
+        """The ids of text that the template wrote. Special tokens in the text are recognised, and
+        none are added. [] for empty text."""
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
     def prompt(
@@ -143,8 +151,8 @@ class Renderer:
         return Rendered(chat.ids, chat.mask(loss_on))
 
     def completion_text(self, ids: Sequence[int]) -> str:
-        """The text of `ids` without a last token that ended the turn. Other special tokens stay in
-        the text."""
+        """The text of a completion's ids. If the last id ended the turn, it is left out; other
+        special tokens stay in the text."""
         ids = list(ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
@@ -158,11 +166,13 @@ class Renderer:
         return prompt.rstrip().endswith("<think>")
 
     def assistant_message(self, text: str, *, tools: bool) -> ChatMessage:
-        """The text of a completion as an assistant message. A thought, which ends with </think>,
-        goes into `reasoning_content`.
+        """Turn the text of a completion into an assistant message.
 
-        With `tools`, tool calls go from the content into `tool_calls`. If one of them is malformed,
-        all stay in the content, for the environment to see.
+        - `reasoning_content`: the text before </think>; missing where there is none.
+        - `content`: the rest of the text.
+        - `tool_calls`: the tool calls written in the content, which are then removed from it; only
+          with `tools`. If one call is malformed, all stay in the content, where the environment
+          sees them.
         """
         message: ChatMessage = {"role": "assistant", "content": text}
         if THINK_END in text:
@@ -183,8 +193,8 @@ class Renderer:
 
 
 def _parse_call(text: str, number: int) -> dict[str, object] | None:
-    """The tool call that a model wrote as JSON, in OpenAI's form with the id `call_<number>`; None
-    where the text is no JSON object with a name."""
+    """Parse a tool call that a model wrote as JSON into OpenAI's form, with the id
+    `call_<number>`. None if the text is not a JSON object with a `name`."""
     try:
         parsed = json.loads(text)
     except (ValueError, RecursionError):  # no JSON, or nested too deeply

@@ -24,9 +24,17 @@ def records_of(step: int, batch: RolloutBatch) -> list[TrajectoryRecord]:
 def _record(
     step: int, group: int, member: int, trajectory: Trajectory, *, dropped: bool
 ) -> TrajectoryRecord:
-    """One trajectory as a record. `group` and `member` count from 0 within the step; `dropped`
-    means that its group was replaced."""
-    fields = trajectory.answer() | {
+    """One trajectory as a record for the rollout file.
+
+    These fields are left out where they say nothing: `shaped_reward` without a penalty, `dropped`
+    for a group that is trained on, and the token ids and mask beyond the first groups.
+
+    Args:
+        group, member: numbers of the group within the step and of the trajectory within the group,
+            from 0.
+        dropped: whether the group was replaced by another one.
+    """
+    fields = trajectory.answer_fields() | {
         "step": step,
         "group": group,
         "member": member,
@@ -38,7 +46,7 @@ def _record(
         fields["shaped_reward"] = trajectory.shaped_reward
     if dropped:
         fields["dropped"] = True
-    if group < GROUPS_WITH_IDS:
+    if group < GROUPS_WITH_IDS:  # not for all groups, to keep the file small
         fields |= {
             "prompt_ids": trajectory.prompt_ids,
             "ids": trajectory.ids,

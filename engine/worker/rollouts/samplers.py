@@ -22,19 +22,19 @@ LEAST_CONTEXT = 1024  # tokens of prompt and completion a server takes at least
 
 
 def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds) -> Sampler:
-    """The sampler that the run's setting `sampler` names; a run that is not GRPO has our own. A
-    vLLM server is started here, and waited for at its first use.
+    """The sampler that the setting `sampler` of a GRPO run names, `vllm` or our own; other runs
+    always use our own. A vLLM server is started here, but waited for only when it is first used.
 
     Args:
-        needs: what the run needs of any sampler.
+        needs: what every sampler has to know: ids that end a completion, and the like.
 
     Raises:
-        UserError: NO_VLLM, when it is asked for and not set up.
+        UserError: NO_VLLM, when vLLM is asked for and not set up.
     """
     settings = job.config.settings
     if not isinstance(settings, GRPOSettings) or settings.sampler != "vllm":
         return base.network.sampler(needs)
-    # `job.check_stop` ends the wait for a server when the run is cancelled meanwhile.
+    # A cancelled run must not wait for its server: see `on_wait` in `start_vllm`.
     return start_vllm(job, base, settings, needs)
 
 
@@ -55,17 +55,17 @@ def start_vllm(
 
 
 def run_plan(job: Job[RunConfig], base: Base, settings: GRPOSettings, needs: SamplerNeeds) -> Plan:
-    """How the vLLM server of a run is to be run.
+    """The settings with which a run's vLLM server is started.
 
-    On a CPU it computes in float32 as the trainer does: their log-probabilities then agree to 1e-5,
-    with bfloat16 only to 0.003. On a GPU it uses the trainer's number format.
+    It computes in the trainer's number format. On a CPU that is float32: log-probabilities of
+    sampler and trainer then agree to 1e-5, with bfloat16 they would only to 0.003.
 
     Raises:
         UserError: NO_VLLM, when vLLM is not set up.
     """
     on_gpu = base.network.device.type == "cuda"
     dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16"}[base.network.dtype]
-    memory = float(CPU_CACHE)
+    memory = float(CPU_CACHE)  # in bytes on a CPU, as a share of all memory on a GPU
     if on_gpu:
         free, total = torch.cuda.mem_get_info(base.network.device)
         memory = SHARED * free / total
@@ -86,7 +86,7 @@ def run_plan(job: Job[RunConfig], base: Base, settings: GRPOSettings, needs: Sam
 
 
 def cpu_threads() -> int:
-    """How many threads a server on a CPU uses: OMP_NUM_THREADS where it is a positive number, else
-    one for each core."""
+    """How many threads a vLLM server on a CPU uses: the value of OMP_NUM_THREADS if it is a
+    positive number, otherwise one for each core."""
     from_user = os.environ.get("OMP_NUM_THREADS", "")
     return int(from_user) if from_user.isdigit() and int(from_user) > 0 else max(1, detect().cores)

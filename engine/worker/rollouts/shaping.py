@@ -16,8 +16,8 @@ def penalise_thinking(
     decode: Callable[[list[int]], str],
 ) -> None:
     """Set the `penalty` of every scored trajectory: `coefficient` times the share of `max_tokens`
-    that its think blocks take, averaged over its turns. Both the tokens and the penalty are also
-    noted as metrics of the trajectory.
+    that its think blocks take, averaged over its turns. The tokens and the penalty are also added
+    to the trajectory's metrics, as `thinking_tokens` and `thinking_penalty`.
 
     Args:
         max_tokens: the most tokens of one completion.
@@ -35,13 +35,12 @@ def penalise_thinking(
 
 
 def thought_tokens(ids: Sequence[int], opened: bool, decode: Callable[[list[int]], str]) -> int:
-    """How many of a completion's tokens lie in its think block, the marks left out. A block that is
-    never closed goes on to the end. 0 without a block.
-
-    A token that holds part of a mark and other text counts as inside.
+    """How many of a completion's tokens lie in its think block, between <think> and </think>; 0
+    without a block. A block that is never closed goes on to the end. A token with part of such a
+    mark and other text counts as inside.
 
     Args:
-        opened: whether the prompt has opened the block already.
+        opened: whether the prompt has opened the block already, so that no <think> is expected.
         decode: ids to text.
     """
     text = decode(list(ids))
@@ -49,8 +48,8 @@ def thought_tokens(ids: Sequence[int], opened: bool, decode: Callable[[list[int]
     close = text.find(CLOSE)
     if start < 0 or (0 <= close < start):  # the completion does not open the block itself
         if not opened and close < 0:
-            return 0
-        start = 0
+            return 0  # no mark at all
+        start = 0  # </think> alone closes a block that began before the completion
     else:
         start += len(OPEN)
     end = close if close >= start else len(text)
@@ -58,8 +57,8 @@ def thought_tokens(ids: Sequence[int], opened: bool, decode: Callable[[list[int]
 
 
 def _ids_needed(ids: Sequence[int], characters: int, decode: Callable[[list[int]], str]) -> int:
-    """The smallest number of leading ids whose text has at least so many characters, found by
-    halving."""
+    """The smallest number of leading ids whose text has at least `characters` characters, found by
+    binary search."""
     lower_bound, upper_bound = 0, len(ids)
     while lower_bound < upper_bound:
         middle = (lower_bound + upper_bound) // 2
@@ -71,8 +70,8 @@ def _ids_needed(ids: Sequence[int], characters: int, decode: Callable[[list[int]
 
 
 def _turns(trajectory: Trajectory) -> Iterator[list[int]]:
-    """The ids of each assistant turn. The environment's tokens between them, which are not trained,
-    separate the turns."""
+    """Yield the ids of each assistant turn of a trajectory. Turns are runs of trained tokens; the
+    environment's tokens between them are not trained."""
     turn_ids: list[int] = []
     for token, trained in zip(trajectory.ids, trajectory.loss_mask, strict=True):
         if trained:

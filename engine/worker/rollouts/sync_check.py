@@ -63,8 +63,14 @@ class SyncCheck:
         *,
         exact: bool = True,
     ) -> None:
-        """`precision` chooses the limits; unless `exact`, only growth of the gap is judged. What a
-        resumed run brings in `state` is kept."""
+        """Choose the limits of the gap by `precision`; without `exact` only its growth is judged.
+
+        Args:
+            precision: the coarser number format of sampler and trainer, float32 or bfloat16.
+            event: writes an event of the run: name, message, fields.
+            state: keeps the gaps seen so far; those of a resumed run are continued.
+            exact: whether sampler and trainer are meant to give the same distribution.
+        """
         self.limits = LIMITS[precision] if exact else LOOSE
         self._event = event
         self._state = state
@@ -73,10 +79,11 @@ class SyncCheck:
         state.setdefault("told", [])
 
     def metrics(self, step: int, measured: Mapping[str, float | None]) -> dict[str, float]:
-        """Judge the gap among an update's measurements, as `check` does, and return its metrics; {}
-        where the update measured no gap.
+        """Judge the gap that the update of `step` measured, and return the metrics of `check`.
+        Returns {} if `measured` holds no gap, as in a step that trained nothing.
 
-        Raises as `check`.
+        Raises:
+            WorkerFailure: as `check`.
         """
         mean, largest = measured.get("sampler_gap_mean"), measured.get("sampler_gap_max")
         if mean is None or largest is None:
@@ -84,15 +91,16 @@ class SyncCheck:
         return self.check(step, mean, largest)
 
     def check(self, step: int, mean: float, largest: float) -> dict[str, float]:
-        """Judge the gap of a step. A gap above `warn`, or one that has grown, is written as an
-        event once.
+        """Judge the gap of a step. If it is above the limit `warn` or has grown, an event is
+        written: once, and again only after a step in which all was well.
 
         Args:
-            mean, largest: distance between the sampler's and the trainer's log-probability of the
-                same token, over the step's batch, in nats.
+            step: number of the step.
+            mean, largest: mean and maximum, over the tokens of the step, of the distance between
+                the sampler's and the trainer's log-probability, in nats.
 
-        Returns the metrics: both gaps, and how much the median of the latest steps is above that of
-        the first.
+        Returns the metrics by name: `sampler_gap_mean` and `sampler_gap_max` as given, and
+        `sampler_gap_drift`, the median of the latest steps minus that of the first steps.
 
         Raises:
             WorkerFailure: kind internal, when the mean is NaN or too large for the sampler to have
@@ -102,7 +110,7 @@ class SyncCheck:
         if len(first) < WINDOW:
             first.append(mean)
         latest.append(mean)
-        del latest[:-WINDOW]
+        del latest[:-WINDOW]  # in place, since checkpoints save this list
         first_gap, latest_gap = statistics.median(first), statistics.median(latest)
         if mean > self.limits.fail or math.isnan(mean):
             raise WorkerFailure(
@@ -122,7 +130,7 @@ class SyncCheck:
             )
             self._report_once("sampler_gap_grows", step, mean, largest, growth)
         else:
-            self._state["told"] = []
+            self._state["told"] = []  # all is well: a later gap is told again
         return {
             "sampler_gap_mean": mean,
             "sampler_gap_max": largest,
@@ -130,8 +138,8 @@ class SyncCheck:
         }
 
     def _report_once(self, name: str, step: int, mean: float, largest: float, reason: str) -> None:
-        """Write the event `name`, unless it was written at an earlier step and has applied since
-        then."""
+        """Write the event `name` with both gaps and the reason, unless it was written already and
+        the gap has been too large at every step since."""
         if name in self._state["told"]:
             return
         self._state["told"].append(name)

@@ -73,16 +73,17 @@ class VllmClient:
         self._post("/wake_up", None)
 
     def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
-        """The completions of one prompt, as many as `sampling` has as `n`. Raises VllmError."""
+        """The completions of one prompt; their number is `n` in `sampling`, vLLM's sampling
+        parameters. Raises VllmError."""
         return read_answers(self._post(GENERATE, _request(model, ids, sampling)))
 
     def prompt_logprobs(self, model: str, ids: list[int]) -> list[float]:
-        """The log-probability of every id of the prompt but the first, which follows nothing.
-        Raises VllmError."""
+        """The log-probability of every id of the prompt except the first, which has none since
+        nothing precedes it. Raises VllmError."""
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         reply = self._post(GENERATE, _request(model, ids, sampling))
         try:
-            positions = reply["prompt_logprobs"][1:]
+            positions = reply["prompt_logprobs"][1:]  # None for the first id
             return [
                 float(position[str(token)]["logprob"])
                 for position, token in zip(positions, ids[1:], strict=True)
@@ -93,8 +94,8 @@ class VllmClient:
             ) from error
 
     def stream(self, model: str, ids: list[int], sampling: Body) -> Iterator[list[int]]:
-        """Yields the ids of one completion, a few at a time as they are sampled. Raises VllmError,
-        also after some ids."""
+        """Yield the ids of one completion as they are sampled, a few at a time. Raises VllmError,
+        possibly after some ids have been yielded."""
         body = _request(model, ids, sampling) | {"stream": True}
         with (
             self._errors_explained(),
@@ -102,10 +103,11 @@ class VllmClient:
             client.stream("POST", GENERATE, json=body) as response,
         ):
             if response.status_code != 200:
-                response.read()
+                response.read()  # the text of a streamed reply is not loaded by itself
                 raise VllmError(_refusal(response))
             for line in response.iter_lines():
                 data = line.removeprefix("data:").strip()
+                # Server-sent events: blank lines separate them, "[DONE]" is the last one.
                 if not line.startswith("data:") or data == "[DONE]":
                     continue
                 chunk = json.loads(data)
@@ -117,12 +119,14 @@ class VllmClient:
 
     @asynccontextmanager
     async def together(self) -> AsyncIterator["Together"]:
-        """Inside this context prompts can be sent at the same time."""
+        """A context that yields a `Together`, with which several prompts can be sent at the same
+        time. Its connections are closed on exit."""
         transport = httpx.AsyncHTTPTransport(uds=str(self.process.address), limits=LIMITS)
         async with httpx.AsyncClient(
             transport=transport,
             base_url="http://vllm",
             headers=self._headers(),
+            # pool=None: a prompt may wait for a free connection as long as it takes.
             timeout=httpx.Timeout(30.0, read=READ_S, pool=None),
         ) as client:
             yield Together(self, client)
@@ -132,8 +136,8 @@ class VllmClient:
             return _body(client.post(path, json=body))
 
     def _client(self) -> httpx.Client:
-        """A new HTTP client on the server's socket file, with its key. A read may take `READ_S`,
-        all else 30 s."""
+        """A new HTTP client that speaks to the server over its socket file and sends its key. A
+        reply may take `READ_S` seconds, anything else 30."""
         return httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.process.address), limits=LIMITS),
             base_url="http://vllm",
@@ -146,8 +150,8 @@ class VllmClient:
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
-        """Inside this context errors of the connection, and replies that are no JSON, become
-        VllmError with the last lines of the server's log."""
+        """A context in which errors of the connection, and replies that are not JSON, become
+        VllmError. Its message ends with the last lines of the server's log."""
         try:
             yield
         except (httpx.HTTPError, ValueError) as error:
@@ -163,16 +167,16 @@ class Together:
         self._client = client
 
     async def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
-        """The completions of one prompt, as many as `sampling` has as `n`; others may be asked for
-        meanwhile. Raises VllmError."""
+        """The completions of one prompt; their number is `n` in `sampling`, vLLM's sampling
+        parameters. Other prompts may be sent meanwhile. Raises VllmError."""
         with self._owner._errors_explained():
             response = await self._client.post(GENERATE, json=_request(model, ids, sampling))
             return read_answers(_body(response))
 
 
 def read_answers(reply: Body) -> list[Answer]:
-    """The completions of a reply, in their order. Raises VllmError when the reply has another
-    shape."""
+    """The completions in a reply, in the order of their index. Raises VllmError when the reply has
+    not the expected shape."""
     try:
         choices = sorted(reply["choices"], key=lambda choice: choice["index"])
         return [_answer(choice) for choice in choices]
@@ -181,9 +185,13 @@ def read_answers(reply: Body) -> list[Answer]:
 
 
 def _answer(choice: Body) -> Answer:
-    """One choice of a reply, with NaN for each log-probability that is missing or no real one.
-    Raises KeyError, TypeError or ValueError when it has another shape, or its log-probabilities
-    belong to other ids."""
+    """Read one choice of a reply. A log-probability that is missing or not a usable number becomes
+    NaN.
+
+    Raises:
+        KeyError, TypeError, ValueError: when the choice has not the expected shape, or its
+            log-probabilities belong to other ids; `read_answers` catches them.
+    """
     ids = [int(token) for token in choice["token_ids"]]
     positions = (choice.get("logprobs") or {}).get("content") or [None] * len(ids)
     logprobs = []
@@ -203,8 +211,8 @@ def _request(model: str, ids: list[int], sampling: Body) -> Body:
 
 
 def _body(response: httpx.Response) -> Body:
-    """The reply as a JSON object, {} where the server answered with plain text. Raises VllmError
-    where it refused."""
+    """The reply as a JSON object; {} if the server answered with plain text. Raises VllmError if it
+    refused the request (any status but 200)."""
     if response.status_code != 200:
         raise VllmError(_refusal(response))
     try:
@@ -215,8 +223,8 @@ def _body(response: httpx.Response) -> Body:
 
 
 def _refusal(response: httpx.Response) -> str:
-    """What the server answered instead of a result: the status and its error message, or the start
-    of its text."""
+    """A sentence for a refused request, such as "it answered 400: model not found": the status, and
+    the server's error message or the first 300 characters of its text."""
     text = response.text
     try:
         reply = response.json()

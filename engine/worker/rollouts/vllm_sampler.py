@@ -52,9 +52,15 @@ class VllmSampler:
         model_vocab: int,
         on_wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """`process` may still be starting; `folder` is emptied. Ids in `stop_ids` end a completion;
-        those from `vocab` up to `model_vocab` have no token and are never sampled. `on_wait` is
-        called while the server starts, and may raise to end the wait."""
+        """Sample on the server `process`, which may still be starting.
+
+        Args:
+            folder: where versions of adapters are written for the server; emptied here.
+            stop_ids: ids that end a completion.
+            vocab, model_vocab: ids from the first up to the second number have no token and are
+                never sampled.
+            on_wait: called again and again while the server starts; may raise to end the wait.
+        """
         self.process = process
         self.client = VllmClient(process)
         self.stop_ids = list(stop_ids)
@@ -70,8 +76,8 @@ class VllmSampler:
         shutil.rmtree(folder, ignore_errors=True)
 
     def load(self, adapter: Adapter | None) -> None:
-        """From now on sample from base + adapter as the adapter is now; None: from the base alone.
-        Does nothing if that very version is loaded already.
+        """Sample from now on with the adapter as it is at this moment, or with the base alone if
+        `adapter` is None. Does nothing if the same version is loaded already.
 
         Raises:
             WorkerFailure: kind infra, when the server does not take it, or kind oom, when its
@@ -93,7 +99,7 @@ class VllmSampler:
             self._speaking, self._loaded = name, new_version
             if old_name != BASE:
                 self.client.unload(old_name)
-        if old_name != BASE:
+        if old_name != BASE:  # the base has no folder of ours
             shutil.rmtree(self._folder / old_name, ignore_errors=True)
 
     def generate(
@@ -117,8 +123,8 @@ class VllmSampler:
             return asyncio.run(self._request_all(prompts, n, params, done))
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        """Yields the ids of one completion as they are sampled, the end token included; none where
-        the prompt fills the context. Raises WorkerFailure as `generate`."""
+        """Yield the ids of one completion as they are sampled, the end token included. Yields
+        nothing if the prompt fills the context. Raises WorkerFailure as `generate`."""
         self._wait_until_ready()
         room = self.limit - len(prompt)
         if room < 1:
@@ -136,8 +142,8 @@ class VllmSampler:
         return other
 
     def release_memory(self) -> None:
-        """Give the device's memory back until the sampler is used again. Nothing happens on a CPU,
-        or if it is given back already."""
+        """Free the GPU's memory until the sampler is used again. Does nothing on a CPU, or if the
+        memory is free already."""
         if self.process.plan.sleeps and not self._asleep:
             self._wait_until_ready()
             with _ServerErrors("sleep", self.process):
@@ -152,8 +158,8 @@ class VllmSampler:
     async def _request_all(
         self, prompts: Sequence[list[int]], n: int, params: SamplingParams, done: Done | None
     ) -> list[list[Completion]]:
-        """Send all prompts, at most `ASKED_AT_ONCE` at the same time; arguments as in
-        `generate`."""
+        """Send all prompts, at most `ASKED_AT_ONCE` at the same time. Arguments and result are
+        those of `generate`. Raises VllmError, alone or in an exception group."""
         slots = asyncio.Semaphore(ASKED_AT_ONCE)
         async with self.client.together() as together, asyncio.TaskGroup() as tasks:
             requests = [
@@ -174,8 +180,12 @@ class VllmSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> list[Completion]:
-        """The `n` completions of the prompt at `index`, when a slot is free; empty ones where the
-        prompt fills the context. Calls `done` for each. Raises VllmError."""
+        """Wait for a free slot and get the `n` completions of the prompt at `index`; empty ones if
+        the prompt fills the context. Calls `done` for each.
+
+        Raises:
+            VllmError: when the request fails, or the reply holds another number of completions.
+        """
         room = self.limit - len(prompt)
         if room < 1:  # nothing can be said after a prompt that fills the context
             answers = [Answer([], [], False)] * n
@@ -195,20 +205,20 @@ class VllmSampler:
         return completions
 
     def _sampling(self, params: SamplingParams, index: int, n: int, room: int) -> Body:
-        """vLLM's sampling parameters for the prompt at `index`; vLLM gives its completion k the
-        seed plus k.
+        """vLLM's sampling parameters for the prompt at `index`.
 
         Args:
+            n: how many completions are wanted; vLLM draws number k with the seed plus k.
             room: tokens that the prompt leaves in the context.
         """
         request: Body = {
             "n": n,
             "max_tokens": min(params.max_tokens, room),
             "temperature": params.temperature,
-            "top_p": params.top_p if params.temperature else 1.0,
+            "top_p": params.top_p if params.temperature else 1.0,  # 0 is greedy
             "logprobs": 0,  # of the sampled id alone
             "stop_token_ids": self.stop_ids,
-            "detokenize": bool(params.stop),
+            "detokenize": bool(params.stop),  # only stop strings need text
         }
         if params.temperature:
             request["seed"] = prompt_seed(params.seed, index)
@@ -219,7 +229,8 @@ class VllmSampler:
         return request
 
     def _wait_until_ready(self) -> None:
-        """Wait until the server has started and is awake. Raises WorkerFailure when it does not."""
+        """Wait until the server has started, and wake it up if it sleeps. Raises WorkerFailure when
+        it does not start or wake up."""
         try:
             self.process.wait_ready(on_wait=self._on_wait)
         except ServerDied as error:
@@ -231,22 +242,23 @@ class VllmSampler:
 
 
 def _is_same_version(first: tuple[Adapter, int] | None, second: tuple[Adapter, int] | None) -> bool:
-    """Whether both are the same adapter at the same version, or both the base (None)."""
+    """Whether both are the same adapter at the same version, given as (adapter, version), or both
+    the base alone (None)."""
     if first is None or second is None:
         return first is second
     return first[0] is second[0] and first[1] == second[1]
 
 
 def prompt_seed(seed: int, index: int) -> int:
-    """The seed of the prompt at `index` of a call: 56 bits, so that vLLM can add the number of a
-    completion to it."""
+    """The seed of the prompt at `index`, derived from the seed of the call. It has 56 bits, so that
+    vLLM can add the number of a completion without exceeding 64 bits."""
     digest = hashlib.sha256(f"{seed}:{index}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
 def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
-    """The failure of a run whose vLLM server failed: kind oom where its message or log says that
-    memory ran out, otherwise kind infra. The end of the server's log is its evidence."""
+    """The failure of a run whose vLLM server failed, with the end of the server's log as evidence.
+    Its kind is oom if the message or the log says that memory ran out, otherwise infra."""
     last_words = process.last_words()
     evidence = message if last_words in message else f"{message}; its log ends: {last_words}"
     if any(mark in evidence for mark in ("out of memory", "OutOfMemory", "No available memory")):
@@ -267,7 +279,8 @@ class _ServerErrors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Raise the failure where a VllmError ended the context; other errors pass."""
+        """If a VllmError ended the context, raise the run's failure in its place. Other errors are
+        left as they are."""
         # Requests made at the same time fail as a group: its first error stands for all.
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]

@@ -26,8 +26,8 @@ from engine.worker.serving.chat_request import (
 
 
 class Models(Protocol):
-    """A base and its adapters under their model names: engine/worker/serving/own_models.py on our
-    own sampler, engine/worker/serving/vllm_models.py on a vLLM server."""
+    """What serves a base and its adapters under their model names: `OwnModels` (own_models.py) on
+    our own sampler, or `VllmModels` (vllm_models.py) on a vLLM server."""
 
     renderer: Renderer
     limit: int
@@ -45,8 +45,8 @@ class Models(Protocol):
         ...
 
     def speaking_as(self, name: str) -> AbstractContextManager[Sampler]:
-        """A context in which the sampler it gives is the model called `name`. Raises Refused
-        (404)."""
+        """A context that yields a sampler which answers as the model called `name`. Raises Refused
+        (404) for an unknown name."""
         ...
 
     def close(self) -> None: ...
@@ -84,7 +84,9 @@ class Served:
         return ids
 
     def complete(self, request: ChatRequest) -> Reply:
-        """The whole answer, as OpenAI's chat.completion object with `request.n` choices.
+        """Sample `request.n` answers and return them as the choices of OpenAI's chat.completion
+        object. Text ends before the first stop string; tool calls are parsed if the request has
+        tools.
 
         Raises:
             Refused: as `prompt_ids`, or 404 for an unknown model.
@@ -92,7 +94,7 @@ class Served:
         ids = self.prompt_ids(request)
         with self.models.speaking_as(request.model) as sampler:
             params = self._within_limit(request.params, len(ids))
-            (completions,) = sampler.generate([ids], request.n, params)
+            (completions,) = sampler.generate([ids], request.n, params)  # of the one prompt
         choices = []
         for index, completion in enumerate(completions):
             text = text_before_stop(self.renderer.completion_text(completion.ids), params.stop)
@@ -115,9 +117,14 @@ class Served:
         }
 
     def pieces(self, request: ChatRequest) -> Iterator[Reply]:
-        """The answer in pieces as it is sampled, as OpenAI's chat.completion.chunk objects: the
-        role, text of one or more characters each, the finish reason, and the usage if the request
-        asks for it. Tool calls stay in the text. Only one answer is sampled.
+        """Yield the answer in pieces as it is sampled, as OpenAI's chat.completion.chunk objects:
+
+        1. the role;
+        2. the text, one or more characters each;
+        3. the finish reason;
+        4. the usage, if the request asks for it.
+
+        Tool calls stay in the text. Only one answer is sampled.
 
         Raises:
             Refused: as `complete`, when the first piece is asked for.
@@ -143,6 +150,7 @@ class Served:
                 answer_ids.append(token)
                 text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
                 # A character of which some bytes are still to come decodes to U+FFFD: wait for it.
+                # The text must also continue what was sent: a later token can change its end.
                 if (
                     text.startswith(sent_text)
                     and not text.endswith("\ufffd")
@@ -152,7 +160,7 @@ class Served:
                         continue
                     yield chunk({"content": text[len(sent_text) :]})
                     sent_text = text
-        # The sampler has ended, so what was held back is part of the answer.
+        # Sampling has ended, so the beginning of a stop string that was held back is plain text.
         text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
         if text.startswith(sent_text) and len(text) > len(sent_text):
             yield chunk({"content": text[len(sent_text) :]})
@@ -169,5 +177,6 @@ class Served:
         return any(mark in text for mark in params.stop)
 
     def _within_limit(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
-        """The parameters with `max_tokens` lowered to what a prompt of this many tokens leaves."""
+        """The parameters with `max_tokens` lowered, if need be, so that prompt and answer stay
+        within the model's limit."""
         return replace(params, max_tokens=min(params.max_tokens, self.limit - prompt_length))

@@ -56,8 +56,8 @@ ACCEPTED = frozenset(
 def parse_chat(body: Any) -> ChatRequest:
     """Read a chat completion request, the decoded JSON body.
 
-    Fields that are left out take OpenAI's defaults, except for an answer of at most 512 tokens and
-    a random seed. Only the first eight stop strings count.
+    Fields that are left out take OpenAI's defaults, with two exceptions: `max_tokens` is
+    DEFAULT_TOKENS, and the seed is random. Only the first MAX_STOPS stop strings count.
 
     Raises:
         Refused: 400, naming the field that is unknown or wrong, or 413 for a prompt that is too
@@ -92,6 +92,7 @@ def parse_chat(body: Any) -> ChatRequest:
         raise Refused(400, "n must be 1 when streaming.")
     return ChatRequest(
         model=str(body.get("model", "")),
+        # Chat templates expect text, also where a message with tool calls has none.
         messages=[m | {"content": m.get("content") or ""} for m in messages],
         tools=tools,
         params=params,
@@ -102,8 +103,8 @@ def parse_chat(body: Any) -> ChatRequest:
 
 
 def _checked_messages(messages: Any) -> list[ChatMessage]:
-    """`messages` as they are. Raises Refused (400) when they are no list of messages with a role
-    and text, or none at all; a message may lack its content."""
+    """Return `messages` unchanged, if they are a list of at least one message, each with a known
+    role. The content must be text, or may be missing. Raises Refused (400) otherwise."""
     if not isinstance(messages, list) or not messages:
         raise Refused(400, "messages must be a list with at least one message.")
     for message in messages:
@@ -120,8 +121,8 @@ def _checked_messages(messages: Any) -> list[ChatMessage]:
 
 
 def _checked_stop(stop: Any) -> list[str]:
-    """The stop strings as a list, also where one is given alone. Raises Refused (400) when one is
-    empty or no string."""
+    """The stop strings as a list; a single string becomes a list of one. Raises Refused (400) when
+    one of them is empty or not a string."""
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(item, str) and item for item in stop):
         raise Refused(400, "stop must be a string or a list of strings.")
@@ -129,8 +130,8 @@ def _checked_stop(stop: Any) -> list[str]:
 
 
 def _check_size(messages: list[ChatMessage], tools: list[Any]) -> None:
-    """Refuse (413) a prompt so large that rendering it would take seconds before its length in
-    tokens is known."""
+    """Raises Refused (413) for a prompt with too many messages, tools or characters. It is checked
+    before the prompt is rendered, which could take seconds for a large one."""
     if len(messages) > MAX_MESSAGES or len(tools) > MAX_TOOLS:
         raise Refused(413, f"At most {MAX_MESSAGES} messages and {MAX_TOOLS} tools.")
     if len(json.dumps([messages, tools], ensure_ascii=False)) > MAX_PROMPT_CHARS:
@@ -138,8 +139,9 @@ def _check_size(messages: list[ChatMessage], tools: list[Any]) -> None:
 
 
 def checked_number(value: Any, name: str, low: float, high: float) -> float:
-    """`value`, if it is a finite number from `low` to `high`. Raises Refused (400), naming the
-    field `name`."""
+    """Return `value` if it is a number from `low` to `high`, both included. Raises Refused (400)
+    otherwise, naming the field `name`."""
+    # A bool counts as an int in Python; NaN fails the comparison.
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise Refused(400, f"{name} must be a number from {low:g} to {high:g}, got {value!r}.")
     return value
@@ -151,15 +153,15 @@ def fresh_seed() -> int:
 
 
 def text_before_stop(text: str, stop: tuple[str, ...]) -> str:
-    """The text before the first stop string in it; all of it where there is none."""
+    """The text up to the first stop string that occurs in it; all of it if none does."""
     for stop_string in stop:
         text = text.split(stop_string)[0]
     return text
 
 
 def ends_in_partial_stop(text: str, stop: tuple[str, ...]) -> bool:
-    """Whether the text ends with the beginning of a stop string, so that more of it must be sampled
-    before its end may be sent."""
+    """Whether the text ends with the beginning of a stop string. Its end must not be sent then,
+    until further tokens show whether the stop string is completed."""
     return any(
         text.endswith(stop_string[:length])
         for stop_string in stop
@@ -168,8 +170,8 @@ def ends_in_partial_stop(text: str, stop: tuple[str, ...]) -> bool:
 
 
 def tool_call_as_openai(tool_call: ChatMessage) -> ChatMessage:
-    """A tool call as `Renderer.assistant_message` gives it, with its arguments as a JSON string, as
-    OpenAI's clients expect them."""
+    """Convert a tool call of `Renderer.assistant_message` to OpenAI's form, in which the arguments
+    are a JSON string and not an object."""
     function = tool_call["function"]
     arguments = function["arguments"]
     arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -177,7 +179,8 @@ def tool_call_as_openai(tool_call: ChatMessage) -> ChatMessage:
 
 
 def usage(prompt: int, completion: int) -> dict[str, int]:
-    """OpenAI's `usage` object, from the tokens of the prompt and of all completions together."""
+    """OpenAI's `usage` object. `prompt` and `completion` are numbers of tokens, the latter over all
+    completions."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

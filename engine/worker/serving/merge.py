@@ -30,9 +30,9 @@ ALLOWED_GAP = 1e-3  # largest difference of a logit that rounding explains
 
 
 def merge(base_path: Path, adapter: Path, out: Path) -> float:
-    """Write the base with the adapter merged into it to the folder `out`, which must not exist.
-    Returns the largest difference of a logit between the merged model and base + adapter, both in
-    float32, on one short prompt.
+    """Merge the adapter into the base and write the result to the folder `out`, which must not
+    exist. The merged model is first compared with base + adapter on one short prompt, both in
+    float32. Returns the largest difference of a logit.
 
     Raises:
         WorkerFailure: when the adapter does not fit the base, or the difference is more than
@@ -41,6 +41,7 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     saved_dtype = read_json(base_path / "config.json").get("dtype", "float32")
     model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
     network = HubNetwork(model, known_ids(model.config, tokenizer), "exported by transformers")
+    # Any seed: the initial weights are replaced at once.
     tuned = network.new_adapter(LoraSpec.from_folder(adapter), seed=0)
     tuned.load(read_adapter(adapter))
     renderer = Renderer(tokenizer, stop_ids_of(model.config, tokenizer, base_path))
@@ -53,6 +54,7 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
         raise WorkerFailure(
             "infra", "The merged model does not say what base and adapter say.", evidence=f"{gap}"
         )
+    # Written aside and renamed, so that `out` is complete or absent.
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     merged.to(getattr(torch, saved_dtype)).save_pretrained(temporary)
@@ -62,8 +64,9 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
 
 
 def main(config_file: Path) -> int:
-    """Merge as the JSON file says and print one line of JSON, the result or the error. Returns the
-    exit status: 0, or 3 after an error."""
+    """Merge the adapter that the JSON file names (see the module) and print one line of JSON:
+    `{"path", "files", "max_logit_gap"}` or `{"error"}`. Returns the exit status: 0, or 3 after an
+    error."""
     config = read_json(config_file)
     out = Path(config["out"])
     try:

@@ -66,8 +66,8 @@ class ImpatientStream(StreamingResponse):
     occupy the model for ever."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream, then close the source of its pieces. Raises TimeoutError when the client
-        stops reading."""
+        """Send the stream, then close the generator that makes its pieces. Raises TimeoutError when
+        the client reads nothing for `STALL_S`."""
 
         async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(STALL_S):
@@ -89,19 +89,25 @@ class Server:
     """
 
     def __init__(self, folder: DeployDir, served: Served, idle_minutes: float) -> None:
-        """`folder` is the deployment's and holds its key; `served` answers the requests. Nothing
-        listens before `run`."""
+        """Prepare the server; it listens only once `run` is called.
+
+        Args:
+            folder: of the deployment; holds its key.
+            served: answers the requests.
+            idle_minutes: after this long without a request the server stops; 0 means never.
+        """
         self.folder = folder
         self.served = served
         self.key = folder.key.read_text().strip().encode()
         self.idle_s = idle_minutes * 60
         self.last_used = time.monotonic()
-        self.busy = 0
+        self.busy = 0  # answers in progress
         self.uvicorn: uvicorn.Server | None = None
         self.port = 0  # known once it listens
 
     def app(self) -> Starlette:
-        """The routes. All but /health need the deployment's key."""
+        """The application with all routes. All answer on loopback only, and all but /health need
+        the deployment's key."""
         return Starlette(
             routes=[
                 Route("/health", self.local(self.health)),
@@ -113,11 +119,14 @@ class Server:
         )
 
     def local(self, handler: Handler) -> Handler:
-        """`handler`, but only for requests whose Host, and Origin if there is one, are on loopback:
-        421 or 403 otherwise. That keeps out pages in a browser, which can reach loopback too."""
+        """Wrap `handler` so that it answers only requests whose Host is on loopback (421 otherwise)
+        and whose Origin, if there is one, is too (403 otherwise). This keeps out web pages in a
+        browser on this machine, which can reach loopback as well."""
 
         async def check_and_handle(request: Request) -> Response:
-            """`handler`'s response, or 421 or 403 for a request that is not from loopback."""
+            """Return `handler`'s response, or an error response: 421 for another Host than
+            loopback, 403 for another Origin."""
+            # Without the port, which a Host header may carry.
             host = request.headers.get("host", "").rsplit(":", 1)[0]
             if host not in _LOCAL:
                 return problem(421, "This server answers on loopback only.")
@@ -129,17 +138,18 @@ class Server:
         return check_and_handle
 
     def guarded(self, handler: Handler) -> Handler:
-        """`handler` as `local` guards it, but only for requests with the deployment's bearer token
-        (401 otherwise). Refused becomes an error response."""
+        """Wrap `handler` as `local` does, and answer only requests with the deployment's bearer
+        token. An error `Refused` of the handler becomes an error response."""
 
         async def check_and_handle(request: Request) -> Response:
-            """`handler`'s response, or an error where the token is wrong or the request is
-            refused."""
+            """Return `handler`'s response, or an error response: 401 if the bearer token is missing
+            or wrong, or the status with which the handler refused the request."""
+            # As bytes, because compare_digest takes no text beyond ASCII.
             header = request.headers.get("authorization", "").encode("utf-8", "replace")
             scheme, _, token = header.partition(b" ")
             if scheme.lower() != b"bearer" or not hmac.compare_digest(token.strip(), self.key):
                 return problem(401, "A bearer token is needed.")
-            # Only a request with the key counts as use, which keeps the server from stopping.
+            # The server stops when idle; only requests with the right key restart the idle time.
             self.last_used = time.monotonic()
             try:
                 return await handler(request)
@@ -153,7 +163,7 @@ class Server:
         return JSONResponse({"status": "ok", "active": self.busy})
 
     async def models(self, _: Request) -> Response:
-        """The names of the base and its adapters, as OpenAI's list of models."""
+        """Answer with the names of the base and its adapters, as OpenAI's list of models."""
         data = [
             {"id": name, "object": "model", "created": 0, "owned_by": "honesmith"}
             for name in self.served.names()
@@ -181,8 +191,8 @@ class Server:
         return ImpatientStream(self.events(chat_request), media_type="text/event-stream")
 
     async def working(self, answer: Awaitable[_T]) -> _T:
-        """Await `answer`, counted meanwhile as in progress, so that the server does not stop for
-        idleness."""
+        """Await `answer` and return its result. Meanwhile it counts as in progress, so that the
+        server does not stop as idle."""
         self.busy += 1
         try:
             return await answer
@@ -191,8 +201,8 @@ class Server:
             self.last_used = time.monotonic()
 
     async def events(self, chat_request: ChatRequest) -> AsyncIterator[str]:
-        """The pieces of an answer as server-sent events, `[DONE]` last; counted meanwhile as in
-        progress."""
+        """Yield the pieces of an answer as server-sent events, and `[DONE]` as the last one.
+        Meanwhile the answer counts as in progress, so that the server does not stop as idle."""
         self.busy += 1
         try:
             async for piece in iterate_in_threadpool(self.served.pieces(chat_request)):
@@ -203,7 +213,8 @@ class Server:
             self.last_used = time.monotonic()
 
     async def adapters(self, request: Request) -> Response:
-        """Load an adapter, given in the body as `name` and `path`, and serve it under that name.
+        """Load the adapter in the folder `path` of the body and serve it as the model `name` of the
+        body. The response lists the names of all models.
 
         Raises:
             Refused: 400 when the body or the adapter cannot be read or does not fit, 409 when the
@@ -217,7 +228,7 @@ class Server:
         try:
             await self.working(run_in_threadpool(self.served.add, str(body["name"]), folder))
         except Refused:
-            raise
+            raise  # it has its own status and message
         except Exception as error:  # a damaged adapter can fail anywhere while it loads
             traceback.print_exc()
             raise Refused(400, f"{folder.name} holds no adapter that can be read.") from error
@@ -243,10 +254,11 @@ class Server:
         )
 
     async def run(self, port: int) -> None:
-        """Serve until stopped, idle for too long, or without a model that works.
+        """Serve requests until the server is told to stop, has been idle for too long, or its vLLM
+        server has died.
 
         Args:
-            port: 0 for any free one.
+            port: where to listen; 0 takes any free port.
 
         Raises:
             RuntimeError: when the port cannot be opened.
@@ -265,7 +277,7 @@ class Server:
         serving = asyncio.create_task(server.serve())
         while not server.started:
             if serving.done():
-                await serving
+                await serving  # raises the error that ended it, if there was one
                 raise RuntimeError("the port could not be opened")
             await asyncio.sleep(0.01)
         self.port = int(server.servers[0].sockets[0].getsockname()[1])
@@ -306,14 +318,17 @@ async def body_of(request: Request) -> Any:
 
 
 def _is_local_origin(origin: str) -> bool:
-    """Whether an Origin header names a page on loopback, on any port."""
+    """Whether an Origin header, such as `http://localhost:3000`, names a page on loopback."""
     scheme, _, host = origin.partition("://")
     return scheme in ("http", "https") and host.rsplit(":", 1)[0] in _LOCAL
 
 
 def check_rank(folder: Path) -> None:
-    """Refuse (400) an adapter whose config has no rank or one above the limit, before memory of
-    that size is allocated for it."""
+    """Check the rank in an adapter's config before memory for that rank is allocated.
+
+    Raises:
+        Refused: 400, when the config cannot be read, or the rank is not from 1 to `MAX_RANK`.
+    """
     try:
         rank = read_json(folder / "adapter_config.json")["r"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -323,7 +338,7 @@ def check_rank(folder: Path) -> None:
 
 
 def problem(status: int, message: str) -> JSONResponse:
-    """An error response in OpenAI's shape."""
+    """An error response in OpenAI's shape, with the HTTP status `status`."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     error = {"message": message, "type": "invalid_request_error", "code": status}
     return JSONResponse({"error": error}, status, headers)
@@ -363,13 +378,14 @@ def main(path: Path) -> int:
 
 
 def load_models(folder: DeployDir, config: Json) -> Models:
-    """The models of a deployment, so far without adapters, on the engine that its config.json
-    names: a vLLM server or, by default, our own sampler.
+    """Load the base model of a deployment, without adapters yet: on a vLLM server if its
+    config.json says so (`serve_with`), otherwise on our own sampler.
 
     Raises:
         WorkerFailure, UserError: when the base cannot be loaded, or vLLM is not set up.
     """
-    base_path, device = Path(config["base_path"]), os.environ.get("HONESMITH_DEVICE", "cpu")
+    base_path = Path(config["base_path"])
+    device = os.environ.get("HONESMITH_DEVICE", "cpu")
     thinking = bool(config.get("thinking", False))
     weights = weight_hashes(folder.home, base_path)
     if config.get("serve_with") != "vllm":

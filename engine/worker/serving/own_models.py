@@ -44,9 +44,17 @@ class OwnModels:
         base_weights: dict[str, str] | None = None,
         compared: Path | None = None,
     ) -> None:
-        """Load the base in `base_path`, which answers as `base_name`. With `base_weights` (SHA-256
-        by file name) adapters made for other weights are refused. Raises WorkerFailure when the
-        base cannot be loaded."""
+        """Load the base in `base_path` on the device; it answers as the model `base_name`.
+
+        Args:
+            thinking: whether prompts open a think block.
+            base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
+                weights are refused. None: not checked.
+            compared: the file with results of comparing forwards; see `load_base`.
+
+        Raises:
+            WorkerFailure: kind config, when the base cannot be loaded.
+        """
         set_threads()
         self.base_weights = base_weights or {}
         self.base = load_base(base_path, pick_device(device), "auto", compared=compared)
@@ -72,8 +80,8 @@ class OwnModels:
         that name. Loading the same folder again does nothing.
 
         Raises:
-            Refused: 409 when it changes nothing, 400 when it cannot be read or does not fit the
-                base. What was served before stays.
+            Refused: 409 when the adapter gives the same answers as the base, 400 when it cannot be
+                read or does not fit the base. An earlier adapter of that name then stays.
         """
         with self.lock:
             if self.adapters.get(name) == str(folder):
@@ -102,19 +110,21 @@ class OwnModels:
                 network.drop_adapter(replaced)
 
     def _difference(self, adapter: Adapter) -> float:
-        """The largest change of a logit by the adapter, on one fixed prompt."""
+        """The largest absolute difference that the adapter makes to a logit, on one fixed
+        prompt."""
         ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])
         network = self.base.network
         return float((network.logits(ids, adapter) - network.logits(ids, None)).abs().max())
 
     @contextmanager
     def speaking_as(self, name: str) -> Iterator[Sampler]:
-        """Inside this context the sampler it gives is the model called `name`; others wait until it
-        ends. Raises Refused (404) for an unknown name."""
+        """A context that yields a sampler which answers as the model called `name`. Other requests
+        wait until it ends, since the sampler has one adapter at a time. Raises Refused (404) for an
+        unknown name."""
         with self.lock:
             if name != self.base_name and name not in self._loaded:
                 raise Refused(404, f"No model {name!r} here; there are {', '.join(self.names())}.")
-            self.sampler.load(self._loaded.get(name))
+            self.sampler.load(self._loaded.get(name))  # None for the base
             yield self.sampler
 
     def close(self) -> None:

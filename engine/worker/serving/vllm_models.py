@@ -62,9 +62,20 @@ class VllmModels:
         base_weights: dict[str, str] | None = None,
         argv: tuple[str, ...] = (),
     ) -> None:
-        """Start the server by `plan` and wait until it is ready; adapters will be copied to
-        `folder`. With `base_weights` (SHA-256 by file name) adapters made for other weights are
-        refused. Raises WorkerFailure when the server does not become ready."""
+        """Start the vLLM server as `plan` says and wait until it is ready; the base answers as the
+        model `base_name`.
+
+        Args:
+            folder: where adapters are copied to.
+            log: the file for the server's output.
+            thinking: whether prompts open a think block.
+            base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
+                weights are refused. None: not checked.
+            argv: a program to run in the server's place; for tests only.
+
+        Raises:
+            WorkerFailure: when the server does not become ready.
+        """
         self.base_name = base_name
         self.base_weights = base_weights or {}
         self.folder = folder
@@ -74,7 +85,7 @@ class VllmModels:
         self.renderer = Renderer(tokenizer, stop_ids, thinking=thinking)
         self.limit = plan.max_length
         self.adapters: dict[str, str] = {}
-        self._slots: dict[str, str] = {}  # model name -> the name the server knows it by
+        self._server_names: dict[str, str] = {}  # model name -> the name the server knows it by
         self._number = 0
         self._lock = threading.Lock()
         self.process = VllmProcess(plan, log, argv)
@@ -114,7 +125,7 @@ class VllmModels:
             try:
                 require_base(folder, self.base_weights)
                 spec = LoraSpec.from_folder(folder)
-                read_adapter(folder)  # finite numbers in safetensors, or it goes no further
+                read_adapter(folder)  # raises if a number is not finite; vLLM would not
             except WorkerFailure as error:
                 raise Refused(400, f"{error.message} {error.evidence}".strip()) from error
             max_rank = rank_limit(self.process.plan.lora_rank)
@@ -124,32 +135,32 @@ class VllmModels:
                     f"{name} has rank {spec.rank}, this process takes up to {max_rank}: stop the"
                     f" deployment of {self.base_name}, then deploy {name} first.",
                 )
-            slot = self._load_copy(folder)
+            server_name = self._load_copy(folder)
             try:
-                if self._difference(slot) <= SAME_LOGPROBS:
+                if self._difference(server_name) <= SAME_LOGPROBS:
                     raise Refused(409, f"The adapter of {name} gives the same logits as the base.")
             except Refused:
-                self._unload(slot)
+                self._unload(server_name)
                 raise
-            replaced_slot = self._slots.get(name)
-            self._slots[name] = slot
+            replaced_name = self._server_names.get(name)
+            self._server_names[name] = server_name
             self.adapters[name] = str(folder)
-            if replaced_slot is not None:
-                self._unload(replaced_slot)
+            if replaced_name is not None:
+                self._unload(replaced_name)
 
     @contextmanager
     def speaking_as(self, name: str) -> Iterator[VllmSampler]:
-        """A context whose sampler answers as the model called `name`; others may answer at the same
-        time.
+        """A context that yields a sampler which answers as the model called `name`. Other models
+        can answer at the same time.
 
         Raises:
             Refused: 404 for an unknown name, 500 when sampling fails inside.
         """
-        slot = BASE if name == self.base_name else self._slots.get(name)
-        if slot is None:
+        server_name = BASE if name == self.base_name else self._server_names.get(name)
+        if server_name is None:
             raise Refused(404, f"No model {name!r} here; there are {', '.join(self.names())}.")
         try:
-            yield self.sampler.speaking_as(slot)
+            yield self.sampler.speaking_as(server_name)
         except WorkerFailure as error:
             raise Refused(500, f"{error.message} {error.evidence}") from error
 
@@ -157,37 +168,47 @@ class VllmModels:
         self.sampler.close()
 
     def _load_copy(self, folder: Path) -> str:
-        """Copy the adapter into a new folder and load that copy, under a name no other adapter ever
-        had. Returns that name. Raises Refused (400) when vLLM does not load it."""
+        """Copy the adapter into a new folder of ours and let vLLM load the copy: later changes of
+        the original then do no harm. Returns the name that vLLM knows it by.
+
+        The name and the folder are new each time, because vLLM's prefix cache tells adapters apart
+        by these two alone.
+
+        Raises:
+            Refused: 400, when vLLM does not load it.
+        """
         self._number += 1
-        slot = f"adapter-{self._number}"
-        copy_folder = self.folder / slot
+        server_name = f"adapter-{self._number}"
+        copy_folder = self.folder / server_name
         copy_folder.mkdir(parents=True)
         for file in ("adapter_config.json", WEIGHTS):
             shutil.copyfile(folder / file, copy_folder / file)
         try:
-            self.sampler.client.load(slot, copy_folder)
+            self.sampler.client.load(server_name, copy_folder)
         except VllmError as error:
             shutil.rmtree(copy_folder, ignore_errors=True)
             raise Refused(400, f"The adapter cannot be loaded: {error}") from error
-        return slot
+        return server_name
 
-    def _unload(self, slot: str) -> None:
-        """Make vLLM forget the adapter and delete its copy. Raises Refused (500) when vLLM
-        fails."""
+    def _unload(self, server_name: str) -> None:
+        """Unload from vLLM the adapter that it knows as `server_name`, and delete its copy. Raises
+        Refused (500) when vLLM fails."""
         try:
-            self.sampler.client.unload(slot)
+            self.sampler.client.unload(server_name)
         except VllmError as error:
             raise Refused(500, f"vLLM did not let go of an adapter: {error}") from error
-        shutil.rmtree(self.folder / slot, ignore_errors=True)
+        shutil.rmtree(self.folder / server_name, ignore_errors=True)
 
-    def _difference(self, slot: str) -> float:
-        """The largest change of a log-probability by the adapter, along one fixed prompt. Raises
-        Refused (500) when vLLM fails."""
+    def _difference(self, server_name: str) -> float:
+        """The largest absolute difference that the adapter makes to the log-probability of a token,
+        over one fixed prompt. Raises Refused (500) when vLLM fails."""
         ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])
         client = self.sampler.client
         try:
-            tuned, plain = client.prompt_logprobs(slot, ids), client.prompt_logprobs(BASE, ids)
+            tuned, plain = (
+                client.prompt_logprobs(server_name, ids),
+                client.prompt_logprobs(BASE, ids),
+            )
         except VllmError as error:
             raise Refused(500, f"vLLM did not answer: {error}") from error
         return max(
@@ -197,8 +218,8 @@ class VllmModels:
 
 
 def _model_without_weights(folder: Path) -> PreTrainedModel:
-    """The model that `folder` describes, with its configs but without memory for its weights:
-    enough to know what its token ids mean."""
+    """The model in `folder` with its configuration and generation settings, but without its
+    weights: enough to tell which token ids exist and which of them end a turn."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -208,7 +229,7 @@ def _model_without_weights(folder: Path) -> PreTrainedModel:
 
 
 def serving_plan(python: Path, model: Path, device: str, *, rank: int, share: float) -> Plan:
-    """How the vLLM server of a deployment is to be run.
+    """The settings with which a deployment's vLLM server is started.
 
     Args:
         python: the interpreter that has vLLM installed.
@@ -217,7 +238,7 @@ def serving_plan(python: Path, model: Path, device: str, *, rank: int, share: fl
         rank: of the adapter that the server is started for; 0 for none.
         share: how much of a GPU's memory it may take, limited to 0.1 to 0.9.
     """
-    cpu = not device.startswith("cuda")
+    cpu = not device.startswith("cuda")  # every other device id is "cpu"
     config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
     # 4096 where the model does not say how long its context is.
     context = int(getattr(config, "max_position_embeddings", None) or 4096)

@@ -47,12 +47,14 @@ def save(
     base_ref: str,
     base_weights: dict[str, str] | None = None,
 ) -> Path:
-    """Write `checkpoints/step_NNNNNN` and return its folder; a complete checkpoint of the same step
-    is left as it is.
+    """Write the checkpoint `checkpoints/step_NNNNNN` and return its folder. If there is a complete
+    checkpoint of the same step, nothing is written.
 
     Args:
-        base_ref, base_weights: the base's name and the SHA-256 of its weight files, by file name;
-            they are recorded, so that the adapter is never put on another model of the same shape.
+        progress: the step and the loop's state.
+        base_ref: the base's name.
+        base_weights: SHA-256 of the base's weight files, by file name. It is recorded, so that the
+            adapter is never put on another model of the same shape.
 
     Raises:
         WorkerFailure: kind infra, when the disk is full or read-only. Nothing of the checkpoint is
@@ -69,7 +71,7 @@ def save(
         shutil.rmtree(final, ignore_errors=True)  # an incomplete one of an earlier attempt
         os.replace(temporary, final)
         sync_folder(final.parent)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:  # safetensors has its own error class
         shutil.rmtree(temporary, ignore_errors=True)
         if is_full_or_read_only(error):
             raise not_written(final, error) from error
@@ -86,9 +88,13 @@ def _write_files(
     base_ref: str,
     base_weights: dict[str, str],
 ) -> None:
-    """Write every file of a checkpoint into `folder` and sync it to disk, the manifest last:
-    adapter, optimizer, trainer state. `base_ref` and `base_weights` are the base's name and the
-    SHA-256 of its files."""
+    """Write every file of a checkpoint into `folder` and sync it to disk: adapter, optimizer and
+    trainer state, then the manifest with the size and SHA-256 of each. The manifest comes last
+    because it makes the checkpoint count as complete.
+
+    Args:
+        base_ref, base_weights: name of the base, and SHA-256 of its weight files by file name.
+    """
     save_adapter(policy.adapter, folder, base_ref)
     save_file(_optimizer_tensors(policy, optimizer), folder / OPTIMIZER)
     (folder / STATE).write_text(json.dumps({"step": progress.step, **progress.state}))
@@ -108,8 +114,9 @@ def _write_files(
 
 
 def sweep(run: RunDir) -> None:
-    """Delete what an attempt left behind that died while it saved or deleted checkpoints: temporary
-    files, and checkpoints without a manifest. Only this process writes into the folder now."""
+    """Delete what an earlier attempt left if it died while it saved or deleted a checkpoint:
+    temporary files, and checkpoints without a manifest. Safe, since no other process writes into
+    the folder now."""
     without_manifest = [
         path for path in run.checkpoints.glob("step_*") if not (path / MANIFEST).exists()
     ]
@@ -125,8 +132,8 @@ def sweep(run: RunDir) -> None:
 
 
 def restore(folder: Path, policy: Policy, optimizer: AdamW) -> Progress:
-    """Load a checkpoint's weights and optimizer state into `policy` and `optimizer`. Returns the
-    step it was taken at and the loop's state.
+    """Load the weights and the optimizer state of the checkpoint in `folder` into `policy` and
+    `optimizer`. Returns its step and the loop's state.
 
     Raises:
         WorkerFailure: kind infra, when a file is missing or differs from the manifest.
@@ -155,8 +162,8 @@ def verify(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a damaged checkpoint to `damaged_...`, so that it no longer counts as one. Returns its
-    new folder; an earlier one of that name is replaced."""
+    """Rename a damaged checkpoint to `damaged_<name>`, so that it no longer counts as a checkpoint.
+    Returns the new folder; an earlier folder of that name is deleted."""
     new_folder = folder.with_name(f"damaged_{folder.name}")
     shutil.rmtree(new_folder, ignore_errors=True)  # the same step was damaged before
     os.replace(folder, new_folder)
@@ -165,12 +172,13 @@ def set_aside(folder: Path) -> Path:
 
 
 def _damage(folder: Path) -> str:
-    """What is wrong with the first file that is missing or differs from the manifest, or with the
-    manifest itself; "" when all files match."""
+    """What is damaged in a checkpoint, such as "optimizer.safetensors is missing"; "" if all files
+    match the manifest. Names only the first damaged file, or the manifest if it cannot be read."""
     try:
         hashes = {
             name: facts["sha256"] for name, facts in read_json(folder / MANIFEST)["files"].items()
         }
+    # Missing, no JSON, or JSON of another shape.
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} cannot be read"
     for name, expected in hashes.items():
@@ -182,15 +190,16 @@ def _damage(folder: Path) -> str:
 
 
 def require_base(folder: Path, base_weights: dict[str, str]) -> None:
-    """Check that an adapter is put on the base it was trained on. A folder without a manifest was
-    not made by this program and passes unchecked.
+    """Check that an adapter was trained on the base model that is in use now. A folder without a
+    manifest was not made by this program and passes unchecked.
 
     Args:
         folder: the adapter's folder.
         base_weights: SHA-256 of the present base's weight files, by file name; {} where unknown.
 
     Raises:
-        WorkerFailure: kind config, when the hashes of both are known and differ.
+        WorkerFailure: kind config, when the manifest has hashes, `base_weights` is not empty, and
+            the two differ.
     """
     try:
         trained_on = read_json(folder / MANIFEST).get("base_weights") or {}
@@ -206,8 +215,8 @@ def require_base(folder: Path, base_weights: dict[str, str]) -> None:
 
 
 def mark_best(run: RunDir, step: int) -> None:
-    """Point the link `checkpoints/best` at the checkpoint of `step`. The link is replaced in one
-    rename, so it never points nowhere."""
+    """Make the symbolic link `checkpoints/best` point to the checkpoint of `step`. The link is
+    replaced by one rename, so that there is a link at every moment."""
     temporary = run.best.with_name(f".best.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(run.checkpoint(step).name)
@@ -215,7 +224,7 @@ def mark_best(run: RunDir, step: int) -> None:
 
 
 def prune(run: RunDir, keep: int, pinned: set[int]) -> None:
-    """Delete all checkpoints but the last `keep` and those of the steps in `pinned`."""
+    """Delete all checkpoints except the last `keep` and those of the steps in `pinned`."""
     steps = run.checkpoint_steps()
     for step in steps[: max(0, len(steps) - keep)]:
         if step not in pinned:
@@ -231,8 +240,9 @@ def digest(file: Path) -> str:
 
 
 def _optimizer_tensors(policy: Policy, optimizer: AdamW) -> dict[str, torch.Tensor]:
-    """The optimizer's state as a flat dict of tensors on the CPU, named "<index of the
-    parameter>.<name>". Parameters that were never moved have none."""
+    """The optimizer's state as one flat dict of tensors on the CPU, for a safetensors file. A key
+    is the parameter's index and the name of the state, such as "0.exp_avg"; a parameter that was
+    never updated has none."""
     tensors = {}
     for index, parameter in enumerate(policy.parameters()):
         for name, value in optimizer.state.get(parameter, {}).items():
@@ -241,8 +251,8 @@ def _optimizer_tensors(policy: Policy, optimizer: AdamW) -> dict[str, torch.Tens
 
 
 def _load_optimizer(policy: Policy, optimizer: AdamW, tensors: dict[str, torch.Tensor]) -> None:
-    """Put back what `_optimizer_tensors` gave: each parameter's state, on the parameter's
-    device."""
+    """Restore the optimizer's state from tensors named as `_optimizer_tensors` names them. Each
+    goes to the device of its parameter; a parameter without tensors keeps its state."""
     for index, parameter in enumerate(policy.parameters()):
         prefix = f"{index}."
         state = {
@@ -263,7 +273,7 @@ def _described_files(folder: Path) -> list[Path]:
 
 
 def _sync_file(path: Path) -> None:
-    """Wait until the file's contents are on the disk."""
+    """Force the file's contents to the disk, so that they survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -107,9 +107,9 @@ LOSSES: dict[str, Callable[[Tokens, Normaliser, Clip], torch.Tensor]] = {
 
 
 def token_weights(kind: str, t: Tokens, norm: Normaliser) -> torch.Tensor:
-    """The weight of each token in the loss `kind`, [tokens] float32, for terms that are added to
-    that loss, such as the KL term. A kind without a rule of its own is a mean over all tokens of
-    the batch."""
+    """The weight that the loss called `kind` gives each token, [tokens] float32. A term added to
+    that loss, such as the KL term, is weighted the same. `dapo` and `cispo` are means over all
+    tokens of the batch."""
     if kind in ("grpo", "gspo"):
         return 1 / (t.lengths[t.row] * norm.trajectories)
     if kind == "dr_grpo":
@@ -125,11 +125,11 @@ def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def clip_share(kind: str, t: Tokens, clip: Clip) -> torch.Tensor:
-    """The number of tokens on which the clipping of loss `kind` acts, as a tensor without
-    dimensions.
+    """The number of tokens on which the clipping of the loss called `kind` acts, as a tensor
+    without dimensions.
 
-    For the surrogate losses these are the tokens that get no gradient (with gspo all tokens of a
-    trajectory), for cispo those whose weight was limited.
+    In cispo these are the tokens whose weight is limited. In every other loss they are the tokens
+    that get no gradient; gspo clips all tokens of a trajectory together.
     """
     log_ratio = t.policy.detach() - t.old
     if kind == "gspo":
@@ -138,6 +138,7 @@ def clip_share(kind: str, t: Tokens, clip: Clip) -> torch.Tensor:
     ratio = torch.exp(log_ratio)
     if kind == "cispo":
         return (ratio > 1 + clip.high).sum()
+    # PPO's minimum lets the gradient through where clipping would raise the objective.
     too_high = (ratio > 1 + clip.high) & (t.advantage > 0)
     too_low = (ratio < 1 - clip.low) & (t.advantage < 0)
     return (too_high | too_low).sum()

@@ -31,13 +31,13 @@ class BatchPass(Protocol[Sums]):
         ...
 
     def is_finest(self, tokens: int) -> bool:
-        """Whether with microbatches of this size every row already goes alone, so that a smaller
-        size would change nothing."""
+        """Whether in microbatches of at most `tokens` tokens every row already goes alone, so that
+        a smaller limit would change nothing."""
         ...
 
 
 def tokens_at_once(budget: int, state: LoopState) -> int:
-    """The token budget of a microbatch after the halvings counted in `state`; at least 1."""
+    """The most tokens of a microbatch: `budget`, halved as often as `state` counts, at least 1."""
     return max(1, budget >> int(state.get(KEY, 0)))
 
 
@@ -59,7 +59,8 @@ class MemoryRetry:
     tell: Callable[[int, str], None]
 
     def run(self, batch_pass: BatchPass[Sums]) -> Sums:
-        """Run `batch_pass` until it fits into memory, and return its result.
+        """Run `batch_pass` and return its result. Whenever memory runs out, run it again with half
+        the tokens per microbatch.
 
         Raises:
             WorkerFailure: kind oom, when memory still runs out after `HALVINGS` halvings, or with
@@ -75,7 +76,7 @@ class MemoryRetry:
                     raise
                 # The first line is enough: torch's messages are long.
                 message = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-            # Outside of the except block, since the traceback keeps the pass's activations alive.
+            # Outside the except block: inside, the traceback keeps the pass's activations alive.
             self._halve(tokens, message, every_row_alone=batch_pass.is_finest(tokens))
             _restore_random_state(random_state)
             if torch.cuda.is_available():
@@ -83,11 +84,12 @@ class MemoryRetry:
             self.tell(tokens_at_once(self.budget, self.state), message)
 
     def _halve(self, tokens: int, message: str, *, every_row_alone: bool) -> None:
-        """Count one more halving and drop the gradients of the unfinished pass.
+        """Count one more halving of the token limit and drop the gradients of the unfinished pass.
 
         Args:
-            tokens, message: tokens at once in the failed pass, and its error.
-            every_row_alone: whether every row went alone in it.
+            tokens: the limit in the pass that failed.
+            message: the first line of its error.
+            every_row_alone: whether every row already went alone in that pass.
 
         Raises:
             WorkerFailure: kind oom, when the batch cannot be split further.
@@ -118,7 +120,8 @@ def _random_state() -> list[torch.Tensor]:
 
 
 def _restore_random_state(random_state: list[torch.Tensor]) -> None:
-    """Put back what `_random_state` gave, so that a repeated pass draws the same dropout."""
+    """Restore the generators to a state that `_random_state` returned, so that a repeated pass
+    draws the same dropout."""
     torch.set_rng_state(random_state[0])
-    if len(random_state) > 1:
+    if len(random_state) > 1:  # after the CPU's come those of the GPUs
         torch.cuda.set_rng_state_all(random_state[1:])

@@ -32,7 +32,8 @@ class Meter:
     """Counts the operations of the steps of one run."""
 
     def __init__(self, policy: Policy) -> None:
-        """Measures the machine's rate by one large matrix product, which takes about `PROBE_S`."""
+        """Count for the training of `policy`. Measures first how fast this machine multiplies large
+        matrices, which takes about `PROBE_S` seconds."""
         network = policy.base.network
         self.device = network.device
         self.shares_prompts = network.forward == "own"  # prompts of a group run once
@@ -49,10 +50,11 @@ class Meter:
         )
 
     def step(self, train_s: float) -> dict[str, float]:
-        """The metrics `mfu` and `peak_memory` (bytes) of what ran since the last call.
+        """The metrics of the microbatches counted since the last call: `mfu`, the rate of their
+        operations as a share of the machine's, and `peak_memory`, in bytes, of the run so far.
 
         Args:
-            train_s: the seconds that took; with 0 the utilisation is 0.
+            train_s: the seconds they took; with 0, `mfu` is 0.
         """
         operations, self._operations = self._operations, 0.0
         flops_per_s = operations / train_s if train_s > 0 else 0.0
@@ -63,8 +65,11 @@ class Meter:
 
 
 def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
-    """What one forward pass over the rows computes: (tokens that run through the layers, pairs of a
-    token and one it attends to, tokens whose log-probability is taken).
+    """Count what one forward pass over the rows computes. Returns three numbers:
+
+    1. tokens that run through the layers;
+    2. pairs of a token and a token that it attends to, itself included;
+    3. tokens whose log-probability is computed.
 
     The last token of a row predicts nothing and is not run. With `shared`, a prompt that several
     rows have in common runs only once.
@@ -78,26 +83,33 @@ def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
         if row.prefix_len:
             seen_prompts.add(prompt)
         tokens += length - shared_length
+        # Token number k attends to k tokens; those of a shared prompt were counted before.
         pairs += (length * (length + 1) - shared_length * (shared_length + 1)) // 2
     return tokens, pairs, sum(sum(row.loss_mask) for row in rows)
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a large matrix product in `dtype` on the device: the fastest of
-    those done in about 50 ms, at least three, the first one not counted."""
+    """Operations per second of a large matrix product in `dtype` on the device.
+
+    It is repeated for `PROBE_S` seconds, at least three times, and the fastest counts; the first
+    one only warms up.
+    """
     size = SIZE[device.type]
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
-    fastest, spent, rounds = float("inf"), 0.0, 0
+    fastest = float("inf")
+    spent = 0.0  # seconds
+    rounds = 0
     while spent < PROBE_S or rounds < 3:
         _synchronize(device)
         began = time.perf_counter()
         matmul.linear(left, right)
         _synchronize(device)
         duration = time.perf_counter() - began
-        spent, rounds = spent + duration, rounds + 1
+        spent += duration
+        rounds += 1
         fastest = min(fastest, duration) if rounds > 1 else fastest  # the first one is a warm-up
-    return 2.0 * size**3 / fastest
+    return 2.0 * size**3 / fastest  # a multiplication and an addition for each term
 
 
 def _synchronize(device: torch.device) -> None:
@@ -107,11 +119,11 @@ def _synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes held at once so far: on a GPU of its memory by torch, on a CPU by this
-    process."""
+    """The most bytes held at once since the start: of GPU memory by torch, or on a CPU of memory by
+    this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    status = Path("/proc/self/status")
+    status = Path("/proc/self/status")  # on Linux
     if status.exists():  # preferred: getrusage would count what the parent held before the fork
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -122,9 +134,19 @@ def peak_memory(device: torch.device) -> int:
 
 
 def totals(run: RunDir) -> Result:
-    """The measurements of a run over all its steps, whichever attempt did them: seconds by phase,
-    the median of tokens per second, utilisation weighted by time, peak memory in bytes, and the
-    share of groups that taught something where the run has groups. {} for a run without a step."""
+    """The measurements of a run over all its training steps, whichever attempt did them; {} for a
+    run without a step.
+
+    Keys:
+        seconds: by phase, `sample_s`, `reward_s` and `train_s`; a phase that some step lacks is
+            left out, as SFT samples nothing.
+        tokens_per_s: the median of the steps.
+        mfu: the utilisation (see `Meter.step`), weighted by the seconds of each step.
+        peak_memory: in bytes.
+        effective_share: the mean share of groups whose rewards differ; only where the run has
+            groups (GRPO).
+    """
+    # Lines without train_s come from evaluations outside a step, such as that at step 0.
     steps = [
         step
         for step in read_lines(run.metrics, max_bytes=run.metrics.stat().st_size)[0]

@@ -32,7 +32,13 @@ class AdamW:
     def __init__(
         self, parameters: Sequence[torch.nn.Parameter], learning_rate: float, weight_decay: float
     ) -> None:
-        """Arguments as the class says; the state is made at a parameter's first step."""
+        """Prepare to update `parameters`; a parameter's state is made at its first step.
+
+        Args:
+            learning_rate: of the first step.
+            weight_decay: the share of a parameter that each step removes, in multiples of the
+                learning rate.
+        """
         self.parameters = list(parameters)
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
@@ -40,8 +46,8 @@ class AdamW:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update every parameter that has a gradient; the others, and their state, stay as they
-        are."""
+        """Update every parameter that has a gradient, and its moments. Other parameters and their
+        state do not change."""
         moved: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         for parameter in self.parameters:
@@ -60,7 +66,7 @@ class AdamW:
         states = [self.state[p] for p in moved]
         steps = [state["step"] for state in states]
         for step in steps:
-            step += 1
+            step += 1  # in place: the tensor in the state counts on
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
             moved,
             gradients,

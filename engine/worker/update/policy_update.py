@@ -91,8 +91,8 @@ class PolicyPass:
         trajectories: Sequence[Trajectory],
         normaliser: losses.Normaliser,
     ) -> None:
-        """`trajectories` are those that are trained, and `normaliser` has the sizes by which their
-        loss is divided. The batch is split at the first pass."""
+        """Prepare passes over `trajectories`, those that are trained. Their loss is divided by the
+        sizes in `normaliser`. The batch is split into microbatches at the first pass."""
         self.policy = policy
         self.settings = settings
         self.trajectories = trajectories
@@ -101,9 +101,12 @@ class PolicyPass:
         self.microbatches: list[Microbatch] = []
 
     def run(self, tokens: int) -> list[PassSums]:
-        """Compute the gradients of the whole batch, in microbatches of at most `tokens`; returns
-        the sums of each microbatch."""
-        # After memory ran out the split is finer; the numbers of the first pass are kept.
+        """Compute the gradients of the whole batch, in microbatches of at most `tokens` tokens.
+        Returns the sums of each microbatch.
+
+        The first pass splits the batch. Later passes keep the split, unless memory ran out and the
+        limit is lower now; the first pass's log-probabilities then move to the new split.
+        """
         if self.first:
             self.microbatches = self._split(tokens, [])
         elif self.microbatches[0].budget != tokens:
@@ -111,23 +114,25 @@ class PolicyPass:
         return [self._backward(microbatch) for microbatch in self.microbatches]
 
     def is_finest(self, tokens: int) -> bool:
-        """Whether with microbatches of this size every trajectory already goes alone."""
+        """Whether in microbatches of at most `tokens` tokens every trajectory already goes alone,
+        so that a smaller limit would change nothing."""
         return len(self.policy.split(self._rows(), tokens)) == len(self.trajectories)
 
     def _rows(self) -> list[Row]:
-        """The trajectories as rows; prompts carry no loss and are shared within a group."""
+        """The trajectories as rows of token ids. Prompts are not trained; that `prefix_len` covers
+        the prompt lets the members of a group share it."""
         return [
             Row(t.prompt_ids + t.ids, [0] * len(t.prompt_ids) + t.loss_mask, len(t.prompt_ids))
             for t in self.trajectories
         ]
 
     def _split(self, budget: int, earlier: Sequence[Microbatch]) -> list[Microbatch]:
-        """The batch as microbatches of at most `budget` tokens, with reference log-probabilities
-        where there is a KL term.
+        """Split the batch into microbatches of at most `budget` tokens, with the reference policy's
+        log-probabilities if there is a KL term.
 
         Args:
-            earlier: another split of the same trajectories on which the first pass was made, whose
-                log-probabilities are kept; empty before the first pass.
+            earlier: the microbatches with which the first pass was made, and whose
+                log-probabilities are taken over; [] before the first pass.
         """
         rows = self._rows()
         microbatches = []
@@ -143,8 +148,13 @@ class PolicyPass:
         return microbatches
 
     def _collate(self, members: list[int], rows: list[Row], budget: int) -> Microbatch:
-        """The microbatch of the trajectories `members`, whose rows are `rows`, as tensors on the
-        device."""
+        """Make the microbatch of some trajectories, with its tensors on the device.
+
+        Args:
+            members: their indices within the batch.
+            rows: the same trajectories as rows, in that order.
+            budget: the token limit by which the batch was split.
+        """
         device = self.policy.device
         trajectories = [self.trajectories[i] for i in members]
         batch = self.policy.collate(rows).to(device)
@@ -174,9 +184,11 @@ class PolicyPass:
         )
 
     def _backward(self, micro: Microbatch) -> PassSums:
-        """Run one microbatch forward and backward, adding to the gradients; returns its sums. In
-        the first pass it also stores the policy's log-probabilities in `micro.old`."""
-        settings, first = self.settings, self.first
+        """Run one microbatch forward and backward, which adds to the gradients, and return its
+        sums. The first pass also stores the policy's log-probabilities in `micro.old`, and replaces
+        those that the sampler did not give."""
+        settings = self.settings
+        first = self.first
         policy, entropy = self.policy.logprobs(micro.batch, settings.temperature, entropies=first)
         missing = 0
         if micro.old is None:
@@ -220,8 +232,8 @@ class PolicyPass:
 
 
 def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
-    """Copy into `microbatch` the log-probabilities (`sampled`, `old`) that the first pass gave its
-    trajectories, when they were split as in `earlier`."""
+    """Copy the log-probabilities `sampled` and `old` of the trajectories in `microbatch` from
+    `earlier`, the microbatches of the first pass, which held them in another split."""
     # For each trajectory: its microbatch of the first pass, and the mask of its tokens there.
     places = {
         member: (source, source.batch.row == position)
@@ -236,8 +248,9 @@ def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> N
 
 
 def pass_metrics(all_sums: Sequence[PassSums]) -> dict[str, float]:
-    """The metrics of a step (engine/core/metrics.py) from the sums of all its microbatches and
-    passes, which include at least one of the first pass. Means are per trained token."""
+    """The metrics of a step, by name, from the sums of all its microbatches in all passes
+    (engine/core/metrics.py explains them). Means are per trained token. Entropy and the gap to the
+    sampler are those of the first pass, of which there must be at least one microbatch."""
     tokens = sum(sums.tokens for sums in all_sums)
     first_sums = [sums for sums in all_sums if sums.first]
     first_tokens = sum(sums.tokens for sums in first_sums)

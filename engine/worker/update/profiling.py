@@ -20,8 +20,12 @@ ROWS = 40
 
 
 class Profiler:
-    """Args: `folder`, where the files go; `wanted`, whether to profile at all: if not, every call
-    does nothing."""
+    """Profiles the second and third step of an attempt.
+
+    Args:
+        folder: where the files go.
+        wanted: whether to profile at all; if not, every call does nothing.
+    """
 
     def __init__(self, folder: Path, *, wanted: bool) -> None:
         self.folder = folder
@@ -30,8 +34,8 @@ class Profiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Wrap this around the work of step `number`; the second and third step of the attempt are
-        recorded."""
+        """A context for the work of step `number`. It records the second and third step of the
+        attempt and writes their files on exit; for other steps it does nothing."""
         self._steps_done += 1
         if not self.wanted or not FIRST <= self._steps_done <= LAST:
             yield
@@ -44,8 +48,9 @@ class Profiler:
         self._write(number, trace)
 
     def _write(self, number: int, trace: profile) -> None:
-        """Write the trace of a step as its own file, and add the table of its most expensive
-        operations to profile.txt. The first step that is recorded starts that file anew."""
+        """Write the trace of step `number` to `trace_step_<number>.json.gz`, and append the table
+        of its most expensive operations to profile.txt. The first recorded step of an attempt
+        replaces that file."""
         self.folder.mkdir(parents=True, exist_ok=True)
         uncompressed = self.folder / f".trace_step_{number}.{os.getpid()}.json"
         trace.export_chrome_trace(str(uncompressed))

@@ -12,16 +12,22 @@ from engine.worker.update.optimizer import AdamW
 
 
 def rate(step: int, total: int, settings: CommonSettings) -> float:
-    """Learning rate of optimizer step `step` (1 to `total`).
+    """The learning rate of optimizer step `step` (1 to `total`).
 
-    It rises linearly over the first `warmup_ratio` of the steps. Then it is constant, falls
-    linearly to 0, or falls along half a cosine to 0 (arXiv 1608.03983), as `lr_schedule` says. 0
-    would be reached one step after the last, so that the last step still learns.
+    It rises linearly to `learning_rate` over the first steps, a share `warmup_ratio` of all. Then
+    the setting `lr_schedule` decides:
+
+    - constant: it stays there.
+    - linear: it falls linearly towards 0.
+    - cosine: it falls along half a cosine towards 0 (arXiv 1608.03983).
+
+    It would reach 0 one step after the last, so the last step still learns.
     """
     peak = settings.learning_rate
     warmup = math.ceil(settings.warmup_ratio * total)
     if step <= warmup:
         return peak * step / warmup
+    # The share of the steps after the warm-up that is done before this one.
     done = (step - 1 - warmup) / max(1, total - warmup)
     match settings.lr_schedule:
         case "constant":
@@ -55,6 +61,7 @@ def apply_step(
         WorkerFailure: kind nonfinite, before any weight is changed, when a gradient is NaN or
             infinite.
     """
+    # Without clipping the norm is computed all the same, to return and to check it.
     limit = max_grad_norm if max_grad_norm > 0 else math.inf
     norm = float(torch.nn.utils.clip_grad_norm_(adapter.parameters(), limit))
     if not math.isfinite(norm):
