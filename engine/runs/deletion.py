@@ -89,7 +89,7 @@ def delete_run(home: Home, run_id: str) -> Reply:
 
         # A resume or a regrade looks for the marker in its own transaction. If it comes first,
         # `mark_deleted` refuses; if it comes later, it finds the marker and is refused.
-        store.holding(run.id, mark_deleted)
+        store.act_undisturbed(run.id, mark_deleted)
     warnings = _remove_contents(run)
     freed = max(0, bytes_before - _bytes_below(run.path))
     summary = f"{run.id} is gone but for what was asked and what came of it; {size(freed)} free."

@@ -14,7 +14,7 @@ from engine.core.errors import UserError
 from engine.core.files import last_line, read_object
 from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.halves import ChoosingHalf, chosen_by, scores_in_words
+from engine.home.halves import ChoosingHalf, choosing_half_in, scores_in_words
 from engine.home.progress import alerts_in, events_end, events_from, read_progress, write_status
 from engine.home.rows import TERMINAL, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
@@ -198,7 +198,7 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
         if "error" in status:
             status["error"] |= {"hint": "Submit a new run."}
             status["error"].pop("call", None)
-    if row.kind == "train" and (half := chosen_by(progress.started)):
+    if row.kind == "train" and (half := choosing_half_in(progress.started)):
         status["heldout"] = half.to_json()
     status["summary"] = _summary(row, status)
     return status
