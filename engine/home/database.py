@@ -247,8 +247,7 @@ def _open_if_mended(home: Home) -> sqlite3.Connection | None:
 
 
 def _replace_damaged(home: Home) -> sqlite3.Connection:
-    """Rename the damaged database and the files of its write-ahead log, so that they are kept, and
-    open a new database in its place."""
+    """Rename the damaged database and its write-ahead log, and open a new one in its place."""
     aside = home.db_aside(time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
     # The log first: if this process dies in between, no old log may lie beside a new database,
     # because SQLite would apply it.
@@ -266,15 +265,13 @@ def damage_in(db: sqlite3.Connection) -> str:
         reports = [line for (line,) in db.execute("PRAGMA quick_check")]
     except sqlite3.DatabaseError as error:
         reports = [str(error)]
-    # Three faults are enough for a message; a badly damaged file has thousands.
+    # Three faults are enough for a message.
     return "" if reports == ["ok"] else "; ".join(reports[:3])
 
 
 def _open(home: Home) -> sqlite3.Connection:
-    """Open the database for reading and writing, and bring its schema up to date.
-
-    Raises Damaged, or UserError HOME_UNUSABLE or DISK_FULL.
-    """
+    """Open the database for reading and writing, and bring its schema up to date. Raises Damaged,
+    or UserError HOME_UNUSABLE or DISK_FULL."""
     if _was_emptied(home):
         raise Damaged("the file is empty although this home holds runs")
     try:
@@ -368,10 +365,8 @@ def _insert(db: sqlite3.Connection, table: str, values: recovery.Columns) -> Non
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """Switch the database to a write-ahead log, waiting until no other process has it open.
-
-    Raises sqlite3.OperationalError when another process still has it open after `_BUSY_S` seconds.
-    """
+    """Switch the database to a write-ahead log, waiting until no other process has it open. Raises
+    sqlite3.OperationalError when another still has it open after `_BUSY_S` seconds."""
     # Switching the journal needs the file alone, and SQLite does not wait for that by itself.
     deadline = time.monotonic() + _BUSY_S
     while True:
@@ -409,9 +404,7 @@ def tells_of_the_disk(
 
 def _disk_error(home: Home, error: OSError) -> UserError:
     """The UserError for a disk that cannot be written: DISK_FULL where it is full, else
-    HOME_UNUSABLE.
-
-    HOME_UNUSABLE names the file of `error` where that lies outside the home, else the database.
+    HOME_UNUSABLE, which names the file of `error` if that lies outside the home, else the database.
     """
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
     full = disk_full_error(path, error)
@@ -494,7 +487,6 @@ def damaged_error(home: Home, fault: str, in_use: bool = False) -> UserError:
         )
     folders = list(home.runs.iterdir()) if home.runs.is_dir() else []
     living = [path.name for path in folders if is_locked(home.run(path.name).lock)]
-    # Five names are enough for a message.
     users = ", ".join(living[:5]) + " still run(s)" if living else "others have it open"
     return UserError(
         "HOME_UNUSABLE",
