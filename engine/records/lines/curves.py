@@ -58,10 +58,8 @@ class Metrics:
     def columns(self) -> list[str]:
         """The names of all metrics in the lines: those of the trainer in the order of `METRICS`,
         then the environment's own in alphabetical order."""
-        measured = {name for line in self.lines for name in line} - {
-            *LINE_KEYS,
-            "model",
-        }  # "model": in a regrade
+        # "model" is no metric: it says which model of an evaluation the line is about.
+        measured = {name for line in self.lines for name in line} - {*LINE_KEYS, "model"}
         documented = [name for name in METRICS if name in measured]
         return documented + sorted(measured - set(documented))
 
