@@ -68,8 +68,8 @@ def cap_of(home: Home, afford: Afford | None, hours: Callable[[], float]) -> flo
     Args:
         afford: the quota of the caller's key: returns a cap for the hours needed, or raises
             UserError QUOTA. None where no quota applies.
-        hours: returns the most hours that the run may take. It is called only where a cap is needed,
-            because it may be slow.
+        hours: returns the most hours that the run may take. It may be slow, so it is called
+            only where a cap is needed.
 
     Raises UserError QUOTA, BUDGET (the home's total is spent) or NOT_APPROVED (the run takes more
     than may be spent without asking a person).

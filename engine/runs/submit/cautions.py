@@ -131,8 +131,8 @@ def _is_different_idea(new: Making, old: Making) -> bool:
 
 
 def _difference_in_words(new: Making, old: Making) -> str:
-    """The numbers that differ between two runs with nearly the same settings: `learning_rate (0.0001
-    then, 0.00011 now)`; "" where none differs. All that differs must be numbers."""
+    """The settings that differ between two runs of nearly the same settings; "" where none does.
+    For example `kl_coef (0.05 then, 0.052 now)`. All that differs must be numbers."""
     pairs = _setting_pairs(new, old).items()
     return ", ".join(
         f"{name} ({old_value:g} then, {new_value:g} now)" for name, (old_value, new_value) in pairs

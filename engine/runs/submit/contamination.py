@@ -53,9 +53,9 @@ def of_training(home: Home, record: EnvRecord, model: str = "") -> Contamination
     Args:
         model: the model that is to be trained; "" where there is none yet.
     """
-    # In what follows "" is the model of every training, because all are of the same one; the
-    # training that is about to start has no run yet.
+    # The training that is about to start has no run id yet: "".
     trainings = [("", record.env_id), *_trainings(home, model)]
+    # All trainings are of the same model, so none is named.
     return _compare_all(home, record, [("", run, env_id) for run, env_id in trainings])
 
 

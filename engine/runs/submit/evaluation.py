@@ -49,8 +49,8 @@ def submit_evaluation(
         afford: the quota of the caller's key, which gives the run its cap on device hours; None
             where no quota applies.
 
-    Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED;
-    for `regrade` also RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION.
+    Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET,
+    NOT_APPROVED; for `regrade` also RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION.
     """
     if request.regrade:
         return submit_regrade(home, request, afford)
