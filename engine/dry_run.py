@@ -147,7 +147,8 @@ class DryRun:
         self.facts = Facts()
 
     def run_checks(self, began: float) -> CheckList:
-        """Make every check but the probe; `began` is the monotonic time at which the call began."""
+        """Make every check except the probe. Each line names a check and the earlier checks that it
+        needs; `began` is the time on the monotonic clock at which the call began."""
         run_check = self.check_list.run_check
         run_check("env", (), self.check_env)
         run_check("model", (), self.check_model)
@@ -355,7 +356,8 @@ class DryRun:
 
     def check_budget(self) -> Outcome:
         """Whether the run is expected to stay within the default cap and the home's total."""
-        figures, call = required(self.facts.forecast).estimate, self.arguments()
+        figures = required(self.facts.forecast).estimate
+        call = self.arguments()
         with Store(self.home) as store:
             doubts = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, call)
         if doubts:

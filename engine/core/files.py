@@ -351,13 +351,14 @@ def _lock(path: Path, lock_kind: int, wait_s: float) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds `take_lock(path)`. A missing file is not locked."""
+    """Whether some process holds the exclusive lock of `take_lock(path)`. A missing file is not
+    locked."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        # Shared, so that two processes which only ask do not see each other.
+        # A shared lock, so that two processes that only ask do not take each other for a holder.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except BlockingIOError:

@@ -96,7 +96,8 @@ class Where:
         shown: str = "",
         example: str = "reward < 0.5 and length > 20",
     ) -> None:
-        """Parse and check the expression; the class describes the arguments and errors."""
+        """Parse and check the expression. The docstring of the class describes the arguments and
+        the error."""
         self.expression = expression.strip()
         self.field = field
         self.shown = shown or self.expression

@@ -54,7 +54,8 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
     """
     heldout_total = choosing_count = 0
     for event in events:
-        heldout, recorded_count = event.get("heldout_tasks"), event.get("heldout_choose")
+        heldout = event.get("heldout_tasks")
+        recorded_count = event.get("heldout_choose")
         if event.get("event") == "started" and isinstance(heldout, int):
             heldout_total = heldout
             # Older runs do not record how many choose. Every second task did, from the first on,

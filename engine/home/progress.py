@@ -43,7 +43,7 @@ class Progress:
 def events_from(run: RunDir, cursor: int) -> tuple[list[JsonObject], int]:
     """All complete events from byte `cursor` on, and the cursor after the last of them."""
     events: list[JsonObject] = []
-    while True:
+    while True:  # `read_lines` reads about a megabyte at a time
         rows, end = read_lines(run.events, cursor)
         events += rows
         if end == cursor or not rows:
@@ -161,7 +161,8 @@ def _step_times(rows: list[JsonObject]) -> list[tuple[float, int]]:
     """(time in unix seconds, step) of every line of metrics that has both, in file order."""
     points: list[tuple[float, int]] = []
     for row in rows:
-        written_at, step = row.get("time"), _as_whole_number(row.get("step"))
+        written_at = row.get("time")
+        step = _as_whole_number(row.get("step"))
         if isinstance(written_at, int | float) and step is not None:
             points.append((float(written_at), step))
     return points

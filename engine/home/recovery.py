@@ -133,7 +133,7 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
     A deployment whose process lives is "starting" or "ready", and its adapters are those that it
     serves. Any other is "failed" or "stopped", and has no adapters.
     """
-    config, ready = read_object(folder.config), read_object(folder.ready)
+    config, ready = read_object(folder.config), read_object(folder.ready)  # {} where missing
     if not config.get("base_path"):
         return None
     base = str(config.get("base_name") or config["base_path"])
@@ -312,7 +312,8 @@ def _hours_in_events(run: RunDir) -> float:
     for event in read_lines(run.events, 0, _MOST_BYTES)[0]:
         if not isinstance(event.get("time"), int | float):  # a damaged line
             continue
-        event_at, event_name = float(event["time"]), event.get("event")
+        event_at = float(event["time"])
+        event_name = event.get("event")
         if event_name == "attempt_started":
             total_s += _seconds_between(started_at, last_at)  # an attempt without an end event
             started_at = event_at

@@ -250,6 +250,7 @@ def _files(folder: Path) -> Iterator[Path]:
 def _listed(names: Sequence[str]) -> str:
     """Names as part of a sentence: `a, b`, or with more than five `a, b, c, d, e and 2 others`."""
     text = ", ".join(names[:_MOST_SHOWN])
+    # Multiplied by a condition: the text once, or not at all.
     return text + (
         f" and {counted(len(names) - _MOST_SHOWN, 'other')}" * (len(names) > _MOST_SHOWN)
     )

@@ -119,7 +119,8 @@ def wait(
             progress_mark = (row.state, row.attempt, _size(run.metrics), _size(run.events))
             if on_progress is not None and (progress_mark != last_reported or now >= report_at):
                 on_progress(_status(home, store, row))
-                last_reported, report_at = progress_mark, now + _REPORT_S
+                last_reported = progress_mark
+                report_at = now + _REPORT_S
             if now >= reap_at:
                 launcher.reap(home)
                 reap_at = now + _REAP_S

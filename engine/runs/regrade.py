@@ -126,7 +126,7 @@ class Regrade:
             process.describe()  # waits until the environment is loaded
             for index, (ref, rows) in enumerate(stored.items()):
                 regraded[ref] = self._score_model(process, index, ref, rows, task_ids)
-                scores = _scores_of(ref, regraded[ref])
+                scores = _mean_scores(ref, regraded[ref])
                 self.event("evaluated", f"{ref}: reward {scores.reward:.3f}", **asdict(scores))
                 self._write_metrics(index + 1, {"model": ref, "heldout_reward": scores.reward})
         if not any(regraded.values()):
@@ -141,7 +141,7 @@ class Regrade:
         changes = rank_changes({ref: _records(rows) for ref, rows in regraded.items()})
         evidence = run_verdict(self.run).to_json()
         return {
-            "models": [asdict(_scores_of(ref, rows)) for ref, rows in regraded.items()],
+            "models": [asdict(_mean_scores(ref, rows)) for ref, rows in regraded.items()],
             "regrade": changes.to_json() | {"source": self.source.id, "skipped": self.skipped},
             "source_files": {
                 model.rows: _digest(self.source.path / model.rows) for model in models
@@ -252,8 +252,9 @@ def _records(rows: Sequence[Line]) -> list[EvaluationRow]:
     return [EvaluationRow.of(row, "a row that was scored again") for row in rows]
 
 
-def _scores_of(ref: str, rows: Sequence[Line]) -> ModelScores:
-    """Average the lines of the model `ref`; the means are 0 where there is no line."""
+def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
+    """The mean scores over the lines of the model `ref`. The means are 0 where there is no line;
+    `success` is None where the environment does not report success."""
     records = _records(rows)
     measure = measure_of(records)
     errors = side(records, measure or "reward").errors
@@ -291,13 +292,14 @@ def main(folder: Path) -> int:
             store.set_state(run.id, "running", only_from={"preparing"}, started=time.time())
         result = job.go()
     except Stopped:
+        # The event is for people; without it the exit status says the same.
         with contextlib.suppress(OSError):
-            if job is not None:
+            if job is not None:  # None: stopped while the job was being prepared
                 job.event("stopped", "stopped on request")
         return EXIT_STOPPED
     except Exception as error:  # noqa: BLE001 - the top of the process: every failure is recorded
         traceback.print_exc()
-        write_json(run.failure, _failure(error).to_json())
+        write_json(run.failure, _failure_record(error).to_json())
         return EXIT_FAILED
     write_json(run.result, result)
     return EXIT_DONE
@@ -312,19 +314,22 @@ def _exit_with_parent(descriptor: int) -> None:
     os._exit(9)
 
 
-def _failure(error: Exception) -> Failure:
+def _failure_record(error: Exception) -> Failure:
     """The content of failure.json for the exception that ended the regrade."""
     # EnvProblem and UserError are asked first: they say more than the other kinds.
     if isinstance(error, EnvProblem):
-        kind, message = "env_import", "The environment could not be started."
+        kind = "env_import"
+        message = "The environment could not be started."
         hint = "Push a version that loads, and regrade with that."
     elif isinstance(error, UserError):
         kind, message, hint = "config", error.message, error.advice
     elif isinstance(error, OSError):
-        kind, message = "infra", "A file of the run could not be read or written."
+        kind = "infra"
+        message = "A file of the run could not be read or written."
         hint = "Free disk space or mend the home folder, then call again."
     else:
-        kind, message = "internal", "The regrading stopped on a fault."
+        kind = "internal"
+        message = "The regrading stopped on a fault."
         hint = "Read the end of the console log."
     evidence = f"{type(error).__name__}: {error}"[:500]
     return Failure(kind, message, evidence, hint_of(hint))

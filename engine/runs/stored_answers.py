@@ -130,7 +130,8 @@ def beside(run: RunDir, record: EnvRecord, skipped: Callable[[str], None]) -> It
 
 
 class _FreshProcess:
-    """Gives an env process that has scored nothing: every call ends the last one for a new one."""
+    """Hands out env processes that have scored nothing. Each call ends the process that was handed
+    out before and returns a new one."""
 
     def __init__(self, record: EnvRecord) -> None:
         self.record = record

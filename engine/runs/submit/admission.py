@@ -264,7 +264,8 @@ def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
     `auto_approve_gpu_hours` of config.toml allows, and no person has approved it. Without that key
     no run needs approval.
     """
-    likely, limit = figures.gpu_hours.likely, home.user_config().auto_approve_gpu_hours
+    likely = figures.gpu_hours.likely
+    limit = home.user_config().auto_approve_gpu_hours
     if limit is not None and likely > limit and not approved:
         raise UserError(
             "NOT_APPROVED",
