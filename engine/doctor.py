@@ -142,7 +142,7 @@ def storage(home: Home) -> Iterator[Finding]:
     status: Status = "pass" if free > _ENOUGH_DISK else "warn" if free > _LEAST_DISK else "fail"
     detail = f"{home.root}, {free / GB:.1f} GB free"
     yield Finding("home", status, detail, "Free some space or move HONESMITH_HOME.")
-    others_mode = home.root.stat().st_mode & 0o077  # the rights of group and others
+    others_mode = home.root.stat().st_mode & 0o077  # the permissions of group and others
     if others_mode:
         yield Finding(
             "home mode", "warn", "others on this machine may read it", f"chmod 700 {home.root}"

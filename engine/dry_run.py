@@ -248,7 +248,7 @@ class DryRun:
         return Outcome("pass", f"{named} set" if named else "the environment names none")
 
     def check_isolation(self) -> Outcome:
-        """How the environment's code is confined on this machine."""
+        """Whether the environment's code can be confined on this machine, and how well."""
         try:
             confinement = isolation_here(registry.sandbox_of(self.home))
         except EnvProblem as problem:
@@ -259,7 +259,8 @@ class DryRun:
         return Outcome("warn", f"{confinement.level}: {'; '.join(confinement.gaps)}", fix)
 
     def check_data(self) -> Outcome:
-        """Whether the training rows fit the settings; for SFT also takes one row to show."""
+        """Whether the training rows fit the settings. Stores their statistics, and for SFT one row
+        as it would be trained on."""
         resolved, rows = required(self.facts.resolved), required(self.facts.rows)
         statistics = self.facts.statistics = env_facts.statistics(rows, resolved.settings)
         if isinstance(resolved.settings, SFTSettings):
@@ -366,7 +367,7 @@ class DryRun:
         return Outcome("pass", detail)
 
     def arguments(self) -> Mapping[str, object]:
-        """The arguments of the submit_train that this dry run stands for."""
+        """The arguments of the call of submit_train that this dry run checks."""
         record = self.facts.record
         env_id = record.env_id if record else self.env_id
         plan = {"env_id": env_id, "model": self.model, "algorithm": self.algorithm}

@@ -317,7 +317,8 @@ def _trainer_environment(watch: Watch, lifeline: int) -> dict[str, str]:
 
 
 def _visible_devices(device: str) -> str:
-    """The value of CUDA_VISIBLE_DEVICES that shows exactly `device`; "" for the CPU.
+    """The value of CUDA_VISIBLE_DEVICES with which a process sees only `device`; "" for the CPU,
+    which hides all GPUs.
 
     Raises ValueError when this machine no longer has the device.
     """

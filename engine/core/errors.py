@@ -93,11 +93,11 @@ class UserError(Exception):
         retryable: bool = False,
         playbook: str = "",
     ) -> None:
-        """The class describes the arguments. Raises ValueError for a code that is not in
-        `CODES`."""
+        """The docstring of the class describes the arguments. Raises ValueError for a `code` that
+        is not in `CODES`."""
         if code not in CODES:
             raise ValueError(f"unknown error code {code!r}; add it to engine.core.errors.CODES")
-        super().__init__(message)
+        super().__init__(message)  # str(error) is the message alone
         self.code = code
         self.message = message
         self.advice = hint_of(hint)

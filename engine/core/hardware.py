@@ -75,7 +75,8 @@ def devices() -> list[str]:
 
 
 def _gpus() -> tuple[Device, ...]:
-    """The GPUs that this process may use; () without a driver, or when it does not answer."""
+    """The GPUs that this process may use; () where there is no NVIDIA driver, or where it does not
+    answer."""
     nvml = _load_nvml()
     if nvml is None:
         return ()
@@ -89,7 +90,8 @@ def _gpus() -> tuple[Device, ...]:
 
 
 def _load_nvml() -> Any | None:
-    """The binding of NVML, initialised; None without the package or a driver."""
+    """The initialised module `pynvml`, the binding of NVIDIA's management library. None where the
+    package or the driver is missing."""
     try:
         import pynvml  # noqa: PLC0415  opens the driver library: only where devices are asked for
     except ImportError:
@@ -139,7 +141,7 @@ def _visible_gpus(gpus: list[Device]) -> tuple[Device, ...]:
 def _names_gpu(name: str, gpu: Device) -> bool:
     """Whether `name`, an entry of CUDA_VISIBLE_DEVICES, means this GPU: by its index or by the
     beginning of its UUID."""
-    if name.isdigit():
+    if name.isdigit():  # an index, which `id` ends with
         return gpu.id == f"cuda:{int(name)}"
     # Like CUDA, take any beginning of a UUID; but "GPU-" alone begins every UUID and names none.
     return len(name) > 4 and gpu.visible.startswith(name)
@@ -165,7 +167,7 @@ def _processor_name() -> str:
 def _cores() -> int:
     """How many cores this process may keep busy: those of its affinity mask, or fewer where a
     cgroup sets a quota; at least 1."""
-    if hasattr(os, "sched_getaffinity"):
+    if hasattr(os, "sched_getaffinity"):  # macOS has none
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
@@ -174,7 +176,8 @@ def _cores() -> int:
 
 
 def _cpu_quota() -> float | None:
-    """The cores that the tightest cgroup quota allows; None without a quota."""
+    """How many cores the smallest CPU quota of this process's cgroups allows, such as 1.5; None
+    where none of them has a quota."""
     values = []
     for folder in _cgroup_folders(""):  # version 2: "QUOTA PERIOD", or "max PERIOD" for no quota
         parts = _read_text(folder / "cpu.max").split()
@@ -189,8 +192,8 @@ def _cpu_quota() -> float | None:
 
 
 def _memory() -> tuple[int, int]:
-    """(total, free) bytes of memory that this process may use: those of the machine, or less where
-    a cgroup sets a limit."""
+    """The memory that this process may use, as (total bytes, free bytes): that of the machine, or
+    less where a cgroup sets a limit."""
     machine = psutil.virtual_memory()
     total, free = int(machine.total), int(machine.available)
     for limit, used in _memory_limits():
@@ -200,8 +203,8 @@ def _memory() -> tuple[int, int]:
 
 
 def _memory_limits() -> list[tuple[int, int]]:
-    """(limit, used) bytes of every cgroup with a memory limit, of version 2 and 1. File cache that
-    the kernel can give up at any time does not count as used."""
+    """The memory limits of this process's cgroups, of version 2 and 1: (limit, used) in bytes each.
+    File cache does not count as used where the kernel can drop it at any time."""
     limits = []
     # The files of version 2, then those of version 1.
     for controller, limit_name, used_name, cache_key in (

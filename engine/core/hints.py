@@ -23,7 +23,7 @@ class Call:
     arguments: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """The call as an agent types it: `push_env(path="x", install=true)`."""
+        """The call as text, its values as JSON: `push_env(path="x", install=true)`."""
         arguments = (
             f"{name}={json.dumps(value, ensure_ascii=False)}"
             for name, value in self.arguments.items()

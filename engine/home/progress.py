@@ -41,7 +41,8 @@ class Progress:
 
 
 def events_from(run: RunDir, cursor: int) -> tuple[list[JsonObject], int]:
-    """All complete events from byte `cursor` on, and the cursor after the last of them."""
+    """Read all complete events of a run from byte `cursor` of its file on. Returns them and the
+    cursor after the last of them."""
     events: list[JsonObject] = []
     while True:  # `read_lines` reads about a megabyte at a time
         rows, end = read_lines(run.events, cursor)

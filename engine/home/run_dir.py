@@ -403,7 +403,8 @@ class RunDir:
         return find_run_config(self.config)
 
     def create(self) -> None:
-        """Make the run's folders; folders that exist stay as they are."""
+        """Create the run's folder and those inside it that a run always has. Folders that exist
+        stay as they are."""
         for folder in (
             self.path,
             self.rollouts_dir,
@@ -487,7 +488,7 @@ def _jsonl_steps(folder: Path) -> list[int]:
 
 def _default_home() -> Path:
     """The folder for user data that the platform prescribes."""
-    # Costs 10 ms and only the process that was told no home needs it.
+    # Imported late: it takes 10 ms, and only a process that was told no home needs it.
     import platformdirs  # noqa: PLC0415
 
     return Path(platformdirs.user_data_dir("honesmith", appauthor=False))

@@ -104,7 +104,9 @@ class Redactor:
     """
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        """`secrets`: name to value; None for no named secrets."""
+        """Args:
+        secrets: name -> value of the secrets to hide; None where there are none.
+        """
         values = (secrets or {}).items()
         # Both forms of each value are searched for: `__call__` gets texts as they are, `text`
         # cleans them before they are searched.
@@ -121,7 +123,8 @@ class Redactor:
         return self(clean_text(text))
 
     def value(self, value: Any) -> Any:
-        """`value` as JSON can hold it, every text inside it cleaned and with its secrets hidden."""
+        """`value` converted to what JSON can hold. Every text inside it, also the keys of objects,
+        is cleaned and has its secrets hidden."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):

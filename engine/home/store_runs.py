@@ -68,9 +68,10 @@ class RunTable(Connection):
         return self._run_of_request(request_id, body)
 
     def get_run(self, run_id: str) -> RunRow:
-        """The run with this id, or the only run whose id begins with `run_id`.
+        """The run whose id is `run_id`; without one, the only run whose id begins with it.
 
-        Raises UserError RUN_NOT_FOUND, naming similar ids, when none or several match.
+        Raises UserError RUN_NOT_FOUND where no run or more than one matches; its hint names similar
+        ids.
         """
         matches = self._rows("WHERE run_id = ?", (run_id,))
         if not matches and run_id:
@@ -300,10 +301,11 @@ class RunTable(Connection):
         return self._rows("WHERE run_id = ?", (run_id,))[0]
 
     def _next_free_id(self, name: str) -> tuple[str, int]:
-        """The next free run id for `name`, and its number."""
+        """The next free run id that begins with `name`, such as "sums-grpo-4", and the number in
+        it."""
         cursor = self._db.execute("SELECT max(number) FROM runs WHERE name = ?", (name,))
         number = (cursor.fetchone()[0] or 0) + 1
-        # A folder without a row is what a submit that died half way left: leave it alone.
+        # A submit that died half way has left a folder without a row. It is not used again.
         while self.home.run(f"{name}-{number}").path.exists():
             number += 1
         return f"{name}-{number}", number

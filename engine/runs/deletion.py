@@ -134,6 +134,7 @@ def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
 
 def _deployments_using(home: Home, row: RunRow) -> list[str]:
     """The ids of the living deployments that serve an adapter of the run."""
+    # Adapters are served under their reference, such as "sums-grpo-3@best".
     return [
         deployment.deployment_id
         for deployment in deployments.living(home)

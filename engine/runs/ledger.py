@@ -114,7 +114,7 @@ def _line(row: RunRow, entry: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value of a setting in at most 24 characters."""
+    """A value of a setting as text of at most 24 characters; a longer one ends with "…"."""
     if isinstance(value, float):
         return f"{value:g}"
     text = str(value)

@@ -64,7 +64,8 @@ class Metrics:
         return documented + sorted(measured - set(documented))
 
     def curve(self, name: str) -> list[tuple[float, float]]:
-        """(step, value) of every line on which `name` is a finite number."""
+        """The curve of the metric `name`: (step, value) of every line on which it is a finite
+        number."""
         return [
             (line["step"], value)
             for line in self.lines

@@ -65,7 +65,8 @@ class TrainRequest:
         }
 
     def plan(self) -> Mapping[str, Any]:
-        """The arguments that a dry run and an estimate of the same plan take."""
+        """The arguments that a dry run, an estimate and a submit have in common: what is to be
+        trained on what, and how."""
         return {
             "env_id": self.env_id,
             "model": self.model,
