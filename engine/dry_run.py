@@ -59,7 +59,7 @@ _SHARED_SETTINGS = ("seed", "precision")  # what an SFT plan and its probe have 
 
 @dataclass
 class Facts:
-    """What checks learnt for those after them; None until the check that learns it has passed."""
+    """What checks found out for later checks; None or empty until the check has been made."""
 
     record: EnvRecord | None = None
     model: ModelRef | None = None
@@ -129,7 +129,7 @@ def dry_run(
 
 
 class DryRun:
-    """One dry run: what was asked for, its checks (a method each), and what they have learnt.
+    """One dry run: what was asked for, its checks (a method each), and what they found out.
 
     A check stores in `facts` what later ones need. A UserError that it raises makes it fail.
     """

@@ -116,7 +116,7 @@ class CheckList:
 
 
 def required(fact: Fact | None) -> Fact:
-    """Return a fact that an earlier check has learnt. It cannot be None: the calling check names
+    """Return a fact that an earlier check has stored. It cannot be None: the calling check names
     the earlier one among its needs."""
     assert fact is not None  # otherwise the calling check would have been skipped
     return fact

@@ -28,7 +28,7 @@ NAMES = {
 
 
 class UnknownSplit(ValueError):
-    """A row names a split that is none of NAMES."""
+    """A row names a split that is not in `NAMES`."""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class Home:
         return self.cache / "ui" / "index.html"
 
     def overlap(self, train_hash: str, heldout_hash: str) -> Path:
-        """What the training rows of one environment version share with the exam of another."""
+        """The overlap of one version's training rows with the held-out tasks of another."""
         return self.cache / "overlap" / f"{train_hash}-{heldout_hash}.json"
 
     @property
@@ -312,7 +312,7 @@ class RunDir:
 
     @property
     def deleted(self) -> Path:
-        """Says that the run was deleted: only what was asked and what came of it is left."""
+        """Exists where the run was deleted: only its config and its result are left."""
         return self.path / "deleted.json"
 
     @property
@@ -347,7 +347,7 @@ class RunDir:
 
     @property
     def best(self) -> Path:
-        """A relative symlink to, or a file naming, the best checkpoint's folder."""
+        """A relative symlink to the best checkpoint's folder, or a file with the folder's name."""
         return self.checkpoints / "best"
 
     @property
@@ -366,12 +366,12 @@ class RunDir:
         return self.evals_dir / f"step_{step:06d}.jsonl"
 
     def kept(self, when: str) -> Path:
-        """Answers to what the model could do before: `before` training, `after` it."""
+        """The answers to tasks of earlier skills; `when` is "before" or "after" the training."""
         return self.evals_dir / f"kept_{when}.jsonl"
 
     @property
     def rescored(self) -> Path:
-        """What a fresh env process says of some answers of the last exam."""
+        """New scores, by a fresh env process, of some answers of the last evaluation."""
         return self.evals_dir / "rescored.json"
 
     def model_evals(self, index: int) -> Path:

@@ -104,9 +104,7 @@ class Redactor:
     """
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        """Args:
-        secrets: name -> value of the secrets to hide; None where there are none.
-        """
+        """Prepare to hide the values of `secrets` (name -> value); None where there are none."""
         values = (secrets or {}).items()
         # Both forms of each value are searched for: `__call__` gets texts as they are, `text`
         # cleans them before they are searched.

@@ -177,7 +177,7 @@ class DeploymentTable(Connection):
 
 
 class EstimateTable(Connection):
-    """What was predicted of finished runs, and what came."""
+    """The predicted and the actual device hours of finished runs."""
 
     def record_estimate(
         self, algorithm: str, features: Mapping[str, Any], predicted: float, actual: float

@@ -55,10 +55,8 @@ class DamagedRecord(UserError, ValueError):
     """A file of the home does not hold what it should. The message names the file and the key."""
 
     def __init__(self, place: str, fault: str) -> None:
-        """Args:
-        place: the path of the file, or what else the record comes from.
-        fault: which key is wrong, and how.
-        """
+        """`place` is the path of the file, or what else the record comes from; `fault` says which
+        key is wrong, and how."""
         super().__init__(
             "HOME_UNUSABLE",
             f"{place} is damaged: {fault}",
