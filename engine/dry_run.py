@@ -190,8 +190,8 @@ class DryRun:
         return Outcome("pass", f"{len(checked)} given, each exists and lies in its range")
 
     def check_resolved(self) -> Outcome:
-        """Whether the settings fit together, the model and the rows. Chooses every setting that was
-        left out; stores the settings and the facts of the environment's rows."""
+        """Whether the settings fit each other, the model and the rows. Chooses every setting that
+        was left out; stores the settings and the facts of the environment's rows."""
         ref = required(self.facts.model)
         machine = self.facts.machine = hardware.detect(self.home.root)
         rows = env_facts.env_facts(

@@ -62,7 +62,7 @@ def write_text(path: Path, text: str, fsync: bool = True, mode: int = 0o600) -> 
     except OSError as error:
         with contextlib.suppress(OSError):
             new_file.unlink(missing_ok=True)
-        if error.filename is None:
+        if error.filename is None:  # an error about a descriptor names no file
             error.filename = str(path)
         raise
     if fsync:
@@ -139,12 +139,12 @@ class Appender:
         with self._locked():
             size = os.fstat(self._fd).st_size
             try:
-                rest = memoryview(line)  # a write may take only a part of it
+                rest = memoryview(line)  # os.write may write only a part of it
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
             except OSError as error:
                 os.ftruncate(self._fd, size)
-                if error.filename is None:
+                if error.filename is None:  # an error about a descriptor names no file
                     error.filename = str(self.path)
                 raise
 

@@ -140,7 +140,7 @@ def page_after(
 
 def torn_tail(path: Path) -> str:
     """The text after the last newline of the file: a line still being written, such as a progress
-    bar. "" where the file is missing or ends with a newline."""
+    bar. "" where the file is missing or ends with a newline; only the end of a very long line."""
     size = size_of(path)
     if size == 0:
         return ""

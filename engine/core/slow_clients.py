@@ -56,6 +56,7 @@ class ImpatientProtocol(H11Protocol):
         next request has already arrived or the connection is closing."""
         cycle_before = self.cycle
         super().on_response_complete()  # gives a request that has already arrived a new cycle
+        # Last in the dict: it is now the one that has been idle for the shortest time.
         if self.cycle is cycle_before and not self.transport.is_closing():
             self._idle_connections(known=bool(self.scope.get(KNOWN)))[self] = None
 

@@ -75,6 +75,7 @@ class RunTable(Connection):
         """
         matches = self._rows("WHERE run_id = ?", (run_id,))
         if not matches and run_id:
+            # Not LIKE, for which "_" and "%" in an id would be wildcards.
             matches = self._rows("WHERE substr(run_id, 1, ?) = ?", (len(run_id), run_id))
         if len(matches) == 1:
             return matches[0]

@@ -57,9 +57,9 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
         dependents += _deployments_using(home, row) + _datasets_from(home, row, ids)
         if dependents and not force:
             hint = "Keep it, or delete it with --force; what is built on it stays as it is."
-            raise _not_deletable(row, f"is what {_listed(dependents)} came from", hint)
+            raise _not_deletable(row, f"is what {_names_in_words(dependents)} came from", hint)
         if dependents:
-            warnings.append(f"{_listed(dependents)} came from {row.run_id}")
+            warnings.append(f"{_names_in_words(dependents)} came from {row.run_id}")
     return [row.run_id for row in to_delete], warnings
 
 
@@ -114,7 +114,7 @@ def _require_unused(home: Home, row: RunRow, others: Sequence[RunRow]) -> None:
     this run."""
     users = [other for other in others if other.state in OPEN and _depends_on(home, other, row)]
     if users:
-        reason = f"is needed by {_listed([other.run_id for other in users])}"
+        reason = f"is needed by {_names_in_words([other.run_id for other in users])}"
         cancel = Call("cancel_run", {"run_id": users[0].run_id})
         raise _not_deletable(row, reason, Hint("Cancel that, or wait until it has ended.", cancel))
 
@@ -181,12 +181,13 @@ def _remove_contents(run: RunDir) -> list[str]:
     answer_files = [run.model_evals(index) for index in range(len(models))]
     to_truncate += [path for path in answer_files if path.exists()]
     to_remove = [run.checkpoints, run.rollouts_dir, run.logs, run.start_adapter]
+    # The first of these is the folder with the adapters of all models.
     to_remove += [run.model_adapter(0).parent, run.sampled_adapters]
     to_remove += [run.metrics, run.events, run.rescored, run.kept("before"), run.kept("after")]
     # If the folder of evaluations is a link, the link is removed first. Otherwise files would be
     # emptied in the folder that it leads to, which does not belong to the run.
-    first = [run.evals_dir] if run.evals_dir.is_symlink() else []
-    warnings = [warning for path in (*first, *to_remove) for warning in _remove(path)]
+    links_first = [run.evals_dir] if run.evals_dir.is_symlink() else []
+    warnings = [warning for path in (*links_first, *to_remove) for warning in _remove(path)]
     for path in to_truncate:
         warnings += _truncate(path)
     return warnings
@@ -248,7 +249,7 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (Path(parent) / name for name in names)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _names_in_words(names: Sequence[str]) -> str:
     """Names as part of a sentence: `a, b`, or with more than five `a, b, c, d, e and 2 others`."""
     text = ", ".join(names[:_MOST_SHOWN])
     # Multiplied by a condition: the text once, or not at all.

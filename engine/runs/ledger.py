@@ -90,7 +90,7 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
     lines: list[str] = []
 
     def add_lines(run_id: str, depth: int) -> None:
-        lines.append("  " * depth + _line(runs[run_id], entries[run_id]))
+        lines.append("  " * depth + _tree_line(runs[run_id], entries[run_id]))
         for child in children.get(run_id, []):
             add_lines(child, depth + 1)
 
@@ -99,12 +99,12 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
     return lines
 
 
-def _line(row: RunRow, entry: Mapping[str, Any]) -> str:
+def _tree_line(row: RunRow, entry: Mapping[str, Any]) -> str:
     """The line of a run in the tree, with at most four of the changes from its parent, such as
     `sums-grpo-3: no difference, better was expected (lora_rank 16→32)`."""
     result = verdict_in_words(row) if row.state == "done" else row.state
     changed = ", ".join(
-        f"{name} {_short(parent_value)}→{_short(value)}"
+        f"{name} {_short_value(parent_value)}→{_short_value(value)}"
         for name, (parent_value, value) in list(entry.get("changed", {}).items())[:_MOST_SHOWN]
     )
     text = f"{row.run_id}: {result}"
@@ -113,7 +113,7 @@ def _line(row: RunRow, entry: Mapping[str, Any]) -> str:
     return text + (f" ({changed})" if changed else "")
 
 
-def _short(value: Any) -> str:
+def _short_value(value: Any) -> str:
     """A value of a setting as text of at most 24 characters; a longer one ends with "…"."""
     if isinstance(value, float):
         return f"{value:g}"

@@ -113,10 +113,15 @@ def wait(
             if reached or row.state in TERMINAL or now >= deadline:
                 status = _status(home, store, row, alerts_in(events) if cursor else None)
                 if until == "next_eval" and reached:
-                    status |= _evaluated(events, status)
+                    status |= _evaluation_fields(events, status)
                 # `end` belongs to the events just read: later ones are left to the next call.
                 return status | {"reached": reached, "cursor": str(end)}
-            progress_mark = (row.state, row.attempt, _size(run.metrics), _size(run.events))
+            progress_mark = (
+                row.state,
+                row.attempt,
+                _file_size(run.metrics),
+                _file_size(run.events),
+            )
             if on_progress is not None and (progress_mark != last_reported or now >= report_at):
                 on_progress(_status(home, store, row))
                 last_reported = progress_mark
@@ -204,7 +209,7 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
     if row.state == "done":
         status = _with_result(run, row, status)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
-        status["error"] = _error(run, row)
+        status["error"] = _reason_of_end(run, row)
     if run.deleted.exists():
         status["next"] = []  # nothing is left to read, to deploy or to continue
         if "error" in status:
@@ -219,15 +224,15 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
 def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
     """Add the result of a run that is done to its status, with the warnings and the next calls that
     follow from it."""
-    warnings = status["warnings"]  # `_result` replaces them by its own; both are kept
-    status = status | _result(run)
+    warnings = status["warnings"]  # `_result_fields` replaces them by its own; both are kept
+    status = status | _result_fields(run)
     status["warnings"] = warnings + [note for note in status["warnings"] if note not in warnings]
     if row.kind == "evaluate":
         status["next"] = _after_evaluation(run, row)
     return _errors_first(run, row, status)
 
 
-def _error(run: RunDir, row: RunRow) -> Reply:
+def _reason_of_end(run: RunDir, row: RunRow) -> Reply:
     """Why a run failed, was cancelled or is stopping, and how to go on: `kind` and `message` of the
     reason, `hint` with its `call`, `evidence` (of a failed run), and `last_checkpoint`."""
     return {
@@ -239,7 +244,7 @@ def _error(run: RunDir, row: RunRow) -> Reply:
     }
 
 
-def _evaluated(events: Sequence[Line], status: Reply) -> Reply:
+def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
     """What `wait` adds to the status for the evaluation that it waited for: `evaluation` (the
     scores), `step`, and a `summary` that names both.
 
@@ -293,7 +298,7 @@ def _position_of_cursor(cursor: str) -> int:
     return int(cursor)
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     """The size of a file in bytes; -1 where there is no file."""
     try:
         return os.stat(path).st_size
@@ -311,7 +316,7 @@ def _why_waiting(run: RunDir) -> list[str]:
     return [f"it waits for a server that has the secrets {names} in its environment"]
 
 
-def _result(run: RunDir) -> Reply:
+def _result_fields(run: RunDir) -> Reply:
     """The part of a status that comes from the worker's result.json; empty where there is none.
 
     - `result`: the content of the file. Of its evidence only `_EVIDENCE_KEYS` are shown; the

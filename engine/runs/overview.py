@@ -58,7 +58,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         if scope in ("all", "runs"):
             # One more than is shown tells whether more follow; `position` is a row id here.
             rows = store.list_runs(limit + 1, before_rowid=position or None)
-            reply["runs"] = [_run(home, row) for row in rows[:limit]]
+            reply["runs"] = [_run_entry(home, row) for row in rows[:limit]]
             reply["tree"] = ledger.tree(home, rows[:limit])
             reply["best"] = ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train"))
             totals["runs"] = len(rows)
@@ -76,7 +76,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         reply["about"] = {"exam_use": ABOUT_USE}
     return reply | {
         "summary": _summary(scope, reply, totals, open_runs),
-        "next": _next(scope, reply, open_runs),
+        "next": _next_calls(scope, reply, open_runs),
         "warnings": _warnings(home),
     }
 
@@ -170,7 +170,7 @@ def _budget(home: Home, store: Store) -> Reply:
     return budget
 
 
-def _run(home: Home, row: RunRow) -> Reply:
+def _run_entry(home: Home, row: RunRow) -> Reply:
     """A run as an entry of the list of runs.
 
     Its step and the time left are given only while it holds a device; verdict, reason, note, ledger
@@ -257,7 +257,7 @@ def _summary(scope: str, reply: Reply, totals: dict[str, int], open_runs: list[R
     )
 
 
-def _next(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply]:
+def _next_calls(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply]:
     """The calls to make next; [] unless the scope is "all".
 
     - Where a run is active or queued: wait for it.

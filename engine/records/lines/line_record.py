@@ -36,8 +36,8 @@ def skipped_lines(count: int) -> list[str]:
     """A warning that `count` lines of a file could not be read; [] for a `count` of 0."""
     if not count:
         return []
-    is_left_out = "is left out" if count == 1 else "are left out"
-    return [f"{counted(count, 'damaged line')} could not be read and {is_left_out}."]
+    verb_phrase = "is left out" if count == 1 else "are left out"
+    return [f"{counted(count, 'damaged line')} could not be read and {verb_phrase}."]
 
 
 class LineRecord(Record):

@@ -82,8 +82,7 @@ def _link_folder(source: Path, target: Path) -> Path:
     """Fill the folder `target` with hard links to the files of the checkpoint `source`, or with
     copies where hard links are not possible. Returns `target`.
 
-    So the files stay as long as the run that owns `target`, even if the run that wrote the
-    checkpoint deletes it.
+    The files in `target` stay even if the run that wrote the checkpoint deletes it.
     """
     target.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(source):
