@@ -73,14 +73,18 @@ def examine(
     mounts: Path = Path("/proc/mounts"),
     report_check: Callable[[Reply], None] = lambda _: None,
 ) -> Reply:
-    """Make every check on `home` and this machine.
+    """Make every check on the home and this machine.
 
     Args:
-        mounts: the list of mounted file systems.
-        report_check: called with each finding, as `checks` holds it, as soon as it is made.
+        mounts: the file that lists the mounted file systems.
+        report_check: called with each finding, in the form that it has in `checks`, as soon as it
+            is there.
 
-    Returns {"summary", "failed" (how many), "checks"}: a check has "name", "status" (pass, warn or
-    fail), "detail", and where there is a remedy "fix" and "call".
+    Returns:
+        summary: one sentence.
+        failed: how many findings failed.
+        checks: the findings: {"name", "status", "detail"} each, with status pass, warn or fail, and
+            where there is a remedy also "fix" and "call".
     """
     findings: list[Finding] = []
     checks: list[Reply] = []
@@ -101,7 +105,7 @@ def examine(
 
 
 def _as_reply(finding: Finding) -> Reply:
-    """A finding as the reply shows it, without empty fields."""
+    """A finding as a JSON object for the reply, without empty fields."""
     fields = {
         "name": finding.name,
         "status": finding.status,
@@ -123,9 +127,9 @@ def python(home: Home) -> Iterator[Finding]:
 
 
 def sdk(home: Home) -> Iterator[Finding]:
-    """Whether the installed MCP SDK is a version that this server was written for."""
+    """Whether the installed version of the MCP SDK is one that this server supports."""
     version = importlib.metadata.version("mcp")
-    numbers = tuple(int(part) for part in version.split(".")[:2])
+    numbers = tuple(int(part) for part in version.split(".")[:2])  # major and minor version
     is_supported = (2, 3) <= numbers < (3, 0)
     yield Finding(
         "mcp", "pass" if is_supported else "fail", version, "pip install 'mcp[cli]>=2.3,<3'"
@@ -138,7 +142,7 @@ def storage(home: Home) -> Iterator[Finding]:
     status: Status = "pass" if free > _ENOUGH_DISK else "warn" if free > _LEAST_DISK else "fail"
     detail = f"{home.root}, {free / GB:.1f} GB free"
     yield Finding("home", status, detail, "Free some space or move HONESMITH_HOME.")
-    others_mode = home.root.stat().st_mode & 0o077  # the rights of group and others
+    others_mode = home.root.stat().st_mode & 0o077  # the permissions of group and others
     if others_mode:
         yield Finding(
             "home mode", "warn", "others on this machine may read it", f"chmod 700 {home.root}"
@@ -146,8 +150,12 @@ def storage(home: Home) -> Iterator[Finding]:
 
 
 def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
-    """Whether locks and the database can be trusted on the file system of the home: not on a
-    network. Yields nothing where the list of mounts cannot be read."""
+    """Whether the home lies on a local file system, because locks and the database cannot be
+    trusted on a network one. Yields nothing where the list of mounts cannot be read.
+
+    Args:
+        mounts: a file with a line for each mount: device, mount point, kind of file system.
+    """
     try:
         lines = mounts.read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -158,6 +166,7 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
         (point, kind) for point, kind in mounted if root == point or root.startswith(f"{point}/")
     ]
     above_home += [(point, kind) for point, kind in mounted if point == "/"]
+    # The home is on the mount with the longest path above it.
     kind = max(above_home, key=lambda pair: len(pair[0]))[1] if above_home else "unknown"
     if kind.startswith(NETWORK_FILESYSTEMS):
         yield Finding(
@@ -171,7 +180,8 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
 
 
 def database(home: Home) -> Iterator[Finding]:
-    """Whether the database is whole, and whether it was found damaged and made again before."""
+    """Whether the database is intact. Warns where it was once found damaged and was made again from
+    the run folders. Raises UserError where it is damaged and cannot be mended now."""
     with Store(home) as store:
         store.check()
         count = len(store.list_runs(1000))  # not more: only to show that rows can be read
@@ -190,15 +200,15 @@ def database(home: Home) -> Iterator[Finding]:
 
 
 def configuration(home: Home) -> Iterator[Finding]:
-    """Whether config.toml is valid; a home without one is fine. Raises UserError for an invalid
-    one."""
+    """Whether config.toml is valid; it may also be missing. Raises UserError where it is
+    invalid."""
     home.user_config()
     yield Finding("config.toml", "pass", "valid" if home.config_file.exists() else "not written")
 
 
 def isolation(home: Home) -> Iterator[Finding]:
-    """How user code is confined here, found by running some, and what this platform cannot
-    prevent."""
+    """How user code is confined on this machine, and what cannot be prevented here. It is found out
+    by running a confined process."""
     try:
         confinement = isolation_here(registry.sandbox_of(home))
     except EnvProblem as problem:
@@ -231,7 +241,7 @@ def devices(home: Home) -> Iterator[Finding]:
 
 def training(home: Home) -> Iterator[Finding]:
     """Whether there is an interpreter that can load torch, and which kernels it would train with.
-    Torch is loaded in another process."""
+    torch is loaded in a process of its own, because this one must stay without it."""
     interpreter = launcher.worker_python(home)
     process = subprocess.run(
         [interpreter, "-P", "-c", VERSIONS],
@@ -242,18 +252,23 @@ def training(home: Home) -> Iterator[Finding]:
         check=False,
     )
     if process.returncode == 0:
+        # As VERSIONS prints them; the third is missing where Liger is not installed.
         torch, transformers, *liger = process.stdout.split()
         yield Finding("training", "pass", f"torch {torch}, transformers {transformers}")
         yield Finding("kernels", "pass", _kernels_in_words(hardware.detect(home.root), *liger))
     else:
         last_line = (process.stderr.strip().splitlines() or ["no output"])[-1]
-        # Python ends a traceback with the error; an endless one is cut to be readable.
+        # The last line of a traceback is the error itself; it may be very long.
         yield Finding("training", "fail", last_line[:300], "honesmith setup --again")
 
 
 def _kernels_in_words(machine: hardware.Hardware, liger: str = "") -> str:
-    """What computes the operations between matrix products in our own forward pass, before any
-    model has been tried. `liger` is the version of the Liger kernels, "" without them."""
+    """Which kernels would compute the operations between matrix products in our own forward pass,
+    in words. Which of them a model really gets is decided only when it is tried.
+
+    Args:
+        liger: the version of the Liger kernels; "" where they are not installed.
+    """
     chosen = os.environ.get(KERNELS, "")
     if machine.device.kind == "cpu" or chosen == "torch":
         return "torch"
@@ -265,7 +280,7 @@ def _kernels_in_words(machine: hardware.Hardware, liger: str = "") -> str:
 
 
 def tools(home: Home) -> Iterator[Finding]:
-    """Whether npx and uv, which `mcp dev` needs, are on PATH."""
+    """Whether npx and uv are on PATH, which only the inspector `mcp dev` needs."""
     missing = [name for name in ("npx", "uv") if shutil.which(name) is None]
     if missing:
         yield Finding(
@@ -279,8 +294,8 @@ def tools(home: Home) -> Iterator[Finding]:
 
 
 def runs(home: Home) -> Iterator[Finding]:
-    """Runs that are open although no process works on them, and the last three failures with their
-    remedies."""
+    """Yields a warning where runs hold a device although no process works on them, and one for each
+    of the last three failures with its remedy."""
     with Store(home) as store:
         open_runs = store.list_runs(50, states=OPEN)
         failed = store.list_runs(3, states=("failed",))
@@ -305,8 +320,8 @@ def runs(home: Home) -> Iterator[Finding]:
 
 
 def run_files(home: Home) -> Iterator[Finding]:
-    """Runs whose config.json cannot be read. If the database were lost, they could not be listed
-    again."""
+    """Whether the config.json of every run can be read. If the database were lost, a run without it
+    could not be listed again."""
     faults = recovery.damaged_configs(home)
     if not faults:
         yield Finding("run files", "pass", "every config.json can be read")
@@ -340,9 +355,9 @@ CHECKS: tuple[Check, ...] = (
 
 
 def _findings_of(check: Check, home: Home) -> list[Finding]:
-    """The findings of a check. Those that passed have no fix.
+    """Make a check and return its findings. Findings that passed get no fix.
 
-    A check that raises gives one finding, that it failed, under the name of its function.
+    A check that raises becomes one failed finding, named after the check's function.
     """
     # The only check without a name is `filesystem`, which is bound to its list of mounts.
     name = getattr(check, "__name__", "filesystem").strip("<>")

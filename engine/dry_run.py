@@ -59,7 +59,7 @@ _SHARED_SETTINGS = ("seed", "precision")  # what an SFT plan and its probe have 
 
 @dataclass
 class Facts:
-    """What checks learnt for those after them; None until the check that learns it has passed."""
+    """What checks found out for later checks; None or empty until the check has been made."""
 
     record: EnvRecord | None = None
     model: ModelRef | None = None
@@ -85,18 +85,18 @@ def dry_run(
     samples: int = 0,
     afford: Callable[[float], float] | None = None,
 ) -> Reply:
-    """Check a run that could be submitted with the same arguments; trains nothing.
+    """Check a run that could be submitted with the same arguments, without training anything.
 
     Args:
-        samples: how many tasks to sample from the model, `group_size` times each, in a short run of
-            its own. It starts only when no check fails; its `run_id` is in the answer.
-        afford: gives that run its cap on device hours for an estimate of them, or raises a
-            UserError.
+        samples: how many tasks the model answers, `group_size` times each, in a probe: a short run
+            of its own, which starts only when no check fails. 0 for no probe.
+        afford: the quota of the caller's key: returns the probe's cap on device hours for an
+            estimate of them, or raises a UserError. None where no quota applies.
 
     Returns `checks` ({"name", "status" pass|warn|fail|skip, "detail", "fix"}), `settings` with
     `sources`, `statistics`, `row` (sft: one row as it is trained), `audit`, `estimate`, `probe`
-    (None until it is done), `run_id` of the probe, `report_hash`, `summary`, `next` calls and
-    `warnings`. What was not learnt, because a check failed, is empty.
+    (its result, None until it is done), `run_id` of the probe, `report_hash`, `summary`, `next`
+    calls and `warnings`. What is not known, because a check failed, is empty.
 
     Raises UserError BAD_ARGUMENT for `samples` outside 0..256.
     """
@@ -129,7 +129,7 @@ def dry_run(
 
 
 class DryRun:
-    """One dry run: what was asked for, its checks (a method each), and what they have learnt.
+    """One dry run: what was asked for, its checks (a method each), and what they found out.
 
     A check stores in `facts` what later ones need. A UserError that it raises makes it fail.
     """
@@ -137,7 +137,7 @@ class DryRun:
     def __init__(
         self, home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
     ) -> None:
-        """The arguments are those of `dry_run`; `settings` as the user gave them."""
+        """The arguments are those of `dry_run`; `settings` are as the user gave them."""
         self.home = home
         self.env_id = env_id
         self.model = model
@@ -147,7 +147,8 @@ class DryRun:
         self.facts = Facts()
 
     def run_checks(self, began: float) -> CheckList:
-        """Make every check but the probe; `began` is the monotonic time at which the call began."""
+        """Make every check except the probe. Each line names a check and the earlier checks that it
+        needs; `began` is the time on the monotonic clock at which the call began."""
         run_check = self.check_list.run_check
         run_check("env", (), self.check_env)
         run_check("model", (), self.check_model)
@@ -167,13 +168,13 @@ class DryRun:
         return self.check_list
 
     def check_env(self) -> Outcome:
-        """Whether the environment exists; learns its record."""
+        """Whether the environment exists; stores its record."""
         record = self.facts.record = registry.find_env(self.home, self.env_id)
         rows = ", ".join(f"{count} {split}" for split, count in record.rows.items())
         return Outcome("pass", f"{record.env_id}: {record.kind}, {rows} rows")
 
     def check_model(self) -> Outcome:
-        """Whether the model exists and can be trained; learns what the reference means."""
+        """Whether the model exists and can be trained; stores what its reference means."""
         ref = self.facts.model = catalog.resolve_model(self.home, self.model)
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
         if ref.adapter is not None:
@@ -189,8 +190,8 @@ class DryRun:
         return Outcome("pass", f"{len(checked)} given, each exists and lies in its range")
 
     def check_resolved(self) -> Outcome:
-        """Whether all settings go together, with this model and these rows. Resolves every setting
-        that was left out, and learns what the environment's rows are like."""
+        """Whether the settings fit each other, the model and the rows. Chooses every setting that
+        was left out; stores the settings and the facts of the environment's rows."""
         ref = required(self.facts.model)
         machine = self.facts.machine = hardware.detect(self.home.root)
         rows = env_facts.env_facts(
@@ -231,7 +232,7 @@ class DryRun:
         if registry.env_python(record) != sys.executable:
             return Outcome("pass", f"{len(needed)} in the environment's own place")
         missing = env_packages.missing(needed)
-        if missing:  # as for any UserError, the check fails
+        if missing:  # a UserError that a check raises makes it fail
             raise UserError(
                 "ENV_DEPS",
                 f"missing: {', '.join(missing)[:300]}",
@@ -247,7 +248,7 @@ class DryRun:
         return Outcome("pass", f"{named} set" if named else "the environment names none")
 
     def check_isolation(self) -> Outcome:
-        """How the environment's code is confined on this machine."""
+        """Whether the environment's code can be confined on this machine, and how well."""
         try:
             confinement = isolation_here(registry.sandbox_of(self.home))
         except EnvProblem as problem:
@@ -258,7 +259,8 @@ class DryRun:
         return Outcome("warn", f"{confinement.level}: {'; '.join(confinement.gaps)}", fix)
 
     def check_data(self) -> Outcome:
-        """Whether the training rows fit the settings; for SFT also takes one row to show."""
+        """Whether the training rows fit the settings. Stores their statistics, and for SFT one row
+        as it would be trained on."""
         resolved, rows = required(self.facts.resolved), required(self.facts.rows)
         statistics = self.facts.statistics = env_facts.statistics(rows, resolved.settings)
         if isinstance(resolved.settings, SFTSettings):
@@ -282,8 +284,8 @@ class DryRun:
         return Outcome("warn", headline, fix)
 
     def check_audit(self) -> Outcome:
-        """What the stored reward audit says of the scorer. A risk fails the run only for GRPO
-        without accept_reward_risk."""
+        """What the stored reward audit says of the scorer. A risk is a failure only for GRPO
+        without accept_reward_risk, else a warning."""
         record = required(self.facts.record)
         audit = self.facts.audit = record.audit.as_written()
         headline = str(audit.get("headline", ""))
@@ -304,8 +306,8 @@ class DryRun:
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
     def check_estimate(self, began: float) -> Outcome:
-        """Whether time and memory can be estimated. Measures the machine first, in what is left of
-        the call's time since `began`."""
+        """Estimate the run's time and memory; stores the forecast. The machine is measured first,
+        within what is left of the call's time since `began` (monotonic clock)."""
         machine, ref = required(self.facts.machine), required(self.facts.model)
         seconds_left = CALL_S - (time.monotonic() - began)
         throughput.ensure(self.home, machine, max(0.0, min(estimate.PROBE_WAIT_S, seconds_left)))
@@ -332,7 +334,7 @@ class DryRun:
         total, available = figures.peak_memory.total, figures.memory_available
         detail = f"{size(total)} of {size(available)} on {figures.device}"
         if total > figures.memory_free:
-            # Said, not judged: what is in use now may be gone when the run has its turn.
+            # No reason to warn: memory in use now may be free when the run starts.
             detail += f", of which {size(figures.memory_free)} are free now"
         if figures.fits:
             if figures.fit == "tight":
@@ -354,8 +356,9 @@ class DryRun:
         return Outcome("fail", detail, fix, "DISK_FULL")
 
     def check_budget(self) -> Outcome:
-        """Whether the run stays within the default cap and the home's total."""
-        figures, call = required(self.facts.forecast).estimate, self.arguments()
+        """Whether the run is expected to stay within the default cap and the home's total."""
+        figures = required(self.facts.forecast).estimate
+        call = self.arguments()
         with Store(self.home) as store:
             doubts = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, call)
         if doubts:
@@ -364,15 +367,15 @@ class DryRun:
         return Outcome("pass", detail)
 
     def arguments(self) -> Mapping[str, object]:
-        """The arguments of the submit_train that this dry run stands for."""
+        """The arguments of the call of submit_train that this dry run checks."""
         record = self.facts.record
         env_id = record.env_id if record else self.env_id
         plan = {"env_id": env_id, "model": self.model, "algorithm": self.algorithm}
         return plan | ({"settings": self.settings} if self.settings else {})
 
     def sft_arguments(self) -> Mapping[str, object]:
-        """The arguments of a submit_train by SFT on the same tasks; {} where they have no answers
-        to learn."""
+        """The arguments of a submit_train by SFT on the same tasks; {} where the tasks have no
+        reference answers to learn from."""
         rows = self.facts.rows
         if rows is None or not rows.answered_rows:
             return {}
@@ -388,12 +391,13 @@ class DryRun:
     ) -> Outcome:
         """Sample the model in a run of its own, and judge whether GRPO has something to learn from.
 
-        Skipped where the environment does not score, and where the run has not ended in the time
-        that is left of the call since `began`; see `dry_run` for the other arguments.
+        Skipped where the environment does not score, and where the run has not ended in what is
+        left of the call's time since `began`. The other arguments are those of `dry_run`.
         """
         record = required(self.facts.record)
         if not record.scored:
             return Outcome("skip", "the environment scores nothing")
+        # A probe takes settings of GRPO; SFT has only a few of them.
         probe_settings = self.settings
         if self.algorithm != "grpo":
             probe_settings = {
@@ -427,8 +431,8 @@ class DryRun:
 
 
 def _report(plan: DryRun) -> Reply:
-    """What depends on the input alone, with its hash; free memory, free disk and times are not
-    hashed, so that the same call gives the same hash."""
+    """The parts of the reply that depend only on the input, and `report_hash`. Free memory, free
+    disk and times are left out of the hash, so that the same call gives the same hash."""
     facts = plan.facts
     resolved, forecast = facts.resolved, facts.forecast
     audit = {key: value for key, value in facts.audit.items() if key != "seconds"}
@@ -457,7 +461,8 @@ def _report(plan: DryRun) -> Reply:
 
 
 def _summary(plan: DryRun) -> str:
-    """One sentence: whether the run is ready, or what fails, and what to look at."""
+    """One sentence: `Not ready: ...` with the first check that fails; or `Ready to train, about 12
+    min; look at ...` with the checks that warn, or instead that GRPO would learn little."""
     check_list, facts = plan.check_list, plan.facts
     failed = check_list.failed
     if failed:
@@ -477,8 +482,8 @@ def _summary(plan: DryRun) -> str:
 
 
 def _next_calls(plan: DryRun) -> list[Call]:
-    """The calls to suggest next: none after a failure; SFT, if possible, where GRPO would learn
-    little; else to submit the run, and before that to wait for a probe that has not ended."""
+    """The calls to suggest next. Where a check failed: none. Where GRPO would learn little: SFT, if
+    possible, and the probe's answers. Otherwise: wait for an unfinished probe, submit the run."""
     check_list, facts = plan.check_list, plan.facts
     if check_list.failed:
         return []
@@ -493,7 +498,8 @@ def _next_calls(plan: DryRun) -> list[Call]:
 
 
 def _warnings(plan: DryRun) -> list[str]:
-    """A line for every warning of a check, and one where `env_id` was completed to a whole id."""
+    """The warnings of the reply: first one where `env_id` was only the beginning of an id, then one
+    for every check with a warning."""
     record = plan.facts.record
     prefix_warnings = registry.prefix_meant(plan.env_id, record) if record else []
     doubts = [check for check in plan.check_list.checks if check.status == "warn"]

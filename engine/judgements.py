@@ -68,8 +68,8 @@ class Check:
     code: str
 
     def to_json(self) -> dict[str, object]:
-        """The check as JSON: name, status, detail, fix, and where there are any the call and the
-        error code."""
+        """The check as a JSON object: name, status, detail and fix; also call and code, where it
+        has them."""
         fields = {"name": self.name, "status": self.status, "detail": self.detail}
         return fields | self.fix.as_fields("fix") | ({"code": self.code} if self.code else {})
 
@@ -87,12 +87,12 @@ class CheckList:
         self.checks: list[Check] = []
 
     def run_check(self, name: str, needs: Sequence[str], check: Callable[[], Outcome]) -> None:
-        """Make a check and add it to the list.
+        """Make a check and add its result to the list.
 
         Args:
-            needs: names of earlier checks; unless all of them passed, with or without a warning,
-                this one is skipped.
-            check: makes the check; a UserError that it raises makes it fail.
+            needs: names of earlier checks. If one of them failed or was skipped, this check is
+                skipped; a warning counts as passed.
+            check: makes the check. A UserError that it raises makes the check fail.
         """
         not_passed = [need for need in needs if self.status(need) not in ("pass", "warn")]
         if not_passed:
@@ -116,21 +116,22 @@ class CheckList:
 
 
 def required(fact: Fact | None) -> Fact:
-    """A fact that an earlier check must have learnt: the caller's check names that one among its
-    needs."""
-    assert fact is not None  # the check would have been skipped
+    """Return a fact that an earlier check has stored. It cannot be None: the calling check names
+    the earlier one among its needs."""
+    assert fact is not None  # otherwise the calling check would have been skipped
     return fact
 
 
 def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:
     """Judge whether the training rows fit the settings.
 
-    It fails where no row can be trained on, or the chat template refuses some. It warns of rows
-    that are cut, repeated, left out or too few.
+    The outcome is a failure where no row can be trained on or the chat template refuses rows. It is
+    a warning where rows are cut, repeated, left out or too few.
 
     Args:
-        statistics: of the rows, as engine.environments.env_facts counts them.
-        rows: facts of the environment's rows.
+        statistics: statistics of the training rows under these settings, from
+            engine.environments.env_facts.
+        rows: facts of all rows of the environment.
     """
     prompt, target = statistics["prompt"], statistics["target"]
     detail = (
@@ -157,8 +158,8 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
 def _data_weaknesses(
     statistics: Reply, rows: EnvFacts, settings: TrainSettings
 ) -> list[tuple[str, str]]:
-    """What is weak about training rows that can be used: each fault in words, and its remedy or
-    ""."""
+    """The weaknesses of training rows that can be used: (weakness in words, remedy in words or "")
+    each."""
     weaknesses: list[tuple[str, str]] = []
     if statistics["dropped"]:
         weaknesses.append(
@@ -191,24 +192,26 @@ def _data_weaknesses(
 
 
 def too_hard(result: ProbeResult) -> bool:
-    """Whether GRPO would learn next to nothing because hardly any answer is right: few groups have
-    differing rewards, and at least as many of the rest are all wrong as all right."""
+    """Whether GRPO would learn next to nothing because hardly any answer is right: too few groups
+    have differing rewards, and of the other groups at least as many are all wrong as all right."""
     hard, easy = result.too_hard, result.too_easy
     return result.effective < _FEW_EFFECTIVE and hard >= easy and hard > 0
 
 
 def warn_of_degenerate(outcome: Outcome, result: ProbeResult, audit: Reply) -> Outcome:
-    """`outcome`, turned into a warning if a degenerate answer (empty, repeated, ...) earns more
-    than the model does on average: GRPO would learn that answer first. An outcome that failed stays
-    as it is.
+    """Turn the outcome of a probe into a warning if a degenerate answer (empty, repeated, ...)
+    earns more than the model does on average: GRPO would learn that answer first. Otherwise, and
+    where the outcome is a failure, it is returned as it is.
 
     Args:
+        result: what the probe measured of the model.
         audit: the environment's reward audit; {} without one.
     """
-    best_probe, model_mean = best_degenerate(audit.get("probes") or []), result.reward_mean
+    best_probe = best_degenerate(audit.get("probes") or [])
+    model_mean = result.reward_mean
     if best_probe is None or model_mean is None or outcome.status == "fail":
         return outcome
-    if best_probe["mean"] <= max(0.0, model_mean):
+    if best_probe["mean"] <= max(0.0, model_mean):  # what earns nothing is not worth learning
         return outcome
     probe = best_probe["probe"]
     text = (
@@ -221,8 +224,8 @@ def warn_of_degenerate(outcome: Outcome, result: ProbeResult, audit: Reply) -> O
 
 
 def judge_probe(result: ProbeResult) -> Outcome:
-    """Judge a finished probe: its numbers in words, and the one change that they suggest. It fails
-    where too many scores failed to trust the rest."""
+    """Judge a finished probe. The outcome has the probe's numbers in words and the change that they
+    suggest. It is a failure where so many scores failed that the rest says nothing."""
     effective, truncated = result.effective, result.truncated_share
     passes = ", ".join(f"pass@{k} {value:.2f}" for k, value in result.pass_at_k.items())
     detail = (
@@ -243,7 +246,8 @@ def judge_probe(result: ProbeResult) -> Outcome:
 
 
 def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
-    """Judge whether the sampled groups would teach; `detail` is what the outcome says of them."""
+    """Judge whether GRPO could learn from the sampled groups. `detail` becomes the detail of the
+    outcome."""
     effective, truncated = result.effective, result.truncated_share
     if truncated > _MANY_CUT_SAMPLES:
         then = " If the groups stay too hard: train by SFT first." if too_hard(result) else ""
@@ -258,11 +262,13 @@ def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
     if effective < _FEW_EFFECTIVE and result.too_easy:
         return Outcome("warn", detail, "The tasks are solved already: take harder ones.")
     text = "; ".join(item.say for item in result.advice)
+    # The advice as a sentence.
     return Outcome("pass", detail, f"{text[:1].upper()}{text[1:]}." if text else "")
 
 
 def short_audit(audit: Reply) -> Reply:
-    """Of a stored audit what a report shows: some of its keys, and some of each probe's."""
+    """The part of a stored audit that a report shows: the keys in `_AUDIT_KEYS`, and of each probe
+    the most important keys."""
     short = {key: audit[key] for key in _AUDIT_KEYS if key in audit}
     if "probes" in audit:
         names = ("probe", "mean", "success", "errors", "verdict", "example")

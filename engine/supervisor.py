@@ -57,16 +57,17 @@ class Watch:
 
 
 def supervise(path: Path) -> int:
-    """Run the attempt that the row of the run folder `path` describes, until it has ended.
+    """Supervise the current attempt of the run in the folder `path` until it has ended.
 
-    Returns the exit status of this process. It is 0 when the attempt was carried out, or was left
-    for another supervisor to continue. It is 1 when another process holds the run, or the run's
-    state is neither preparing nor stopping, so that there is nothing to supervise.
+    Returns the exit status of this process:
+    - 0: the attempt was carried out, or was left for another supervisor to continue;
+    - 1: there is nothing to supervise: another process holds the run's lock, or the run's state is
+      neither preparing nor stopping.
     """
     run = RunDir(path)
     lock = _inherited_lock() or take_lock(run.lock)
     if lock is None:
-        return 1  # somebody else runs it
+        return 1  # another process holds it
     with Store(run.home) as store:
         row = store.get_run(run.id)
         if row.state not in ("preparing", "stopping"):
@@ -75,7 +76,7 @@ def supervise(path: Path) -> int:
         result = _run_attempt(watch)
         if result is None:
             return 0
-        with contextlib.suppress(OSError):  # without room for the record the row still has it
+        with contextlib.suppress(OSError):  # on a full disk the row alone says how it ended
             outcome.record(run, result)
         outcome.apply(store, run, store.get_run(run.id), result)
         _write_aftermath(watch, result)
@@ -84,28 +85,28 @@ def supervise(path: Path) -> int:
 
 
 def _run_attempt(watch: Watch) -> outcome.Outcome | None:
-    """Start the trainer, watch it until it ends, and end every process that it left.
+    """Start the trainer, watch it until it ends, and kill every process that it left behind.
 
     Returns what became of the attempt. None means that this process was told to end before the
-    trainer came to a result: another process will continue the run.
+    trainer had a result; another process will then continue the run.
     """
     run = watch.run
     try:
         kernel.become_subreaper()
         wakeup = _wake_on_signals(watch)
-        run.config.stat()  # a run whose folder was deleted has no trainer to start
+        run.config.stat()  # raises OSError, handled below, where the run's folder was deleted
         for stale in (run.exit_record, run.result, run.failure):
             stale.unlink(missing_ok=True)
         _record_elapsed(watch)
         if stopped := make_room(run.home, run, watch.row.device or ""):
             message = f"{', '.join(stopped)} stopped: the run needs the memory"
             outcome.note_event(run, "room_made", message, deployments=stopped)
-        kills_before = _memory_kills()
+        kills_before = _memory_kills()  # more of them afterwards: the kernel ran out of memory
         if not _stop_at_limit(watch) and watch.row.state == "preparing":
             _start_trainer(watch)
             watch.wall_limit_s = _wall_limit(watch)
             _watch_until_end(watch, wakeup)
-    except (OSError, ValueError, UserError) as error:  # a file of the home, a device that is gone
+    except (OSError, ValueError, UserError) as error:  # a file of the home or the device is gone
         _end_descendants(watch)
         return outcome.abandon(
             run,
@@ -118,6 +119,7 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
     if watch.leaving and watch.status not in (outcome.EXIT_DONE, outcome.EXIT_FAILED):
         outcome.note_event(run, "supervisor_left", "the supervisor was told to end")
         return None
+    # None: no trainer was started, because the run was to stop already.
     status = watch.status if watch.status is not None else outcome.EXIT_STOPPED
     return outcome.decide(
         run,
@@ -129,9 +131,11 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
 
 
 def _start_trainer(watch: Watch) -> None:
-    """Start the trainer as a child in its own process group, and record its ids in started.json.
+    """Start the trainer as a child in its own process group, and write started.json, which records
+    its process id.
 
-    The trainer inherits the run's lock, and a pipe that closes when this process ends.
+    The trainer inherits the run's lock, and the read end of a pipe that closes when this process
+    ends.
     """
     run, row = watch.run, watch.row
     command = launcher.trainer_command(run.home, row.algorithm)
@@ -155,7 +159,8 @@ def _start_trainer(watch: Watch) -> None:
         )
     os.close(lifeline)
     watch.child, watch.lifeline = process.pid, kept_end
-    process.returncode = 0  # `_reap_children` waits for it and for whatever it leaves behind
+    # So that Popen does not wait for the process itself: `_reap_children` does.
+    process.returncode = 0
     write_json(
         run.started_record,
         {
@@ -172,7 +177,11 @@ def _start_trainer(watch: Watch) -> None:
 
 def _watch_until_end(watch: Watch, wakeup: int) -> None:
     """Wait until the trainer has ended. Meanwhile stop it when the row or a limit says so, record
-    the seconds spent, and renew STATUS.md. `wakeup` is the pipe of `_wake_on_signals`."""
+    the seconds spent, and renew STATUS.md.
+
+    Args:
+        wakeup: the read end of the pipe that `_wake_on_signals` made.
+    """
     next_status = time.monotonic() + _STATUS_S
     while watch.status is None:
         _sleep_until_signal(wakeup, POLL_S)
@@ -191,10 +200,8 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
 
 
 def _stop(watch: Watch) -> None:
-    """Ask the trainer to stop by SIGTERM; kill its process group once the grace period is over.
-
-    Called at every poll: the first call sends SIGTERM, later ones check the grace period.
-    """
+    """Stop the trainer. It is called at every poll: the first call sends SIGTERM, a later one kills
+    the trainer's process group once the grace period is over."""
     if watch.told_to_stop is None:
         watch.told_to_stop = time.monotonic()
         _signal(watch.child, signal.SIGTERM)
@@ -203,8 +210,8 @@ def _stop(watch: Watch) -> None:
 
 
 def _limits(watch: Watch) -> list[tuple[float, str, str]]:
-    """Every limit of this attempt, the earliest first: the seconds after which it is reached, its
-    failure kind and its reason in words. An empty list means that there is no limit."""
+    """Every limit of this attempt, the earliest first: (seconds from the attempt's start, failure
+    kind, reason in words) each. [] where there is no limit."""
     row, home = watch.row, watch.run.home
     limits = []
     if row.max_gpu_hours > 0:
@@ -221,19 +228,19 @@ def _limits(watch: Watch) -> list[tuple[float, str, str]]:
 
 
 def _wall_limit(watch: Watch) -> float | None:
-    """Seconds that the attempt may take by the wall clock. None for a training run, which has no
-    such limit, so that its config need not be read; None also where the config sets no limit."""
-    if watch.row.kind == "train":
+    """The seconds that the attempt may take; None where the run's config sets no such limit. A
+    training run never has one."""
+    if watch.row.kind == "train":  # so its config need not be read
         return None
     hours = watch.run.read_config().wall_limit_hours
     return 3600 * hours if hours else None
 
 
 def _elapsed_elsewhere(watch: Watch) -> float:
-    """Seconds that other runs' attempts, which hold a device now, have taken so far.
+    """The seconds that the attempts of all other runs under way have taken so far.
 
-    These are not in the rows of those runs yet: a row gets its hours when the attempt ends. They
-    are read from the lock files, which are at most one poll old.
+    A run's row gets its hours only when the attempt ends. Until then they stand in the run's lock
+    file, which its supervisor renews at every poll.
     """
     rows = watch.store.list_runs(limit=1000, states=HOLDS_DEVICE)  # more than any machine has GPUs
     other_runs = [watch.run.home.run(row.run_id) for row in rows if row.run_id != watch.run.id]
@@ -241,8 +248,8 @@ def _elapsed_elsewhere(watch: Watch) -> float:
 
 
 def _stop_at_limit(watch: Watch) -> bool:
-    """Ask the run to stop if its earliest limit is reached. Returns whether a limit is reached,
-    also when the run was stopping already."""
+    """Set the run to "stopping" if its earliest limit is reached. Returns whether a limit is
+    reached, also where the run was stopping already."""
     limits = _limits(watch)
     if not limits or watch.elapsed < limits[0][0]:
         return False
@@ -254,17 +261,18 @@ def _stop_at_limit(watch: Watch) -> bool:
         reason_kind=kind,
         reason=reason,
     )
-    if asked_to_stop:
+    if asked_to_stop:  # else it was stopping already, perhaps for another reason
         watch.row = watch.store.get_run(watch.run.id)
         write_status(watch.run, watch.row)
     return True
 
 
 def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
-    """Write what an ended run leaves: its last event, STATUS.md and the report; and for a run that
-    was done at its first attempt how its estimate compares with the hours it took. What cannot be
-    written is left out."""
-    run, row = watch.run, watch.store.get_run(watch.run.id)
+    """Write what is left to write for an ended run: its last event, STATUS.md and the report. For a
+    run that was done at its first attempt, also its estimated and actual hours, by which later
+    estimates are corrected. Whatever cannot be written is left out."""
+    run = watch.run
+    row = watch.store.get_run(watch.run.id)
     with contextlib.suppress(OSError):
         outcome.note_event(
             run,
@@ -276,7 +284,7 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
         )
     write_status(run, row)
     with contextlib.suppress(OSError, ValueError, UserError):
-        # Loaded here: a template engine is no part of watching over a trainer.
+        # Imported late: it loads a template engine, which no supervisor needs before this.
         from engine.evidence.report.html_report import write_report  # noqa: PLC0415
 
         write_report(run.home, run.id)
@@ -290,7 +298,8 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
 
 
 def _trainer_environment(watch: Watch, lifeline: int) -> dict[str, str]:
-    """The environment variables of the trainer. `lifeline` is the end of the pipe that it reads."""
+    """The environment variables of the trainer. `lifeline` is the descriptor of the pipe by which
+    the trainer learns that this process has ended."""
     row, run = watch.row, watch.run
     return {
         **os.environ,
@@ -308,13 +317,14 @@ def _trainer_environment(watch: Watch, lifeline: int) -> dict[str, str]:
 
 
 def _visible_devices(device: str) -> str:
-    """The value of CUDA_VISIBLE_DEVICES that shows exactly `device`; "" for the CPU.
+    """The value of CUDA_VISIBLE_DEVICES with which a process sees only `device`; "" for the CPU,
+    which hides all GPUs.
 
     Raises ValueError when this machine no longer has the device.
     """
     if device == "cpu":
         return ""
-    # The driver is asked only for a GPU: a machine without one starts its trainer sooner.
+    # Imported late: a trainer on the CPU starts sooner without it.
     from engine.core import hardware  # noqa: PLC0415
 
     for gpu in hardware.detect().devices:
@@ -324,13 +334,14 @@ def _visible_devices(device: str) -> str:
 
 
 def _inherited_lock() -> int | None:
-    """The descriptor of the run's lock that the launcher passed on, None where it passed none or
-    the descriptor is not open. The descriptor is made private: the trainer gets it by name."""
+    """The descriptor of the run's lock that the launcher passed to this process; None where it
+    passed none, or where that descriptor is not open."""
     text = os.environ.pop(launcher.LOCK_FD, "")
     if not text.isdigit():
         return None
     lock = int(text)
     try:
+        # No child inherits it by accident; `_start_trainer` passes it on explicitly.
         os.set_inheritable(lock, False)
     except OSError:
         return None
@@ -338,18 +349,19 @@ def _inherited_lock() -> int | None:
 
 
 def _record_elapsed(watch: Watch) -> None:
-    """Write the attempt's seconds so far into the lock file, which survives when this process is
-    killed."""
+    """Write into the lock file how many seconds the attempt has taken so far, so that they are
+    known even if this process is killed."""
     line = json.dumps({"attempt": watch.row.attempt, "elapsed_s": round(watch.elapsed, 2)})
     with contextlib.suppress(OSError):
-        # Padded, so that a shorter line leaves nothing of a longer one before it.
+        # Padded to a fixed length, so that a shorter line overwrites a longer one completely.
         os.pwrite(watch.lock, line.ljust(60).encode() + b"\n", 0)
 
 
 def _wake_on_signals(watch: Watch) -> int:
-    """Returns the read end of a pipe that becomes readable when a child ends or a signal comes.
+    """Install the signal handlers of this process. Returns the read end of a pipe that becomes
+    readable when a child has ended or a signal has come.
 
-    SIGTERM also sets `watch.leaving`. SIGINT and SIGHUP are ignored.
+    SIGTERM also sets `watch.leaving`. SIGINT and SIGHUP have no other effect.
     """
 
     def leave(*_: object) -> None:
@@ -359,9 +371,10 @@ def _wake_on_signals(watch: Watch) -> int:
     os.set_blocking(read_end, False)
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written
     signal.signal(signal.SIGTERM, leave)
-    for ignored in (signal.SIGINT, signal.SIGHUP):  # a handler, unlike SIG_IGN, is not inherited
+    # Handlers that do nothing: unlike SIG_IGN they are not inherited by the trainer.
+    for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, lambda *_: None)
     return read_end
 
@@ -374,23 +387,24 @@ def _sleep_until_signal(wakeup: int, seconds: float) -> None:
 
 
 def _reap_children(watch: Watch) -> bool:
-    """Collect the exit status of every child that has ended, adopted ones included, and store the
-    trainer's in `watch.status`. Returns whether any children are still running."""
+    """Collect the exit status of every child that has ended, also of processes that this one has
+    adopted, and store the trainer's in `watch.status`. Returns whether any child is still
+    running."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return False
-        if pid == 0:
+        if pid == 0:  # there are children, but none of them has ended
             return True
         if pid == watch.child:
             watch.status = os.waitstatus_to_exitcode(status)
 
 
 def _end_descendants(watch: Watch) -> None:
-    """Kill whatever the trainer left running. This process is their reaper, so it sees all of
-    them."""
-    # Elsewhere than on Linux nothing is adopted: only the group reaches what the trainer started.
+    """Kill the trainer, if it still runs, and every process that it left behind. On Linux this
+    process has adopted them, so all of them are its children."""
+    # On other systems nothing is adopted, and the process group is the only way to reach them.
     if watch.child and (watch.status is None or not kernel.LINUX):
         _signal_group(watch.child, signal.SIGKILL)
     deadline = time.monotonic() + _KILL_PATIENCE_S
@@ -401,10 +415,10 @@ def _end_descendants(watch: Watch) -> None:
 
 
 def _children() -> list[int]:
-    """Process ids of the direct children; [] where the system does not list them.
+    """The process ids of the direct children; [] where the system does not list them.
 
-    When one is killed, its own children become ours: killing them over and over ends the whole
-    tree.
+    When one is killed, its own children become direct children of this process. So killing all of
+    them again and again ends the whole tree.
     """
     with contextlib.suppress(OSError):
         pid = os.getpid()
@@ -415,24 +429,28 @@ def _children() -> list[int]:
 
 
 def _signal(pid: int, signal_number: int) -> None:
-    """Send a signal to a process; nothing happens if it has ended or is not ours."""
+    """Send a signal to a process. Does nothing where the process has ended or belongs to another
+    user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal_number)
 
 
 def _signal_group(group_id: int, signal_number: int) -> None:
-    """Send a signal to a process group; nothing happens if it has ended or is not ours."""
+    """Send a signal to a process group. Does nothing where the group has ended or belongs to
+    another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group_id, signal_number)
 
 
 def _stop_grace_s() -> float:
-    """Seconds that a trainer may take to stop after SIGTERM."""
+    """The seconds that a trainer may take to stop after SIGTERM. HONESMITH_STOP_GRACE_S overrides
+    the default."""
     return float(os.environ.get("HONESMITH_STOP_GRACE_S") or GRACE_S)
 
 
 def _memory_kills() -> int:
-    """How often this kernel has ended a process for lack of memory; 0 where it does not say."""
+    """How often the kernel has killed a process for lack of memory since the machine started; 0
+    where it does not say."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -441,7 +459,8 @@ def _memory_kills() -> int:
 
 
 def _boot_id() -> str:
-    """The id of this boot of the machine, "" where the system gives none."""
+    """The id that this start of the machine got from the kernel; "" where there is none. A process
+    id of another start means nothing."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

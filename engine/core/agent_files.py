@@ -18,8 +18,11 @@ FILES = frozenset((".mcp.json", "mcp.json", ".envrc", *_INSTRUCTIONS, *_RULES))
 
 
 def is_agent_file(path: str) -> bool:
-    """Whether the relative `path` is a file or folder that coding agents obey or run, or lies in
-    one. Upper and lower case are the same."""
+    """Whether the relative `path` names a file or folder that coding agents obey or run, or lies
+    inside such a folder. Upper and lower case make no difference.
+
+    True for "CLAUDE.md", "docs/CLAUDE.md" and ".git/hooks/pre-commit".
+    """
     parts = [part.lower() for part in Path(path).parts]
     for index, part in enumerate(parts[:-1]):
         if part == "worktrees" and parts[index - 1] in (".claude", ".cursor"):
@@ -30,11 +33,16 @@ def is_agent_file(path: str) -> bool:
     return any(part in FOLDERS or part in FILES for part in parts)
 
 
-def refuse_agent_place(target: Path, field: str) -> None:
-    """Refuse to write to `target` if it is a link, or if it lies where coding agents keep what they
-    obey or run, by its own path or by where its folder really is.
+def refuse_folder_of_agent_files(target: Path, field: str) -> None:
+    """Refuse to write to `target` if it is a link or lies in a folder of agent files.
 
-    `field` is the argument that named it. Raises UserError BAD_ARGUMENT.
+    A folder of agent files holds what coding agents obey or run, such as `.claude` or `.git`. Both
+    the path as given and the path with every link in it resolved are checked.
+
+    Args:
+        field: the argument that named the target, for the error.
+
+    Raises UserError BAD_ARGUMENT.
     """
     if target.is_symlink():
         raise UserError(
@@ -55,7 +63,8 @@ def refuse_agent_place(target: Path, field: str) -> None:
 
 
 def refuse_links(project: Path, file: str) -> None:
-    """Refuse the relative path `file` in `project` if it, or a folder on its way, is a link.
+    """Refuse to write the file at the relative path `file` in the folder `project` if the file, or
+    a folder between the two, is a link: what is written could land outside the project.
 
     Raises UserError BAD_ARGUMENT.
     """

@@ -93,11 +93,11 @@ class UserError(Exception):
         retryable: bool = False,
         playbook: str = "",
     ) -> None:
-        """The class describes the arguments. Raises ValueError for a code that is not in
-        `CODES`."""
+        """The docstring of the class describes the arguments. Raises ValueError for a `code` that
+        is not in `CODES`."""
         if code not in CODES:
             raise ValueError(f"unknown error code {code!r}; add it to engine.core.errors.CODES")
-        super().__init__(message)
+        super().__init__(message)  # str(error) is the message alone
         self.code = code
         self.message = message
         self.advice = hint_of(hint)
@@ -111,14 +111,20 @@ class UserError(Exception):
         return str(self.advice)
 
     def of_call(self, refused: Call) -> "UserError":
-        """Tell the error which call was refused. If its hint says only what to change in that call,
-        the hint becomes the whole call to make instead. Returns the error itself."""
+        """Complete the error's hint with the call that was refused, and return the error itself.
+
+        A hint that only says what to change in a call becomes the whole changed call. Any other
+        hint stays as it is.
+        """
         self.advice = self.advice.for_call(refused)
         return self
 
     def payload(self) -> dict[str, object]:
-        """The error as a JSON object, the same for every front end. `field`, `call` and `playbook`
-        are left out where there are none."""
+        """The error as a JSON object, the same for every front end: `code`, `message`, `field`,
+        `hint`, `call`, `retryable`, `playbook`.
+
+        `field`, `call` and `playbook` are left out where the error has none.
+        """
         fields: dict[str, object] = {"code": self.code, "message": self.message}
         if self.field:
             fields["field"] = self.field

@@ -28,26 +28,30 @@ _LINES = json.JSONDecoder(parse_constant=lambda _: None)
 
 
 def write_json(path: Path, obj: Any, fsync: bool = True) -> None:
-    """Replace the file at `path` by `obj` as JSON. A reader sees the old text or the new one, never
-    a part, and on a full disk the old file stays.
+    """Replace the file at `path` by the JSON text of `obj`. A reader sees either the old file or
+    the new one, never a part; on a full disk the old file stays.
 
-    With `fsync` the file survives a power cut once this returns. Raises ValueError for NaN and
-    infinity, and OSError naming the path.
+    With `fsync` the new file survives a power cut once this returns. Raises ValueError where `obj`
+    holds NaN or infinity, and OSError naming the path.
     """
     text = json.dumps(obj, allow_nan=False, ensure_ascii=False, indent=1)
     write_text(path, text + "\n", fsync=fsync)
 
 
 def write_text(path: Path, text: str, fsync: bool = True, mode: int = 0o600) -> None:
-    """Replace the file at `path` by `text`; a reader sees the old text or the new one, never a
-    part.
+    """Replace the file at `path` by `text`. A reader sees either the old file or the new one, never
+    a part.
 
-    With `fsync` the file survives a power cut once this returns. On an error (OSError, naming the
-    path) the old file stays as it was.
+    With `fsync` the new file survives a power cut once this returns. Raises OSError naming the
+    path; the old file then stays as it was.
+
+    Args:
+        mode: the permissions of the new file; by default only its owner may read and write it.
     """
     new_file = path.with_name(f".{path.name}.{secrets.token_hex(6)}.aside")
-    data = text.encode("utf-8", "surrogatepass")
+    data = text.encode("utf-8", "surrogatepass")  # a model's text may hold a lone surrogate
     try:
+        # O_EXCL: refuse a file or link that somebody else put there.
         fd = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(fd, "wb") as file:
             file.write(data)
@@ -58,7 +62,7 @@ def write_text(path: Path, text: str, fsync: bool = True, mode: int = 0o600) -> 
     except OSError as error:
         with contextlib.suppress(OSError):
             new_file.unlink(missing_ok=True)
-        if error.filename is None:
+        if error.filename is None:  # an error about a descriptor names no file
             error.filename = str(path)
         raise
     if fsync:
@@ -66,7 +70,7 @@ def write_text(path: Path, text: str, fsync: bool = True, mode: int = 0o600) -> 
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the new and changed names in `folder` survive a power cut."""
+    """Make sure that files created, renamed or deleted in `folder` stay so after a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -93,18 +97,18 @@ def open_file(path: Path) -> BinaryIO:
 
 def read_json(path: Path) -> Any:
     """The JSON value in the file at `path`. Raises OSError, or ValueError naming the path when the
-    file holds no JSON."""
+    file does not hold valid JSON."""
     with open_file(path) as file:
         data = file.read()
     try:
         return json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise ValueError(f"{path} is not valid JSON: {error}") from error
 
 
 def read_object(path: Path) -> JsonObject:
-    """The JSON object in the file at `path`; {} when the file is missing, cannot be read or holds
-    anything else."""
+    """The JSON object in the file at `path`; {} when the file is missing, cannot be read or does
+    not hold a JSON object."""
     try:
         value = read_json(path)
     except (OSError, ValueError):
@@ -129,17 +133,18 @@ class Appender:
             self._cut_torn_tail()
 
     def append(self, obj: JsonObject) -> None:
-        """Write one line. Raises OSError naming the file, which then ends as it did before."""
+        """Append `obj` as one line. Raises OSError naming the file; a line that was written only in
+        part, for example on a full disk, is removed again."""
         line = _dump_line(obj)
         with self._locked():
             size = os.fstat(self._fd).st_size
             try:
-                rest = memoryview(line)  # a write may take only a part of it
+                rest = memoryview(line)  # os.write may write only a part of it
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
             except OSError as error:
                 os.ftruncate(self._fd, size)
-                if error.filename is None:
+                if error.filename is None:  # an error about a descriptor names no file
                     error.filename = str(self.path)
                 raise
 
@@ -157,7 +162,7 @@ class Appender:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock on the file for the time of the block."""
+        """Hold the exclusive lock on the file while the `with` block runs."""
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
             yield
@@ -165,7 +170,10 @@ class Appender:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _cut_torn_tail(self) -> None:
-        """Remove what follows the last newline of the file: a line whose writer was killed."""
+        """Cut the file after its last newline: what follows it is a line whose writer was killed.
+
+        The file is read in blocks from its end until one holds a newline.
+        """
         size = os.fstat(self._fd).st_size
         kept_size = size
         while kept_size > 0:
@@ -203,21 +211,23 @@ class Chunk:
 def read_lines(
     path: Path, cursor: int = 0, max_bytes: int = 1_000_000
 ) -> tuple[list[JsonObject], int]:
-    """The JSON objects of the complete lines from byte `cursor` on, and the cursor for the next
-    read.
+    """`read_chunk` for callers that do not need the number of damaged lines.
 
-    Like `read_chunk`, for callers that do not care how many lines could not be read.
+    Returns the JSON objects of the complete lines from byte `cursor` on, and the cursor for the
+    next read.
     """
     chunk = read_chunk(path, cursor, max_bytes)
     return chunk.rows, chunk.end
 
 
 def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk:
-    """The complete lines of a file from byte `cursor` on.
+    """Read the complete lines of a file of JSON lines from byte `cursor` on.
 
-    Reads about `max_bytes`, and at least one line where one is complete. A last line without its
-    end is left for the next call. A line that is no JSON object is skipped and counted. A cursor
-    inside a line moves to the next line. A missing file counts as empty.
+    - About `max_bytes` are read, but at least one line, if a complete one follows.
+    - A last line without a newline is still being written; it is left for the next call.
+    - A line that is no JSON object is skipped and counted.
+    - A cursor inside a line moves to the next line; one beyond the end moves to the end.
+    - A missing file counts as empty.
     """
     try:
         file = open_file(path)
@@ -226,14 +236,14 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
     with file:
         size = os.fstat(file.fileno()).st_size
         start = min(max(cursor, 0), size)
-        file.seek(max(start - 1, 0))
+        file.seek(max(start - 1, 0))  # the byte before the cursor must be a newline
         if start and file.read(1) != b"\n":  # the cursor lies inside a line
             rest_of_line = file.readline()
             if not rest_of_line.endswith(b"\n"):
                 return Chunk([], 0, start)
             start += len(rest_of_line)
         data = file.read(max(max_bytes, 1))
-        if b"\n" not in data:
+        if b"\n" not in data:  # one line that is longer than `max_bytes`
             data += file.readline()
         end = data.rfind(b"\n") + 1
     lines = [line for line in data[:end].split(b"\n") if line.strip()]
@@ -245,8 +255,8 @@ def keep_lines(path: Path, is_wanted: Callable[[JsonObject], bool]) -> None:
     """Rewrite a file of JSON lines, keeping only the complete lines for which `is_wanted` returns
     True.
 
-    Lines that are no JSON, and those in which `is_wanted` misses a key, are removed too. The file
-    is replaced at once; a missing file stays missing.
+    A line that is not valid JSON, or for which `is_wanted` raises KeyError, is removed too. Readers
+    see either the old file or the new one. A missing file stays missing.
     """
     if not path.exists():
         return
@@ -266,8 +276,11 @@ def keep_lines(path: Path, is_wanted: Callable[[JsonObject], bool]) -> None:
 
 
 def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
-    """The JSON object in the last line of a file that holds one; None where no line does, or the
-    file is missing. Reads the last `window` bytes first, and more only if needed."""
+    """The last JSON object in a file of JSON lines: of its last complete line that holds one.
+
+    None where no line holds one, or the file is missing. The last `window` bytes are read first,
+    and more only where they hold no such line.
+    """
     try:
         file = open_file(path)
     except FileNotFoundError:
@@ -279,18 +292,19 @@ def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
             file.seek(start)
             data = file.read(size - start)
             lines = data[: data.rfind(b"\n") + 1].split(b"\n")
-            # Elsewhere than at the head of the file the first of them is only the end of a line.
+            # Unless the block begins at the head of the file, its first line may be incomplete.
             for line in reversed(lines if start == 0 else lines[1:]):
                 row = _parse_line(line)
                 if row is not None:
                     return row
             if start == 0:
                 return None
-            window *= 8  # the last lines are longer than that: look further back
+            window *= 8  # the window holds no whole line with an object: look further back
 
 
 def read_tail(path: Path, max_bytes: int) -> str:
-    """The last `max_bytes` of a text file, "" when it is missing."""
+    """The last `max_bytes` bytes of a text file as text; "" when the file is missing. Bytes that
+    are not UTF-8 become U+FFFD."""
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -303,25 +317,26 @@ def read_tail(path: Path, max_bytes: int) -> str:
 def take_lock(path: Path, wait_s: float = 0.0) -> int | None:
     """Lock the file at `path` for this process alone, waiting at most `wait_s` seconds.
 
-    Returns an open descriptor, or None when another process holds the lock. The lock lasts as long
-    as any process holds a copy of the descriptor, and ends with the last of them however that ends;
-    a process id in a file could not promise that.
+    Returns an open descriptor, or None when another process holds the lock. The lock is held until
+    every process that has a copy of the descriptor has closed it or ended, even by a kill. A
+    process id in a file could not promise that.
     """
     return _lock(path, fcntl.LOCK_EX, wait_s)
 
 
 def share_lock(path: Path, wait_s: float) -> int | None:
-    """Lock the file at `path` together with others that call this, waiting at most `wait_s`
-    seconds.
+    """Take a shared lock on the file at `path`, which several processes may hold at once; wait at
+    most `wait_s` seconds.
 
-    Returns an open descriptor, or None when a process holds `take_lock(path)`.
+    Returns an open descriptor, or None when another process holds the exclusive lock of
+    `take_lock(path)`.
     """
     return _lock(path, fcntl.LOCK_SH, wait_s)
 
 
 def _lock(path: Path, lock_kind: int, wait_s: float) -> int | None:
-    """A lock of `lock_kind` (fcntl.LOCK_EX or LOCK_SH) as an open descriptor; None when it is not
-    free within `wait_s` seconds."""
+    """Take a lock of `lock_kind` (fcntl.LOCK_EX or LOCK_SH). Returns its open descriptor; None when
+    the lock does not become free within `wait_s` seconds."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + wait_s
     while True:
@@ -336,13 +351,14 @@ def _lock(path: Path, lock_kind: int, wait_s: float) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds `take_lock(path)`. A missing file is not locked."""
+    """Whether some process holds the exclusive lock of `take_lock(path)`. A missing file is not
+    locked."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        # Shared, so that two processes which only ask do not see each other.
+        # A shared lock, so that two processes that only ask do not take each other for a holder.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except BlockingIOError:
@@ -352,11 +368,11 @@ def is_locked(path: Path) -> bool:
 
 
 def _dump_line(obj: JsonObject) -> bytes:
-    """`obj` as one line of compact JSON. NaN and infinity become null; lone surrogates are
-    escaped."""
+    """`obj` as one line of compact JSON with its newline. NaN and infinity become null; a line that
+    holds a lone surrogate is escaped to plain ASCII."""
     try:
         text = json.dumps(obj, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    except ValueError:
+    except ValueError:  # NaN or infinity; they are rare, so the object is searched only now
         text = json.dumps(_finite(obj), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     try:
         return text.encode("utf-8") + b"\n"
@@ -376,9 +392,9 @@ def _finite(value: Any) -> Any:
 
 
 def _parse_line(line: bytes) -> JsonObject | None:
-    """The JSON object in `line`, None when it holds anything else."""
+    """The JSON object in `line`; None when the line is damaged or holds another JSON value."""
     try:
         row = _LINES.decode(line.decode())
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # no UTF-8, no JSON, or nested too deeply
         return None
     return row if isinstance(row, dict) else None

@@ -36,14 +36,15 @@ _NODES = (
 
 
 def _rounded(value: float, digits: int = 0) -> float:
-    """`round` with at most as many digits as a float has."""
+    """Python's `round` with `digits` kept within 0..15: a float has no more digits."""
     return round(value, max(0, min(int(digits), _MOST_DIGITS)))
 
 
 def _numbers_only(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """`operation`, but it raises TypeError unless both sides are numbers.
+    """Wrap an arithmetic operation so that it raises TypeError unless both sides are numbers.
 
-    Operators on text could fill the memory: "%999999999d" % 1, or "a" * 10**9.
+    Python's own operators also take text, which could fill the memory: "%999999999d" % 1, or
+    "a" * 10**9.
     """
 
     def apply(left: Any, right: Any) -> Any:
@@ -95,7 +96,8 @@ class Where:
         shown: str = "",
         example: str = "reward < 0.5 and length > 20",
     ) -> None:
-        """Parse and check the expression; the class describes the arguments and errors."""
+        """Parse and check the expression. The docstring of the class describes the arguments and
+        the error."""
         self.expression = expression.strip()
         self.field = field
         self.shown = shown or self.expression
@@ -104,7 +106,8 @@ class Where:
         self._tree: ast.expr | None = None
         if self.expression:
             self._tree = self._parse()
-        # The names of values in the expression; an empty one matches everything and uses none.
+        # The names of values that the expression uses. An empty expression has no tree; a constant
+        # stands in for it, which uses no name.
         nodes = ast.walk(self._tree or ast.Constant(True))
         self._used = {node.id for node in nodes if isinstance(node, ast.Name)} & self._known
         self._engine = simpleeval.EvalWithCompoundTypes(
@@ -114,8 +117,8 @@ class Where:
     def matches(self, values: Mapping[str, Any], task: str) -> bool:
         """Whether a row matches the expression.
 
-        A comparison with a value that the row does not have is false. An empty expression matches
-        every row.
+        A row does not match where the expression orders or computes with a value that the row does
+        not have. An empty expression matches every row.
 
         Args:
             values: the row's values by name.
@@ -132,24 +135,25 @@ class Where:
             result = self._engine.eval(self.expression, previously_parsed=ast.Expr(self._tree))
         except ZeroDivisionError:
             raise self._error(f"divides by zero on task {task!r}") from None
-        except (TypeError, KeyError) as error:  # a value is missing, or has an unfit type
-            # A metric that the row does not have, or a comparison with a missing value.
+        except (TypeError, KeyError) as error:
+            # KeyError: metrics["name"] is missing. TypeError with a None among the values: the
+            # expression compares or computes with a value that the row does not have.
             if isinstance(error, KeyError) or any(row[name] is None for name in self._used):
                 return False
             raise self._error(f"cannot be worked out on task {task!r}: {error}") from None
         except (simpleeval.InvalidExpression, ValueError, ArithmeticError, IndexError) as error:
             raise self._error(f"cannot be worked out on task {task!r}: {error}") from None
-        if result is None:
+        if result is None:  # the expression is a bare name, of a value that the row does not have
             return False
         if not isinstance(result, bool):
             raise self._error(f"gives {result!r} on task {task!r}, not true or false")
         return result
 
     def _parse(self) -> ast.expr:
-        """The syntax tree of the expression, every part of it checked.
+        """Parse the expression, check every part of it, and return its syntax tree.
 
-        Raises UserError BAD_ARGUMENT when it is too long, cannot be parsed or uses what is not
-        allowed.
+        Raises UserError BAD_ARGUMENT when the expression is too long, cannot be parsed or uses
+        something that the allow-list does not hold.
         """
         if len(self.expression) > LONGEST:
             raise self._error(f"is longer than {LONGEST} characters")
@@ -163,8 +167,11 @@ class Where:
         return tree.body
 
     def _check_node(self, node: ast.AST) -> None:
-        """Check that one part of the syntax tree is on the allow-list. Raises UserError
-        BAD_ARGUMENT."""
+        """Check that one part of the syntax tree is on the allow-list.
+
+        Allowed are the node types in `_NODES`, plain constants, calls of `_FUNCTIONS` without
+        keywords, `name[...]`, and known names. Raises UserError BAD_ARGUMENT for anything else.
+        """
         if not isinstance(node, _NODES):
             raise self._error(f"uses {type(node).__name__}, which is not available")
         if isinstance(node, ast.Constant) and not isinstance(
@@ -183,8 +190,8 @@ class Where:
             raise self._error(f"uses the unknown name {node.id!r}{suggestion}")
 
     def _error(self, fault: str) -> UserError:
-        """The error BAD_ARGUMENT about the expression. `fault` completes a sentence that begins
-        with the expression, such as "divides by zero"."""
+        """The error BAD_ARGUMENT about the expression. `fault` is the predicate of its message:
+        "divides by zero" gives `where 'reward / 0' divides by zero`."""
         return UserError(
             "BAD_ARGUMENT",
             f"{self.field} {self.shown[:_SHOWN_CHARS]!r} {fault}",

@@ -2,8 +2,8 @@
 
 
 def counted(number: int, noun: str, several: str = "") -> str:
-    """A number with its noun: `1 run`, `2 runs`. `several` is the plural where that is more than an
-    s."""
+    """A number with its noun: `1 run`, `2 runs`. `several` is the plural of a noun that takes more
+    than an s, such as "entries"."""
     return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
 
 
@@ -16,8 +16,9 @@ def size(count: float) -> str:
 
 
 def words(hours: float) -> str:
-    """A number of hours in words: "40 s", "12 min", "3.5 h"; never less than a second."""
+    """A duration, given in hours, as text: "40 s", "12 min" or "3.5 h"; "1 s" at least."""
     seconds = hours * 3600
-    if seconds < 90:  # up to one and a half of a unit, the smaller unit is said
+    # A unit is used from one and a half of it on: below 1.5 min seconds, below 1.5 h minutes.
+    if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{hours:.1f} h"

@@ -58,11 +58,11 @@ class Hardware:
 
 
 def detect(disk: Path | None = None) -> Hardware:
-    """The machine as it is now: the GPUs that this process may use, or else its CPU as the one
-    device.
+    """Measure the machine as it is now. Its devices are the GPUs that this process may use; without
+    any, the CPU is the only device.
 
     Args:
-        disk: a folder on the disk whose free space is measured; the current folder for None.
+        disk: a folder on the disk whose free space is measured; None means the current folder.
     """
     ram_total, ram_free = _memory()
     found_devices = _gpus() or (Device("cpu", _processor_name(), "cpu", ram_total, ram_free),)
@@ -75,13 +75,14 @@ def devices() -> list[str]:
 
 
 def _gpus() -> tuple[Device, ...]:
-    """The GPUs that this process may use; () without a driver, or when it does not answer."""
+    """The GPUs that this process may use; () where there is no NVIDIA driver, or where it does not
+    answer."""
     nvml = _load_nvml()
     if nvml is None:
         return ()
     try:
         gpus = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError:  # a driver that answers init but not this is no device to train on
+    except nvml.NVMLError:  # nobody can train on a GPU whose driver does not answer
         return ()
     finally:
         nvml.nvmlShutdown()
@@ -89,7 +90,8 @@ def _gpus() -> tuple[Device, ...]:
 
 
 def _load_nvml() -> Any | None:
-    """The binding of NVML, initialised; None without the package or a driver."""
+    """The initialised module `pynvml`, the binding of NVIDIA's management library. None where the
+    package or the driver is missing."""
     try:
         import pynvml  # noqa: PLC0415  opens the driver library: only where devices are asked for
     except ImportError:
@@ -102,7 +104,7 @@ def _load_nvml() -> Any | None:
 
 
 def _gpu(nvml: Any, index: int) -> Device | None:
-    """The GPU of this index; None where it was lost or does not answer."""
+    """The GPU with this NVML index; None where it does not answer, for example after a fault."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -121,8 +123,8 @@ def _gpu(nvml: Any, index: int) -> Device | None:
 
 
 def _visible_gpus(gpus: list[Device]) -> tuple[Device, ...]:
-    """Those of the GPUs that CUDA_VISIBLE_DEVICES of this process shows, in its order; all when it
-    is not set."""
+    """The GPUs that this process's CUDA_VISIBLE_DEVICES names, in the order it names them; all
+    GPUs when the variable is not set."""
     visible_names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_names is None:
         return tuple(gpus)
@@ -139,9 +141,9 @@ def _visible_gpus(gpus: list[Device]) -> tuple[Device, ...]:
 def _names_gpu(name: str, gpu: Device) -> bool:
     """Whether `name`, an entry of CUDA_VISIBLE_DEVICES, means this GPU: by its index or by the
     beginning of its UUID."""
-    if name.isdigit():
+    if name.isdigit():  # an index, which `id` ends with
         return gpu.id == f"cuda:{int(name)}"
-    # As CUDA does. A longer text than "GPU-" is asked for, with which every UUID begins.
+    # Like CUDA, take any beginning of a UUID; but "GPU-" alone begins every UUID and names none.
     return len(name) > 4 and gpu.visible.startswith(name)
 
 
@@ -165,7 +167,7 @@ def _processor_name() -> str:
 def _cores() -> int:
     """How many cores this process may keep busy: those of its affinity mask, or fewer where a
     cgroup sets a quota; at least 1."""
-    if hasattr(os, "sched_getaffinity"):
+    if hasattr(os, "sched_getaffinity"):  # macOS has none
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
@@ -174,13 +176,14 @@ def _cores() -> int:
 
 
 def _cpu_quota() -> float | None:
-    """The cores that the tightest cgroup quota allows; None without a quota."""
+    """How many cores the smallest CPU quota of this process's cgroups allows, such as 1.5; None
+    where none of them has a quota."""
     values = []
-    for folder in _cgroup_folders(""):
+    for folder in _cgroup_folders(""):  # version 2: "QUOTA PERIOD", or "max PERIOD" for no quota
         parts = _read_text(folder / "cpu.max").split()
         if len(parts) == 2 and parts[0].isdigit() and parts[1].isdigit() and int(parts[1]):
             values.append(int(parts[0]) / int(parts[1]))
-    for folder in _cgroup_folders("cpu"):
+    for folder in _cgroup_folders("cpu"):  # version 1: a file each; a quota of -1 is no quota
         quota = _read_number(folder / "cpu.cfs_quota_us")
         period = _read_number(folder / "cpu.cfs_period_us")
         if quota and period and quota > 0:
@@ -189,8 +192,8 @@ def _cpu_quota() -> float | None:
 
 
 def _memory() -> tuple[int, int]:
-    """(total, free) bytes of memory that this process may use: those of the machine, or less where
-    a cgroup sets a limit."""
+    """The memory that this process may use, as (total bytes, free bytes): that of the machine, or
+    less where a cgroup sets a limit."""
     machine = psutil.virtual_memory()
     total, free = int(machine.total), int(machine.available)
     for limit, used in _memory_limits():
@@ -200,9 +203,10 @@ def _memory() -> tuple[int, int]:
 
 
 def _memory_limits() -> list[tuple[int, int]]:
-    """(limit, used) bytes of every cgroup with a memory limit, of version 2 and 1. File cache that
-    the kernel can give up at any time does not count as used."""
+    """The memory limits of this process's cgroups, of version 2 and 1: (limit, used) in bytes each.
+    File cache does not count as used where the kernel can drop it at any time."""
     limits = []
+    # The files of version 2, then those of version 1.
     for controller, limit_name, used_name, cache_key in (
         ("", "memory.max", "memory.current", "inactive_file"),
         ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -218,18 +222,20 @@ def _memory_limits() -> list[tuple[int, int]]:
 
 
 def _cgroup_folders(controller: str) -> list[Path]:
-    """The folders of this process's cgroup and of all above it, the root first.
+    """The folders of this process's cgroup and of the groups above it, the root first; only those
+    that exist.
+
+    Inside a container, /proc often names the path of the group on the host, which does not exist
+    here. Then only the mount's root is returned, which is the container's own group.
 
     Args:
         controller: "" for cgroups of version 2, else the controller of version 1, such as "cpu".
-
-    Inside a container the path in /proc is often the host's and does not exist here; the mount's
-    root is then the container's own group.
     """
     root = _CGROUP / controller if controller else _CGROUP
     relative = ""
     for line in _read_text(_PROC_CGROUP).splitlines():
-        # `hierarchy:controllers:path`; what a damaged line lacks is "".
+        # A line is `hierarchy:controllers:path`; a part that a damaged line lacks becomes "".
+        # Version 2 has the hierarchy 0 and names no controllers.
         hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]
         if (controller and controller in controllers.split(",")) or (
             not controller and hierarchy == "0"
@@ -256,7 +262,8 @@ def _read_number(path: Path) -> int | None:
 
 
 def _stat_value(path: Path, key: str) -> int:
-    """The number behind `key` in a file of `key value` lines; 0 where it is missing."""
+    """The number after `key` in a file with a `key value` pair on each line, such as memory.stat; 0
+    where the file or the key is missing."""
     for line in _read_text(path).splitlines():
         name, _, value = line.partition(" ")
         if name == key and value.strip().isdigit():
@@ -265,8 +272,8 @@ def _stat_value(path: Path, key: str) -> int:
 
 
 def _disk_free(folder: Path) -> int:
-    """Free bytes of the disk of `folder`, or of the nearest folder above it that exists; 0 where
-    none can be measured."""
+    """Free bytes on the disk that holds `folder`. If the folder does not exist yet, the nearest
+    folder above it counts. 0 where nothing can be measured."""
     for candidate in (folder, *folder.absolute().parents):
         try:
             return shutil.disk_usage(candidate).free

@@ -23,7 +23,7 @@ class Call:
     arguments: Mapping[str, object] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """The call as an agent types it: `push_env(path="x", install=true)`."""
+        """The call as text, its values as JSON: `push_env(path="x", install=true)`."""
         arguments = (
             f"{name}={json.dumps(value, ensure_ascii=False)}"
             for name, value in self.arguments.items()
@@ -36,7 +36,7 @@ class Call:
 
     @staticmethod
     def from_json(value: object) -> "Call | None":
-        """The call that `to_json` gave; None for any other value."""
+        """The call whose `to_json` gave `value`; None for a value that is no such object."""
         if not isinstance(value, Mapping):
             return None
         fields = cast(Mapping[str, object], value)
@@ -51,10 +51,10 @@ class Change:
     """What to change in a call that was refused, where only the caller knows the whole call.
 
     Attributes:
-        arguments: those to give, with their new values.
-        settings: those to give inside the argument `settings`.
-        without: settings to leave out.
-        without_arguments: arguments to leave out.
+        arguments: arguments to set: name -> new value.
+        settings: settings to set inside the argument `settings`: name -> new value.
+        without: names of settings to leave out.
+        without_arguments: names of arguments to leave out.
     """
 
     arguments: Mapping[str, object] = field(default_factory=dict)
@@ -63,7 +63,8 @@ class Change:
     without_arguments: tuple[str, ...] = ()
 
     def applied_to(self, refused: Call) -> Call:
-        """The call to make instead of `refused`: with the new values, without what is left out."""
+        """The call to make instead of `refused`: the same call with this change made to its
+        arguments and settings."""
         arguments = {
             name: value
             for name, value in refused.arguments.items()
@@ -72,7 +73,7 @@ class Change:
         arguments = {**arguments, **self.arguments}
         if self.settings or self.without:
             old_settings = arguments.get("settings")
-            if not isinstance(old_settings, Mapping):
+            if not isinstance(old_settings, Mapping):  # none were given, or the value is invalid
                 old_settings = {}
             settings = dict(cast(Mapping[str, object], old_settings))
             settings = {name: value for name, value in settings.items() if name not in self.without}
@@ -103,8 +104,11 @@ class Hint:
         return bool(self.text or self.call)
 
     def for_call(self, refused: Call) -> "Hint":
-        """The hint for the call that was refused: if it says only what to change in a call, this
-        one holds the whole call to make instead; any other hint stays as it is."""
+        """The hint to show for the call `refused`.
+
+        A hint that only says what to change becomes one with the whole changed call. Any other hint
+        is returned as it is.
+        """
         if self.change is None or self.call is not None:
             return self
         return Hint(self.text, self.change.applied_to(refused))
@@ -120,22 +124,22 @@ class Hint:
 
     @staticmethod
     def from_json(value: object) -> "Hint":
-        """The hint that `to_json` gave. Any other value is taken as a sentence: older releases
-        stored hints as text alone."""
+        """The hint whose `to_json` gave `value`. Any value but an object is taken as the sentence,
+        because older releases stored hints as plain text; None gives an empty hint."""
         if isinstance(value, Mapping):
             body = cast(Mapping[str, object], value)
             return Hint(str(body.get("text") or ""), Call.from_json(body.get("call")))
         return Hint(str(value or ""))
 
     def dump(self) -> str:
-        """The hint as a text column of the database holds it: the sentence, or JSON with the
-        call."""
+        """The hint as text for a column of the database: the bare sentence, or JSON where the hint
+        has a call."""
         stored = self.to_json()
         return stored if isinstance(stored, str) else json.dumps(stored, ensure_ascii=False)
 
     @staticmethod
     def load(stored: str) -> "Hint":
-        """The hint that `dump` gave."""
+        """The hint whose `dump` gave the text `stored`."""
         if stored.startswith('{"text": '):  # as the JSON of a hint with a call begins
             try:
                 return Hint.from_json(json.loads(stored))
@@ -144,15 +148,17 @@ class Hint:
         return Hint(stored)
 
     def as_fields(self, name: str = "hint") -> dict[str, object]:
-        """The hint as fields of a result: its text under `name`, and where there is a call,
-        "call"."""
+        """The hint as fields of a result: its text (sentence and call) under the key `name`, and
+        its call as a JSON object under "call", left out where it has none."""
         fields: dict[str, object] = {name: str(self)}
         return fields | ({"call": self.call.to_json()} if self.call else {})
 
     @staticmethod
     def from_fields(text: str, call: object) -> "Hint":
-        """The hint that `as_fields` gave: its text, and its call as JSON or None."""
+        """The hint whose `as_fields` gave these two fields: its text, and its call as a JSON object
+        (None for no call)."""
         parsed_call = Call.from_json(call)
+        # The text ends with the call (see `__str__`); the sentence is what comes before it.
         sentence = text.removesuffix(str(parsed_call)).rstrip() if parsed_call else text
         return Hint(sentence, parsed_call)
 

@@ -218,9 +218,10 @@ HELDOUT = "heldout_"
 def curve_name(scored: str) -> str:
     """The column of `metrics.jsonl` for a metric that an environment's `Score` calls `scored`.
 
-    It is the same name, unless a column of ours has it, or would have it with `heldout_` before it:
-    then `env_` stands before the name, so that an environment cannot overwrite what the trainer
-    measured. The caller puts `heldout_` before the column for an evaluation.
+    The column has the same name, unless that name, or `heldout_` plus that name, is taken by the
+    trainer's own metrics. Then it gets the prefix `env_`, so that an environment cannot overwrite
+    what the trainer measured: "loss" becomes "env_loss". For an evaluation the caller adds
+    `heldout_` to the column.
     """
     is_taken = scored in METRICS or scored in LINE_KEYS or f"{HELDOUT}{scored}" in METRICS
     return f"env_{scored}" if is_taken or scored.startswith(HELDOUT) else scored

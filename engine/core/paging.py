@@ -54,14 +54,14 @@ def size_of(path: Path) -> int:
 def page_before(
     path: Path, end: int, limit: int, match: Match | None = None, budget: int = BUDGET
 ) -> Page:
-    """The last `limit` lines that lie before byte `end` and match, in file order.
+    """The last `limit` matching lines before byte `end`, in file order.
 
-    The page's `start` is the `end` to give for the page of older lines; it is 0 at the head of the
-    file. A missing file gives an empty page.
+    Pass the page's `start` as `end` to get the page of older lines; it is 0 when the head of the
+    file was reached. A missing file gives an empty page.
 
     Args:
         end: the start of a line, or the size of the file.
-        match: which lines count; None for all.
+        match: returns whether a line's text counts; None counts every line.
         budget: bytes after which reading stops, even if fewer lines matched.
     """
     lines: list[Line] = []
@@ -80,16 +80,16 @@ def page_before(
                     if len(lines) == limit:
                         page_start = line.start
                         break
-    lines.reverse()
+    lines.reverse()  # they were found from the last to the first
     return Page(lines, page_start, end, end - page_start)
 
 
 def _lines_before(file: BinaryIO, end: int) -> tuple[int, list[Line]]:
-    """The whole lines of the block of the file that ends at byte `end`, and the byte at which they
-    start.
+    """Read the block of the file before byte `end`. Returns the byte at which its first whole line
+    starts, and its whole lines.
 
-    The block grows until a line starts in it. A line longer than the longest allowed is taken
-    apart.
+    The block is enlarged until a line starts in it, up to `_LONGEST_LINE` bytes. A longer line is
+    returned in pieces.
     """
     block_size = _BLOCK
     while True:
@@ -106,14 +106,14 @@ def _lines_before(file: BinaryIO, end: int) -> tuple[int, list[Line]]:
 def page_after(
     path: Path, start: int, limit: int, match: Match | None = None, budget: int = BUDGET
 ) -> Page:
-    """The first `limit` complete lines from byte `start` on that match, in file order.
+    """The first `limit` complete matching lines from byte `start` on, in file order.
 
-    The page's `end` is the `start` to give for the page of newer lines; a last line without its end
-    is left for it. A missing file gives an empty page.
+    Pass the page's `end` as `start` to get the page of newer lines. A last line without a newline
+    is still being written and is left for that page. A missing file gives an empty page.
 
     Args:
-        start: any byte; inside a line it moves to the next one.
-        match: which lines count; None for all.
+        start: any byte; inside a line it moves to the start of the next line.
+        match: returns whether a line's text counts; None counts every line.
         budget: bytes after which reading stops, even if fewer lines matched.
     """
     lines: list[Line] = []
@@ -127,6 +127,8 @@ def page_after(
         position = start
         while len(lines) < limit and position - start < budget:
             raw = file.readline(_LONGEST_LINE)
+            # The end of the file, or a last line that is still being written. A line as long as
+            # the longest allowed is a piece of an even longer one, and counts.
             if not raw or (not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE):
                 break
             line = Line(position, position + len(raw), _shown_text(raw))
@@ -137,8 +139,8 @@ def page_after(
 
 
 def torn_tail(path: Path) -> str:
-    """What follows the last newline of the file: a line still being written, such as a progress
-    bar. "" where nothing follows it."""
+    """The text after the last newline of the file: a line still being written, such as a progress
+    bar. "" where the file is missing or ends with a newline; only the end of a very long line."""
     size = size_of(path)
     if size == 0:
         return ""
@@ -149,9 +151,11 @@ def torn_tail(path: Path) -> str:
 
 
 def complete_size(path: Path) -> int:
-    """The byte after the last newline of the file, 0 for an empty or missing file.
+    """The size of the file's complete lines: the byte after its last newline, 0 for an empty or
+    missing file.
 
-    Looks back by one longest line at most; where that holds no newline, its beginning is returned.
+    At most the last `_LONGEST_LINE` bytes are searched; where they hold no newline, the byte at
+    which they begin is returned.
     """
     size = size_of(path)
     if size == 0:
@@ -170,16 +174,17 @@ def complete_size(path: Path) -> int:
 
 
 def _next_line_start(file: BinaryIO, offset: int) -> int:
-    """`offset`, or the start of the next line when it lies inside a line."""
+    """`offset` if a line starts there, else the start of the next line."""
     if offset == 0:
         return 0
+    # From one byte earlier: where that byte is a newline, readline takes only it.
     file.seek(offset - 1)
     return offset - 1 + len(file.readline(_LONGEST_LINE))
 
 
 def _lines_of(data: bytes, offset: int) -> list[Line]:
-    """The lines of `data`, each with its start and end byte in the file; `offset` is where `data`
-    starts in the file."""
+    """Split `data` into lines, each with its start and end byte in the file. `offset` is the byte
+    of the file at which `data` starts."""
     lines = []
     # A file of bytes is split on newlines alone; bytes.splitlines would split on returns too.
     for raw in io.BytesIO(data):
@@ -189,6 +194,6 @@ def _lines_of(data: bytes, offset: int) -> list[Line]:
 
 
 def _shown_text(raw: bytes) -> str:
-    """The text of a line as a terminal would leave it: of a line that was rewritten with carriage
-    returns, such as a progress bar, only the last version."""
+    """The text of a line as a terminal would show it. Of a line that a progress bar rewrote with
+    carriage returns, that is only its last version."""
     return raw.decode("utf-8", "replace").rstrip("\r\n").rsplit("\r", 1)[-1]

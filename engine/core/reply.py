@@ -20,11 +20,12 @@ BODY_CHARS = 9_300
 
 
 def as_json(value: Any) -> Any:
-    """`value` as JSON can hold it.
+    """Convert dataclasses, anywhere inside `value`, to JSON objects.
 
-    A dataclass becomes an object with its fields in order, without those that are None (but see
-    `SHOWN_AS_NULL`). Whatever is inside objects, lists and tuples is converted likewise. Other
-    values stay as they are.
+    - A dataclass becomes an object with its fields in order. A field that is None is left out,
+      unless its metadata holds `SHOWN_AS_NULL`.
+    - Mappings, lists and tuples are converted item by item; tuples become lists.
+    - Other values stay as they are.
     """
     if is_dataclass(value) and not isinstance(value, type):
         items = ((field, getattr(value, field.name)) for field in fields(value))

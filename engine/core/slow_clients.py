@@ -29,16 +29,19 @@ class ImpatientProtocol(H11Protocol):
     _header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has connected: it counts as idle and unknown, and its headers must come in
-        time."""
+        """Called by uvicorn when a client has connected. The connection counts as idle and its
+        client as unknown; the headers of its first request must arrive in time."""
         super().connection_made(transport)
         self._idle_connections(known=False)[self] = None
         self._close_oldest_idle_at_limit()
         self._start_header_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come: the first of a request start the timer for its headers, the last of its
-        headers stop it and make the connection busy."""
+        """Called by uvicorn when bytes have arrived.
+
+        The first bytes of a request start the timer for its headers. Once all headers have arrived,
+        the timer stops and the connection is no longer idle.
+        """
         if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._start_header_timer()
         cycle_before = self.cycle
@@ -49,32 +52,37 @@ class ImpatientProtocol(H11Protocol):
             self._stop_header_timer()
 
     def on_response_complete(self) -> None:
-        """A request was answered: the connection is idle again, unless the next request has come
-        already."""
+        """Called by uvicorn when a request was answered. The connection is idle again, unless its
+        next request has already arrived or the connection is closing."""
         cycle_before = self.cycle
-        super().on_response_complete()
+        super().on_response_complete()  # gives a request that has already arrived a new cycle
+        # Last in the dict: it is now the one that has been idle for the shortest time.
         if self.cycle is cycle_before and not self.transport.is_closing():
             self._idle_connections(known=bool(self.scope.get(KNOWN)))[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is closed: forget it and its timer."""
+        """Called by uvicorn when the connection is closed: forget it and stop its timer."""
         self._forget_as_idle()
         self._stop_header_timer()
         super().connection_lost(exc)
 
     def _idle_connections(self, known: bool) -> "dict[ImpatientProtocol, None]":
-        """The idle connections of this server whose client is known, or is not; the longest idle
-        first."""
+        """This server's idle connections, the longest idle first: those whose client is known, or
+        with False those whose client is unknown. A dict is used as an ordered set."""
+        # The pair of dicts is indexed by the flag: 0 for unknown clients, 1 for known ones.
         return _IDLE.setdefault(self.server_state, ({}, {}))[known]
 
     def _forget_as_idle(self) -> None:
-        """Take this connection out of the idle ones; it may not be among them."""
+        """Remove this connection from the idle connections, if it is one of them."""
         for known in (False, True):
             self._idle_connections(known).pop(self, None)
 
     def _close_oldest_idle_at_limit(self) -> None:
-        """At the limit of connections, close the longest idle one, unknown clients first. Nothing
-        is closed while all others are being answered; uvicorn then refuses the new request."""
+        """If there are as many connections as `limit_concurrency` allows, close the one that has
+        been idle for the longest; those of unknown clients are closed first.
+
+        Nothing is closed where every other connection is busy: uvicorn then refuses the request.
+        """
         while self.limit_concurrency and len(self.connections) >= self.limit_concurrency:
             others = (
                 other

@@ -28,7 +28,7 @@ NAMES = {
 
 
 class UnknownSplit(ValueError):
-    """A row names a split that is none of NAMES."""
+    """A row names a split that is not in `NAMES`."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,15 @@ class Split:
 
 
 def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
-    """The side of every row: train or heldout. It depends on the rows' content, not on their order.
+    """Decide for every row whether it is for training ("train") or held out ("heldout"). The result
+    depends on the rows' content, not on their order.
 
-    Rows with equal prompts always share a side; where some of them are held out by name, all are.
-    Rows that name no side train if any row is held out by name. Else they are split by a hash of
-    the prompt: 20 % are held out, but at least 50 rows, or half of them where there are fewer than
-    100. Raises UnknownSplit for a name that means no side.
+    - Rows with equal prompts always get the same side: held out, if any of them names that side.
+    - If any row names the held-out side, rows that name no side are for training.
+    - Otherwise rows that name no side are split by a hash of their prompt: 20 % are held out, but
+      at least 50 rows, or half of them where there are fewer than 100.
+
+    Raises UnknownSplit where a row names a split that is not in `NAMES`.
 
     Args:
         rows: each with "id", "prompt" (messages) and, if it names a side, "split".
@@ -54,7 +57,7 @@ def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
     keys = [prompt_key(row["prompt"]) for row in rows]
     named_sides = [_named_side(row) for row in rows]
     warnings: list[str] = []
-    side_of_prompt = _sides_by_name(keys, named_sides)
+    side_of_prompt = _named_side_of_prompts(keys, named_sides)
     moved = sum(
         side is not None and side_of_prompt[key] != side
         for key, side in zip(keys, named_sides, strict=True)
@@ -82,11 +85,19 @@ def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
     return Split(sides, source, warnings)
 
 
-def _sides_by_name(keys: Sequence[str], named_sides: Sequence[str | None]) -> dict[str, str]:
-    """The side of every prompt key of which some row names a side; a side of None is no name."""
+def _named_side_of_prompts(
+    keys: Sequence[str], named_sides: Sequence[str | None]
+) -> dict[str, str]:
+    """Map each prompt key to the side that its rows name. If they disagree, "heldout" wins. Keys
+    of which no row names a side are left out.
+
+    Args:
+        keys: the prompt key of each row.
+        named_sides: the side that each row names, in the same order; None where it names none.
+    """
     side_of_prompt: dict[str, str] = {}
     for key, side in zip(keys, named_sides, strict=True):
-        if side == "heldout":  # held out wins: a test row must not be trained on
+        if side == "heldout":  # a held-out prompt must never be trained on
             side_of_prompt[key] = "heldout"
         elif side == "train":
             side_of_prompt.setdefault(key, "train")
@@ -94,12 +105,13 @@ def _sides_by_name(keys: Sequence[str], named_sides: Sequence[str | None]) -> di
 
 
 def _repetition_warning(heldout: Sequence[str]) -> list[str]:
-    """A warning if many held-out rows share their prompt with another one; [] if few do.
+    """A warning if more than one in ten held-out rows repeats the prompt of another; else [].
 
     Args:
         heldout: the prompt keys of the held-out rows.
     """
     distinct = len(set(heldout))
+    # In whole numbers: at least `REPEATED_FROM` different prompts for every ten rows.
     if distinct * 10 >= len(heldout) * REPEATED_FROM:
         return []
     plural = "s" if distinct > 1 else ""
@@ -111,15 +123,15 @@ def _repetition_warning(heldout: Sequence[str]) -> list[str]:
 
 
 def prompt_key(prompt: Sequence[Mapping[str, Any]]) -> str:
-    """A hash of a prompt's messages. White space around a message makes no difference."""
+    """A hash that is equal for equal prompts. White space around a message's text is ignored."""
     plain = [{**message, "content": str(message.get("content", "")).strip()} for message in prompt]
     text = json.dumps(plain, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(b"split:" + text.encode()).hexdigest()
 
 
 def _named_side(row: Mapping[str, Any]) -> str | None:
-    """The side that a row names; None if it names none. Raises UnknownSplit for a name that means
-    no side."""
+    """The side that a row's "split" names, "train" or "heldout"; None where it names none. Raises
+    UnknownSplit for a name that is not in `NAMES`."""
     name = row.get("split")
     if name is None or name == "":
         return None
@@ -130,12 +142,15 @@ def _named_side(row: Mapping[str, Any]) -> str | None:
 
 
 def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
-    """Choose a side for every key: key -> side.
+    """Choose a side for every prompt: prompt key -> "train" or "heldout".
 
-    Whole groups of equal keys are held out, in the order of the hashes, until the share is reached.
-    A group that would exceed the share is passed over; if all would, the smallest is taken.
+    The prompts are taken in the order of their keys, which are hashes and so in random order. All
+    rows of a prompt are held out together, until the wanted number of rows is reached. A prompt
+    whose rows would exceed that number is passed over; if every prompt would, the one with the
+    fewest rows is held out. Nothing is held out where all rows have the same prompt.
 
-    `keys` has one prompt key per row. Nothing is held out where all rows have the same prompt.
+    Args:
+        keys: the prompt key of every row; rows with the same prompt have equal keys.
     """
     rows_of_key: dict[str, int] = {}
     for key in keys:
@@ -151,6 +166,6 @@ def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
         if heldout_count + rows_of_key[key] <= heldout_target:
             sides[key] = "heldout"
             heldout_count += rows_of_key[key]
-    if not heldout_count:  # every group is larger than the share
+    if not heldout_count:  # every prompt has more rows than shall be held out
         sides[min(ordered_keys, key=lambda key: (rows_of_key[key], key))] = "heldout"
     return sides

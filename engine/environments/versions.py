@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from engine.core.agent_files import is_agent_file, refuse_agent_place
+from engine.core.agent_files import is_agent_file, refuse_folder_of_agent_files
 from engine.core.errors import UserError
 from engine.core.format import counted
 from engine.core.hints import Call, Hint
@@ -133,7 +133,7 @@ def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
     """
     record = find_env(home, ref)
     # A stranger's files must not land where coding agents look for instructions.
-    refuse_agent_place(folder.absolute(), "folder")
+    refuse_folder_of_agent_files(folder.absolute(), "folder")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise _bad_folder(

@@ -140,29 +140,29 @@ class Damaged(Exception):
 
 
 def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
-    """Open the home's database with its schema up to date; mend it first if it is damaged.
+    """Open the home's database and bring its schema up to date.
 
-    A damaged database is moved aside, and its rows are made again from the folders of the home.
-    Where the disk cannot be written, the connection can only read.
+    A damaged database is moved aside, and a new one is filled from the folders of the home. Where
+    the disk cannot be written, the connection can only read.
 
-    Returns the connection, and the descriptor of a lock that tells others that the database is
-    open; close it after the connection. The descriptor is -1 where the disk takes no lock file.
-    Raises UserError HOME_UNUSABLE or DISK_FULL.
+    Returns the connection, and the descriptor of a lock that tells other processes that the
+    database is open. Close the connection first, then the lock. The descriptor is -1 where no lock
+    file could be made on the disk. Raises UserError HOME_UNUSABLE or DISK_FULL.
     """
     try:
         lock = share_lock(home.db_lock, wait_s=_BUSY_S)
     except OSError as error:
-        lock = -1  # the disk takes no new file, or can only be read
+        lock = -1  # no file can be written here; the database may still be readable
         if error.errno not in _NO_WRITING:
             raise unusable_error(home.db, error) from error
-    if lock is None:
+    if lock is None:  # `mend` of another process holds it alone
         raise unusable_error(home.db, TimeoutError("it is being mended by another process"))
     try:
         return _open(home) if lock >= 0 else _open_read_only(home), lock
     except Damaged as damage:
         if lock < 0:
             raise damaged_error(home, str(damage)) from damage
-        os.close(lock)
+        os.close(lock)  # `mend` takes the lock for itself alone
         return mend(home, str(damage))
     except BaseException as error:  # whatever it is, the lock must not stay held
         is_from_sqlite = isinstance(error, UserError) and isinstance(error.__cause__, sqlite3.Error)
@@ -174,22 +174,22 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
 
 
 def _is_readable_alone(home: Home) -> bool:
-    """Whether the database file holds everything that was committed, so that it can be read without
-    its write-ahead log. False also where there is no database."""
+    """Whether the database file alone holds everything that was committed: its write-ahead log is
+    missing or empty. False also where there is no database."""
     write_ahead_log = Path(f"{home.db}-wal")
     return home.db.exists() and not (write_ahead_log.exists() and write_ahead_log.stat().st_size)
 
 
 def _open_read_only(home: Home) -> sqlite3.Connection:
-    """A connection for reading to the database of a home that cannot be written now.
+    """Open the database for reading only, in a home that cannot be written now.
 
-    Raises Damaged, or UserError HOME_UNUSABLE or DISK_FULL, also when the database cannot be read
-    without writing: its log is not empty, or its schema is of another version.
+    Raises Damaged, or UserError HOME_UNUSABLE or DISK_FULL. It is also an error where reading would
+    need writing: the write-ahead log is not empty, or the schema has another version.
     """
     try:
         if not _is_readable_alone(home):
             raise sqlite3.OperationalError("its write-ahead log cannot be read without writing")
-        options = "?mode=ro&immutable=1"
+        options = "?mode=ro&immutable=1"  # immutable: SQLite makes no lock and no log beside it
         db = sqlite3.connect(f"{home.db.as_uri()}{options}", uri=True, isolation_level=None)
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version != len(MIGRATIONS):
@@ -204,23 +204,23 @@ def _open_read_only(home: Home) -> sqlite3.Connection:
 
 
 def mend(home: Home, fault: str) -> tuple[sqlite3.Connection, int]:
-    """Move the damaged database aside and open a new one, with the rows that the folders still
-    tell.
+    """Move the damaged database aside, and open a new one filled from the folders of the home.
 
     Args:
         fault: what is wrong with the database, for the error.
 
-    Returns what `open_database` returns. Raises UserError HOME_UNUSABLE when the database cannot be
-    moved, when the new one is damaged too, or when another process has it open, as the supervisor
-    of every living run does. That must not be: SQLite deletes its log by name when it closes, and
-    would then delete the log of the new database.
+    Returns what `open_database` returns. Raises UserError HOME_UNUSABLE where:
+    - the database cannot be moved, or the new one is damaged too;
+    - another process has the database open, as the supervisor of every living run does. When that
+      process closes it, SQLite deletes the write-ahead log by its name, which would then be the
+      log of the new database.
     """
     lock = take_lock(home.db_lock, wait_s=_MEND_S)
     if lock is None:
         raise damaged_error(home, fault, in_use=True)
     try:
         db = _open_if_mended(home) or _replace_damaged(home)
-        fcntl.flock(lock, fcntl.LOCK_SH)  # from now on as any other connection holds it
+        fcntl.flock(lock, fcntl.LOCK_SH)  # from exclusive to shared: others may open it again
         return db, lock
     except Damaged as damage:
         os.close(lock)
@@ -234,8 +234,8 @@ def mend(home: Home, fault: str) -> tuple[sqlite3.Connection, int]:
 
 
 def _open_if_mended(home: Home) -> sqlite3.Connection | None:
-    """A connection to the database if another process has mended it meanwhile; None if it is still
-    damaged."""
+    """Open the database if another process has mended it while this one waited for the lock; None
+    where it is still damaged."""
     try:
         db = _open(home)
     except Damaged:
@@ -247,9 +247,10 @@ def _open_if_mended(home: Home) -> sqlite3.Connection | None:
 
 
 def _replace_damaged(home: Home) -> sqlite3.Connection:
-    """Rename the damaged database and the files of its log, and open a new one in its place."""
+    """Rename the damaged database and its write-ahead log, and open a new one in its place."""
     aside = home.db_aside(time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
-    # The log first: SQLite would apply an old log to the new database, should it find one there.
+    # The log first: if this process dies in between, no old log may lie beside a new database,
+    # because SQLite would apply it.
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{home.db}{suffix}", f"{aside}{suffix}")
@@ -258,21 +259,19 @@ def _replace_damaged(home: Home) -> sqlite3.Connection:
 
 
 def damage_in(db: sqlite3.Connection) -> str:
-    """Check every page of the database. Returns "" when all can be read and fit together, else the
-    first things that are wrong, in SQLite's words."""
+    """Check every page of the database. Returns "" when the database is intact, else the first
+    faults in SQLite's words, separated by "; "."""
     try:
         reports = [line for (line,) in db.execute("PRAGMA quick_check")]
     except sqlite3.DatabaseError as error:
         reports = [str(error)]
-    # Three are enough to tell; a badly damaged file has thousands.
+    # Three faults are enough for a message.
     return "" if reports == ["ok"] else "; ".join(reports[:3])
 
 
 def _open(home: Home) -> sqlite3.Connection:
-    """A connection for reading and writing, with the schema up to date.
-
-    Raises Damaged, or UserError HOME_UNUSABLE or DISK_FULL.
-    """
+    """Open the database for reading and writing, and bring its schema up to date. Raises Damaged,
+    or UserError HOME_UNUSABLE or DISK_FULL."""
     if _was_emptied(home):
         raise Damaged("the file is empty although this home holds runs")
     try:
@@ -284,10 +283,10 @@ def _open(home: Home) -> sqlite3.Connection:
         db.execute("PRAGMA wal_autocheckpoint = 0")
         db.execute("PRAGMA synchronous = FULL")
         _prepare(home, db)
-    except sqlite3.OperationalError as error:
+    except sqlite3.OperationalError as error:  # locked, or the disk does not allow it
         db.close()
         raise unusable_error(home.db, error) from error
-    except sqlite3.DatabaseError as error:
+    except sqlite3.DatabaseError as error:  # any other: the file is no intact database
         db.close()
         raise Damaged(str(error)) from error
     except UserError:
@@ -297,7 +296,7 @@ def _open(home: Home) -> sqlite3.Connection:
 
 
 def _was_emptied(home: Home) -> bool:
-    """Whether the database file is empty although the home holds runs: something cut it to nothing.
+    """Whether something truncated the database: the file is empty although the home holds runs.
     False where there is no file."""
     try:
         if home.db.stat().st_size:
@@ -309,8 +308,8 @@ def _was_emptied(home: Home) -> bool:
 
 
 def _prepare(home: Home, db: sqlite3.Connection) -> None:
-    """Bring the schema up to date; where it is, this costs one read. A database without any schema
-    also gets the rows that the folders of the home tell.
+    """Bring the schema of the database up to date. Nothing but its version is read where it is up
+    to date already. A new database is also filled from the folders of the home.
 
     Raises UserError HOME_UNUSABLE when a newer Honesmith wrote the database.
     """
@@ -331,8 +330,9 @@ def _prepare(home: Home, db: sqlite3.Connection) -> None:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         for migrate in MIGRATIONS[version:]:
             migrate(db)
-        if version == 0:
+        if version == 0:  # no schema yet: the database is new
             _refill(home, db)
+        # The larger one: a newer Honesmith may have migrated further while this process waited.
         db.execute(f"PRAGMA user_version = {max(version, len(MIGRATIONS))}")
         db.execute("COMMIT")
     except BaseException:
@@ -341,8 +341,8 @@ def _prepare(home: Home, db: sqlite3.Connection) -> None:
 
 
 def _refill(home: Home, db: sqlite3.Connection) -> None:
-    """Add the rows that the folders of the home tell: environments, deployments, and runs with
-    their last state. A new home has none."""
+    """Fill the new database from the folders of the home: environment versions, deployments, and
+    runs with their last state. In a new home there are none."""
     for row in recovery.env_rows(home):
         values = row | {"info": json.dumps(row["info"])}
         _insert(db, "envs", values)
@@ -351,12 +351,13 @@ def _refill(home: Home, db: sqlite3.Connection) -> None:
     for row in recovery.run_rows(home):
         _insert(db, "runs", row)
         changed = row.get("ended") or row.get("started") or row["created"]
+        # Of a run's history only its last state is known.
         change = {"run_id": row["run_id"], "at": changed, "came_from": "", "went_to": row["state"]}
         _insert(db, "history", change)
 
 
 def _insert(db: sqlite3.Connection, table: str, values: recovery.Columns) -> None:
-    """Insert one row: column name to value."""
+    """Insert one row into `table`; `values` maps column names to values."""
     marks = ", ".join("?" * len(values))
     db.execute(
         f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
@@ -364,10 +365,8 @@ def _insert(db: sqlite3.Connection, table: str, values: recovery.Columns) -> Non
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """Switch the database to a write-ahead log, waiting until no other process has it open.
-
-    Raises sqlite3.OperationalError when another process keeps it open for too long.
-    """
+    """Switch the database to a write-ahead log, waiting until no other process has it open. Raises
+    sqlite3.OperationalError when another still has it open after `_BUSY_S` seconds."""
     # Switching the journal needs the file alone, and SQLite does not wait for that by itself.
     deadline = time.monotonic() + _BUSY_S
     while True:
@@ -387,9 +386,9 @@ Result = TypeVar("Result")
 def tells_of_the_disk(
     function: Callable[Concatenate[Home, Arguments], Result],
 ) -> Callable[Concatenate[Home, Arguments], Result]:
-    """A decorator for `function(home, ...)`: where the disk cannot be written, the function then
-    raises UserError DISK_FULL or HOME_UNUSABLE instead of an OSError, whichever file it could not
-    write. Other errors pass as they are."""
+    """A decorator for a function whose first argument is a home. If the function fails with an
+    OSError because the disk cannot be written, UserError DISK_FULL or HOME_UNUSABLE is raised
+    instead, whichever file it was about. Other errors pass unchanged."""
 
     @functools.wraps(function)
     def wrapped(home: Home, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -404,8 +403,9 @@ def tells_of_the_disk(
 
 
 def _disk_error(home: Home, error: OSError) -> UserError:
-    """The UserError for a disk that cannot be written: about the file that `error` names, or about
-    the database where it names none or one inside the home."""
+    """The UserError for a disk that cannot be written: DISK_FULL where it is full, else
+    HOME_UNUSABLE, which names the file of `error` if that lies outside the home, else the database.
+    """
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
     full = disk_full_error(path, error)
     if full is None and path != home.db and not path.is_relative_to(home.root):
@@ -419,11 +419,11 @@ def _disk_error(home: Home, error: OSError) -> UserError:
 
 
 def disk_full_error(path: Path, error: Exception) -> UserError | None:
-    """The UserError DISK_FULL if `error` comes from a full disk or from a file that may not grow;
-    else None.
+    """The UserError DISK_FULL if `error` comes from a full disk, or from a file that reached the
+    largest size allowed. None where there is another cause, or the disk cannot be looked at.
 
-    Also None when the disk cannot be looked at. The free space is measured, because SQLite only
-    says "disk I/O error" or "unable to open" where it finds no room for its own files.
+    The free space is measured, because on a full disk SQLite only says "disk I/O error" or "unable
+    to open".
 
     Args:
         path: a file on that disk.
@@ -442,8 +442,9 @@ def disk_full_error(path: Path, error: Exception) -> UserError | None:
         )
     free_bytes, free_inodes = disk.f_bavail * disk.f_frsize, disk.f_favail
     is_full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
-    # Only SQLite's own words: an OSError's hold a path, which may be called anything.
+    # Only in SQLite's messages: an OSError's message names a path, which may contain "full".
     is_full = is_full or (isinstance(error, sqlite3.Error) and "full" in str(error))
+    # `f_files` is 0 on file systems that have no fixed number of inodes.
     if not (is_full or free_bytes < _ROOM or (disk.f_files and free_inodes < _LEAST_INODES)):
         return None
     return UserError(
@@ -456,8 +457,8 @@ def disk_full_error(path: Path, error: Exception) -> UserError | None:
 
 
 def unusable_error(path: Path, error: Exception) -> UserError:
-    """The UserError for a database at `path` that cannot be opened: DISK_FULL where the disk is the
-    reason, else HOME_UNUSABLE."""
+    """The UserError for a database at `path` that cannot be used: DISK_FULL where the disk has no
+    room, else HOME_UNUSABLE. It is retryable where another process has the database locked."""
     full = disk_full_error(path, error)
     if full is not None:
         return full
@@ -473,8 +474,9 @@ def damaged_error(home: Home, fault: str, in_use: bool = False) -> UserError:
     """The UserError HOME_UNUSABLE for a damaged database.
 
     Args:
-        fault: what is wrong with it.
-        in_use: whether other processes have it open, so that it cannot be mended now.
+        fault: what is wrong with the database, in words.
+        in_use: whether other processes have it open, so that it cannot be mended now. The error is
+            then retryable and names living runs, whose supervisors are such processes.
     """
     if not in_use:
         return UserError(
@@ -485,7 +487,6 @@ def damaged_error(home: Home, fault: str, in_use: bool = False) -> UserError:
         )
     folders = list(home.runs.iterdir()) if home.runs.is_dir() else []
     living = [path.name for path in folders if is_locked(home.run(path.name).lock)]
-    # Five names are enough to find the others by.
     users = ", ".join(living[:5]) + " still run(s)" if living else "others have it open"
     return UserError(
         "HOME_UNUSABLE",

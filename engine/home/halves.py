@@ -25,11 +25,12 @@ ABOUT_USE = (
 
 @dataclass(frozen=True)
 class ChoosingHalf(ReplyBase):
-    """The held-out tasks that choose a run's checkpoint.
+    """The half of a run's held-out tasks that chooses its checkpoint.
 
     Attributes:
-        half: their name in the files of answers.
-        tasks: how many they are, `of` all held-out tasks.
+        half: its name in the files of answers: "select".
+        tasks: how many tasks it has.
+        of: how many held-out tasks there are in all.
         about: the same as a sentence.
     """
 
@@ -40,22 +41,25 @@ class ChoosingHalf(ReplyBase):
 
 
 def choosing(run: RunDir) -> ChoosingHalf | None:
-    """Which held-out tasks choose the checkpoint of `run`, and so what its `heldout_*` metrics are
-    measured on. None where no task is held out, or before the run's first start."""
-    return chosen_by(read_lines(run.events)[0])
+    """The half of the held-out tasks that chooses the checkpoint of `run`; its `heldout_*` metrics
+    are measured on them. None where no task is held out, or before the run's first start."""
+    return choosing_half_in(read_lines(run.events)[0])
 
 
-def chosen_by(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None:
-    """Which held-out tasks choose the checkpoint of the run of these events; the last start counts.
+def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None:
+    """The half of the held-out tasks that chooses a run's checkpoint, as the last "started" event
+    among the run's `events` records it.
 
-    None where no task is held out, or before the first start.
+    None where no task is held out, or where no event is a start.
     """
     heldout_total = choosing_count = 0
     for event in events:
-        heldout, recorded_count = event.get("heldout_tasks"), event.get("heldout_choose")
+        heldout = event.get("heldout_tasks")
+        recorded_count = event.get("heldout_choose")
         if event.get("event") == "started" and isinstance(heldout, int):
             heldout_total = heldout
-            # Older runs do not say how many choose: every second task did, the first one too.
+            # Older runs do not record how many choose. Every second task did, from the first on,
+            # so that with an odd number the larger half chose.
             choosing_count = (
                 recorded_count
                 if isinstance(recorded_count, int)
@@ -73,7 +77,8 @@ def chosen_by(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None:
 
 
 def scores_in_words(scores: Mapping[str, Any], half: ChoosingHalf | None) -> str:
-    """`success 77.5 %, reward 0.8 on the 80 held-out tasks that choose`; "" without scores.
+    """The held-out scores in a line of metrics as text; "" where it has none. For example:
+    `success 77.5 %, reward 0.8 on the 80 held-out tasks that choose`.
 
     Args:
         scores: a line of metrics; only its `heldout_*` columns are read.

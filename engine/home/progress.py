@@ -41,9 +41,10 @@ class Progress:
 
 
 def events_from(run: RunDir, cursor: int) -> tuple[list[JsonObject], int]:
-    """All complete events from byte `cursor` on, and the cursor after the last of them."""
+    """Read all complete events of a run from byte `cursor` of its file on. Returns them and the
+    cursor after the last of them."""
     events: list[JsonObject] = []
-    while True:
+    while True:  # `read_lines` reads about a megabyte at a time
         rows, end = read_lines(run.events, cursor)
         events += rows
         if end == cursor or not rows:
@@ -57,15 +58,17 @@ def events_end(run: RunDir) -> int:
 
 
 def alerts_in(events: list[JsonObject]) -> list[JsonObject]:
-    """Those of the events that are alerts."""
+    """The events that are alerts."""
     return [event for event in events if event.get("event") == "alert"]
 
 
 def read_progress(run: RunDir, row: RunRow) -> Progress:
-    """How far a run is, from its events and the end of its metrics; `row` tells its state."""
+    """How far a run is, from its events and the last line of its metrics. `row` is the run's row,
+    from which its state is taken."""
     events, cursor = events_from(run, 0)
     last_metrics = last_line(run.metrics) or {}
     starts = [event for event in events if event.get("event") == "started"]
+    # The last start that says a number counts: a resumed run may have another number of steps.
     totals = [_as_whole_number(event.get("total_steps")) for event in reversed(starts)]
     total = next((number for number in totals if number is not None), None)
     step = _as_whole_number(last_metrics.get("step"))
@@ -82,8 +85,8 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
 
 
 def write_status(run: RunDir, row: RunRow) -> None:
-    """Write STATUS.md again. A run must not fail because of it, so an error of the disk is
-    ignored."""
+    """Write STATUS.md anew. An error of the disk is ignored, because a run must not fail only
+    because its STATUS.md cannot be written."""
     try:
         write_text(run.status_md, status_text(run, row), fsync=False)
     except OSError:
@@ -91,7 +94,8 @@ def write_status(run: RunDir, row: RunRow) -> None:
 
 
 def status_text(run: RunDir, row: RunRow) -> str:
-    """The text of STATUS.md: a heading and a list, and when it was written."""
+    """The text of STATUS.md: a heading such as `# sums-grpo-3: running`, a list of facts, and when
+    it was written. engine/home/recovery.py reads it back."""
     progress = read_progress(run, row)
     of_total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
     lines = [
@@ -114,16 +118,21 @@ def status_text(run: RunDir, row: RunRow) -> str:
 
 
 def _as_whole_number(value: Any) -> int | None:
-    """`value` as a whole number, fractions cut off. None for anything but a finite number: a
-    damaged line may hold text or an infinity."""
+    """`value` as an int, with a fraction cut off. None for anything but a finite number: a damaged
+    line may hold text or an infinity."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return int(value) if is_number and math.isfinite(value) else None
 
 
 def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | None:
-    """Seconds until the last step, at the pace of the last steps of this attempt.
+    """Seconds until the last step is done, at the pace of this attempt's last steps.
 
-    0 when every step is done; None when the steps or the pace are not known.
+    0 when every step is done. None where `step` or `total` is None, or where the attempt has
+    measured fewer than two steps, so that its pace is not known.
+
+    Args:
+        step: the last step that was measured.
+        total: how many steps the run has.
     """
     if step is None or total is None:
         return None
@@ -132,7 +141,7 @@ def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | N
     try:
         attempt_began = float(read_json(run.started_record)["time"])
     except (OSError, ValueError, KeyError, TypeError):
-        attempt_began = 0.0  # not known: all steps count
+        attempt_began = 0.0  # not known: the steps of all attempts count
     try:
         tail_start = max(0, os.stat(run.metrics).st_size - _ETA_BYTES)
     except OSError:
@@ -143,25 +152,26 @@ def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | N
         return None
     first_time, first_step = points[0]
     last_time, last_step = points[-1]
-    if last_step <= first_step:
+    if last_step <= first_step:  # a resumed run went back to an earlier step
         return None
     seconds_per_step = max(0.0, last_time - first_time) / (last_step - first_step)
     return round(seconds_per_step * (total - step), 1)
 
 
 def _step_times(rows: list[JsonObject]) -> list[tuple[float, int]]:
-    """(unix seconds, step) of every line of metrics that has both, in the order of the file."""
+    """(time in unix seconds, step) of every line of metrics that has both, in file order."""
     points: list[tuple[float, int]] = []
     for row in rows:
-        written_at, step = row.get("time"), _as_whole_number(row.get("step"))
+        written_at = row.get("time")
+        step = _as_whole_number(row.get("step"))
         if isinstance(written_at, int | float) and step is not None:
             points.append((float(written_at), step))
     return points
 
 
 def _quiet_seconds(run: RunDir) -> float | None:
-    """Seconds since the trainer last wrote to its metrics, events or logs; None where it never did.
-    A trainer that hangs shows here."""
+    """Seconds since the trainer last wrote to its metrics, events or logs; None where none of these
+    files exists. A large number shows that the trainer hangs."""
     last_written = 0.0
     for path in (run.metrics, run.events, *run.logs.glob("attempt_*.log")):
         try:

@@ -34,8 +34,10 @@ _END_EVENTS = ("trainer_exited", "interrupted", "supervisor_left")
 
 
 def run_rows(home: Home) -> list[Columns]:
-    """A row for every run whose submit was answered, oldest first. A run whose config.json cannot
-    be read is left out with a warning in the log."""
+    """Build the database row of every run in the home from the run's folder, the oldest first.
+
+    A run whose config.json cannot be read is left out, with a warning in the log.
+    """
     rows = []
     for name, number, run in _reported_runs(home):
         try:
@@ -48,10 +50,10 @@ def run_rows(home: Home) -> list[Columns]:
 
 
 def damaged_configs(home: Home) -> list[str]:
-    """For every run whose config.json cannot be read, a sentence with the path and what is wrong.
+    """One sentence for every run whose config.json cannot be read: the path, and what is wrong.
 
-    Such a run keeps its row, but it cannot be continued, and if the database is lost, its row
-    cannot be made again.
+    Such a run keeps its row, but it cannot be continued. If the database were lost, its row could
+    not be built again.
     """
     faults = []
     for _, _, run in _reported_runs(home):
@@ -67,20 +69,21 @@ def damaged_configs(home: Home) -> list[str]:
 
 
 def _reported_runs(home: Home) -> Iterator[tuple[str, int, RunDir]]:
-    """Name, number and folder of every run whose submit was answered.
+    """Yields the name, number and folder of every run whose id a client may have been told.
 
-    These are the runs with a STATUS.md. A folder without one was left by a submit that died before
-    it told anyone of the run.
+    These are the runs with a STATUS.md. A submit writes it before it answers, so a folder without
+    one was left by a submit that died before anyone knew of the run.
     """
     for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else ():
-        match, run = _ID.fullmatch(path.name), home.run(path.name)
+        match = _ID.fullmatch(path.name)
+        run = home.run(path.name)
         if match is not None and run.status_md.is_file():
             yield match[1], int(match[2]), run
 
 
 def env_rows(home: Home) -> list[Columns]:
-    """A row for every stored environment version, the oldest push first. A folder with other files
-    than a version has is left out with a warning in the log."""
+    """Build the database row of every stored environment version from its folder, the oldest push
+    first. A folder that is not a complete version is left out, with a warning in the log."""
     rows = []
     for path in sorted(home.envs.glob("*/*/env.json")):
         folder = path.parent
@@ -88,7 +91,7 @@ def env_rows(home: Home) -> list[Columns]:
         if hash12.startswith("."):  # a push that did not finish leaves such a folder
             continue
         row = env_row(folder)
-        if row is None:
+        if row is None:  # its env.json is damaged
             _log.warning("%s is no whole environment version and was left out", folder)
             continue
         pushed = path.stat().st_mtime
@@ -98,8 +101,8 @@ def env_rows(home: Home) -> list[Columns]:
 
 
 def env_row(folder: Path) -> Columns | None:
-    """The kind of the version in `folder`, and the `info` that the database holds of it; None where
-    its files are not those of a version."""
+    """The columns `kind` and `info` of the row of the environment version in `folder`. None where
+    its env.json lacks the kind, the rows or the tools, and so is not that of a version."""
     facts, audit = read_object(folder / "env.json"), read_object(folder / "audit.json")
     kind, rows, tools = facts.get("kind"), facts.get("rows"), facts.get("tools")
     if not (isinstance(kind, str) and isinstance(rows, dict) and isinstance(tools, list)):
@@ -115,10 +118,8 @@ def env_row(folder: Path) -> Columns | None:
 
 
 def deployment_rows(home: Home) -> list[Columns]:
-    """A row for every deployment that was ever started, the oldest first.
-
-    For one that still lives, every adapter that it serves is listed as asked for.
-    """
+    """Build the database row of every deployment that was ever started from its folder, the oldest
+    first."""
     folders = [home.deployment(path.parent.name) for path in home.deployments.glob("*/config.json")]
     return sorted(
         (row for folder in folders if (row := _deployment_row(folder))),
@@ -127,14 +128,19 @@ def deployment_rows(home: Home) -> list[Columns]:
 
 
 def _deployment_row(folder: DeployDir) -> Columns | None:
-    """The row of one deployment; None where its config.json names no base model."""
-    config, ready = read_object(folder.config), read_object(folder.ready)
+    """The database row of one deployment; None where its config.json names no base model.
+
+    A deployment whose process lives is "starting" or "ready", and its adapters are those that it
+    serves. Any other is "failed" or "stopped", and has no adapters.
+    """
+    config, ready = read_object(folder.config), read_object(folder.ready)  # {} where missing
     if not config.get("base_path"):
         return None
-    base, is_alive = str(config.get("base_name") or config["base_path"]), is_locked(folder.alive)
+    base = str(config.get("base_name") or config["base_path"])
+    is_alive = is_locked(folder.alive)
     models = ready.get("models")
-    adapters = started_with(config)  # all that is known of one that is not ready yet
-    if isinstance(models, list):
+    adapters = configured_adapters(config)  # all that is known before ready.json is written
+    if isinstance(models, list):  # the paths of these are not written anywhere
         adapters = [{"name": str(name), "path": ""} for name in models if name != base]
     created = folder.config.stat().st_mtime
     row: Columns = {
@@ -160,8 +166,9 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
     return row | nothing_served | end_values
 
 
-def started_with(config: JsonObject) -> list[dict[str, str]]:
-    """The adapters that a deployment's config.json names: {"name", "path"} each."""
+def configured_adapters(config: JsonObject) -> list[dict[str, str]]:
+    """The adapters that a deployment was started with, from its config.json: {"name", "path"} each.
+    [] where it names none; entries without a name are left out."""
     adapters = config.get("adapters")
     items = adapters if isinstance(adapters, list) else []
     named = [item for item in items if isinstance(item, dict)]
@@ -173,21 +180,26 @@ def started_with(config: JsonObject) -> list[dict[str, str]]:
 
 
 def _last_written(folder: DeployDir) -> float:
-    """When the deployment last wrote its log or config, in unix seconds; 0 without both."""
+    """When the deployment's log or config was last written, in unix seconds; 0 where it has
+    neither file."""
     files = (folder.log, folder.config)
     return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
 
 def _run_row(run: RunDir, config: "RunConfig") -> Columns:
-    """The row of one run.
+    """The database row of one run. What was asked for comes from its config; its state comes from
+    the first of these that says it:
 
-    What was asked comes from its config. The state comes from exit.json where that is of the latest
-    attempt, else from STATUS.md where that says that the run ended, was to stop or was waiting;
-    else a run that had started was interrupted, and any other is queued.
+    1. exit.json, if it is about the latest attempt;
+    2. STATUS.md, if it says that the run has ended, was to stop or was queued;
+    3. started.json: where it exists, the run had started and is now "interrupted";
+    4. otherwise the run is "queued".
     """
     created = run.config.stat().st_mtime
     train_config = config if config.kind == "train" else None
-    start_record, status = read_object(run.started_record), _read_status(run)
+    start_record = read_object(run.started_record)
+    status = _read_status(run)
+    # Each of these files may be missing or lag behind; the highest number is the latest attempt.
     attempt = max(
         [1, _whole_number(start_record.get("attempt")), status.attempt, *_logged_attempts(run)]
     )
@@ -209,7 +221,7 @@ def _run_row(run: RunDir, config: "RunConfig") -> Columns:
         "state": "queued",
     }
     if start_record:
-        # A run that had started is interrupted, unless its files say how it ended.
+        # `_end_columns` below replaces this state where the files say how the run ended.
         row |= {"started": float(start_record.get("time") or created), "state": "interrupted"}
     return row | _end_columns(run, status, attempt)
 
@@ -228,12 +240,14 @@ class _StatusFile:
 
 
 def _read_status(run: RunDir) -> _StatusFile:
-    """What STATUS.md says of the run; defaults for what it does not say, or where it is missing."""
+    """Parse the run's STATUS.md. Where the file is missing or does not say something, texts are "",
+    the attempt is 1 and the hours are 0."""
     text = read_tail(run.status_md, _STATUS_BYTES)
     heading = re.match(r"# .*: (\w+)\n", text)
     reason = re.search(r"^- reason \((\w*)\): (.*)$", text, re.MULTILINE)
 
-    def first_match(pattern: str) -> str:  # its only group; "" where nothing matches
+    def first_match(pattern: str) -> str:
+        """The only group of the first match of `pattern`; "" where nothing matches."""
         match = re.search(pattern, text, re.MULTILINE)
         return match[1] if match else ""
 
@@ -249,8 +263,11 @@ def _read_status(run: RunDir) -> _StatusFile:
 
 
 def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
-    """The columns of a run's row that say how it ended, was to stop or came to wait; {} where
-    neither exit.json nor STATUS.md says so. `attempt` is the run's latest."""
+    """The columns of a run's row that say how the run ended, why it was to stop, or that it was
+    queued. {} where neither exit.json nor STATUS.md says any of these.
+
+    `attempt` is the run's latest: what the files say of an earlier attempt's end does not count.
+    """
     exit_record = read_object(run.exit_record)
     columns: Columns = {}
     if exit_record.get("state") in TERMINAL and exit_record.get("attempt") == attempt:
@@ -263,7 +280,7 @@ def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
             "ended": float(exit_record.get("time") or run.config.stat().st_mtime),
         }
     elif status.state == "stopping" and status.attempt == attempt:
-        # Why it was to stop decides what becomes of it: a cancelled run is not continued.
+        # The reason to stop must be kept: a run that was cancelled is not to be continued.
         columns |= _status_columns(status, "state", "reason_kind", "reason")
     elif status.state in TERMINAL or status.state == "queued":
         columns |= _status_columns(status, "state", "reason_kind", "reason", "hint", "verdict")
@@ -284,15 +301,21 @@ def _logged_attempts(run: RunDir) -> list[int]:
 
 
 def _hours_in_events(run: RunDir) -> float:
-    """Device hours of all attempts, from the times of their events. An attempt that has no event of
-    its end counts up to its last event."""
-    total_s, started_at, last_at = 0.0, None, 0.0
+    """The device hours of all attempts, from the times of the run's events.
+
+    An attempt lasts from "attempt_started" to one of `_END_EVENTS`; without such an end it lasts up
+    to its last event.
+    """
+    total_s = 0.0
+    started_at = None  # when the attempt under way began
+    last_at = 0.0
     for event in read_lines(run.events, 0, _MOST_BYTES)[0]:
-        if not isinstance(event.get("time"), int | float):
+        if not isinstance(event.get("time"), int | float):  # a damaged line
             continue
-        event_at, event_name = float(event["time"]), event.get("event")
+        event_at = float(event["time"])
+        event_name = event.get("event")
         if event_name == "attempt_started":
-            total_s += _seconds_between(started_at, last_at)
+            total_s += _seconds_between(started_at, last_at)  # an attempt without an end event
             started_at = event_at
         elif event_name in _END_EVENTS:
             total_s += _seconds_between(started_at, event_at)
@@ -302,7 +325,8 @@ def _hours_in_events(run: RunDir) -> float:
 
 
 def _seconds_between(start: float | None, end: float) -> float:
-    """Seconds from `start` to `end`; 0 where nothing had started or the clock was set back."""
+    """Seconds from `start` to `end`; 0 where `start` is None, or where the clock was set back in
+    between."""
     return max(0.0, end - start) if start is not None else 0.0
 
 

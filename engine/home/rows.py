@@ -31,9 +31,15 @@ DEFAULT_GPU_HOURS = 2  # cap of a training run that was given none
 
 
 def taken_as(field: str, given: str, full_id: str) -> list[str]:
-    """A warning that `given` was completed to an id, for a caller who gave only its beginning.
+    """A warning for a caller who gave only the beginning of an id: which id it was taken for.
 
-    Empty where `given` is the whole id or "". `field` is the name of the argument.
+    [] where `given` is the whole id, or "" (nothing was given). For example
+    `parent 'sums-g' was taken as sums-grpo-3`.
+
+    Args:
+        field: the name of the argument.
+        given: what the caller gave.
+        full_id: the id that begins with it.
     """
     return [] if given in ("", full_id) else [f"{field} {given!r} was taken as {full_id}"]
 

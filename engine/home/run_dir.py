@@ -32,10 +32,11 @@ class Home:
 
     @staticmethod
     def locate(path: str | Path | None = None) -> "Home":
-        """The home at `path`, else at `HONESMITH_HOME`, else in the platform's user data folder.
+        """The home at `path`; without a path at `HONESMITH_HOME`; without either in the platform's
+        user data folder.
 
-        Folders that are missing are created, with mode 0700. Raises UserError HOME_UNUSABLE when
-        that is not possible.
+        Missing folders are created, readable only by this user. Raises UserError HOME_UNUSABLE
+        where that is not possible.
         """
         chosen_path = path or os.environ.get("HONESMITH_HOME") or _default_home()
         root = Path(os.path.abspath(os.path.expanduser(chosen_path)))
@@ -148,7 +149,7 @@ class Home:
         return self.cache / "ui" / "index.html"
 
     def overlap(self, train_hash: str, heldout_hash: str) -> Path:
-        """What the training rows of one environment version share with the exam of another."""
+        """The overlap of one version's training rows with the held-out tasks of another."""
         return self.cache / "overlap" / f"{train_hash}-{heldout_hash}.json"
 
     @property
@@ -311,7 +312,7 @@ class RunDir:
 
     @property
     def deleted(self) -> Path:
-        """Says that the run was deleted: only what was asked and what came of it is left."""
+        """Exists where the run was deleted: only its config and its result are left."""
         return self.path / "deleted.json"
 
     @property
@@ -346,7 +347,7 @@ class RunDir:
 
     @property
     def best(self) -> Path:
-        """A relative symlink to, or a file naming, the best checkpoint's folder."""
+        """A relative symlink to the best checkpoint's folder, or a file with the folder's name."""
         return self.checkpoints / "best"
 
     @property
@@ -365,12 +366,12 @@ class RunDir:
         return self.evals_dir / f"step_{step:06d}.jsonl"
 
     def kept(self, when: str) -> Path:
-        """Answers to what the model could do before: `before` training, `after` it."""
+        """The answers to tasks of earlier skills; `when` is "before" or "after" the training."""
         return self.evals_dir / f"kept_{when}.jsonl"
 
     @property
     def rescored(self) -> Path:
-        """What a fresh env process says of some answers of the last exam."""
+        """New scores, by a fresh env process, of some answers of the last evaluation."""
         return self.evals_dir / "rescored.json"
 
     def model_evals(self, index: int) -> Path:
@@ -383,25 +384,27 @@ class RunDir:
         return self.logs / f"attempt_{attempt}.log"
 
     def read_config(self) -> "RunConfig":
-        """The config that submit wrote. Raises FileNotFoundError where there is none, and
+        """The run's config, as submit wrote it. Raises FileNotFoundError where there is none, and
         DamagedRecord naming the file and the key at fault."""
-        # The supervisor, one process per run, imports this module and needs no config to start:
-        # pydantic and the schema would take it a third longer and hold 12 MB as long as it lives.
+        # Imported late: the supervisor, one process per run, imports this module and needs no
+        # config to start. pydantic and the schema would make its start a third longer and hold
+        # 12 MB as long as it lives.
         from engine.records.run_config import read_run_config  # noqa: PLC0415
 
         return read_run_config(self.config)
 
     def find_config(self) -> "RunConfig | None":
-        """The config that submit wrote; None where the file is missing or damaged.
+        """The run's config, as submit wrote it; None where the file is missing or damaged.
 
-        For callers that must go on without it: a list of runs, a verdict, recovery.
+        For callers that must go on without it, such as a list of runs or a verdict.
         """
         from engine.records.run_config import find_run_config  # noqa: PLC0415  as above
 
         return find_run_config(self.config)
 
     def create(self) -> None:
-        """Make the run's folders; folders that exist stay as they are."""
+        """Create the run's folder and those inside it that a run always has. Folders that exist
+        stay as they are."""
         for folder in (
             self.path,
             self.rollouts_dir,
@@ -416,6 +419,7 @@ class RunDir:
         steps = []
         for name in _listed_names(self.checkpoints):
             match = _STEP_NAME.fullmatch(name)
+            # The manifest is written last: a folder without it is no complete checkpoint.
             if match and (self.checkpoints / name / CHECKPOINT_MANIFEST).is_file():
                 steps.append(int(match.group(1)))
         return sorted(steps)
@@ -427,9 +431,13 @@ class RunDir:
         return self.checkpoint(steps[-1]) if steps else None
 
     def resolve_checkpoint(self, which: str = "") -> Path | None:
-        """The folder of the complete checkpoint that `which` names: "" is the latest, "best" the
-        best one, "step20" that of step 20. None where there is no such checkpoint, or for any other
-        word."""
+        """The folder of the checkpoint that `which` names; None where there is no complete
+        checkpoint of that name.
+
+        Args:
+            which: "" for the latest checkpoint, "best" for the best one, "step20" or "step_000020"
+                for that of step 20.
+        """
         if not which:
             return self.latest_checkpoint()
         if which == "best":
@@ -449,8 +457,11 @@ class RunDir:
         return _jsonl_steps(self.evals_dir)
 
     def _best_checkpoint(self) -> Path | None:
-        """The checkpoint that `best` points to: a symlink, or a file with its name where the file
-        system has no symlinks. None where there is none, or it is not complete."""
+        """The folder of the best checkpoint; None where none was chosen, or where it is not
+        complete.
+
+        `best` is a symlink to it; on a file system without symlinks it is a file with its name.
+        """
         try:
             if self.best.is_symlink():
                 name = Path(os.readlink(self.best)).name
@@ -462,7 +473,7 @@ class RunDir:
 
 
 def _listed_names(folder: Path) -> list[str]:
-    """The names in `folder`; [] where there is no such folder."""
+    """The names of the files and folders in `folder`; [] where there is no such folder."""
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -477,7 +488,7 @@ def _jsonl_steps(folder: Path) -> list[int]:
 
 def _default_home() -> Path:
     """The folder for user data that the platform prescribes."""
-    # Costs 10 ms and only the process that was told no home needs it.
+    # Imported late: it takes 10 ms, and only a process that was told no home needs it.
     import platformdirs  # noqa: PLC0415
 
     return Path(platformdirs.user_data_dir("honesmith", appauthor=False))

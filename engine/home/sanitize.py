@@ -41,11 +41,13 @@ _KNOWN_SHAPES = re.compile(
 
 
 def clean_text(text: str) -> str:
-    """`text` without terminal escapes, control, bidirectional and zero-width characters.
+    """`text` without terminal escape sequences and without control, bidirectional and zero-width
+    characters.
 
-    Tabs and newlines stay; other line ends become newlines; lone surrogates become U+FFFD. An
-    escape sequence without an end is removed only up to the end of its line, so that it cannot hide
-    more.
+    - Tabs and newlines stay; other line ends become newlines.
+    - Lone surrogates become U+FFFD.
+    - An escape sequence that is never closed is removed only up to the end of its line, so that it
+      cannot hide the text after it.
     """
     text = _LINE_ENDS.sub("\n", text)
     text = _INVISIBLE.sub("", _ESCAPES.sub("", text))
@@ -53,10 +55,10 @@ def clean_text(text: str) -> str:
 
 
 def clean_value(value: Any) -> Any:
-    """`value` as JSON can hold it, with every text in it cleaned.
+    """`value` converted to what JSON can hold, with every text in it cleaned by `clean_text`.
 
-    NaN and infinity become None, tuples and sets become lists, and objects of other types become
-    their cleaned text.
+    NaN and infinity become None, tuples and sets become lists, and an object of any other type
+    becomes its `str`, cleaned.
     """
     if isinstance(value, str):
         return clean_text(value)
@@ -72,8 +74,8 @@ def clean_value(value: Any) -> Any:
 
 
 def clip(text: str, limit: int) -> str:
-    """`text`, shortened to about `limit` characters: a note in its middle says how many were cut. A
-    text within the limit stays as it is."""
+    """`text` shortened to about `limit` characters by cutting its middle. In place of the cut part
+    stands ` … [1234 characters cut] … `. A text within the limit stays as it is."""
     if len(text) <= limit:
         return text
     cut_note = f" … [{len(text) - limit} characters cut] … "
@@ -83,8 +85,8 @@ def clip(text: str, limit: int) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """`text` on one line, with single spaces; beyond `limit` characters its end is cut and marked
-    by "…"."""
+    """`text` on one line, with every run of white space as one space. If that is longer than
+    `limit` characters, its end is replaced by "…"."""
     flat = " ".join(text.split())
     return flat if len(flat) <= limit else flat[: max(limit - 1, 1)] + "…"
 
@@ -102,14 +104,15 @@ class Redactor:
     """
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        """`secrets`: name to value; None for no named secrets."""
+        """Prepare to hide the values of `secrets` (name -> value); None where there are none."""
         values = (secrets or {}).items()
-        # Texts are cleaned before they are searched, so a value is looked for as it then reads.
+        # Both forms of each value are searched for: `__call__` gets texts as they are, `text`
+        # cleans them before they are searched.
         cleaned = ((name, clean_text(value)) for name, value in values)
         self._secrets = SecretFilter([*values, *cleaned])
 
     def __call__(self, text: str) -> str:
-        """`text`, not cleaned, with its secrets hidden."""
+        """`text` with its secrets hidden, but not cleaned."""
         return _KNOWN_SHAPES.sub("[secret]", self._secrets.in_text(text))
 
     def text(self, text: str) -> str:
@@ -118,7 +121,8 @@ class Redactor:
         return self(clean_text(text))
 
     def value(self, value: Any) -> Any:
-        """`value` as JSON can hold it, every text inside it cleaned and with its secrets hidden."""
+        """`value` converted to what JSON can hold. Every text inside it, also the keys of objects,
+        is cleaned and has its secrets hidden."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -129,15 +133,16 @@ class Redactor:
 
 
 def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
-    """A redactor for the secrets that a run may have seen: those that its environment names, with
-    the values that they have in this process's own environment, and the token of the home.
+    """A redactor for the secrets that a run may have seen: the home's token, and the secrets that
+    the run's environment names, with their values from this process's environment variables.
 
     Args:
-        env_dir: folder of the environment's version; None where it is not known, then only the
-            token is hidden by value.
+        env_dir: the folder of the environment's version. None where it is not known; then only the
+            token is hidden by its value.
     """
     names = _secret_names(os.path.join(env_dir, "env.json")) if env_dir else ()
     secrets = {name: os.environ.get(name, "") for name in names}
+    # A home that never served over HTTP has no token.
     with contextlib.suppress(OSError, UnicodeDecodeError):
         secrets["token"] = home.token.read_text("utf-8").strip()
     return Redactor(secrets)
@@ -145,9 +150,9 @@ def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
 
 @functools.lru_cache(maxsize=64)  # a version folder never changes
 def _secret_names(path: str) -> tuple[str, ...]:
-    """The secrets that the env.json at `path` names; () where the file cannot be read."""
+    """The names of secrets in the env.json at `path`; () where the file cannot be read."""
     try:
         names = read_json(Path(path)).get("secrets") or ()
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError):  # AttributeError: the file holds no object
         return ()
     return tuple(str(name) for name in names)

@@ -26,9 +26,16 @@ class EnvTable(Connection):
     """Versions of pushed environments."""
 
     def add_env(self, name: str, hash12: str, *, kind: str, info: Mapping[str, Any]) -> EnvRow:
-        """Record a pushed version. A version that was pushed before becomes the newest of its name
-        again, and its `info` is replaced."""
-        env_id, now = f"{name}@{hash12}", time.time()
+        """Record a pushed version and return its row. A version that was pushed before becomes the
+        newest of its name again, and its `info` is replaced.
+
+        Args:
+            hash12: the first 12 digits of the hash of its files.
+            kind: single, multi or sft.
+            info: what lists of environments show of it, as JSON values.
+        """
+        env_id = f"{name}@{hash12}"
+        now = time.time()
         with self._write():
             self._db.execute(
                 "INSERT INTO envs (env_id, name, hash, kind, created, pushed, info) "
@@ -39,8 +46,12 @@ class EnvTable(Connection):
         return self._envs("WHERE env_id = ?", (env_id,))[0]
 
     def find_env(self, ref: str) -> list[EnvRow]:
-        """The versions that `ref` may mean, newest first: the one with this id, else all of this
-        name, else all whose id begins with `ref`. [] where nothing matches, and for ""."""
+        """The versions that `ref` may mean, the newest push first; [] where nothing matches, and
+        for "".
+
+        These are the version whose id is `ref`; without one, all versions of that name; without
+        any, all whose id begins with `ref`.
+        """
         newest_first = "ORDER BY pushed DESC, rowid DESC"
         for condition, value in (("env_id = ?", ref), ("name = ?", ref)):
             versions = self._envs(f"WHERE {condition} {newest_first}", (value,))
@@ -53,7 +64,7 @@ class EnvTable(Connection):
         )
 
     def list_envs(self, limit: int = 1000, offset: int = 0) -> list[EnvRow]:
-        """Versions, the last pushed first; `offset` of them are skipped."""
+        """At most `limit` versions, the newest push first, without the first `offset` of them."""
         return self._envs("ORDER BY pushed DESC, rowid DESC LIMIT ? OFFSET ?", (limit, offset))
 
     def delete_env(self, env_id: str) -> bool:
@@ -63,7 +74,8 @@ class EnvTable(Connection):
             return cursor.rowcount == 1
 
     def _envs(self, clauses: str, values: Sequence[Any]) -> list[EnvRow]:
-        """The versions that the SQL `clauses` with their `values` select."""
+        """The versions that a SELECT with these SQL `clauses` finds; `values` are for its question
+        marks."""
         rows = self._read(
             f"SELECT env_id, name, hash, kind, created, pushed, info FROM envs {clauses}",
             tuple(values),
@@ -83,12 +95,19 @@ class DeploymentTable(Connection):
         serve_base: bool,
         memory_bytes: int,
     ) -> DeploymentRow:
-        """Record a deployment that is about to start. Its id is the base model's name and a
-        number."""
+        """Record a deployment that is about to start, and return its row. Its id is the last part
+        of the base model's name and a number, such as "Qwen3-0.6B-2".
+
+        Args:
+            adapters: the adapters asked for: {"name", "path"} each.
+            serve_base: whether the base model itself can be asked too.
+            memory_bytes: what the deployment is expected to need on its device.
+        """
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", base_name.rstrip("/").rsplit("/", 1)[-1]) or "base"
         with self._write():
             number = self._db.execute("SELECT count(*) FROM deployments").fetchone()[0] + 1
-            while self.home.deployment(f"{name}-{number}").path.exists():  # of a row that was lost
+            while self.home.deployment(f"{name}-{number}").path.exists():
+                # A row that was lost with a damaged database has left its folder.
                 number += 1
             deployment_id = f"{name}-{number}"
             self._db.execute(
@@ -120,15 +139,16 @@ class DeploymentTable(Connection):
     def list_deployments(
         self, states: Sequence[str] | None = None, limit: int = 100
     ) -> list[DeploymentRow]:
-        """Deployments, newest first, at most `limit`; only those in one of `states`, or all for
-        None."""
+        """At most `limit` deployments, the newest first: those in one of `states`, or in any state
+        for None."""
         condition = f"WHERE state IN ({placeholders(states)})" if states else ""
         return self._deployments(
             f"{condition} ORDER BY rowid DESC LIMIT ?", (*(states or ()), limit)
         )
 
     def update_deployment(self, deployment_id: str, **values: Any) -> None:
-        """Change fields of a deployment. Raises ValueError for a field that cannot be changed."""
+        """Set fields of a deployment's row. Raises ValueError for a field that may not be changed,
+        which is a fault of the caller."""
         unknown = set(values) - _DEPLOYMENT_SETTABLE
         if unknown:
             raise ValueError(f"no such deployment fields: {sorted(unknown)}")
@@ -141,7 +161,8 @@ class DeploymentTable(Connection):
             )
 
     def _deployments(self, clauses: str, values: Sequence[Any]) -> list[DeploymentRow]:
-        """The deployments that the SQL `clauses` with their `values` select."""
+        """The deployments that a SELECT with these SQL `clauses` finds; `values` are for its
+        question marks."""
         columns = [item.name for item in fields(DeploymentRow)]
         value_rows = self._read(
             f"SELECT {', '.join(columns)} FROM deployments {clauses}", tuple(values)
@@ -156,32 +177,32 @@ class DeploymentTable(Connection):
 
 
 class EstimateTable(Connection):
-    """What was predicted of finished runs, and what came."""
+    """The predicted and the actual device hours of finished runs."""
 
     def record_estimate(
-        self, kind: str, features: Mapping[str, Any], predicted: float, actual: float
+        self, algorithm: str, features: Mapping[str, Any], predicted: float, actual: float
     ) -> None:
-        """Keep a finished run's predicted and actual device hours, so that later estimates are
-        calibrated by them.
+        """Store the predicted and the actual device hours of a finished run, by which later
+        estimates are corrected.
 
         Args:
-            kind: the algorithm.
-            features: what tells which runs are alike, as JSON values.
+            algorithm: "sft" or "grpo".
+            features: the run's id, device and model, by which similar runs are found; JSON values.
         """
         with self._write():
             self._db.execute(
                 "INSERT INTO estimates (at, kind, features, predicted, actual) "
                 "VALUES (?, ?, ?, ?, ?)",
-                (time.time(), kind, json.dumps(dict(features)), predicted, actual),
+                (time.time(), algorithm, json.dumps(dict(features)), predicted, actual),
             )
 
-    def calibration(self, kind: str, limit: int = 50) -> list[dict[str, Any]]:
-        """The last `limit` predictions of a kind with what came of them, newest first: {"features",
-        "predicted", "actual", "at" (unix seconds)} each."""
+    def calibration(self, algorithm: str, limit: int = 50) -> list[dict[str, Any]]:
+        """The last `limit` records of `record_estimate` for an algorithm, the newest first:
+        {"features", "predicted", "actual", "at"} each, with `at` in unix seconds."""
         rows = self._read(
             "SELECT features, predicted, actual, at FROM estimates WHERE kind = ? "
             "ORDER BY rowid DESC LIMIT ?",
-            (kind, limit),
+            (algorithm, limit),
         )
         return [
             {"features": json.loads(features), "predicted": predicted, "actual": actual, "at": at}

@@ -33,7 +33,7 @@ class Connection:
         self._db, self._lock = open_database(home)
 
     def close(self) -> None:
-        """Close the database, then give back the lock that says it is open."""
+        """Close the database, then release the lock that tells others that it is open."""
         self._db.close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -46,8 +46,8 @@ class Connection:
         self.close()
 
     def checkpoint(self) -> bool:
-        """Move the write-ahead log into the database. Returns False, having done nothing, when
-        another process is doing so."""
+        """Move the content of the write-ahead log into the database file. Returns True; or False,
+        without having done anything, when another process is doing the same."""
         lock = take_lock(self.home.checkpoint_lock)
         if lock is None:
             return False
@@ -58,10 +58,10 @@ class Connection:
             os.close(lock)
 
     def check(self) -> None:
-        """Read every page of the database. If it is damaged, it is moved aside and a new one is
-        made from the folders of the home.
+        """Read every page of the database. If one is damaged, the database is moved aside and a new
+        one is filled from the folders of the home.
 
-        A server does this when it starts, because nothing less finds a page that was overwritten.
+        A server does this when it starts: only reading every page finds one that was overwritten.
         Raises UserError HOME_UNUSABLE where the database cannot be mended now.
         """
         fault = damage_in(self._db)
@@ -73,7 +73,7 @@ class Connection:
 
     @contextlib.contextmanager
     def _write(self) -> Iterator[None]:
-        """A transaction: committed at the end of the block, rolled back when the block raises.
+        """Run the `with` block in a transaction: commit at its end, roll back when it raises.
 
         Raises UserError HOME_UNUSABLE or DISK_FULL when the database cannot be written.
         """
@@ -83,6 +83,7 @@ class Connection:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
+                # Its own failure must not hide the error that led here.
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
                 raise
@@ -93,27 +94,30 @@ class Connection:
         self._checkpoint_if_long()
 
     def _read(self, query: str, values: Sequence[Any]) -> list[Any]:
-        """The rows that a query selects. Raises UserError HOME_UNUSABLE or DISK_FULL."""
+        """The rows that a query selects, as tuples; `values` are for its question marks.
+
+        Raises UserError HOME_UNUSABLE or DISK_FULL.
+        """
         try:
             return self._db.execute(query, tuple(values)).fetchall()
-        except sqlite3.OperationalError as error:
+        except sqlite3.OperationalError as error:  # locked, or an error of the disk
             raise unusable_error(self.home.db, error) from error
-        except sqlite3.DatabaseError as error:
+        except sqlite3.DatabaseError as error:  # any other: the database is damaged
             raise damaged_error(self.home, str(error)) from error
 
     def _checkpoint_if_long(self) -> None:
-        """Checkpoint when the write-ahead log has grown beyond its limit; errors are left to the
-        next write."""
+        """Checkpoint when the write-ahead log has grown beyond `_WAL_LIMIT`. Errors are ignored:
+        the data is committed already, and the next write tries again."""
         with contextlib.suppress(OSError, sqlite3.Error):
             if os.stat(f"{self.home.db}-wal").st_size > _WAL_LIMIT:
                 self.checkpoint()
 
 
 def placeholders(values: Collection[Any]) -> str:
-    """A question mark for each value, separated by commas, as SQL takes them."""
+    """The SQL placeholders for these values: "?, ?, ?" for three."""
     return ", ".join("?" * len(values))
 
 
 def assignments(values: Mapping[str, Any]) -> str:
-    """`name = ?` for each value, separated by commas, as an UPDATE takes them."""
+    """The assignments of an SQL UPDATE for these columns: "state = ?, ended = ?"."""
     return ", ".join(f"{name} = ?" for name in values)

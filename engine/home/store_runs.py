@@ -24,11 +24,14 @@ class RunTable(Connection):
     """Runs: queued, leased to a device, changed by whoever runs them."""
 
     def insert_run(self, new: NewRun, prepare: Callable[[str], None] | None = None) -> RunRow:
-        """Queue a run under a readable id, or return the run that this request_id already made.
+        """Queue a run under the next free id, such as "sums-grpo-3", and return its row. If
+        `new.request_id` was used before, nothing is queued and the run that it led to is returned.
 
-        `prepare(run_id)` is called before the row exists, to make the run's folder durable; when it
-        raises, no run is made. Raises UserError REQUEST_CONFLICT when the request_id was used with
-        another body.
+        Args:
+            prepare: called with the run's id before the row is inserted, to write the run's folder;
+                when it raises, no row is inserted.
+
+        Raises UserError REQUEST_CONFLICT when the request_id was used with another body.
         """
         with self._write():
             earlier_run = self._run_of_request(new.request_id, new.body)
@@ -57,20 +60,22 @@ class RunTable(Connection):
             return self._run(run_id)
 
     def requested_run(self, request_id: str, body: Mapping[str, Any]) -> RunRow | None:
-        """The run that an earlier submit or resume with this request_id led to; None where there
-        was none, or for "".
+        """The run that an earlier submit or resume with this request_id led to; None for a
+        request_id that was never used, and for "".
 
-        Raises UserError REQUEST_CONFLICT when it was used with another body.
+        Raises UserError REQUEST_CONFLICT when the request_id was used with another body.
         """
         return self._run_of_request(request_id, body)
 
     def get_run(self, run_id: str) -> RunRow:
-        """The run with this id, or the only run whose id begins with `run_id`.
+        """The run whose id is `run_id`; without one, the only run whose id begins with it.
 
-        Raises UserError RUN_NOT_FOUND, naming similar ids, when none or several match.
+        Raises UserError RUN_NOT_FOUND where no run or more than one matches; its hint names similar
+        ids.
         """
         matches = self._rows("WHERE run_id = ?", (run_id,))
         if not matches and run_id:
+            # Not LIKE, for which "_" and "%" in an id would be wildcards.
             matches = self._rows("WHERE substr(run_id, 1, ?) = ?", (len(run_id), run_id))
         if len(matches) == 1:
             return matches[0]
@@ -83,9 +88,15 @@ class RunTable(Connection):
         states: Sequence[str] | None = None,
         kind: str | None = None,
     ) -> list[RunRow]:
-        """Runs, newest first, at most `limit`. Each further argument that is given narrows them: to
-        rows before `before_rowid`, to runs in one of `states`, to runs of one `kind`."""
-        conditions, values = ["1"], []
+        """At most `limit` runs, the newest first.
+
+        Args:
+            before_rowid: only runs with a smaller row id, which are older; None for all.
+            states: only runs in one of these states; None for all.
+            kind: only runs of this kind (train, evaluate or probe); None for all.
+        """
+        conditions = ["1"]  # always true, so that the clause is valid without any other condition
+        values: list[Any] = []
         if before_rowid is not None:
             conditions.append("rowid < ?")
             values.append(before_rowid)
@@ -99,19 +110,19 @@ class RunTable(Connection):
         return self._rows(clauses, (*values, limit))
 
     def run_marks(self, kind: str) -> list[tuple[str, str, int, float | None]]:
-        """(run_id, state, attempt, ended) of every run of a kind, newest first. This tells whether
-        a run has changed since the last look, and is cheap for thousands of runs."""
+        """(run_id, state, attempt, ended) of every run of a kind, the newest first. A caller that
+        keeps them can tell which runs have changed; they are read quickly even for thousands."""
         return self._read(
             "SELECT run_id, state, attempt, ended FROM runs WHERE kind = ? ORDER BY rowid DESC",
             (kind,),
         )
 
     def env_marks(self) -> dict[str, tuple[Any, ...]]:
-        """For every environment version with runs, values that change whenever one of its runs
-        does.
+        """A fingerprint of the runs of each environment version: env_id -> values that change
+        whenever a run of that version is added, ends or is resumed.
 
-        They are: how many runs there are, how many have not ended, the youngest row, the sum of
-        attempts, and the latest end.
+        The values are: number of runs, number of runs that have not ended, highest row id, sum of
+        attempts, latest end.
         """
         rows = self._read(
             f"SELECT env_id, count(*), sum(state NOT IN ({placeholders(TERMINAL)})), "
@@ -125,18 +136,23 @@ class RunTable(Connection):
         return self._rows("WHERE state = 'queued' ORDER BY queued, rowid", ())
 
     def queue_position(self, run_id: str) -> int:
-        """1 for the run that starts next; 0 for a run that is not queued."""
+        """The place of a run in the queue: 1 for the run that starts next, 0 for a run that is not
+        queued."""
         ids = [row.run_id for row in self.queue()]
         return ids.index(run_id) + 1 if run_id in ids else 0
 
     def lease_next(
         self, devices: Sequence[str], claim: Callable[[RunRow], bool] | None = None
     ) -> RunRow | None:
-        """Give the oldest queued run a free device, and make its state preparing.
+        """Assign a free device to the oldest queued run and set its state to "preparing".
 
-        `claim(row)` is called inside the transaction and takes the run's lock, so that nobody can
-        see the row preparing while its lock is free. A run for which it returns False is skipped.
-        Returns the changed row; None when no device is free or no run can start.
+        Args:
+            devices: ids of the devices that may be assigned.
+            claim: called with the row inside the transaction. It takes the run's lock, so that
+                nobody can see a run that is preparing while its lock is free. A run for which it
+                returns False stays queued, and the next one is tried. None claims nothing.
+
+        Returns the changed row; None where no device is free or no queued run can start.
         """
         with self._write():
             question_marks = placeholders(HOLDS_DEVICE)
@@ -156,12 +172,11 @@ class RunTable(Connection):
         return None
 
     def set_state(self, run_id: str, to: str, *, only_from: set[str], **values: Any) -> bool:
-        """Change the state of a run, and the fields in `values`, if its state is one of
-        `only_from`.
+        """Set the state of a run to `to`, and the fields in `values`, if its state is one of
+        `only_from`. Returns whether this call made the change.
 
-        Returns whether it was, that is, whether this call made the change. Raises ValueError for a
-        field that cannot be changed, and for a change of state that TRANSITIONS does not allow: a
-        fault of the caller.
+        Raises ValueError, which is a fault of the caller, for a field that may not be changed, and
+        for a change of state that TRANSITIONS does not allow.
         """
         for state in only_from:
             if to not in TRANSITIONS[state]:
@@ -172,15 +187,16 @@ class RunTable(Connection):
             raise ValueError(f"no such run fields: {sorted(unknown)}")
         with self._write():
             cursor = self._db.execute("SELECT state FROM runs WHERE run_id = ?", (run_id,))
-            state = (cursor.fetchone() or [""])[0]
+            state = (cursor.fetchone() or [""])[0]  # "" where there is no such run
             if state not in only_from:
                 return False
             self._change_state(run_id, state, to, columns)
             return True
 
     def update_run(self, run_id: str, *, only_in: set[str], **values: Any) -> bool:
-        """Change fields of a run, but not its state, if its state is one of `only_in`. Returns
-        whether it was. Raises ValueError for a field that cannot be changed."""
+        """Set the fields in `values` of a run, but not its state, if its state is one of `only_in`.
+        Returns whether they were set. Raises ValueError for a field that may not be changed, which
+        is a fault of the caller."""
         columns = _columns(values)
         unknown = set(columns) - _SETTABLE
         if unknown:
@@ -202,10 +218,14 @@ class RunTable(Connection):
         body: Mapping[str, Any],
         check: Callable[[], None] | None = None,
     ) -> RunRow:
-        """Queue a new attempt of a run that failed, was cancelled or was interrupted.
+        """Queue a new attempt of a run that failed, was cancelled or was interrupted, and return
+        its row. If the request_id was used before, nothing is queued and the run that it led to is
+        returned.
 
-        `check` is called inside the transaction; when it raises, nothing changes. A request_id that
-        was used before returns the run it led to.
+        Args:
+            max_gpu_hours: the cap on device hours of the new attempt.
+            body: the arguments that the request_id stands for.
+            check: called inside the transaction; when it raises, nothing changes.
 
         Raises UserError RUN_STATE when the run is in any other state, and REQUEST_CONFLICT when the
         request_id was used with another body.
@@ -242,34 +262,37 @@ class RunTable(Connection):
             self._remember_request(request_id, body, run_id)
             return self._run(run_id)
 
-    def holding(self, run_id: str, act: Callable[[RunRow], None]) -> None:
-        """Call `act` with the run's row while no other process can change any row."""
+    def act_undisturbed(self, run_id: str, act: Callable[[RunRow], None]) -> None:
+        """Call `act` with the run's row inside a transaction, so that no other process can change
+        any row meanwhile."""
         with self._write():
             act(self._run(run_id))
 
     def history(self, run_id: str) -> list[tuple[float, str, str]]:
-        """Every change of state of a run, oldest first: unix time, old state, new state."""
+        """Every change of state of a run, the oldest first: (unix seconds, old state, new state).
+        The old state of the first one is ""."""
         return self._read(
             "SELECT at, came_from, went_to FROM history WHERE run_id = ? ORDER BY rowid", (run_id,)
         )
 
     def spent_hours(self, excluding: str = "") -> float:
-        """Device hours spent by all runs of this home, without the run `excluding`; "" excludes
-        none."""
+        """Device hours spent by all runs of this home, except by the run with the id `excluding`
+        ("" for no exception)."""
         total = self._read(
             "SELECT coalesce(sum(spent_hours), 0) FROM runs WHERE run_id != ?", (excluding,)
         )
         return float(total[0][0])
 
     def committed_hours(self) -> float:
-        """Device hours spent by all runs, plus what is left of the estimates of runs that have not
-        ended."""
+        """Device hours that all runs have spent, plus what open runs are still expected to spend:
+        their estimate less what they spent since their last submit or resume."""
         rows = self._rows(f"WHERE state IN ({placeholders(OPEN)})", OPEN)
         hours_ahead = (row.estimated_hours - (row.spent_hours - row.spent_before) for row in rows)
         return self.spent_hours() + sum(max(0.0, hours) for hours in hours_ahead)
 
     def _rows(self, clauses: str, values: Sequence[Any]) -> list[RunRow]:
-        """The runs that the SQL `clauses` with their `values` select."""
+        """The runs that a SELECT with these SQL `clauses` finds; `values` are for its question
+        marks."""
         columns = ", ".join(_RUN_COLUMNS)
         rows = self._read(f"SELECT {columns} FROM runs {clauses}", tuple(values))
         return [_run_row(row) for row in rows]
@@ -279,22 +302,24 @@ class RunTable(Connection):
         return self._rows("WHERE run_id = ?", (run_id,))[0]
 
     def _next_free_id(self, name: str) -> tuple[str, int]:
-        """The next free run id for `name`, and its number."""
+        """The next free run id that begins with `name`, such as "sums-grpo-4", and the number in
+        it."""
         cursor = self._db.execute("SELECT max(number) FROM runs WHERE name = ?", (name,))
         number = (cursor.fetchone()[0] or 0) + 1
-        # A folder without a row is what a submit that died half way left: leave it alone.
+        # A submit that died half way has left a folder without a row. It is not used again.
         while self.home.run(f"{name}-{number}").path.exists():
             number += 1
         return f"{name}-{number}", number
 
     def _queue_time(self, now: float) -> float:
-        """The time to note for a run that is queued now: after that of all others, even if the
-        clock was set back."""
+        """The time to store for a run that is queued now. It is later than that of every other run,
+        even if the clock was set back, so that the queue keeps its order."""
         last_queued = self._db.execute("SELECT coalesce(max(queued), 0) FROM runs").fetchone()[0]
         return max(now, last_queued + 1e-6)  # at least a microsecond later
 
     def _change_state(self, run_id: str, old: str, new: str, values: Mapping[str, Any]) -> None:
-        """Change the state and further columns of a run, and log the change."""
+        """Set the state of a run to `new` and the columns in `values`, and note the change in its
+        history. `old` is its state so far."""
         changes = {"state": new, **values}
         self._db.execute(
             f"UPDATE runs SET {assignments(changes)} WHERE run_id = ?", (*changes.values(), run_id)
@@ -309,9 +334,9 @@ class RunTable(Connection):
         )
 
     def _run_of_request(self, request_id: str, body: Mapping[str, Any]) -> RunRow | None:
-        """The run that this request made before; None for a new request, and for "".
+        """The run that this request_id led to before; None for one that was never used, and for "".
 
-        Raises UserError REQUEST_CONFLICT when the request had another body.
+        Raises UserError REQUEST_CONFLICT when it was used with another body.
         """
         if not request_id:
             return None
@@ -331,7 +356,7 @@ class RunTable(Connection):
         return self._run(run_id)
 
     def _remember_request(self, request_id: str, body: Mapping[str, Any], run_id: str) -> None:
-        """Remember which run a request led to; a request without id is not."""
+        """Store which run a request led to. Nothing is stored for a request_id of ""."""
         if request_id:
             self._db.execute(
                 "INSERT INTO requests (request_id, body_hash, run_id, at) VALUES (?, ?, ?, ?)",
@@ -339,10 +364,11 @@ class RunTable(Connection):
             )
 
     def _not_found_error(self, run_id: str, matches: list[str]) -> UserError:
-        """The error for a `run_id` that no run has, with the ids that were probably meant.
+        """The error RUN_NOT_FOUND for a `run_id` that does not name exactly one run. Its hint lists
+        the ids that were probably meant.
 
         Args:
-            matches: the ids that begin with it; [] where there are none.
+            matches: the ids of two or more runs that begin with `run_id`; [] where none does.
         """
         if matches:
             return UserError(
@@ -351,8 +377,8 @@ class RunTable(Connection):
                 hint=f"Write the whole id: {', '.join(sorted(matches)[:5])}.",
                 field="run_id",
             )
-        # Nobody means a run much older than the newest 500; 0.5 forgives a few wrong letters. The
-        # newest three stand in where no id is similar.
+        # Only the newest 500 runs are searched: nobody means a much older one. A cutoff of 0.5
+        # forgives a few wrong letters. Where no id is similar, the newest three are offered.
         ids = [row.run_id for row in self.list_runs(limit=500)]
         similar_ids = difflib.get_close_matches(run_id, ids, n=3, cutoff=0.5) or ids[:3]
         return UserError(
@@ -366,18 +392,21 @@ class RunTable(Connection):
 
 
 def _body_hash(body: Mapping[str, Any]) -> str:
-    """A hash of a request's arguments, by which a repeated request is told from another."""
+    """A hash of a request's arguments. It is equal only for the same arguments, and so tells a
+    repeated request from a different one with the same request_id."""
     text = json.dumps(body, sort_keys=True, default=str, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _run_row(values: Sequence[Any]) -> RunRow:
-    """The run of a row of the table, its values in the order of _RUN_COLUMNS."""
+    """Build a RunRow from a row of the table, whose `values` are in the order of _RUN_COLUMNS."""
     columns = dict(zip(_RUN_COLUMNS, values, strict=True))
     columns["hint"] = Hint.load(columns["hint"])
     return RunRow(**columns)
 
 
 def _columns(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Values of a run's fields as the columns of the table hold them: a hint as text."""
-    return {name: v.dump() if isinstance(v, Hint) else v for name, v in values.items()}
+    """Convert values of a run's fields to values of the table's columns: a Hint becomes text."""
+    return {
+        name: value.dump() if isinstance(value, Hint) else value for name, value in values.items()
+    }

@@ -37,7 +37,7 @@ class UserConfig:
 
 
 def read_config(path: Path) -> UserConfig:
-    """The config file at `path`, checked; the defaults where there is no file.
+    """Read and check the config file at `path`; the defaults where there is no file.
 
     Raises UserError SETTING_UNKNOWN for a key that does not exist, and SETTING_INVALID for a value
     that cannot be used or a file that cannot be read.
@@ -57,7 +57,8 @@ def read_config(path: Path) -> UserConfig:
 
 
 def _check_values(path: Path, values: JsonObject) -> UserConfig:
-    """The config with the `values` of the parsed file at `path`.
+    """Check the `values` of the parsed file at `path` and return them as a config. Numbers become
+    floats and lists of names become tuples; a key that is missing keeps its default.
 
     Raises UserError SETTING_UNKNOWN or SETTING_INVALID.
     """
@@ -70,30 +71,36 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
                 hint=f"Known keys: {', '.join(sorted(known_keys))}.",
                 field=name,
             )
-    # Whatever is of no other kind is a number.
+    # Every key that is no choice, no boolean and no list of names is a number. Here and below, a
+    # key that is missing is checked with a value that passes.
     for name in known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS}:
         value = values.get(name, 0.0)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or value < 0:
-            raise _invalid(path, name, value, "a number that is 0 or more")
+            raise _invalid_value_error(path, name, value, "a number that is 0 or more")
         if name in values:
             values[name] = float(value)
     for name, choices in _CHOICES.items():
         if values.get(name, "auto") not in choices:
-            raise _invalid(path, name, values[name], " or ".join(f'"{c}"' for c in choices))
+            raise _invalid_value_error(
+                path, name, values[name], " or ".join(f'"{c}"' for c in choices)
+            )
     for name in _BOOLEANS:
         if not isinstance(values.get(name, False), bool):
-            raise _invalid(path, name, values[name], "true or false")
+            raise _invalid_value_error(path, name, values[name], "true or false")
     for name in _NAME_LISTS:
         value = values.get(name, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise _invalid(path, name, value, 'a list of names, as in ["JUDGE_API_KEY"]')
+            raise _invalid_value_error(
+                path, name, value, 'a list of names, as in ["JUDGE_API_KEY"]'
+            )
         values[name] = tuple(value)
     return UserConfig(**values)
 
 
-def _invalid(path: Path, name: str, value: Any, expected: str) -> UserError:
-    """The error for the key `name`; `expected` says in words what its value must be."""
+def _invalid_value_error(path: Path, name: str, value: Any, expected: str) -> UserError:
+    """The error for the key `name`, whose value is `value`; `expected` says in words what the value
+    must be, such as "true or false"."""
     return UserError(
         "SETTING_INVALID",
         f"{path} sets {name} = {value!r}",

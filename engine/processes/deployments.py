@@ -17,7 +17,7 @@ from engine.core.errors import UserError
 from engine.core.files import is_locked, read_json, read_object
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
-from engine.home.recovery import started_with
+from engine.home.recovery import configured_adapters
 from engine.home.rows import DeploymentRow
 from engine.home.run_dir import DeployDir, Home, RunDir
 from engine.home.store import Store
@@ -79,7 +79,10 @@ def served(home: Home, row: DeploymentRow) -> list[str]:
         return [str(name) for name in read_json(home.deployment(row.deployment_id).ready)["models"]]
     except (OSError, ValueError, KeyError, TypeError):
         # It is not ready. Adapters that it is started with are in its config, not yet in its row.
-        adapters = [*row.adapters, *started_with(config_of(home.deployment(row.deployment_id)))]
+        adapters = [
+            *row.adapters,
+            *configured_adapters(config_of(home.deployment(row.deployment_id))),
+        ]
         return [row.base_name, *dict.fromkeys(adapter["name"] for adapter in adapters)]
 
 

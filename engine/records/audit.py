@@ -40,7 +40,8 @@ class ProbeLine(Record):
 
 
 class Saturation(Record):
-    """How many rewards there are, and which share of reference and other answers earn the top."""
+    """Whether the reward is saturated: how many different values it takes (`levels`), and which
+    shares of the reference answers and of all others earn its highest value (`top`)."""
 
     top: float = 0.0
     levels: int = 0
@@ -57,7 +58,7 @@ class RewardChange(Record):
 
 
 class FreshExample(RewardChange):
-    """One that a new env process rewarded otherwise."""
+    """An answer that a new env process rewarded differently."""
 
     probe: str = ""
     completion: str = ""
@@ -114,5 +115,6 @@ class Audit(Record):
     secrets_unset: list[str] | None = None
 
     def as_written(self) -> JsonObject:
-        """The JSON object that the file holds: only keys that it has, no defaults."""
+        """The JSON object as audit.json holds it: only the keys that the file has, without
+        defaults for the others."""
         return self.model_dump(mode="json", exclude_unset=True)

@@ -51,7 +51,7 @@ class Workload(Record):
 
 
 class EarlierWorkload(Record):
-    """What versions up to 0.1.0 kept in its place: seconds by phase. They calibrate nothing."""
+    """What versions up to 0.1.0 stored instead of a Workload. It is not used for calibration."""
 
     seconds: dict[str, float]
     memory: int

@@ -38,11 +38,12 @@ class KnownSettings:
 
     @staticmethod
     def of(settings: Settings | Mapping[str, object] | None) -> "KnownSettings":
-        """Those of a run's settings that have a name here.
+        """The known settings among a run's `settings`; the others are ignored.
 
         Args:
-            settings: typed, or by name as a file of another version holds them; None for a run
-                whose config is gone.
+            settings: the typed settings of a run, or a mapping of names to values where a file of
+                another version holds others. None for a run whose config is gone: every setting is
+                then None.
         """
         if settings is None:
             return KnownSettings()

@@ -87,7 +87,7 @@ class Manifest(Record):
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in the file at `path`.
+    """Read the manifest in the file at `path`.
 
     Raises FileNotFoundError, and DamagedRecord naming the file and the first key at fault.
     """

@@ -21,7 +21,7 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The record in the file at `path`.
+        """Read the record in the file at `path`.
 
         Raises FileNotFoundError, and DamagedRecord naming the file and the first key at fault.
         """
@@ -31,15 +31,19 @@ class Record(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes | str, place: str) -> Self:
-        """The record in `data`, a JSON object. Raises DamagedRecord, naming `place`, where `data`
-        comes from, and the first key at fault."""
+        """Parse `data`, the text of a JSON object, as a record.
+
+        Raises DamagedRecord. Its message names the first key at fault and `place`, which says where
+        `data` comes from, such as the path of a file.
+        """
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
             raise DamagedRecord(place, fault_of(error)) from error
 
     def write(self, path: Path) -> None:
-        """Replace the file at `path` by the record; a reader sees the old text or the new one."""
+        """Replace the file at `path` by the record. A reader sees either the old file or the new
+        one, never a part."""
         write_json(path, self.to_json())
 
     def to_json(self) -> JsonObject:
@@ -51,7 +55,8 @@ class DamagedRecord(UserError, ValueError):
     """A file of the home does not hold what it should. The message names the file and the key."""
 
     def __init__(self, place: str, fault: str) -> None:
-        """`place` is the file; `fault` says which key is wrong, and how."""
+        """`place` is the path of the file, or what else the record comes from; `fault` says which
+        key is wrong, and how."""
         super().__init__(
             "HOME_UNUSABLE",
             f"{place} is damaged: {fault}",
@@ -60,8 +65,10 @@ class DamagedRecord(UserError, ValueError):
 
 
 def fault_of(error: ValidationError) -> str:
-    """The first fault that validation found, in words: the dotted key, and what is wrong with
-    it."""
+    """The first fault that validation found, in words: the dotted key, and what is wrong with it,
+    such as `settings.lora_rank: input should be a valid integer`."""
     first_error = error.errors(include_input=False)[0]
-    key = ".".join(str(part) for part in first_error["loc"]) or "the file"
+    key = (
+        ".".join(str(part) for part in first_error["loc"]) or "the file"
+    )  # without a key: no object at all
     return f"{key}: {first_error['msg'][0].lower()}{first_error['msg'][1:]}"

@@ -59,8 +59,8 @@ class RunConfigBase(Record):
 
     @property
     def peak_memory(self) -> int | None:
-        """The estimated peak of the run's memory on its device, in bytes; None without an
-        estimate."""
+        """The most memory that the run is expected to need on its device, in bytes; None for a kind
+        of run that has no estimate."""
         return None
 
 
@@ -171,9 +171,9 @@ _ANY_CONFIG: TypeAdapter[RunConfig] = TypeAdapter(
 
 
 def find_run_config(path: Path) -> RunConfig | None:
-    """The config in the file at `path`; None where the file is missing or damaged.
+    """Read the config in the file at `path`; None where the file is missing or damaged.
 
-    For callers that must go on without it: a list of runs, a verdict, recovery.
+    For callers that must go on without it, such as a list of runs or a verdict.
     """
     try:
         return read_run_config(path)
@@ -182,7 +182,8 @@ def find_run_config(path: Path) -> RunConfig | None:
 
 
 def read_run_config(path: Path) -> RunConfig:
-    """The config in the file at `path`; its `algorithm` says of which kind it is.
+    """Read the config in the file at `path`. The key `algorithm` decides which of the config
+    classes it becomes.
 
     Raises FileNotFoundError, and DamagedRecord naming the file and the first key at fault.
     """
@@ -195,6 +196,6 @@ def read_run_config(path: Path) -> RunConfig:
 
 
 def as_run_config(content: Mapping[str, Any]) -> RunConfig:
-    """The config that submit is about to write, from its JSON object. Raises ValidationError when
-    no kind of run has such a config."""
+    """Check the JSON object of a config that submit is about to write, and return it typed. Raises
+    ValidationError where it fits none of the config classes."""
     return _ANY_CONFIG.validate_python(content)

@@ -40,14 +40,15 @@ MAX_RANK = 512  # of an adapter, trained or served
 
 
 def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: Any) -> Any:
-    """A field of a setting that a user may leave out.
+    """The pydantic field of one setting.
 
     Args:
         about: what the setting does, for the reference page.
-        rule: how its value is chosen when it is left out, for the reference page.
-        given_from: the least value that a user may give, where a default can be lower; None where
-            the limits say it.
-        limits: of the value, as pydantic's Field names them.
+        rule: how its value is chosen when a user leaves it out, for the reference page.
+        given_from: the least value that a user may give, where that is above the lower limit of the
+            field because a value that is filled in may be smaller. None where the limit holds for
+            both.
+        limits: limits of the value, as pydantic's Field names them, such as `ge`.
     """
     extra: dict[str, JsonValue] = {"rule": rule}
     if given_from is not None:
@@ -56,12 +57,13 @@ def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: 
 
 
 def _expand_target_group(value: Any) -> Any:
-    """The projections of a group such as "attention"; any other value as it is."""
+    """The list of projections that a group such as "attention" stands for. Any other value is
+    returned as it is, for validation to judge."""
     return _TARGET_GROUPS.get(value, value) if isinstance(value, str) else value
 
 
 def _refuse_repeats(value: list[str]) -> list[str]:
-    """The value itself. Raises ValueError when it names a projection twice."""
+    """Return the list of projections unchanged. Raises ValueError where it names one twice."""
     if len(set(value)) < len(value):
         raise ValueError("a projection is named twice")
     return value
@@ -293,10 +295,12 @@ SCHEMAS: dict[str, type[Settings]] = {
 
 
 def _with_optional_fields(schema: type[Settings]) -> type[Settings]:
-    """The schema of what a user may give: the fields of `schema`, every one of them optional."""
+    """Derive the schema of what a user may give: the fields of `schema` with their limits, each of
+    them optional (None where it is left out)."""
     fields: dict[str, Any] = {}
     for name, field in schema.model_fields.items():
         least_given = _least_given(field)
+        # A further `ge` is merged where users must stay above the field's own limit.
         limits = [field] if least_given is None else [field, Field(ge=least_given)]
         optional = FieldInfo.merge_field_infos(*limits, default=None)
         fields[name] = (Optional[field.annotation], optional)  # noqa: UP045
@@ -304,8 +308,8 @@ def _with_optional_fields(schema: type[Settings]) -> type[Settings]:
 
 
 def _least_given(field: FieldInfo) -> int | None:
-    """The least value that a user may give for a setting, where that is not its lower limit; else
-    None."""
+    """The `given_from` of a setting: the least value that a user may give. None where the field's
+    own lower limit holds for users too."""
     extra = field.json_schema_extra
     value = extra.get("given_from") if isinstance(extra, dict) else None
     return value if isinstance(value, int) else None
@@ -315,13 +319,14 @@ GIVEN = {algorithm: _with_optional_fields(schema) for algorithm, schema in SCHEM
 
 
 def expects(field: FieldInfo) -> str:
-    """What a setting takes, in words: "a whole number from 2 to 512"."""
+    """Which values a setting takes, in words: "a whole number from 2 to 512", "one of none, nf4",
+    "true or false" or "a list of at most 8 texts"."""
     plain_type = _plain_type(field.annotation)
     if get_origin(plain_type) is Literal:
         return "one of " + ", ".join(str(value) for value in get_args(plain_type))
     if get_origin(plain_type) is list:
         item_type = _plain_type(get_args(plain_type)[0])
-        if get_origin(item_type) is Literal:
+        if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
             return "all-linear, attention, mlp or a list of " + ", ".join(get_args(item_type))
         most = next(
             (limit.max_length for limit in field.metadata if hasattr(limit, "max_length")), None
@@ -334,8 +339,9 @@ def expects(field: FieldInfo) -> str:
 
 
 def _plain_type(annotation: Any) -> Any:
-    """The type behind an annotation, without `| None` and without Annotated."""
-    while True:
+    """The type in an annotation without `| None` and Annotated: int for
+    `Annotated[int, ...] | None`."""
+    while True:  # the two may be nested in either order
         options = [option for option in get_args(annotation) if option is not type(None)]
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]
@@ -347,7 +353,7 @@ def _plain_type(annotation: Any) -> Any:
 
 def _range_in_words(field: FieldInfo) -> str:
     """The limits of a number in words: "from 1 to 8", "above 0", "of at least 1"; "" without
-    limits. A least value for users counts before the field's own lower limit."""
+    limits. Where users must stay above the field's own lower limit, their limit is named."""
     low = high = ""
     for limit in field.metadata:
         if (value := getattr(limit, "ge", None)) is not None:
@@ -360,7 +366,7 @@ def _range_in_words(field: FieldInfo) -> str:
             high = f"to below {_as_text(value)}"
     if (least_given := _least_given(field)) is not None:
         low = f"from {_as_text(least_given)}"
-    if low.startswith("from") and not high:
+    if low.startswith("from") and not high:  # "from 1" alone would read as unfinished
         return low.replace("from ", "of at least ")
     return f"{low} {high}".strip()
 

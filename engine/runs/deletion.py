@@ -31,20 +31,20 @@ _MOST_SHOWN = 5  # names that a message lists
 
 
 def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[list[str], list[str]]:
-    """Check that runs may be deleted together; returns their ids, without repeats, and warnings.
+    """Check that runs may be deleted together. Returns their whole ids, each once, and warnings.
 
     Args:
         refs: ids of runs, or unique beginnings of ids.
-        force: delete a run although something in the home was built on it: another run, a living
-            deployment or a dataset. It stays as it is, and a warning names it.
+        force: allow to delete a run although another run, a living deployment or a dataset was
+            built on it. These stay as they are, and a warning names them.
 
-    Raises UserError RUN_NOT_FOUND, or RUN_STATE for a run that has not ended, that an open run
-    needs, or (without `force`) that something was built on.
+    Raises UserError RUN_NOT_FOUND. Raises UserError RUN_STATE for a run that has not ended, that an
+    open run needs, or, without `force`, that something was built on.
     """
     launcher.reap(home)
     with Store(home) as store:
         rows = [store.get_run(ref) for ref in refs]
-        all_rows = store.list_runs(1_000_000)
+        all_rows = store.list_runs(1_000_000)  # more than any home has
     to_delete = list({row.run_id: row for row in rows}.values())
     ids = {row.run_id for row in all_rows}
     others = [row for row in all_rows if row not in to_delete]
@@ -57,9 +57,9 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
         dependents += _deployments_using(home, row) + _datasets_from(home, row, ids)
         if dependents and not force:
             hint = "Keep it, or delete it with --force; what is built on it stays as it is."
-            raise _not_deletable(row, f"is what {_listed(dependents)} came from", hint)
+            raise _not_deletable(row, f"is what {_names_in_words(dependents)} came from", hint)
         if dependents:
-            warnings.append(f"{_listed(dependents)} came from {row.run_id}")
+            warnings.append(f"{_names_in_words(dependents)} came from {row.run_id}")
     return [row.run_id for row in to_delete], warnings
 
 
@@ -68,28 +68,30 @@ def delete_run(home: Home, run_id: str) -> Reply:
     """Free the disk space that an ended run takes. Call `deletable` first: it checks what else
     depends on the run.
 
-    Returns `run_id`, `bytes` freed, `summary`, and `warnings` about files that could not be removed
-    or that lie elsewhere. Raises UserError RUN_NOT_FOUND or RUN_STATE.
+    Returns `run_id`, `bytes` (how many were freed), `summary`, and `warnings` about links and about
+    files that could not be removed. Raises UserError RUN_NOT_FOUND or RUN_STATE.
     """
     with Store(home) as store:
         run = home.run(store.get_run(run_id).run_id)
         _require_ended(home, store.get_run(run.id))
         bytes_before = _bytes_below(run.path)
         if not run.report.exists():
-            # A folder that lost files may not hold enough for a report.
+            # The last chance to write one. A folder that lost files may not hold enough for it.
             with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError):
                 write_report(home, run.id)
 
         def mark_deleted(row: RunRow) -> None:
-            """Check once more, inside the transaction, and write the marker of a deleted run."""
+            """Check again inside the transaction, then write deleted.json, the marker of a deleted
+            run."""
             _require_ended(home, row)
             # A run that reads from it may have been queued since `deletable` looked.
             _require_unused(home, row, store.list_runs(1_000_000, states=OPEN))
             write_json(run.deleted, {"bytes": bytes_before})
 
-        # A resume or a regrade looks for the marker in its own transaction. If it comes first,
-        # `mark_deleted` refuses; if it comes later, it finds the marker and is refused.
-        store.holding(run.id, mark_deleted)
+        # Whoever queues a resume or a regrade looks for the marker in a transaction too. If that
+        # transaction comes first, `mark_deleted` sees the queued run and refuses; if it comes
+        # later, it finds the marker and is refused itself.
+        store.act_undisturbed(run.id, mark_deleted)
     warnings = _remove_contents(run)
     freed = max(0, bytes_before - _bytes_below(run.path))
     summary = f"{run.id} is gone but for what was asked and what came of it; {size(freed)} free."
@@ -97,7 +99,8 @@ def delete_run(home: Home, run_id: str) -> Reply:
 
 
 def _require_ended(home: Home, row: RunRow) -> None:
-    """Raises UserError RUN_STATE where the run is open, or its processes have not quite ended."""
+    """Raises UserError RUN_STATE where the run has not ended, or where a process of it still
+    lives."""
     if row.state in OPEN:
         cancel = Call("cancel_run", {"run_id": row.run_id})
         advice = Hint("Cancel it, or wait until it has ended; then delete it.", cancel)
@@ -107,29 +110,31 @@ def _require_ended(home: Home, row: RunRow) -> None:
 
 
 def _require_unused(home: Home, row: RunRow, others: Sequence[RunRow]) -> None:
-    """Raises UserError RUN_STATE where an open run among `others` needs the files of this one."""
+    """Raises UserError RUN_STATE where a run among `others` that has not ended needs the files of
+    this run."""
     users = [other for other in others if other.state in OPEN and _depends_on(home, other, row)]
     if users:
-        reason = f"is needed by {_listed([other.run_id for other in users])}"
+        reason = f"is needed by {_names_in_words([other.run_id for other in users])}"
         cancel = Call("cancel_run", {"run_id": users[0].run_id})
         raise _not_deletable(row, reason, Hint("Cancel that, or wait until it has ended.", cancel))
 
 
 def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
-    """Whether the run `other` continues, evaluates or regrades this run, or has it as its
-    parent.
-    """
+    """Whether the run `other` has the run `row` as its parent, continues or evaluates its model, or
+    regrades its answers."""
     if other.parent == row.run_id:
         return True
     config = home.run(other.run_id).find_config()
     if config is None:  # a run with a damaged config cannot read anything of another run
         return False
     refs = [*config.model_refs, *([config.regrade] if isinstance(config, RegradeConfig) else [])]
+    # A reference such as "sums-grpo-3@step20" names a checkpoint after the run's id.
     return row.run_id in {ref.partition("@")[0] for ref in refs}
 
 
 def _deployments_using(home: Home, row: RunRow) -> list[str]:
     """The ids of the living deployments that serve an adapter of the run."""
+    # Adapters are served under their reference, such as "sums-grpo-3@best".
     return [
         deployment.deployment_id
         for deployment in deployments.living(home)
@@ -142,17 +147,20 @@ def _deployments_using(home: Home, row: RunRow) -> list[str]:
 def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[str]:
     """The env ids of the datasets that were curated from the run's answers.
 
-    `known_ids` holds the ids of all runs: it tells a whole id from the beginning of one.
+    Args:
+        known_ids: the ids of all runs, by which a whole id is told from the beginning of one.
     """
 
     def is_this_run(source: Any) -> bool:
-        """Whether a source on a dataset's card names this run."""
+        """Whether an entry of `sources` on a dataset's card names this run."""
         ref = str(source.get("id", "") if isinstance(source, dict) else "").partition("@")[0]
-        # A source may have been named by the beginning of its id only.
+        # A card may name its source by only the beginning of the id, as the user gave it. That is
+        # not the case where `ref` is the whole id of another run.
         return ref == row.run_id or bool(
             ref and ref not in known_ids and row.run_id.startswith(ref)
         )
 
+    # The card lies in envs/<name>/<hash>/<SOURCE>/: two folders above it are the hash, the name.
     return [
         f"{card.parents[2].name}@{card.parents[1].name}"
         for card in sorted(home.envs.glob(f"*/*/{SOURCE}/{CARD}"))
@@ -161,11 +169,11 @@ def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[
 
 
 def _remove_contents(run: RunDir) -> list[str]:
-    """Remove the files of a run that take disk space; returns warnings about links and about files
+    """Remove the files of a run that take disk space. Returns warnings about links, and about files
     that could not be removed.
 
-    Files of evaluations are emptied instead, so that it can still be seen which there were. The
-    report stays, because nothing could write it again.
+    Files with evaluation answers are only emptied, so that it can still be seen at which steps the
+    run was evaluated. The report stays, because it could not be written again.
     """
     to_truncate = [run.evals(step) for step in run.eval_steps()]
     config = run.find_config()  # None if damaged; such a run can be deleted too
@@ -173,12 +181,13 @@ def _remove_contents(run: RunDir) -> list[str]:
     answer_files = [run.model_evals(index) for index in range(len(models))]
     to_truncate += [path for path in answer_files if path.exists()]
     to_remove = [run.checkpoints, run.rollouts_dir, run.logs, run.start_adapter]
+    # The first of these is the folder with the adapters of all models.
     to_remove += [run.model_adapter(0).parent, run.sampled_adapters]
     to_remove += [run.metrics, run.events, run.rescored, run.kept("before"), run.kept("after")]
-    # A folder of evaluations that is a link is removed before files in it could be emptied: what
-    # the link leads to does not belong to the run.
-    first = [run.evals_dir] if run.evals_dir.is_symlink() else []
-    warnings = [warning for path in (*first, *to_remove) for warning in _remove(path)]
+    # If the folder of evaluations is a link, the link is removed first. Otherwise files would be
+    # emptied in the folder that it leads to, which does not belong to the run.
+    links_first = [run.evals_dir] if run.evals_dir.is_symlink() else []
+    warnings = [warning for path in (*links_first, *to_remove) for warning in _remove(path)]
     for path in to_truncate:
         warnings += _truncate(path)
     return warnings
@@ -187,7 +196,7 @@ def _remove_contents(run: RunDir) -> list[str]:
 def _remove(path: Path) -> list[str]:
     """Remove a file, a folder or a link, but never what a link leads to.
 
-    Returns warnings: the path was a link, or it could not be removed.
+    Returns a warning where the path was a link or could not be removed; else [].
     """
     warnings = _link_warnings(path)
     with contextlib.suppress(OSError):
@@ -201,9 +210,9 @@ def _remove(path: Path) -> list[str]:
 
 
 def _truncate(path: Path) -> list[str]:
-    """Put an empty file in the place of a file or a link.
+    """Replace a file, or a link, by an empty file.
 
-    Returns warnings: the path was a link, or it could not be written.
+    Returns a warning where the path was a link or could not be replaced; else [].
     """
     warnings = _link_warnings(path)
     try:
@@ -215,16 +224,16 @@ def _truncate(path: Path) -> list[str]:
 
 
 def _link_warnings(path: Path) -> list[str]:
-    """A warning that names what the link `path` leads to; none where it is no link."""
+    """A warning that names what the link `path` leads to; [] where `path` is not a link."""
     if not path.is_symlink():
         return []
     return [f"{path} was a link; what it leads to, {os.readlink(path)}, is left as it is"]
 
 
 def _bytes_below(folder: Path) -> int:
-    """Bytes of the files below a folder.
+    """How many bytes would be free if everything below a folder were removed.
 
-    A file with further hard links counts 0, because removing it frees nothing.
+    A file with further hard links elsewhere counts as 0, because removing it frees nothing.
     """
     total = 0
     for path in _files(folder):
@@ -240,9 +249,10 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (Path(parent) / name for name in names)
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Names in a sentence: the first five, and how many others there are."""
+def _names_in_words(names: Sequence[str]) -> str:
+    """Names as part of a sentence: `a, b`, or with more than five `a, b, c, d, e and 2 others`."""
     text = ", ".join(names[:_MOST_SHOWN])
+    # Multiplied by a condition: the text once, or not at all.
     return text + (
         f" and {counted(len(names) - _MOST_SHOWN, 'other')}" * (len(names) > _MOST_SHOWN)
     )

@@ -19,11 +19,12 @@ _MOST_SHOWN = 4  # changed settings on a line of the tree
 
 
 def entry(home: Home, row: RunRow) -> Reply:
-    """One run's fields in the ledger, each present only where it is known.
+    """What the ledger says of one run. Every field is left out where it is not known or empty.
 
-    - `parent`, and `changed`: setting or choice -> [the parent's value, this run's].
-    - `expected` and, once the run has a verdict, `as_expected`.
-    - `gpu_hours` spent and `estimated_gpu_hours`.
+    - `parent`: the run that this one was derived from.
+    - `changed`: setting or choice -> [the parent's value, this run's value].
+    - `expected`: the verdict that was predicted; `as_expected`: whether it came.
+    - `gpu_hours`: what it has spent; `estimated_gpu_hours`: what was expected.
     """
     config = home.run(row.run_id).find_config()
     fields: Reply = {}
@@ -44,24 +45,23 @@ def entry(home: Home, row: RunRow) -> Reply:
 
 
 def parent_of(row: RunRow, config: RunConfig | None) -> str:
-    """The run that a run was derived from: its parent, else the run whose model it continues.
+    """The id of the run that a run was derived from: its named parent, or else the run whose model
+    it continues. "" where it has neither, because it started from a base model.
 
-    "" where there is neither: it started from a base model. `config` is None where the run's config
-    is damaged or gone; then only the row is used.
+    Args:
+        config: the run's config; None where it is damaged or gone. Then only the row is used.
     """
     train_config = config if isinstance(config, TrainConfig) else None
     model = (train_config.model if train_config else row.model).partition("@")[0]
-    if row.parent or "/" in model:
+    if row.parent or "/" in model:  # a slash: the name of a base model
         return row.parent
     # A model is a run where the trainer started from its adapter, or the row names a checkpoint.
     return model if ((train_config and train_config.start_adapter) or "@" in row.model) else ""
 
 
 def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
-    """What this run chose differently from its parent: name -> [the parent's value, this run's].
-
-    Empty where the parent's config is gone.
-    """
+    """What differs between this run and its parent: name of a setting or choice -> [the parent's
+    value, this run's value]. Empty where the parent's config is gone."""
     of_parent, of_run = making_of_run(home, parent), making_of_run(home, row.run_id)
     if not of_parent.config:
         return {}
@@ -77,9 +77,9 @@ def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
 
 
 def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
-    """The training runs among `rows` as lines of text, each run indented below its parent.
-
-    A run whose parent is not among `rows` stands at the left. The oldest comes first.
+    """The training runs among `rows` as lines of text. Each run stands below its parent, one level
+    further to the right; runs of the same level are sorted by age, the oldest first. A run whose
+    parent is not among `rows` is not indented.
     """
     runs = {row.run_id: row for row in rows if row.kind == "train"}
     entries = {run_id: entry(home, row) for run_id, row in runs.items()}
@@ -90,7 +90,7 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
     lines: list[str] = []
 
     def add_lines(run_id: str, depth: int) -> None:
-        lines.append("  " * depth + _line(runs[run_id], entries[run_id]))
+        lines.append("  " * depth + _tree_line(runs[run_id], entries[run_id]))
         for child in children.get(run_id, []):
             add_lines(child, depth + 1)
 
@@ -99,11 +99,12 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
     return lines
 
 
-def _line(row: RunRow, entry: Mapping[str, Any]) -> str:
-    """A run in the tree: id, verdict or state, whether that was expected, up to four changes."""
+def _tree_line(row: RunRow, entry: Mapping[str, Any]) -> str:
+    """The line of a run in the tree, with at most four of the changes from its parent, such as
+    `sums-grpo-3: no difference, better was expected (lora_rank 16→32)`."""
     result = verdict_in_words(row) if row.state == "done" else row.state
     changed = ", ".join(
-        f"{name} {_short(parent_value)}→{_short(value)}"
+        f"{name} {_short_value(parent_value)}→{_short_value(value)}"
         for name, (parent_value, value) in list(entry.get("changed", {}).items())[:_MOST_SHOWN]
     )
     text = f"{row.run_id}: {result}"
@@ -112,8 +113,8 @@ def _line(row: RunRow, entry: Mapping[str, Any]) -> str:
     return text + (f" ({changed})" if changed else "")
 
 
-def _short(value: Any) -> str:
-    """A value of a setting in at most 24 characters."""
+def _short_value(value: Any) -> str:
+    """A value of a setting as text of at most 24 characters; a longer one ends with "…"."""
     if isinstance(value, float):
         return f"{value:g}"
     text = str(value)
@@ -121,12 +122,12 @@ def _short(value: Any) -> str:
 
 
 def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
-    """The best run of each environment version, by its score on the held-out tasks that choose the
-    checkpoint: env_id -> run_id, score, verdict and step.
+    """The best finished training run of each environment version: env_id -> {"run_id", "score",
+    "verdict", "step"}. The score is that on the held-out tasks that choose the checkpoint.
 
-    Left out are runs whose verdict is worse or in which no checkpoint beat the start: there the
-    model they started from is the better one. Runs without a readable result or score are left out
-    too.
+    Runs that made no better model than the one they started from are left out: those with the
+    verdict "worse", and those in which no checkpoint beat the start. Runs without a readable result
+    or score are left out too.
     """
     best: dict[str, Reply] = {}
     for row in sorted(rows, key=lambda row: row.rowid):
@@ -140,6 +141,7 @@ def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # the result is missing, damaged or has no score
         if row.env_id not in best or score > best[row.env_id]["score"]:
+            # `>`: of equal scores the oldest run counts.
             entry = {"run_id": row.run_id, "score": round(score, 4), "verdict": row.verdict}
             best[row.env_id] = entry | {"step": result.get("best_step")}
     return best

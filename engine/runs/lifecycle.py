@@ -14,7 +14,7 @@ from engine.core.errors import UserError
 from engine.core.files import last_line, read_object
 from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.halves import ChoosingHalf, chosen_by, scores_in_words
+from engine.home.halves import ChoosingHalf, choosing_half_in, scores_in_words
 from engine.home.progress import alerts_in, events_end, events_from, read_progress, write_status
 from engine.home.rows import TERMINAL, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
@@ -61,7 +61,8 @@ _EVIDENCE_KEYS = (
 
 
 def status(home: Home, run_id: str) -> Reply:
-    """Everything about one run that fits into one answer. Raises UserError RUN_NOT_FOUND."""
+    """Where a run stands: its state, progress, metrics, alerts, result or error, and the calls to
+    make next. Raises UserError RUN_NOT_FOUND."""
     launcher.reap(home)
     with Store(home) as store:
         return _status(home, store, store.get_run(run_id))
@@ -75,15 +76,17 @@ def wait(
     cursor: str = "",
     on_progress: Callable[[Reply], None] | None = None,
 ) -> Reply:
-    """The status of a run once `until` is reached, the run has ended, or `timeout_s` is over.
+    """Wait until a run has reached `until`, has ended, or `timeout_s` is over, then return its
+    status.
 
     Args:
-        until: "end", "first_step", "next_eval" or "alert"; `reached` in the reply says whether it
-            came.
-        timeout_s: seconds; values outside 0..50 are moved to the nearer bound.
-        cursor: from an earlier wait: evaluations and alerts since then count. "": from now on.
-        on_progress: called with the status at every change and about once a second; what it raises
-            ends the wait.
+        until: "end", "first_step", "next_eval" or "alert". `reached` in the reply says whether the
+            run has reached it.
+        timeout_s: seconds to wait; values outside 0..50 are moved to the nearer bound.
+        cursor: `cursor` of an earlier reply: evaluations and alerts since that reply count. With ""
+            only those from now on count.
+        on_progress: called with the status at every change and about once a second. An exception
+            that it raises ends the wait.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT (`until`) or BAD_CURSOR.
     """
@@ -99,22 +102,30 @@ def wait(
     with Store(home) as store:
         row = store.get_run(run_id)
         run = home.run(row.run_id)
-        since_byte = _parse_cursor(cursor) if cursor else events_end(run)
-        reap_at, report_at, last_reported = time.monotonic() + _REAP_S, 0.0, None
+        since_byte = _position_of_cursor(cursor) if cursor else events_end(run)
+        reap_at = time.monotonic() + _REAP_S
+        report_at = 0.0  # at once
+        last_reported = None
         while True:
             now = time.monotonic()
             events, end = events_from(run, since_byte)
-            reached = _reached(run, row, until, events)
+            reached = _has_reached(run, row, until, events)
             if reached or row.state in TERMINAL or now >= deadline:
                 status = _status(home, store, row, alerts_in(events) if cursor else None)
                 if until == "next_eval" and reached:
-                    status |= _evaluated(events, status)
+                    status |= _evaluation_fields(events, status)
                 # `end` belongs to the events just read: later ones are left to the next call.
                 return status | {"reached": reached, "cursor": str(end)}
-            progress_mark = (row.state, row.attempt, _size(run.metrics), _size(run.events))
+            progress_mark = (
+                row.state,
+                row.attempt,
+                _file_size(run.metrics),
+                _file_size(run.events),
+            )
             if on_progress is not None and (progress_mark != last_reported or now >= report_at):
                 on_progress(_status(home, store, row))
-                last_reported, report_at = progress_mark, now + _REPORT_S
+                last_reported = progress_mark
+                report_at = now + _REPORT_S
             if now >= reap_at:
                 launcher.reap(home)
                 reap_at = now + _REAP_S
@@ -125,9 +136,13 @@ def wait(
 def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
     """Ask a run to end; asking again changes nothing.
 
-    A queued or interrupted run is cancelled at once. A running one writes a checkpoint first; its
-    supervisor takes care of that, with or without a server. `reason` is recorded ("" for a
-    default). Raises UserError RUN_NOT_FOUND or BAD_ARGUMENT (`reason` is too long).
+    A queued or interrupted run is cancelled at once. A running one is set to "stopping": its
+    supervisor, which needs no server, lets the trainer write a checkpoint and then ends it.
+
+    Args:
+        reason: why, for the record; "" records "cancelled on request".
+
+    Raises UserError RUN_NOT_FOUND, or BAD_ARGUMENT where `reason` is too long.
     """
     check_texts(reason=reason)
     final_reason = reason.strip() or "cancelled on request"
@@ -156,9 +171,11 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
 
 
 def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = None) -> Reply:
-    """Where a run stands, as `wait_run` answers it.
+    """Build the status of a run.
 
-    `alerts` replaces the latest alerts of the whole run; None keeps those.
+    Args:
+        alerts: the alerts to show, of which the newest ten are kept; None shows the latest alerts
+            of the whole run.
     """
     run = home.run(row.run_id)
     progress = read_progress(run, row)
@@ -192,30 +209,32 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
     if row.state == "done":
         status = _with_result(run, row, status)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
-        status["error"] = _error(run, row)
+        status["error"] = _reason_of_end(run, row)
     if run.deleted.exists():
         status["next"] = []  # nothing is left to read, to deploy or to continue
         if "error" in status:
             status["error"] |= {"hint": "Submit a new run."}
             status["error"].pop("call", None)
-    if row.kind == "train" and (half := chosen_by(progress.started)):
+    if row.kind == "train" and (half := choosing_half_in(progress.started)):
         status["heldout"] = half.to_json()
     status["summary"] = _summary(row, status)
     return status
 
 
 def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """The status of a run that is done, with its result, its warnings and the calls to make."""
-    warnings = status["warnings"]
-    status = status | _result(run)
+    """Add the result of a run that is done to its status, with the warnings and the next calls that
+    follow from it."""
+    warnings = status["warnings"]  # `_result_fields` replaces them by its own; both are kept
+    status = status | _result_fields(run)
     status["warnings"] = warnings + [note for note in status["warnings"] if note not in warnings]
     if row.kind == "evaluate":
         status["next"] = _after_evaluation(run, row)
     return _errors_first(run, row, status)
 
 
-def _error(run: RunDir, row: RunRow) -> Reply:
-    """Why a run ended or is ending, and how to go on with it."""
+def _reason_of_end(run: RunDir, row: RunRow) -> Reply:
+    """Why a run failed, was cancelled or is stopping, and how to go on: `kind` and `message` of the
+    reason, `hint` with its `call`, `evidence` (of a failed run), and `last_checkpoint`."""
     return {
         "kind": row.reason_kind,
         "message": row.reason,
@@ -225,27 +244,36 @@ def _error(run: RunDir, row: RunRow) -> Reply:
     }
 
 
-def _evaluated(events: Sequence[Line], status: Reply) -> Reply:
-    """What `wait` adds for the evaluation it waited for: its scores, its step and the summary.
+def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
+    """What `wait` adds to the status for the evaluation that it waited for: `evaluation` (the
+    scores), `step`, and a `summary` that names both.
 
-    Read from the last such event: the metrics get their line only after it.
+    They are read from the newest "evaluated" event, because the metrics get their line only after
+    that event.
+
+    Args:
+        events: the events since the wait began, at least one of them "evaluated".
     """
     newest = [event for event in events if event.get("event") == "evaluated"][-1]
     scores = {name: value for name, value in newest.items() if name not in _EVENT_KEYS}
     half = ChoosingHalf(**status["heldout"]) if "heldout" in status else None
     text = scores_in_words(scores, half) or str(newest.get("message") or "")
     added: Reply = {"evaluation": scores}
-    at_step, step = "", scores.get("step")
+    at_step = ""
+    step = scores.get("step")
     if isinstance(step, int) and not isinstance(step, bool):
+        # The metrics may be behind this evaluation, or already ahead of it.
         added["step"] = max(step, status["step"] or 0)
         at_step = f" at step {step}"
     return added | {"summary": f"{status['summary']} Evaluated{at_step}: {text}."}
 
 
-def _reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -> bool:
-    """Whether the run has reached `until` (one of UNTIL).
+def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -> bool:
+    """Whether the run has reached `until`, one of UNTIL.
 
-    `events` are those since the wait began, or since its cursor.
+    Args:
+        events: the run's events since the wait began, or since the cursor it was given. An
+            evaluation or an alert counts only if it is among them.
     """
     if until == "end":
         return row.state in TERMINAL
@@ -256,8 +284,9 @@ def _reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -> bo
     return any(event.get("event") == event_name for event in events)
 
 
-def _parse_cursor(cursor: str) -> int:
-    """The cursor of a wait as a byte position in the run's events. Raises UserError BAD_CURSOR."""
+def _position_of_cursor(cursor: str) -> int:
+    """The byte in the run's events that the cursor of a wait stands for. Raises UserError
+    BAD_CURSOR."""
     # A number of more than 15 digits is no position in any file.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
         raise UserError(
@@ -269,8 +298,8 @@ def _parse_cursor(cursor: str) -> int:
     return int(cursor)
 
 
-def _size(path: Path) -> int:
-    """Bytes of a file, -1 where there is none."""
+def _file_size(path: Path) -> int:
+    """The size of a file in bytes; -1 where there is no file."""
     try:
         return os.stat(path).st_size
     except OSError:
@@ -278,7 +307,8 @@ def _size(path: Path) -> int:
 
 
 def _why_waiting(run: RunDir) -> list[str]:
-    """A warning about secrets that the queued run needs and this server lacks, if any."""
+    """A warning that names the secrets that the queued run needs and this server lacks; [] where it
+    lacks none."""
     missing = launcher.missing_secrets(run)
     if not missing:
         return []
@@ -286,11 +316,12 @@ def _why_waiting(run: RunDir) -> list[str]:
     return [f"it waits for a server that has the secrets {names} in its environment"]
 
 
-def _result(run: RunDir) -> Reply:
-    """What a status shows of the worker's result; empty where there is no result.
+def _result_fields(run: RunDir) -> Reply:
+    """The part of a status that comes from the worker's result.json; empty where there is none.
 
-    That is `result`, with the keys of its evidence that `_EVIDENCE_KEYS` names, and the evidence's
-    `warnings` and `next` where it has any.
+    - `result`: the content of the file. Of its evidence only `_EVIDENCE_KEYS` are shown; the
+      verdict is left out, because the status itself has it.
+    - `warnings` and `next` of the evidence, each only where it has any.
     """
     result = read_object(run.result)
     if not result:
@@ -314,10 +345,8 @@ def _result(run: RunDir) -> Reply:
 
 
 def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """The status with a warning in front where scores failed, and the calls that show why.
-
-    Returned unchanged where no score failed.
-    """
+    """Where scores failed, put a warning about them before all others, and the calls that show the
+    failures before all other next calls. Where no score failed, return the status unchanged."""
     failed = _failed_scores(status.get("result") or {})
     if not failed.get("failed"):
         return status
@@ -330,7 +359,7 @@ def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
     if (last_step := failed.get("last_step")) and last_step["failed"]:
         sentence += f", {last_step['failed']} of {last_step['of']} in the last step"
     sentence += ": the calls in next say why and show them"
-    if row.kind == "evaluate":  # no dataset is curated before the failures were read
+    if row.kind == "evaluate":  # nobody should curate a dataset before having read the failures
         calls += [call for call in status["next"] if call["tool"] != "curate"]
     else:
         calls += status.get("next", [])
@@ -338,21 +367,26 @@ def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
 
 
 def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How many scores `failed` `of` how many: over all models of an evaluation, else as the worker
-    of a training run counted them. Empty where nothing was counted.
+    """How many scores failed: {"failed", "of"}; empty where nothing was counted.
+
+    For an evaluation these are summed over its models. For a training run its worker counted them,
+    and added the same counts of the last step as "last_step".
     """
     models = result.get("models")
     if not isinstance(models, list):
         return result.get("failed_scores") or {}
-    counts = (("failed", "errors"), ("of", "attempts"))
+    counts = (("failed", "errors"), ("of", "attempts"))  # (key here, key of each model)
     return {name: sum(model.get(key) or 0 for model in models) for name, key in counts}
 
 
 def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
-    """The calls to make after an evaluation: compare its models, read the answers, and curate where
-    training tasks were tried several times. None deploys: an evaluation makes no model.
+    """The calls to make after an evaluation, as JSON:
+
+    - of one model: read its answers;
+    - of several models: compare them, and read the answers that differ;
+    - first of all, where training tasks were tried several times each: curate a dataset.
     """
-    config = run.find_config()  # None if damaged; the end of the run is shown all the same
+    config = run.find_config()  # None if damaged; the status is shown all the same
     models = config.model_refs if config else []
     argument = {"run_id": row.run_id}
     if len(models) > 1:
@@ -364,7 +398,7 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
     else:
         calls = [Call("read_rollouts", argument)]
     evaluation = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
-    # Rewards that differ within a task are what a dataset of the best answers can be made of.
+    # Where the rewards of a task differ, a dataset can be made of its best answers.
     if evaluation and evaluation.split == "train" and evaluation.attempts > 1:
         dataset = f"{row.env_id.partition('@')[0][:35]}-best"
         choices = {"source_ids": [row.run_id], "name": dataset, "where": "0 < avg < 1"}
@@ -373,7 +407,8 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
 
 
 def _summary(row: RunRow, status: Reply) -> str:
-    """One sentence about the state that a run is in, from its row and its status."""
+    """One sentence about a run's state, such as `sums-grpo-3 is running at step 12 of 60, 340 s
+    left.`"""
     at_step = ""
     if status["step"] is not None:
         of_steps = f" of {status['total_steps']}" if status["total_steps"] is not None else ""
@@ -397,7 +432,8 @@ def _summary(row: RunRow, status: Reply) -> str:
 
 
 def _cancel_summary(row: RunRow, checkpoint: str) -> str:
-    """What `cancel` did, in a sentence; `checkpoint` names the last one, "" for none."""
+    """What `cancel` did, in one sentence. `checkpoint` is the name of the run's last checkpoint, ""
+    where it has none."""
     match row.state:
         case "cancelled":
             return f"{row.run_id} is cancelled; last checkpoint: {checkpoint or 'none'}."
@@ -408,7 +444,8 @@ def _cancel_summary(row: RunRow, checkpoint: str) -> str:
 
 
 def _after_cancel(row: RunRow) -> list[Reply]:
-    """The call to make after `cancel`: wait while it stops, resume what has ended, or none."""
+    """The call to make after `cancel`: wait for a run that is stopping, or resume one that is
+    cancelled or failed. [] for a run that is done."""
     if row.state == "stopping":
         return [Call("wait_run", {"run_id": row.run_id}).to_json()]
     if row.state in ("cancelled", "failed"):

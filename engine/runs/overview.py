@@ -25,15 +25,16 @@ SCOPES = ("all", "hardware", "runs", "envs", "models", "datasets", "deployments"
 
 
 def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> Reply:
-    """The state of the home, newest first: machine, queue, budget and every list, or one of them.
+    """The state of the home: machine, queue, budget, and lists of runs, environments, models,
+    datasets and deployments, the newest entries first.
 
     Args:
-        scope: one of SCOPES; "all" for everything.
-        limit: entries per list.
-        cursor: `next_cursor` of the last answer with the same scope; "" for the start. It is
-            present where more entries follow, but never with scope "all".
+        scope: one of SCOPES; "all" for everything, else only that part.
+        limit: the most entries of each list.
+        cursor: `next_cursor` of the last reply with the same scope; "" for the first entries. A
+            reply has it where more entries follow, but never with scope "all".
 
-    Raises UserError BAD_ARGUMENT for an unknown scope, BAD_CURSOR for a cursor that is none.
+    Raises UserError BAD_ARGUMENT for an unknown scope, BAD_CURSOR for an invalid cursor.
     """
     if scope not in SCOPES:
         raise UserError(
@@ -43,9 +44,9 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
             field="scope",
         )
     launcher.reap(home)
-    position = _parse_cursor(cursor)
+    position = _position_of_cursor(cursor)
     reply: Reply = {}
-    totals: dict[str, int] = {}  # length of each list before it is cut to `limit`
+    totals: dict[str, int] = {}  # length of each list before it is cut to `limit`, by its key
     open_runs: list[RunRow] = []
     with Store(home) as store:
         if scope in ("all", "hardware"):
@@ -57,7 +58,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         if scope in ("all", "runs"):
             # One more than is shown tells whether more follow; `position` is a row id here.
             rows = store.list_runs(limit + 1, before_rowid=position or None)
-            reply["runs"] = [_run(home, row) for row in rows[:limit]]
+            reply["runs"] = [_run_entry(home, row) for row in rows[:limit]]
             reply["tree"] = ledger.tree(home, rows[:limit])
             reply["best"] = ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train"))
             totals["runs"] = len(rows)
@@ -75,13 +76,14 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         reply["about"] = {"exam_use": ABOUT_USE}
     return reply | {
         "summary": _summary(scope, reply, totals, open_runs),
-        "next": _next(scope, reply, open_runs),
+        "next": _next_calls(scope, reply, open_runs),
         "warnings": _warnings(home),
     }
 
 
 def _warnings(home: Home) -> list[str]:
-    """A warning where a database of this home was found damaged: about the last such time."""
+    """A warning where a database of this home was once found damaged. It is about the last time;
+    [] where it never happened."""
     return [
         f"the database was found damaged; it is kept as {path.name}, and the run list was made "
         "again from the run folders (request ids and the course of estimates are lost)"
@@ -89,10 +91,11 @@ def _warnings(home: Home) -> list[str]:
     ]
 
 
-def _parse_cursor(cursor: str) -> int:
-    """The cursor as a number: the last row id of a list of runs, else how many entries were shown.
+def _position_of_cursor(cursor: str) -> int:
+    """The cursor as a number; 0 for the cursor "", which means the first entries.
 
-    0 for the start. Raises UserError BAD_CURSOR.
+    For runs it is the row id of the last run that was shown, for any other list the number of
+    entries that were shown. Raises UserError BAD_CURSOR.
     """
     if not cursor:
         return 0
@@ -108,9 +111,11 @@ def _parse_cursor(cursor: str) -> int:
 
 
 def _hardware(home: Home, store: Store) -> Reply:
-    """The machine: devices with the run on each ("" for none), cores, memory and disk in GB.
+    """The machine as the overview shows it:
 
-    `training` says whether it can train.
+    - `devices`: {"id", "name", "memory_gb", "free_gb", "run"} each, with "" where no run is on it;
+    - `cores`, `ram_gb`, `ram_free_gb`, `disk_free_gb`;
+    - `training`: whether it can train, in words.
     """
     machine = hardware.detect(home.root)
     busy = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
@@ -135,9 +140,8 @@ def _hardware(home: Home, store: Store) -> Reply:
 
 
 def _training(home: Home) -> str:
-    """Whether training can run: "ready", with its interpreter if not this one; or what to do
-    first.
-    """
+    """Whether training is possible, in words: "ready", "ready (/path/of/python)" where it runs with
+    another interpreter than this one, or "not possible yet: ..." with what to do."""
     try:
         python = launcher.worker_python(home)
     except UserError as error:
@@ -147,9 +151,10 @@ def _training(home: Home) -> str:
 
 
 def _budget(home: Home, store: Store) -> Reply:
-    """GPU-hours spent, and what is left of the home's total where it has one.
+    """The GPU-hours that the home has spent.
 
-    Also the money spent, where the config gives a price per GPU-hour.
+    Where config.toml sets a total, also the total and what is left of it; where it sets a price per
+    GPU-hour, also the money spent.
     """
     config = home.user_config()
     spent = store.spent_hours()
@@ -165,10 +170,11 @@ def _budget(home: Home, store: Store) -> Reply:
     return budget
 
 
-def _run(home: Home, row: RunRow) -> Reply:
-    """A run as an entry of a list; empty fields are left out.
+def _run_entry(home: Home, row: RunRow) -> Reply:
+    """A run as an entry of the list of runs.
 
-    Progress is given while the run holds a device.
+    Its step and the time left are given only while it holds a device; verdict, reason, note, ledger
+    and the like only where there is any.
     """
     entry: Reply = {
         "run_id": row.run_id,
@@ -198,9 +204,10 @@ def _run(home: Home, row: RunRow) -> Reply:
 
 
 def _environments(home: Home) -> list[Reply]:
-    """The environment versions.
+    """All environment versions as entries of a list.
 
-    `exam_use`, where it is not 0, is how often a version's held-out tasks were used to choose.
+    An entry has `exam_use` where the version's held-out tasks were used to choose a checkpoint, run
+    or model: how often that was.
     """
     used = holdout_reuse.use_by_env(home)
     return [
@@ -227,9 +234,11 @@ _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
 
 
 def _summary(scope: str, reply: Reply, totals: dict[str, int], open_runs: list[RunRow]) -> str:
-    """One sentence: how much there is in the home, or how many entries of one list are shown.
+    """One sentence about the reply. For scope "all" it says how much there is in the home, for
+    "hardware" it names the devices, and for a list it says how many entries are shown.
 
-    `totals`: length of each list, shown or not.
+    Args:
+        totals: for each list in the reply how many entries it has, shown or not.
     """
     if scope == "hardware":
         devices = reply["hardware"]["devices"]
@@ -237,7 +246,7 @@ def _summary(scope: str, reply: Reply, totals: dict[str, int], open_runs: list[R
         return f"{counted(len(devices), 'device')}: {names}."
     if scope != "all":
         more = " (more follow)" if "next_cursor" in reply else ""
-        return f"{counted(len(reply[scope]), scope[:-1])}{more}."
+        return f"{counted(len(reply[scope]), scope[:-1])}{more}."  # "runs" without its s
     active = sum(row.state in HOLDS_DEVICE for row in open_runs)
     shortened = [name for name, count in totals.items() if count > len(reply[name])]
     more = f" More {', '.join(shortened)} follow with scope {shortened[0]}." if shortened else ""
@@ -248,11 +257,12 @@ def _summary(scope: str, reply: Reply, totals: dict[str, int], open_runs: list[R
     )
 
 
-def _next(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply]:
-    """The call to make next; none unless the scope is "all".
+def _next_calls(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply]:
+    """The calls to make next; [] unless the scope is "all".
 
-    Wait for a run that is active, push an environment into an empty home, or else try the newest
-    one.
+    - Where a run is active or queued: wait for it.
+    - Otherwise, in a home without environments: read the playbook and push one.
+    - Otherwise: a dry run on the newest environment.
     """
     if scope != "all":
         return []

@@ -80,19 +80,19 @@ class ModelScores:
 
 
 class Regrade:
-    """The scoring of one run, from its config to its result.
+    """One regrade: a run whose stored answers are scored again by another environment version.
 
     Args:
-        folder: `runs/<id>` with the config.json that submit wrote: `regrade` names the source run,
-            each of `models` the file of its rows there.
-
-    Raises DamagedRecord where the config is none of a regrade. Ends at SIGTERM with Stopped.
+        folder: the folder of the regrade's own run, with the config.json that submit wrote. In it
+            `regrade` names the source run, and each entry of `models` the file there that holds the
+            model's answers.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read the config and the tasks, and prepare to be stopped by SIGTERM.
+        """Read the config and the tasks, and prepare to be stopped: SIGTERM makes `go` raise
+        Stopped, and the end of the supervisor ends this process.
 
-        Raises DamagedRecord where the config is none of a regrade, and UserError ENV_*.
+        Raises DamagedRecord where the config is not that of a regrade, and UserError ENV_*.
         """
         self.run = RunDir(folder)
         config = self.run.read_config()
@@ -112,10 +112,10 @@ class Regrade:
             threading.Thread(target=_exit_with_parent, args=(int(lifeline),), daemon=True).start()
 
     def go(self) -> Reply:
-        """Score everything; returns the content of result.json.
+        """Score the stored answers of all models; returns the content of result.json.
 
-        Raises Stopped, EnvProblem, OSError, and UserError: NOT_COMPARABLE where no stored answer
-        could be scored.
+        Raises Stopped, EnvProblem, OSError, and UserError NOT_COMPARABLE where none of the stored
+        answers could be scored.
         """
         models = self.config.models
         self.event("started", counted(len(models), "model"), total_steps=len(models))
@@ -123,10 +123,10 @@ class Regrade:
         task_ids = self._task_ids(stored.values())
         regraded: dict[str, list[Line]] = {}
         with open_process(self.record, log=self.run.logs / "environment.log") as process:
-            process.describe()
+            process.describe()  # waits until the environment is loaded
             for index, (ref, rows) in enumerate(stored.items()):
                 regraded[ref] = self._score_model(process, index, ref, rows, task_ids)
-                scores = _scores_of(ref, regraded[ref])
+                scores = _mean_scores(ref, regraded[ref])
                 self.event("evaluated", f"{ref}: reward {scores.reward:.3f}", **asdict(scores))
                 self._write_metrics(index + 1, {"model": ref, "heldout_reward": scores.reward})
         if not any(regraded.values()):
@@ -141,7 +141,7 @@ class Regrade:
         changes = rank_changes({ref: _records(rows) for ref, rows in regraded.items()})
         evidence = run_verdict(self.run).to_json()
         return {
-            "models": [asdict(_scores_of(ref, rows)) for ref, rows in regraded.items()],
+            "models": [asdict(_mean_scores(ref, rows)) for ref, rows in regraded.items()],
             "regrade": changes.to_json() | {"source": self.source.id, "skipped": self.skipped},
             "source_files": {
                 model.rows: _digest(self.source.path / model.rows) for model in models
@@ -160,9 +160,11 @@ class Regrade:
         self._metrics.append({"step": step, "time": time.time(), **values})
 
     def _task_ids(self, stored: Iterable[Sequence[Line]]) -> set[str]:
-        """The ids of at most `rows` tasks, in the order in which evaluations take tasks.
+        """Choose the tasks whose answers are scored: at most as many as the config's `rows`, the
+        first in the order in which evaluations take tasks.
 
-        `stored` holds the rows of each model.
+        Args:
+            stored: for each model its stored rows.
         """
         ids = {str(row.get("task")) for rows in stored for row in rows}
         return set(sorted(ids, key=lambda task: _task_order(task))[: self.config.rows])
@@ -170,13 +172,19 @@ class Regrade:
     def _score_model(
         self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], task_ids: set[str]
     ) -> list[Line]:
-        """Score the stored rows of one model and write them to its file; returns the written lines.
+        """Score the stored rows of one model again and write the new rows to the file of that model
+        in this run; returns the written rows.
 
-        Rows of tasks outside `task_ids` are left out. Rows that cannot be scored are counted in
-        `skipped` by reason. Raises Stopped.
+        Rows of tasks outside `task_ids` are left out. Rows that cannot be scored are counted by
+        reason in `self.skipped`. Raises Stopped.
+
+        Args:
+            index: the model's place in the config's `models`, by which its file is named.
+            ref: the model.
+            rows: its stored rows.
         """
         path = self.run.model_evals(index)
-        path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)  # an earlier attempt of this run may have left it
         written: list[Line] = []
         with Appender(path) as file:
             for position, row in enumerate(rows):
@@ -185,7 +193,7 @@ class Regrade:
                 if str(row.get("task")) not in task_ids:
                     continue
                 score = self._new_score(process, row)
-                if isinstance(score, str):
+                if isinstance(score, str):  # a key of SKIPPED
                     self.skipped[score] = self.skipped.get(score, 0) + 1
                     continue
                 new_row = _new_row_of(row, score, ref, position)
@@ -194,26 +202,32 @@ class Regrade:
         return written
 
     def _new_score(self, process: EnvProcess, row: Line) -> ScoreReply | str:
-        """The new score of a stored answer, or the key in SKIPPED that says why it has none."""
+        """Score a stored answer. Returns the score, or a key of SKIPPED that says why there is
+        none."""
         task = self.tasks.get(str(row.get("task")))
         if task is None:
             return "unknown_task"
+        # Answers of older versions do not hold the prompt.
         if row.get("prompt") and prompt_key(row["prompt"]) != prompt_key(task["prompt"]):
             return "changed_prompt"
         return score_stored(process, task, row, multi=self.multi)
 
     def _on_term(self, *_: object) -> None:
-        """Note that the run shall stop; that is looked at before each answer."""
+        """Handler of SIGTERM: `_score_model` stops before the next answer."""
         self._stop = True
 
 
 def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) -> Line:
-    """The stored row with its new score; the old one beside it as `..._before`.
+    """Copy a stored row with its new score; the old score is kept in the keys `reward_before`,
+    `success_before` and `error_before`.
 
-    `ref` is the model. `position` in the file counts as the attempt where the row names none.
+    Args:
+        ref: the model that gave the answer.
+        position: the row's place in its file, which counts as its attempt where it names none.
     """
     copied = {name: value for name, value in row.items() if name not in _TRAINING_ONLY}
-    # The stop reason "error" follows the new score, not the old one.
+    # The stop reason is "error" where the new score failed, and no longer where only the old one
+    # did.
     stop_reason = row.get("stop_reason")
     if score["error"]:
         stop_reason = "error"
@@ -234,12 +248,13 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
 
 
 def _records(rows: Sequence[Line]) -> list[EvaluationRow]:
-    """The lines as typed rows of an evaluation."""
+    """Check the lines and return them as typed rows of an evaluation."""
     return [EvaluationRow.of(row, "a row that was scored again") for row in rows]
 
 
-def _scores_of(ref: str, rows: Sequence[Line]) -> ModelScores:
-    """The means over the lines of one model; 0 where there is no line."""
+def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
+    """The mean scores over the lines of the model `ref`. The means are 0 where there is no line;
+    `success` is None where the environment does not report success."""
     records = _records(rows)
     measure = measure_of(records)
     errors = side(records, measure or "reward").errors
@@ -257,7 +272,7 @@ def _scores_of(ref: str, rows: Sequence[Line]) -> ModelScores:
 
 
 def _task_order(task: str) -> bytes:
-    """A sort key that is random among tasks but the same for the same id."""
+    """A sort key that puts tasks in an order that is random but always the same."""
     return hashlib.sha256(task.encode()).digest()
 
 
@@ -267,7 +282,8 @@ def _digest(path: Path) -> str:
 
 
 def main(folder: Path) -> int:
-    """Regrade as the config of the run in `folder` says; returns the exit status."""
+    """Carry out the regrade in the run folder `folder`. Returns the exit status of the process: 0
+    done (result.json is written), 3 failed (failure.json is written), 4 stopped on request."""
     run = RunDir(folder)
     job: Regrade | None = None
     try:
@@ -276,38 +292,44 @@ def main(folder: Path) -> int:
             store.set_state(run.id, "running", only_from={"preparing"}, started=time.time())
         result = job.go()
     except Stopped:
+        # The event is for people; without it the exit status says the same.
         with contextlib.suppress(OSError):
-            if job is not None:
+            if job is not None:  # None: stopped while the job was being prepared
                 job.event("stopped", "stopped on request")
         return EXIT_STOPPED
     except Exception as error:  # noqa: BLE001 - the top of the process: every failure is recorded
         traceback.print_exc()
-        write_json(run.failure, _failure(error).to_json())
+        write_json(run.failure, _failure_record(error).to_json())
         return EXIT_FAILED
     write_json(run.result, result)
     return EXIT_DONE
 
 
 def _exit_with_parent(descriptor: int) -> None:
-    """Block until the supervisor, at the other end of the pipe, is gone; then end this process."""
+    """Wait until the supervisor, which holds the other end of the pipe `descriptor`, has ended;
+    then end this process at once."""
     with contextlib.suppress(OSError):
-        while os.read(descriptor, 1):
+        while os.read(descriptor, 1):  # nothing is ever written: it returns b"" at the end
             pass
     os._exit(9)
 
 
-def _failure(error: Exception) -> Failure:
-    """The failure record for the exception that ended the regrade."""
+def _failure_record(error: Exception) -> Failure:
+    """The content of failure.json for the exception that ended the regrade."""
+    # EnvProblem and UserError are asked first: they say more than the other kinds.
     if isinstance(error, EnvProblem):
-        kind, message = "env_import", "The environment could not be started."
+        kind = "env_import"
+        message = "The environment could not be started."
         hint = "Push a version that loads, and regrade with that."
     elif isinstance(error, UserError):
         kind, message, hint = "config", error.message, error.advice
     elif isinstance(error, OSError):
-        kind, message = "infra", "A file of the run could not be read or written."
+        kind = "infra"
+        message = "A file of the run could not be read or written."
         hint = "Free disk space or mend the home folder, then call again."
     else:
-        kind, message = "internal", "The regrading stopped on a fault."
+        kind = "internal"
+        message = "The regrading stopped on a fault."
         hint = "Read the end of the console log."
     evidence = f"{type(error).__name__}: {error}"[:500]
     return Failure(kind, message, evidence, hint_of(hint))

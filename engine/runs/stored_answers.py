@@ -41,31 +41,37 @@ Begin = Callable[[Path, str, Mapping[str, Task]], None]
 def score_stored(
     process: EnvProcess, task: Task, row: Mapping[str, Any], *, multi: bool
 ) -> ScoreReply | str:
-    """The score of one stored answer, or the key in SKIPPED that says why it cannot be scored.
+    """Score one stored answer. Returns the score, or a key of SKIPPED that says why the answer
+    cannot be scored.
 
     Args:
-        row: the line of an evaluation or rollout that holds the answer.
-        multi: the environment has several turns, so the conversation is played again.
+        row: the line of an evaluation or of rollouts that holds the answer.
+        multi: whether the environment has several turns; the conversation is then played again.
     """
     messages = row.get("messages") or []
     turns = [message for message in messages if message.get("role") == "assistant"]
     if not turns and row.get("completion") is None:
         return "no_answer"
     if multi:
+        # A row without messages was answered in one turn.
         turns = turns or [{"role": "assistant", "content": row["completion"]}]
-        return replayed(process, task, messages or turns)
+        return score_replayed(process, task, messages or turns)
     if len(turns) > 1:
         return "other_turns"
     text = row.get("completion")
     return process.score(task, str(turns[0].get("content") if text is None else text))
 
 
-def replayed(process: EnvProcess, task: Task, messages: Sequence[Mapping[str, Any]]) -> ScoreReply:
-    """The score of a stored conversation, played again turn by turn.
+def score_replayed(
+    process: EnvProcess, task: Task, messages: Sequence[Mapping[str, Any]]
+) -> ScoreReply:
+    """Play a stored conversation again, turn by turn, and score it.
 
-    `messages` are those of model and environment after the prompt. The score is a failed one, with
-    the reason as its error, where the episode fails or where the environment answers differently
-    than it did then: that would be another conversation.
+    Returns a failed score, with the reason as its error, where the episode fails, or where the
+    environment replies differently than it did then: the rest would be another conversation.
+
+    Args:
+        messages: what model and environment said after the prompt.
     """
     try:
         episode = process.start(task)
@@ -76,10 +82,12 @@ def replayed(process: EnvProcess, task: Task, messages: Sequence[Mapping[str, An
         while position < len(messages):
             reply = episode.step(messages[position])
             position += 1
+            # What the environment replied then: all messages up to the model's next turn.
             stored_reply = []
             while position < len(messages) and messages[position].get("role") != "assistant":
                 stored_reply.append(dict(messages[position]))
                 position += 1
+            # After the last turn nothing more was said that could be compared.
             if position < len(messages) and reply != stored_reply:
                 return failed_score(SKIPPED["unrepeatable"])
         return episode.score()
@@ -91,17 +99,19 @@ def replayed(process: EnvProcess, task: Task, messages: Sequence[Mapping[str, An
 
 @contextlib.contextmanager
 def beside(run: RunDir, record: EnvRecord, skipped: Callable[[str], None]) -> Iterator[Begin]:
-    """Rescore answers in a thread while the caller goes on.
+    """Context manager: rescore stored answers in a thread beside the caller's own work.
 
-    Yields `begin(file, half, tasks)`, which queues a sample of the answers in `file`: those of one
-    half of the held-out tasks, or of both where `half` is ""; `tasks` by id. Leaving the context
-    waits up to `PATIENCE` seconds for the result. The env process is started at once, and ended at
-    once where the caller fails or is told to stop.
+    Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file` to be
+    scored again. `half` is "select" or "report" for the answers of that half of the held-out tasks,
+    or "" for those of both; `tasks` maps ids to tasks.
+
+    Leaving the block waits up to `PATIENCE` seconds for the result. The env process is started when
+    the block is entered, and is ended at once where the block raises.
 
     Args:
-        run: where `evals/rescored.json` is written.
+        run: its `evals/rescored.json` is written.
         record: the environment version that scores.
-        skipped: called with the reason where nothing could be scored; the run goes on without.
+        skipped: called with the reason where answers could not be rescored; that is no error.
     """
     fresh = _FreshProcess(record)
     thread = ThreadPoolExecutor(1, "rescoring")
@@ -120,7 +130,8 @@ def beside(run: RunDir, record: EnvRecord, skipped: Callable[[str], None]) -> It
 
 
 class _FreshProcess:
-    """Gives an env process that has scored nothing: every call ends the last one for a new one."""
+    """Hands out env processes that have scored nothing. Each call ends the process that was handed
+    out before and returns a new one."""
 
     def __init__(self, record: EnvRecord) -> None:
         self.record = record
@@ -129,19 +140,21 @@ class _FreshProcess:
         self._handed_out = False
 
     def warm_up(self) -> None:
-        """Start the process before it is needed. `__call__` meets the same errors again."""
+        """Start the process before it is needed. Errors are ignored here: `__call__` tries again
+        and raises them."""
         with contextlib.suppress(UserError, EnvProblem, OSError):
             self._start()
 
     def __call__(self) -> EnvProcess:
-        """A started process that has scored nothing. Raises UserError, EnvProblem or OSError."""
+        """Return a started process that has scored nothing; the one that was returned before is
+        ended. Raises UserError, EnvProblem or OSError."""
         if self._handed_out:
             self.close()
         self._handed_out = True
         return self._start()
 
     def abandon(self) -> None:
-        """End the process even while another thread uses it, and start no other."""
+        """End the process, even while another thread uses it, and let no other be started."""
         self.abandoned = True
         if self._process is not None:
             self._process.abandon()
@@ -152,9 +165,9 @@ class _FreshProcess:
             self._process.close()
 
     def _start(self) -> EnvProcess:
-        """The process, started and answering.
+        """Start the process, unless it runs already, and return it once it answers.
 
-        Raises UserError or OSError, or EnvProblem: it does not start, or it was abandoned.
+        Raises UserError or OSError; EnvProblem where it does not start or was abandoned.
         """
         if self.abandoned:
             raise EnvProblem("ENV_IMPORT", "nobody waits for it any more")
@@ -172,9 +185,11 @@ def _rescore(
     tasks: Mapping[str, Task],
     skipped: Callable[[str], None],
 ) -> None:
-    """Score a sample of the answers in `path` in a fresh process and write `evals/rescored.json`.
+    """Score a sample of the answers in the file `path` again in a fresh env process, and write
+    `evals/rescored.json`. Runs in the thread of `beside`, whose arguments have the same meaning.
 
-    Nothing is written where it was abandoned meanwhile. `skipped` gets the error where it fails.
+    Nothing is written where `fresh` was abandoned meanwhile. An error is passed to `skipped` as
+    text.
     """
     started_at = time.monotonic()
     multi = record.kind == "multi"
@@ -182,6 +197,7 @@ def _rescore(
         result = score_again(
             [_to_score(tasks[row["task"]], row, multi) for row in _sample(path, half, tasks)],
             fresh,
+            # Asked before each answer: whether to stop.
             lambda: fresh.abandoned or time.monotonic() - started_at > SECONDS,
         )
         if fresh.abandoned:
@@ -200,9 +216,11 @@ def _rescore(
 
 
 def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
-    """Up to `MOST` of the answers that were scored, of one half or (`half` = "") of both.
+    """A random sample of at most `MOST` answers in the file `path`. The same file always gives the
+    same sample, because the seed is the number of its answers.
 
-    The seed is the number of answers, so the same file gives the same sample.
+    Only answers are taken whose score did not fail, whose task is among `tasks`, and which belong
+    to the `half` of the held-out tasks ("" for both halves).
     """
     rows = load_rows(path)
     rows = [
@@ -217,12 +235,14 @@ def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
 
 
 def _to_score(task: Task, row: Mapping[str, Any], multi: bool) -> Scored:
-    """The stored answer with its reward, and how to score it again, as the audit takes it."""
+    """Wrap a stored answer for `score_again`: what identifies it, its stored reward, and a function
+    that scores it again in a given process."""
 
     def score_anew(process: EnvProcess) -> ScoreReply | str:
-        """The new score, or the key in SKIPPED that says why there is none."""
+        """The new score, or a key of SKIPPED that says why there is none."""
         score = score_stored(process, task, row, multi=multi)
-        # `score_stored` returns this reason as a failed score; here it is a reason to skip.
+        # A conversation that cannot be repeated comes as a failed score. Here it is skipped, so
+        # that it does not count as a reward that changed.
         if isinstance(score, dict) and score["error"] == SKIPPED["unrepeatable"]:
             return "unrepeatable"
         return score

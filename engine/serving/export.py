@@ -10,7 +10,7 @@ import shutil
 import time
 from pathlib import Path
 
-from engine.core.agent_files import refuse_agent_place
+from engine.core.agent_files import refuse_folder_of_agent_files
 from engine.core.errors import UserError
 from engine.core.files import is_locked, read_json, read_tail, sync_folder, take_lock, write_json
 from engine.core.hints import Call
@@ -61,7 +61,7 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
         "format": export_format,
     }
     if path:
-        refuse_agent_place(target, "path")
+        refuse_folder_of_agent_files(target, "path")
     if _is_this_export(target, origin):
         return _export_reply(model, target, export_format, "already")
     try:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from engine.core.agent_files import refuse_agent_place, refuse_links
+from engine.core.agent_files import refuse_folder_of_agent_files, refuse_links
 from engine.core.errors import UserError
 from engine.core.hints import Call
 from engine.core.reply import Reply
@@ -70,7 +70,7 @@ def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
             field="folder",
         )
     # Not where coding agents keep files that they obey or run, such as .claude.
-    refuse_agent_place(folder.absolute(), "folder")
+    refuse_folder_of_agent_files(folder.absolute(), "folder")
     try:
         written_paths = scaffold.copy_template(template, folder)
     except EnvProblem as problem:

@@ -104,7 +104,7 @@ def test_f16_a_damaged_database_is_kept_and_the_run_list_made_again(lively, how,
     kept = lively.dbs_aside()
     assert [path.read_bytes() for path in kept] == ([broken] if how != "gone" else [])
     found = lifecycle.overview(lively)
-    assert [env["env_id"] for env in found["envs"]] == [env["env_id"] for env in envs]
+    assert [env["env_id"] for env in found["envs"]] == [env.env_id for env in envs]
     said = [warning for warning in found["warnings"] if "damaged" in warning]
     assert [kept[0].name in warning for warning in said] == [True] if kept else said == []
     assert sum(row["spent_hours"] for row in rows_of(lively)) > 0

@@ -12,8 +12,8 @@ Text = InstanceOf[str]
 
 
 def _without_nulls(values: object) -> object:
-    """The named numbers without those that are null: the file holds null for NaN and infinity. Any
-    other value stays as it is, for validation to refuse."""
+    """Remove the nulls from a mapping of names to numbers; the file holds null for NaN and
+    infinity. A value that is no mapping is returned as it is, for validation to refuse."""
     if not isinstance(values, dict):
         return values
     return {name: value for name, value in values.items() if value is not None}

@@ -56,14 +56,16 @@ class Metrics:
 
     @property
     def columns(self) -> list[str]:
-        """The names of everything that was measured: our metrics in their documented order, then
-        the environment's own in alphabetical order."""
+        """The names of all metrics in the lines: those of the trainer in the order of `METRICS`,
+        then the environment's own in alphabetical order."""
+        # "model" is no metric: it says which model of an evaluation the line is about.
         measured = {name for line in self.lines for name in line} - {*LINE_KEYS, "model"}
         documented = [name for name in METRICS if name in measured]
         return documented + sorted(measured - set(documented))
 
     def curve(self, name: str) -> list[tuple[float, float]]:
-        """(step, value) of every line on which `name` is a finite number."""
+        """The curve of the metric `name`: (step, value) of every line on which it is a finite
+        number."""
         return [
             (line["step"], value)
             for line in self.lines
@@ -72,14 +74,14 @@ class Metrics:
 
 
 def load_metrics(path: Path) -> Metrics:
-    """The metrics of the file at `path`, one line per step; none for a missing file.
+    """Read the metrics in the file at `path`, one line per step; none for a missing file.
 
-    Of a file above 8 MB only its first lines, a sample from its first part and its last 4 MB are
-    read.
+    A file above 8 MB is not read as a whole, but only its first 20 lines, 400 lines from all over
+    its first part, and its last 4 MB.
     """
     end = complete_size(path)
     if end <= _EXACT_BYTES:
-        chunk = read_chunk(path, 0, max_bytes=_EXACT_BYTES + 1)
+        chunk = read_chunk(path, 0, max_bytes=_EXACT_BYTES + 1)  # the whole file
         return Metrics(by_step(chunk.rows), end, sampled=False, skipped=chunk.damaged)
     half_bytes = _EXACT_BYTES // 2
     rows = parse_lines([line.text for line in page_after(path, 0, _FIRST_LINES).lines])
@@ -91,8 +93,8 @@ def load_metrics(path: Path) -> Metrics:
 
 
 def by_step(rows: Sequence[Line]) -> list[Line]:
-    """One line per step, in order of steps. Of a step that was written twice, by a run that was
-    resumed, later values replace earlier ones. Rows without a step are left out."""
+    """Merge the rows to one line per step, in order of steps. A resumed run may have written a step
+    twice; its later values replace the earlier ones. Rows without a step are left out."""
     line_of_step: dict[float, Line] = {}
     for row in rows:
         step = number(row.get("step"))
@@ -102,8 +104,8 @@ def by_step(rows: Sequence[Line]) -> list[Line]:
 
 
 def main_columns(columns: Sequence[str], most: int) -> list[str]:
-    """The `most` columns to show when the caller did not ask for any: the usual ones, then the
-    environment's own, then the rest."""
+    """At most `most` columns to show when the caller asked for none: first those of `_MAIN`, then
+    the environment's own metrics, then the rest."""
     main = [name for name in _MAIN if name in columns]
     of_the_environment = [
         name for name in columns if name not in METRICS and not name.startswith("heldout_")
@@ -112,11 +114,16 @@ def main_columns(columns: Sequence[str], most: int) -> list[str]:
 
 
 def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> list[Line]:
-    """About `points` of the lines, in order.
+    """Choose about `points` of the lines, in order:
 
-    The first and last line are kept, and for every key the lines with its first, lowest, highest
-    and last value. Of a key that is measured now and then, such as an evaluation, as many lines are
-    kept as fit. The rest is spread evenly.
+    1. the first and the last line, and for every key the lines with its first, lowest, highest and
+       last value, even if these are more than `points`;
+    2. while there is room, the lines with a key that only a third of the lines or fewer have, such
+       as the score of an evaluation;
+    3. while there is room, others that are spread evenly.
+
+    Args:
+        keys: the metrics that the chosen lines are to show.
     """
     if len(lines) <= points:
         return list(lines)
@@ -129,7 +136,7 @@ def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> li
         values = [lines[i][key] for i in measured]
         lowest, highest = values.index(min(values)), values.index(max(values))
         chosen |= {measured[0], measured[-1], measured[lowest], measured[highest]}
-        if len(measured) * 3 <= len(lines):  # on a third of the lines at most
+        if len(measured) * 3 <= len(lines):
             rarely_measured += measured
     for index in sorted(set(rarely_measured)):
         if len(chosen) < points:
@@ -137,6 +144,7 @@ def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> li
     missing_count = points - len(chosen)
     if missing_count > 0:
         rest = [i for i in range(len(lines)) if i not in chosen]
+        # From the middle of each of `missing_count` equal parts of the rest.
         chosen |= {rest[int((k + 0.5) * len(rest) / missing_count)] for k in range(missing_count)}
     return [lines[i] for i in sorted(chosen)]
 
@@ -154,7 +162,7 @@ class CurveSummary:
 
 
 def summary_of(points: Sequence[tuple[float, float]]) -> CurveSummary:
-    """The summary of a curve of at least one point (step, value)."""
+    """Summarise a curve. `points` are (step, value) in order of steps, at least one."""
     lowest = min(points, key=lambda point: point[1])
     highest = max(points, key=lambda point: point[1])
     return CurveSummary(
@@ -168,8 +176,12 @@ def summary_of(points: Sequence[tuple[float, float]]) -> CurveSummary:
 
 
 def spark(values: Sequence[float], width: int = 24) -> str:
-    """A curve as one line of at most `width` block characters, from its lowest to its highest
-    value; longer curves are averaged. "" without values."""
+    """Draw a curve as a line of at most `width` block characters, such as `▁▃▅█`; "" without
+    values.
+
+    The lowest value becomes the lowest block and the highest the full block. Where there are more
+    values than characters, each character stands for the mean of several.
+    """
     if not values:
         return ""
     if len(values) > width:
@@ -177,24 +189,24 @@ def spark(values: Sequence[float], width: int = 24) -> str:
         values = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     low, high = min(values), max(values)
     blocks = "▁▂▃▄▅▆▇█"
-    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
+    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0  # all equal: a flat line
     return "".join(blocks[round((value - low) * scale)] for value in values)
 
 
 def short(value: float) -> float:
-    """`value` with five significant digits: enough for any curve, in few characters."""
+    """`value` rounded to five significant digits: enough for any curve, and few characters."""
     return float(f"{value:.5g}")
 
 
 def number(value: Any) -> float | None:
-    """`value` if it is a finite number, else None; booleans are no numbers."""
+    """`value` if it is a finite number, else None. True and False do not count as numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
 
 
 def parse_lines(texts: Sequence[str]) -> list[Line]:
-    """The JSON objects among lines of text, in order; all other lines are left out."""
+    """Parse lines of text as JSON objects, in order. Lines that hold anything else are left out."""
     rows: list[Line] = []
     for text in texts:
         try:

@@ -35,9 +35,10 @@ class EvaluationRow(Answer):
     error_before: str | None = None
 
     def to_line(self) -> Line:
-        """The JSON object of the line, for an Appender: the keys that name the answer come
-        first."""
+        """The JSON object to append to the file. The keys that identify the answer come first,
+        which makes the file easier to read for people."""
         line = super().to_line()
+        # The keys tell which of the three kinds of line this is.
         if "loss" in line:
             first_keys = _LOSS_KEYS
         else:
@@ -46,6 +47,6 @@ class EvaluationRow(Answer):
 
 
 def read_evaluation(path: Path) -> list[EvaluationRow]:
-    """The answers in a file of `evals/`; [] where there is no file. Damaged lines are left out;
-    `EvaluationRow.read_file` counts them."""
+    """Read the answers in a file of `evals/`; [] where there is no file. Damaged lines are left
+    out; `EvaluationRow.read_file` also counts them."""
     return EvaluationRow.read_all(path)

@@ -8,7 +8,7 @@ from engine.records.lines.line_record import Line, LineRecord
 
 
 class Event(LineRecord):
-    """Its name, a sentence for people, and fields of its own.
+    """An event: its name, a sentence for people, and fields that its kind of event has.
 
     Attributes:
         time: when it was written, seconds since the epoch.
@@ -25,7 +25,7 @@ class Event(LineRecord):
 
     @property
     def fields(self) -> Line:
-        """What this kind of event says beside its time, name and sentence."""
+        """The fields of the event other than its time, name and sentence."""
         return self.model_extra or {}
 
     @property

@@ -33,11 +33,11 @@ class RecordsRead(Generic[R]):
 
 
 def skipped_lines(count: int) -> list[str]:
-    """A warning about the lines of a file that could not be read; [] for a `count` of 0."""
+    """A warning that `count` lines of a file could not be read; [] for a `count` of 0."""
     if not count:
         return []
-    is_left_out = "is left out" if count == 1 else "are left out"
-    return [f"{counted(count, 'damaged line')} could not be read and {is_left_out}."]
+    verb_phrase = "is left out" if count == 1 else "are left out"
+    return [f"{counted(count, 'damaged line')} could not be read and {verb_phrase}."]
 
 
 class LineRecord(Record):
@@ -46,8 +46,11 @@ class LineRecord(Record):
 
     @classmethod
     def of(cls, row: Mapping[str, Any], place: str) -> Self:
-        """The record in a line's JSON object `row`. Raises DamagedRecord, naming `place`, the file
-        it comes from, and the first key at fault."""
+        """Check the JSON object `row` of a line, and return it as a record.
+
+        Raises DamagedRecord. Its message names the first key at fault and `place`, which says where
+        the line comes from.
+        """
         try:
             return cls.model_validate(row)
         except ValidationError as error:
@@ -55,10 +58,11 @@ class LineRecord(Record):
 
     @classmethod
     def read_file(cls, path: Path) -> RecordsRead[Self]:
-        """The records of every complete line of the file at `path`; none where there is no file.
+        """Read a record from every complete line of the file at `path`; none where there is no
+        file.
 
-        A damaged line is counted and left out: a disk that was full for a moment may leave one. A
-        last line without its end is still being written and is not counted.
+        A damaged line, such as a disk that was full for a moment may leave, is left out and
+        counted. A last line without a newline is still being written and is not counted.
         """
         records: list[Self] = []
         skipped = cursor = 0
@@ -70,15 +74,15 @@ class LineRecord(Record):
                 except ValidationError:
                     skipped += 1
             skipped += chunk.damaged
-            if chunk.end <= cursor:
+            if chunk.end <= cursor:  # no complete line is left
                 return RecordsRead(records, skipped)
             cursor = chunk.end
 
     @classmethod
     def read_all(cls, path: Path) -> list[Self]:
-        """The records of `read_file`, for callers that do not tell how many lines were damaged."""
+        """The records of `read_file`, for callers that need no number of damaged lines."""
         return cls.read_file(path).records
 
     def to_line(self) -> Line:
-        """The JSON object of the line, for an Appender."""
+        """The JSON object to append to the file: only the fields that were set."""
         return self.model_dump(exclude_unset=True)

@@ -28,7 +28,8 @@ class MetricsLine(LineRecord):
         return self.model_extra or {}
 
     def value(self, name: str) -> float | None:
-        """The metric `name`; None where it was not measured or is no finite number."""
+        """The value of the metric `name`; None where the line has no such metric, or where its
+        value is not a finite number."""
         value = self.values.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
@@ -36,10 +37,10 @@ class MetricsLine(LineRecord):
 
 
 def read_metrics(path: Path) -> list[MetricsLine]:
-    """All lines of `metrics.jsonl` in the order in which they were written; [] where there is no
-    file. Damaged lines are left out; `MetricsLine.read_file` counts them.
+    """Read all lines of `metrics.jsonl` in the order in which they were written; [] where there is
+    no file. Damaged lines are left out; `MetricsLine.read_file` also counts them.
 
-    A run that was resumed from a checkpoint may have written a step twice.
-    engine/records/lines/curves.py reads long files faster.
+    A run that was resumed from a checkpoint may have written a step twice. For long files,
+    `load_metrics` in engine/records/lines/curves.py is faster: it reads a sample of the lines.
     """
     return MetricsLine.read_all(path)

@@ -35,13 +35,13 @@ class TrajectoryRecord(Answer):
     loss_mask: list[int] | None = None
 
     def to_line(self) -> Line:
-        """The JSON object of the line, for an Appender: the keys that name the rollout come
-        first."""
+        """The JSON object to append to the file. The keys that identify the rollout come first,
+        which makes the file easier to read for people."""
         line = super().to_line()
         return {key: line[key] for key in _FIRST_KEYS} | line
 
 
 def read_trajectories(path: Path) -> list[TrajectoryRecord]:
-    """The rollouts of one step; [] where there is no file. Damaged lines are left out;
-    `TrajectoryRecord.read_file` counts them."""
+    """Read the rollouts of one step; [] where there is no file. Damaged lines are left out;
+    `TrajectoryRecord.read_file` also counts them."""
     return TrajectoryRecord.read_all(path)

@@ -43,7 +43,8 @@ class SamplingWork:
 
 
 def sampling_hours(home: Home, models: Sequence[ModelRef], work: SamplingWork) -> float:
-    """The device hours that sampling and scoring take at most, for all models together."""
+    """The most device hours that sampling the tasks and scoring the answers may take, for all
+    `models` together."""
     return estimate.evaluation_hours(
         home,
         work.limits,
@@ -61,20 +62,27 @@ def scoring_hours(record: EnvRecord, answers: int) -> float:
 
 
 def cap_of(home: Home, afford: Afford | None, hours: Callable[[], float]) -> float:
-    """The cap on device hours of an evaluation or a probe; 0 where neither quota nor limit applies.
+    """The cap on device hours to give an evaluation or a probe; 0 for no cap, where neither a quota
+    nor `auto_approve_gpu_hours` applies.
 
-    `hours` returns what it takes at most; it is called only where a cap is needed. `afford` is the
-    quota, None for none. Raises UserError QUOTA (by `afford`), BUDGET (the home's total is spent)
-    or NOT_APPROVED (more than may be spent without a person).
+    Args:
+        afford: the quota of the caller's key: returns a cap for the hours needed, or raises
+            UserError QUOTA. None where no quota applies.
+        hours: returns the most hours that the run may take. It may be slow, so it is called
+            only where a cap is needed.
+
+    Raises UserError QUOTA, BUDGET (the home's total is spent) or NOT_APPROVED (the run takes more
+    than may be spent without asking a person).
     """
     with Store(home) as store:
         check_hours_left(home, store)
     limit = home.user_config().auto_approve_gpu_hours
     if afford is None and limit is None:
         return 0.0
-    need, cap = hours(), EVALUATION_WALL_HOURS
+    need = hours()
+    cap = EVALUATION_WALL_HOURS
     if limit is not None:
-        cap = min(cap, max(limit, LOOK_HOURS))
+        cap = min(cap, max(limit, LOOK_HOURS))  # a short look is allowed under any limit
         if need > cap:
             raise UserError(
                 "NOT_APPROVED",
@@ -91,7 +99,7 @@ def cap_warnings(cap: float) -> list[str]:
 
 
 def check_gpu_hours_cap(max_gpu_hours: float) -> None:
-    """Raises UserError BAD_ARGUMENT unless it is a finite number of hours above 0."""
+    """Raises UserError BAD_ARGUMENT unless the cap is a finite number of hours above 0."""
     is_number = isinstance(max_gpu_hours, int | float) and not isinstance(max_gpu_hours, bool)
     if not is_number or not math.isfinite(max_gpu_hours) or max_gpu_hours <= 0:
         raise bad_argument(
@@ -100,8 +108,8 @@ def check_gpu_hours_cap(max_gpu_hours: float) -> None:
 
 
 def check_texts(**texts: str) -> None:
-    """Raises UserError BAD_ARGUMENT for a text, named by its argument, that is too long to be
-    stored and shown, or that has a NUL in it.
+    """Raises UserError BAD_ARGUMENT where a text has a NUL in it or is too long: a `request_id` may
+    have 200 characters, any other text 4,000. Each text is passed under the name of its argument.
     """
     for name, text in texts.items():
         limit = 200 if name == "request_id" else 4_000
@@ -119,13 +127,14 @@ def check_secrets(record: EnvRecord) -> None:
     """Raises UserError ENV_SECRETS where a secret of the environment is not set in this process."""
     missing = [name for name in record.secrets if not os.environ.get(name)]
     if missing:
-        raise no_secrets(missing, record.env_id)
+        raise missing_secrets_error(missing, record.env_id)
 
 
 def check_not_deleted(run: RunDir, field: str = "resume") -> None:
     """Raises UserError RUN_STATE where the run's files were deleted.
 
-    `field` is the argument of the request that needs them.
+    Args:
+        field: the argument of the request that needs these files: "resume" or "regrade".
     """
     if run.deleted.exists():
         raise UserError(
@@ -137,10 +146,13 @@ def check_not_deleted(run: RunDir, field: str = "resume") -> None:
 
 
 def scored_env(home: Home, env_id: str, what: str) -> EnvRecord:
-    """The environment version that `env_id` means, which scores and whose process can be started.
+    """Find the environment version that `env_id` names, and check that it scores and that its
+    process can be started.
 
-    `what` is the word for the message: evaluated, probed or regraded. Raises UserError
-    ENV_NOT_FOUND, ENV_INVALID (it scores nothing), ENV_SECRETS or ENV_DEPS.
+    Args:
+        what: what is to be done to a model, for the message: "evaluated", "probed" or "regraded".
+
+    Raises UserError ENV_NOT_FOUND, ENV_INVALID (it scores nothing), ENV_SECRETS or ENV_DEPS.
     """
     record = registry.find_env(home, env_id)
     if not record.scored:
@@ -151,7 +163,7 @@ def scored_env(home: Home, env_id: str, what: str) -> EnvRecord:
             field="env_id",
         )
     check_secrets(record)
-    registry.env_python(record)
+    registry.env_python(record)  # for its error where packages are missing
     return record
 
 
@@ -169,7 +181,7 @@ def require_files(model: ModelRef) -> None:
         )
 
 
-def no_env() -> UserError:
+def no_env_error() -> UserError:
     """The error for a request that names no environment."""
     return UserError(
         "BAD_ARGUMENT",
@@ -179,8 +191,9 @@ def no_env() -> UserError:
     )
 
 
-def no_secrets(missing: list[str], env_id: str) -> UserError:
-    """The error for an environment whose secrets (`missing`) this process does not have."""
+def missing_secrets_error(missing: list[str], env_id: str) -> UserError:
+    """The error for an environment that needs the secrets `missing`, which are not set in this
+    process."""
     return UserError(
         "ENV_SECRETS",
         f"{env_id} needs {', '.join(missing)}, which this server's environment does not have",
@@ -191,11 +204,11 @@ def no_secrets(missing: list[str], env_id: str) -> UserError:
 
 
 def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
-    """Check that the environment's reward may be trained on; returns a warning for a known risk.
+    """Check that the environment's reward may be trained on.
 
-    A risk is a reward that the stored audit found to pay for degenerate answers. It is allowed for
-    SFT, which does not learn from the reward, and by `accept_reward_risk`. Raises UserError
-    REWARD_RISK.
+    Where the stored audit found that the reward pays for degenerate answers, UserError REWARD_RISK
+    is raised. For SFT, which does not learn from the reward, and with `accept_reward_risk`, a
+    warning is returned instead. Returns [] where the audit found no risk.
     """
     if record.audit.verdict != "risk":
         return []
@@ -216,9 +229,12 @@ def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
 
 
 def check_size(forecast: Forecast, disk_free: int) -> None:
-    """Check by the forecast that the run fits into memory and onto the disk.
+    """Check that the run is expected to fit into the memory and onto the disk.
 
-    `disk_free`: bytes, named in the message. Raises UserError DOES_NOT_FIT or DISK_FULL.
+    Args:
+        disk_free: free bytes on the disk, for the message.
+
+    Raises UserError DOES_NOT_FIT or DISK_FULL.
     """
     figures = forecast.estimate
     if not figures.fits:
@@ -244,11 +260,12 @@ def check_size(forecast: Forecast, disk_free: int) -> None:
 
 
 def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
-    """Raises UserError NOT_APPROVED where nobody approved the run and it likely takes too long.
-
-    The limit is `auto_approve_gpu_hours` of the home's config; without it nothing needs approval.
+    """Raises UserError NOT_APPROVED where the run likely takes more GPU-hours than
+    `auto_approve_gpu_hours` of config.toml allows, and no person has approved it. Without that key
+    no run needs approval.
     """
-    likely, limit = figures.gpu_hours.likely, home.user_config().auto_approve_gpu_hours
+    likely = figures.gpu_hours.likely
+    limit = home.user_config().auto_approve_gpu_hours
     if limit is not None and likely > limit and not approved:
         raise UserError(
             "NOT_APPROVED",
@@ -262,16 +279,19 @@ def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
 
 
 def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
-    """The change to as many steps as fit into `limit` device hours; None where no step does."""
+    """The change of settings to as many steps as fit into `limit` device hours; None where not even
+    one step fits."""
     startup = figures.seconds["startup"] / 3600
     likely = figures.gpu_hours.likely
     share = (0.9 * limit - startup) / max(likely - startup, 1e-9)  # a tenth is left for rounding
     steps = math.floor(figures.steps * share)
+    # `epochs` cannot be given beside `steps`.
     return Change(settings={"steps": steps}, without=("epochs",)) if steps >= 1 else None
 
 
 def check_hours_left(home: Home, store: Store) -> None:
-    """Raises UserError BUDGET where the home's total is spent, or promised to open runs."""
+    """Raises UserError BUDGET where the home's `max_gpu_hours_total` is spent, counting what open
+    runs are still expected to spend."""
     total = home.user_config().max_gpu_hours_total
     if total is not None and store.committed_hours() >= total:
         raise UserError(

@@ -19,7 +19,8 @@ _MOST_NAMED = 4  # settings that a caution names
 
 
 def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
-    """Warnings about a run with this config, before it is queued; empty where there are none.
+    """Warnings about a new run with this config, before it is queued: it nearly repeats an earlier
+    run, or changes several choices at once. [] where neither is the case.
 
     It is compared with the newest runs of the same environment version, algorithm and start model.
     """
@@ -30,18 +31,24 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
         if row.env_id == config.env_id and row.algorithm == config.algorithm
     ]
     same_start = [(row, making) for row, making in earlier if making.start == new.start]
+    # Of the repeated runs the newest one is enough.
     return [*_repeats(new, same_start)[:1], *_many_changes(home, new, same_start)]
 
 
 def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """Sentences about earlier runs that this one nearly repeats; newest first.
+    """A sentence about each earlier run that the new one repeats, the newest first. An earlier run
+    counts in two cases:
 
-    An earlier run counts where its settings are nearly the same and it failed or brought nothing,
-    or where it is exactly the same, seed included. `earlier`: (row, making), newest first.
+    - its settings are nearly the same, and it failed or its result was not better;
+    - it is done, and its settings are exactly the same, seed included.
+
+    Args:
+        new: how the new run is made.
+        earlier: the row of each earlier run and how it was made, the newest first.
     """
     sentences = []
     for row, making in earlier:
-        if _differs_clearly(new, making):
+        if _is_different_idea(new, making):
             continue
         outcome = _failure_in_words(row)
         same_seed = new.seed == making.seed
@@ -61,9 +68,9 @@ def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]
 
 
 def _failure_in_words(row: RunRow) -> str:
-    """How an earlier run failed because of its own settings, or that its result was not better.
+    """How an earlier run went wrong: "failed (oom)" or "came out no difference".
 
-    "" where neither is so.
+    "" for any other run, also for one that failed for a reason outside its settings.
     """
     if row.state == "failed" and row.reason_kind not in _OUTSIDE:
         return f"failed ({row.reason_kind})"
@@ -73,14 +80,16 @@ def _failure_in_words(row: RunRow) -> str:
 
 
 def verdict_in_words(row: RunRow) -> str:
-    """The verdict of a run in words, such as "no difference"; "unknown" where it has none."""
+    """The verdict of a run in words: "better", "worse", "no difference", or "unknown" also where
+    it has none."""
     return (row.verdict or "unknown").replace("_", " ")
 
 
 def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """A warning where several choices change at once, so that no effect can be put down to one.
+    """A warning where the new run changes several choices at once, so that a difference in the
+    result cannot be attributed to one of them. [] where it changes none or one.
 
-    Compared with the parent, or without a parent with the newest of the earlier runs.
+    It is compared with its parent; without a parent, with the newest of the earlier runs.
     """
     parent = new.config.parent if new.config else ""
     if parent:
@@ -90,7 +99,7 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
     else:
         return []
     changes = changed_choices(base, new)
-    if not base.config or len(changes) < 2:
+    if not base.config or len(changes) < 2:  # without its config nothing is known of the parent
         return []
     names = ", ".join(changes[:_MOST_NAMED]) + (", ..." if len(changes) > _MOST_NAMED else "")
     return [
@@ -100,7 +109,8 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
 
 
 def _setting_pairs(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ, chosen or following from a choice: name -> (old, new) value."""
+    """The settings that differ between two runs: name -> (old value, new value). None stands for a
+    setting that a run does not have."""
     return {
         name: (old.setting_values.get(name), new.setting_values.get(name))
         for name in changed_choices(old, new)
@@ -108,18 +118,21 @@ def _setting_pairs(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _differs_clearly(new: Making, old: Making) -> bool:
-    """Whether the runs differ in more than numbers that are nearly the same."""
+def _is_different_idea(new: Making, old: Making) -> bool:
+    """Whether the runs differ in the model, algorithm or environment, or in a setting by more than
+    two numbers that are nearly the same."""
+    # A choice that is no setting is the model, the algorithm or the environment.
     if any(
         name not in {**new.setting_values, **old.setting_values}
         for name in changed_choices(old, new)
     ):
-        return True  # another model, algorithm or environment
+        return True
     return any(not _is_near(*values) for values in _setting_pairs(new, old).values())
 
 
 def _difference_in_words(new: Making, old: Making) -> str:
-    """The numbers that differ between two runs of nearly the same settings, "" where none does."""
+    """The settings that differ between two runs of nearly the same settings; "" where none does.
+    For example `kl_coef (0.05 then, 0.052 now)`. All that differs must be numbers."""
     pairs = _setting_pairs(new, old).items()
     return ", ".join(
         f"{name} ({old_value:g} then, {new_value:g} now)" for name, (old_value, new_value) in pairs
@@ -127,10 +140,12 @@ def _difference_in_words(new: Making, old: Making) -> str:
 
 
 def _is_near(old: Any, new: Any) -> bool:
-    """Whether two values are equal, or positive numbers within the ratio that `NEAR` allows."""
+    """Whether two values are equal, or positive numbers that differ by a factor of at most
+    1 + NEAR."""
     are_numbers = all(
         isinstance(value, int | float) and not isinstance(value, bool) for value in (old, new)
     )
     if not are_numbers or old <= 0 or new <= 0:
         return old == new
+    # The distance of the logarithms: the same whichever of the two is larger.
     return abs(math.log(new / old)) <= math.log1p(NEAR)

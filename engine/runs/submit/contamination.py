@@ -26,11 +26,11 @@ _COUNTS = ("exact", "normalised", "ngram")
 
 @dataclass(frozen=True)
 class Contamination:
-    """What training rows hold of held-out tasks; the content of contamination.json.
+    """Which held-out tasks occur in training rows; the content of contamination.json.
 
     Attributes:
         verdict: clean, overlap or leak.
-        leaked: the tasks that these rows teach.
+        leaked: ids of the held-out tasks that the training rows contain.
         sources: one entry per environment version trained on, as `overlap.scan` counts it.
         headline: what was found, one sentence.
     """
@@ -47,25 +47,29 @@ class Contamination:
 
 
 def of_training(home: Home, record: EnvRecord, model: str = "") -> Contamination:
-    """Compare the held-out tasks of `record` with its own training rows, and with those of the runs
-    that `model` descends from ("" for none).
+    """Compare the held-out tasks of `record` with its own training rows, and with the rows on which
+    `model` was trained before.
+
+    Args:
+        model: the model that is to be trained; "" where there is none yet.
     """
+    # The training that is about to start has no run id yet: "".
     trainings = [("", record.env_id), *_trainings(home, model)]
+    # All trainings are of the same model, so none is named.
     return _compare_all(home, record, [("", run, env_id) for run, env_id in trainings])
 
 
 def of_models(home: Home, record: EnvRecord, models: Sequence[str]) -> Contamination:
-    """Compare the held-out tasks of `record` with the training rows of all runs that `models`
-    descend from.
+    """Compare the held-out tasks of `record` with the rows on which `models` were trained in this
+    home.
     """
     trainings = [(ref, run, env_id) for ref in models for run, env_id in _trainings(home, ref)]
     return _compare_all(home, record, trainings)
 
 
 def _trainings(home: Home, ref: str) -> list[tuple[str, str]]:
-    """(run, environment version) of every training a model went through, the last first.
-
-    Empty for a model that was not trained in this home.
+    """(run id, environment version) of every training that the model `ref` went through in this
+    home, the last one first. [] for a model that was not trained here, and for "".
     """
     run_id = trained_by(home, ref) if ref else ""
     if not run_id:
@@ -79,15 +83,18 @@ def _trainings(home: Home, ref: str) -> list[tuple[str, str]]:
 def _compare_all(
     home: Home, exam: EnvRecord, trainings: Sequence[tuple[str, str, str]]
 ) -> Contamination:
-    """Compare an exam with the training rows of every training (model, run, environment version).
+    """Compare the held-out tasks of `exam` with the rows of every training, and sum up the results.
 
-    Versions that are gone or unreadable are named in the headline and left out.
+    Versions that are gone or unreadable are left out and named in the headline.
+
+    Args:
+        trainings: (model, run id, environment version) each; the first two may be "".
     """
     deadline = time.monotonic() + BUDGET_S
     sources: list[Mapping[str, object]] = []
     scans: dict[str, Mapping[str, Any]] = {}
     missing: list[str] = []
-    for model, run, env_id in trainings:  # several may share a version, which is scanned once
+    for model, run, env_id in trainings:  # several may share a version; it is scanned once
         if env_id not in scans:
             try:
                 trained_on = exam if env_id == exam.env_id else find_env(home, env_id)
@@ -98,6 +105,7 @@ def _compare_all(
         overlap = scans[env_id]
         origin = {"model": model, "run_id": run, "env_id": env_id}
         counts = {key: value for key, value in overlap.items() if key != "leaked"}
+        # Without what is "".
         sources.append({key: value for key, value in origin.items() if value} | counts)
     leaked = sorted({task for overlap in scans.values() for task in overlap["leaked"]})
     verdicts = [overlap["verdict"] for overlap in scans.values()]
@@ -112,26 +120,31 @@ def _compare_all(
 
 
 def _severity(overlap: Mapping[str, Any]) -> tuple[int, int]:
-    """How bad an overlap is, to be sorted by: its verdict, then how many rows match."""
+    """A sort key for overlaps, the worst last: first by verdict, then by the number of rows that
+    match."""
     return (_SEVERITY.index(overlap["verdict"]), sum(overlap[count] for count in _COUNTS))
 
 
 def _compare(
     home: Home, trained_on: EnvRecord, exam: EnvRecord, deadline: float
 ) -> Mapping[str, Any]:
-    """The overlap of one version's training rows with the exam's held-out tasks.
+    """The overlap of the training rows of `trained_on` with the held-out tasks of `exam`.
 
-    It is read from the environment or the home where it is stored; a complete scan is stored.
-    `deadline` (monotonic clock) ends a scan, which then covers a part only.
+    It is read where it is stored: with the environment for a version compared with itself, else in
+    the home. Otherwise the rows are scanned, and a complete scan is stored.
+
+    Args:
+        deadline: time on the monotonic clock at which a scan stops, having covered only a part.
     """
     if trained_on.hash == exam.hash and exam.contamination:
         return exam.contamination
     stored = home.overlap(trained_on.hash, exam.hash)
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # not stored yet, or damaged
         return read_json(stored)
     rows, tasks = read_tasks(trained_on, "train"), read_tasks(exam, "heldout")
     overlap = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
-    # A scan of only a part is not stored, so that the next call may complete it.
+    # `compared` has the shares that were scanned. A partial scan is not stored, so that a later
+    # call can make a complete one.
     if min(overlap["compared"]) == 1:
         stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(stored, overlap)

@@ -40,17 +40,22 @@ MAX_MODELS = 8  # of one evaluation
 def submit_evaluation(
     home: Home, request: EvaluationRequest, afford: Afford | None = None
 ) -> Reply:
-    """Queue an evaluation of up to eight models on the same tasks; with `regrade`, queue the
-    scoring of that run's stored answers by this environment instead, without any model.
+    """Queue an evaluation of up to eight models on the same tasks, and return the reply about it.
 
-    `afford` gives the run its cap of device hours; None where no quota applies. Raises UserError:
-    BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, and for
-    `regrade` RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION.
+    With `request.regrade` no model is asked: the stored answers of that run are scored again by
+    this environment.
+
+    Args:
+        afford: the quota of the caller's key, which gives the run its cap on device hours; None
+            where no quota applies.
+
+    Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET,
+    NOT_APPROVED; for `regrade` also RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION.
     """
     if request.regrade:
         return submit_regrade(home, request, afford)
     _check_request(request)
-    launcher.worker_python(home)
+    launcher.worker_python(home)  # for its error where nothing can run a model
     record = scored_env(home, request.env_id, "evaluated")
     models = [catalog.resolve_model(home, ref) for ref in request.models]
     for model in models:
@@ -101,9 +106,10 @@ def _config(
     settings: EvaluationSettings,
     sources: Mapping[str, str],
 ) -> dict[str, object]:
-    """The content of config.json, without the run's id and its cap.
+    """The content of config.json of an evaluation, without the run's id and its cap.
 
-    `sources` says where each setting comes from.
+    Args:
+        sources: for each setting where its value comes from, such as "user" or "model".
     """
     return {
         "kind": "evaluate",
@@ -128,7 +134,8 @@ def model_entry(model: ModelRef) -> Mapping[str, str | None]:
 
 
 def _check_request(request: EvaluationRequest) -> None:
-    """Raises UserError BAD_ARGUMENT for models, tasks or attempts that cannot be evaluated."""
+    """Raises UserError BAD_ARGUMENT for a number of models, tasks or attempts out of range, for a
+    model that is named twice, and for an unknown split."""
     models = list(request.models)
     if not 1 <= len(models) <= MAX_MODELS:
         raise bad_argument("models", len(models), f"Name 1 to {MAX_MODELS} models.")
@@ -142,9 +149,8 @@ def _check_request(request: EvaluationRequest) -> None:
 def _sampling(
     home: Home, record: EnvRecord, models: list[ModelRef], request: EvaluationRequest
 ) -> tuple[resolution.ResolvedSampling, EnvFacts]:
-    """Sampling settings that fit every model, and what is known of the environment's tasks.
-
-    Both are worked out for the model that takes the fewest tokens.
+    """Choose sampling settings that fit every model. Returns them, and the facts of the
+    environment's tasks, both for the model with the shortest context.
     """
     smallest = min(models, key=lambda model: model.facts.max_positions)
     facts = env_facts.env_facts(

@@ -40,20 +40,25 @@ _MOST_RETRIES = 1000  # runs that one probe may have, each after a failed one
 
 @tells_of_the_disk
 def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None) -> Reply:
-    """Queue a short run that samples `samples` tasks `group_size` times each.
+    """Queue a short run that samples `samples` tasks `group_size` times each, and return the reply
+    about it.
 
-    The same probe again gives the run that exists, with its `result` once it is done; after a
-    failed one a new run is queued. `afford` gives its cap of device hours, None where no quota
-    applies. Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED,
-    RUN_STATE.
+    If the same probe was made before, nothing is queued: the reply is about that run, and has its
+    `result` once it is done. A probe that failed or was cancelled is queued anew.
+
+    Args:
+        afford: the quota of the caller's key, which gives the run its cap on device hours; None
+            where no quota applies.
+
+    Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, RUN_STATE.
     """
-    launcher.worker_python(home)
+    launcher.worker_python(home)  # for its error where nothing can run a model
     record = scored_env(home, request.env_id, "probed")
     model = catalog.resolve_model(home, request.model)
     require_files(model)
     facts = env_facts.env_facts(home, record, model.base_path)
     machine = hardware.detect(home.root)
-    # A probe samples for seconds; vLLM would take longer to start.
+    # Always our own sampler: a probe samples for seconds, and vLLM takes longer only to start.
     settings_but_sampler = {
         name: value for name, value in request.settings.items() if name != "sampler"
     }
@@ -92,8 +97,8 @@ def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None
 def _config(
     request: ProbeRequest, record: EnvRecord, model: ModelRef, resolved: resolution.Resolved
 ) -> Mapping[str, object]:
-    """The content of config.json without the run's id and cap; probes with the same content count
-    as the same.
+    """The content of config.json of a probe, without the run's id and cap. Two probes with the same
+    content count as the same probe.
     """
     return {
         "kind": "probe",
@@ -109,10 +114,16 @@ def _config(
 
 
 def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
-    """The request id to use, and the run that this probe led to before.
+    """The request id for this probe, and the run that was queued under it before.
 
-    The run is None where there is none yet, or where every earlier one failed or was cancelled.
-    Raises UserError RUN_STATE after `_MOST_RETRIES` of those.
+    The run is None where a new one must be queued: there is none yet, or every earlier one failed
+    or was cancelled. Each such retry gets a request id of its own: `key` and a number.
+
+    Args:
+        key: what identifies the probe.
+        body: the arguments that the request id stands for.
+
+    Raises UserError RUN_STATE after `_MOST_RETRIES` retries.
     """
     for request_id in (f"{key}-{attempt}" for attempt in range(_MOST_RETRIES)):
         row = store.requested_run(request_id, body)

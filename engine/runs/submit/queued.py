@@ -14,16 +14,17 @@ from engine.records.run_config import RunConfig, TrainConfig
 
 
 def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:
-    """Start what can start, and return the reply about the run that was just queued."""
+    """Write STATUS.md of the run that was just queued, start every queued run for which a device
+    is free, and return the reply about this run. `warnings` become a part of it."""
     with Store(home) as store:
         write_status(home.run(row.run_id), row)
-        launcher.reap(home)
+        launcher.reap(home)  # also starts queued runs
         return reply_of(home, store.get_run(row.run_id), warnings)
 
 
 def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
-    """The reply about a run that was queued, now or by an earlier call: state, position in the
-    queue, estimate, what differs from its parent, and `warnings`.
+    """The reply about a run that was queued, now or by an earlier call: its state, its place in the
+    queue (0 where it does not wait), its estimate, what differs from its parent, and `warnings`.
     """
     run = home.run(row.run_id)
     config = run.read_config()
@@ -51,10 +52,11 @@ def _shown_estimate(config: RunConfig) -> Reply:
 
 
 def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
-    """Settings, model, environment and algorithm that differ from the parent: {"name": [parent's
-    value, this run's]}.
+    """The settings that differ from the parent's, and the model, environment and algorithm where
+    they differ: name -> [the parent's value, this run's value].
 
-    Empty without a parent that is a training run with a readable config.
+    Empty for a run without a parent, and where the parent is not a training run with a readable
+    config.
     """
     if not isinstance(config, TrainConfig) or not config.parent:
         return {}
@@ -67,6 +69,6 @@ def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
 
 
 def _choices(config: TrainConfig) -> Mapping[str, object]:
-    """The settings of a run, and with them its algorithm, model and environment."""
+    """All settings of a run by name, together with its algorithm, model and environment."""
     chosen_for = {"algorithm": config.algorithm, "model": config.model, "env_id": config.env_id}
     return config.settings.model_dump() | chosen_for

@@ -25,10 +25,15 @@ from engine.runs.submit.run_folder import RunFiles
 
 
 def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None) -> Reply:
-    """Queue the scoring of a run's stored answers by the request's environment version.
+    """Queue a run that scores the stored answers of the run `request.regrade` by the environment
+    version of the request, and return the reply about it.
 
-    `afford` gives the run its cap of device hours; None where no quota applies. Raises UserError:
-    BAD_ARGUMENT, ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET, NOT_APPROVED.
+    Args:
+        afford: the quota of the caller's key, which gives the run its cap on device hours; None
+            where no quota applies.
+
+    Raises UserError: BAD_ARGUMENT, ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET,
+    NOT_APPROVED.
     """
     _check_request(request)
     record = scored_env(home, request.env_id, "regraded")
@@ -68,7 +73,7 @@ def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None
 
 
 def check_tasks(request: EvaluationRequest) -> None:
-    """Raises UserError BAD_ARGUMENT for a split that does not exist or for less than one task."""
+    """Raises UserError BAD_ARGUMENT for an unknown split, and for fewer than one task (`rows`)."""
     if request.split not in ("heldout", "train"):
         raise bad_argument("split", request.split, 'Use "heldout" or "train".')
     if request.rows < 1:
@@ -76,7 +81,9 @@ def check_tasks(request: EvaluationRequest) -> None:
 
 
 def _check_request(request: EvaluationRequest) -> None:
-    """Raises UserError BAD_ARGUMENT for what a regrade does not take, and as `check_tasks`."""
+    """Raises UserError BAD_ARGUMENT where an argument is given that a regrade does not take, and
+    for whatever `check_tasks` refuses."""
+    # (name, value, default): a value that is empty or the default counts as not given.
     not_taken = [
         ("models", request.models, []),
         ("attempts", request.attempts, 1),
@@ -93,7 +100,8 @@ def _check_request(request: EvaluationRequest) -> None:
 def _config(
     request: EvaluationRequest, record: EnvRecord, stored: Stored, cap: float
 ) -> Mapping[str, object]:
-    """The content of config.json, without the run's id. `cap`: device hours, 0 for none."""
+    """The content of config.json of a regrade, without the run's id. `cap` is its cap on device
+    hours, 0 for none."""
     return {
         "kind": "evaluate",
         "algorithm": "regrade",

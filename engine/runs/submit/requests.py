@@ -53,7 +53,8 @@ class TrainRequest:
         return float(DEFAULT_GPU_HOURS if self.max_gpu_hours is None else self.max_gpu_hours)
 
     def body(self) -> Mapping[str, Any]:
-        """What `request_id` stands for. Its hash is stored, so keys must never change."""
+        """The arguments that identify the request: the same `request_id` with another body is
+        refused. Its hash is stored, so the keys must never change."""
         return {
             **self.plan(),
             "note": self.note,
@@ -64,7 +65,8 @@ class TrainRequest:
         }
 
     def plan(self) -> Mapping[str, Any]:
-        """The arguments that a dry run and an estimate of the same plan take."""
+        """The arguments that a dry run, an estimate and a submit have in common: what is to be
+        trained on what, and how."""
         return {
             "env_id": self.env_id,
             "model": self.model,
@@ -72,10 +74,10 @@ class TrainRequest:
             "settings": dict(self.settings),
         }
 
-    def given_beside_resume(self) -> list[str]:
+    def arguments_not_for_resume(self) -> list[str]:
         """The names of arguments that were given although a resumed run does not take them.
 
-        Given means: different from the default.
+        An argument counts as given where it differs from its default.
         """
         defaults = TrainRequest()
         names = [item.name for item in fields(self) if item.name not in _RESUME_TAKES]

@@ -37,10 +37,10 @@ class RunFiles:
     needs: str = ""
 
     def writer(self, home: Home) -> Callable[[str], None]:
-        """A function that writes the folder; it is called with the run's id just before the row is
-        written.
+        """Return a function that writes the run's folder, for `Store.insert_run`: it is called with
+        the run's id just before the row is inserted.
 
-        Raises UserError BAD_ARGUMENT where a number in the config is not finite.
+        Raises UserError BAD_ARGUMENT at once where a number in the config is not finite.
         """
         try:
             json.dumps(self.config, allow_nan=False)
@@ -50,9 +50,9 @@ class RunFiles:
 
 
 def write_folder(run: RunDir, files: RunFiles) -> None:
-    """Make a run's folder with its files, durably.
+    """Write a new run's folder with its files, so that they survive a power cut.
 
-    Raises UserError RUN_STATE where the run that it reads from (`needs`) was deleted meanwhile.
+    Raises UserError RUN_STATE where the run whose answers it reads (`needs`) was deleted meanwhile.
     """
     home = run.home
     if files.needs:
@@ -68,28 +68,28 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
         config["models"] = models
     if files.contamination is not None:
         write_json(run.contamination, asdict(files.contamination))
-    write_json(run.config, config)
+    write_json(run.config, config)  # last: it names the other files
     sync_folder(home.runs)
 
 
 def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
-    """The adapter of each model that has one, by its place in the list."""
+    """The adapter folders of the models: place in the list -> folder, for each model that has
+    one."""
     return {index: model.adapter for index, model in enumerate(models) if model.adapter is not None}
 
 
 def _link_folder(source: Path, target: Path) -> Path:
-    """Fill `target` with the files of a checkpoint: hard links, or copies where the disk has no
-    links.
+    """Fill the folder `target` with hard links to the files of the checkpoint `source`, or with
+    copies where hard links are not possible. Returns `target`.
 
-    Returns `target`. It lives as long as the run that owns it, while the run it comes from may
-    delete its checkpoints.
+    The files in `target` stay even if the run that wrote the checkpoint deletes it.
     """
     target.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(source):
         try:
             os.link(source / name, target / name)
         except FileExistsError:
-            continue  # an earlier attempt to write this folder made it
+            continue  # an earlier attempt to write this folder made the link
         except OSError:  # no hard links here, or another disk
             shutil.copy2(source / name, target / name)
     sync_folder(target)

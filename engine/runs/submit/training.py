@@ -35,8 +35,8 @@ from engine.runs.submit.admission import (
     check_secrets,
     check_size,
     check_texts,
-    no_env,
-    no_secrets,
+    missing_secrets_error,
+    no_env_error,
     require_files,
 )
 from engine.runs.submit.cautions import cautions
@@ -62,18 +62,21 @@ class _Plan:
 
 @tells_of_the_disk
 def submit(home: Home, request: TrainRequest) -> Reply:
-    """Queue a training run, or a new attempt of one (`resume`), and start what can start.
+    """Queue a training run, or with `resume` a new attempt of one, and start every queued run for
+    which a device is free. Returns the reply about the run.
 
-    The same `request_id` with the same request again gives the run that exists already. Raises
-    UserError: SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT, REWARD_RISK, BUDGET, NOT_APPROVED,
-    DOES_NOT_FIT, DISK_FULL, NO_TORCH, REQUEST_CONFLICT (the `request_id` stands for another
-    request), and for a resume RUN_NOT_FOUND, RUN_STATE.
+    If the same request was made before with the same `request_id`, nothing is queued and the reply
+    is about the run that it led to.
+
+    Raises UserError: SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT, REWARD_RISK, BUDGET, NOT_APPROVED,
+    DOES_NOT_FIT, DISK_FULL, NO_TORCH, REQUEST_CONFLICT (the `request_id` was used for another
+    request); for a resume also RUN_NOT_FOUND, RUN_STATE.
     """
     _check_request(request)
     with Store(home) as store:
         earlier = store.requested_run(request.request_id, request.body())
         if earlier is not None:
-            launcher.reap(home)
+            launcher.reap(home)  # the run's state may change by it: its row is read again
             row = store.get_run(earlier.run_id)
             return reply_of(home, row, ["this request was answered before"])
         if request.resume:
@@ -92,10 +95,10 @@ def submit(home: Home, request: TrainRequest) -> Reply:
 
 
 def _check_request(request: TrainRequest) -> None:
-    """Check what needs no look at the environment, the model or the home.
+    """Check the arguments that can be checked without the environment, the model and the home.
 
-    Raises UserError BAD_ARGUMENT: a cap that is no number of hours, text that is too long, an
-    unknown `expect`, or `profile` of a resumed run.
+    Raises UserError BAD_ARGUMENT for a cap that is not a number of hours above 0, a text that is
+    too long, an unknown `expect`, or `profile` beside `resume`.
     """
     if request.max_gpu_hours is not None:
         check_gpu_hours_cap(request.max_gpu_hours)
@@ -107,14 +110,15 @@ def _check_request(request: TrainRequest) -> None:
 
 
 def _resolve(home: Home, request: TrainRequest) -> _Plan:
-    """Find environment and model, choose every setting, estimate what the run will take.
+    """Find the environment and the model, choose every setting, and estimate what the run will
+    take. Returns all of it.
 
     Raises UserError: BAD_ARGUMENT, NO_TORCH, SETTING_*, ENV_*, MODEL_*.
     """
     resolution.check_algorithm(request.algorithm)
     if not request.env_id:
-        raise no_env()
-    launcher.worker_python(home)
+        raise no_env_error()
+    launcher.worker_python(home)  # for its error where nothing can train
     record = registry.find_env(home, request.env_id)
     model = catalog.resolve_model(home, request.model)
     require_files(model)
@@ -139,7 +143,8 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
 
 
 def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list[str]:
-    """Check that the run can run and that its cost may be spent; returns warnings about the rest.
+    """Check that the run can be carried out and that its cost may be spent. Returns warnings about
+    whatever is doubtful but no reason to refuse it.
 
     Raises UserError: ENV_*, NO_TORCH, SETTING_INVALID, REWARD_RISK, DOES_NOT_FIT, DISK_FULL,
     BUDGET, NOT_APPROVED.
@@ -148,7 +153,7 @@ def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list
     warnings = [*registry.prefix_meant(request.env_id, record), *resolved.warnings]
     warnings += plan.forecast.left_out
     check_secrets(record)
-    registry.env_python(record)
+    registry.env_python(record)  # for its error where packages are missing
     launcher.require_quantizer(home, resolved.settings.quantization)
     warnings += check_audit(record, resolved.settings)
     check_size(plan.forecast, plan.machine.disk_free)
@@ -159,8 +164,8 @@ def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list
 
 
 def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, object]:
-    """The content of config.json, without the run's id. `parent` is the full id of the run that the
-    request names, "" for none.
+    """The content of config.json of a training run, without the run's id. `parent` is the whole id
+    of the run that the request names as its parent, "" for none.
     """
     config = {
         "kind": "train",
@@ -169,7 +174,7 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, obj
         "env_dir": str(plan.record.dir),
         "model": plan.model.ref,
         "base": {"ref": plan.model.base_ref, "path": str(plan.model.base_path)},
-        "start_adapter": None,
+        "start_adapter": None,  # replaced when the folder is written, if there is one
         "settings": plan.resolved.settings.model_dump(),
         "sources": plan.resolved.sources,
         "note": request.note,
@@ -183,14 +188,16 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, obj
 
 
 def _as_train_config(content: Mapping[str, object]) -> TrainConfig:
-    """The content of config.json as a typed config, without the run's id."""
+    """Check the content of config.json, which has no run id yet, and return it as a typed config
+    with the id ""."""
     config = as_run_config({"run_id": "", **content})
-    assert isinstance(config, TrainConfig)
+    assert isinstance(config, TrainConfig)  # `_config` made it with the kind "train"
     return config
 
 
 def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
-    """The row of the new run, without its number. `parent` as in `_config`."""
+    """What the database stores of the new run. `parent` is the whole id of its parent, "" for
+    none."""
     return NewRun(
         name=f"{plan.record.name}-{request.algorithm}",
         kind="train",
@@ -208,12 +215,14 @@ def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
 
 
 def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
-    """Queue a further attempt of a run that ended, from its last complete checkpoint.
+    """Queue a new attempt of the run `request.resume`, which continues from its last complete
+    checkpoint, and return the reply about it. Without a checkpoint it starts again from step 0, and
+    a warning says so.
 
-    Without a checkpoint it starts again from step 0, with a warning. Raises UserError: BAD_ARGUMENT
-    (settings were given beside `resume`), RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
+    Raises UserError: BAD_ARGUMENT (arguments were given that a resume does not take),
+    RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
-    if extra_arguments := request.given_beside_resume():
+    if extra_arguments := request.arguments_not_for_resume():
         raise UserError(
             "BAD_ARGUMENT",
             f"resume continues a run as it was, so {', '.join(extra_arguments)} cannot be given",
@@ -227,7 +236,7 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     run = home.run(row.run_id)
     missing = launcher.missing_secrets(run)
     if missing:
-        raise no_secrets(missing, row.env_id)
+        raise missing_secrets_error(missing, row.env_id)
     check_hours_left(home, store)
     checkpoint = outcome.checkpoint_name(run)
     row = store.resume_run(

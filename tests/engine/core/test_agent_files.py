@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.agent_files import is_agent_file, refuse_agent_place
+from engine.core.agent_files import is_agent_file, refuse_folder_of_agent_files
 from engine.core.errors import UserError
 from engine.environments import versions
 from engine.environments.push import push_env
@@ -30,14 +30,14 @@ PLACES = [
 @pytest.mark.parametrize("place", PLACES)
 def test_a_place_that_agents_obey_is_refused_by_name(tmp_path: Path, place: str):
     with pytest.raises(UserError, match="coding agents") as refused:
-        refuse_agent_place(tmp_path / place, "path")
+        refuse_folder_of_agent_files(tmp_path / place, "path")
     assert refused.value.code == "BAD_ARGUMENT"
 
 
 @pytest.mark.parametrize("place", ["models", "agents", ".claude/worktrees/one/models", "git"])
 def test_other_places_are_not(tmp_path: Path, place: str):
     assert not is_agent_file(place)
-    refuse_agent_place(tmp_path / place, "path")
+    refuse_folder_of_agent_files(tmp_path / place, "path")
 
 
 def test_a_link_is_not_followed_nor_one_above(tmp_path: Path):
@@ -45,7 +45,7 @@ def test_a_link_is_not_followed_nor_one_above(tmp_path: Path):
     (tmp_path / "out").symlink_to(tmp_path / ".git" / "hooks")
     for place in ("out", "out/pre-commit"):
         with pytest.raises(UserError, match=r"link|coding agents"):
-            refuse_agent_place(tmp_path / place, "path")
+            refuse_folder_of_agent_files(tmp_path / place, "path")
 
 
 def test_a_pull_leaves_out_what_an_agent_would_obey(home: Home, tmp_path: Path):
