@@ -42,8 +42,8 @@ def restrict(
 ) -> int:
     """Restrict this process and its future children, for good.
 
-    They may use only these paths, have TCP only with `network`, and cannot send signals to processes
-    outside. What the ABI of this kernel does not know stays unrestricted.
+    They may use only these paths, have TCP only with `network`, and cannot send signals to
+    processes outside. What the ABI of this kernel does not know stays unrestricted.
 
     Args:
         readable: folders and files to read and run; those that are missing are left out.
