@@ -67,7 +67,7 @@ class ToolCall:
         """
         inner = data.get("function", data)
         if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
-            raise ValueError(f"a tool call needs a function name, got {_short(data)}")
+            raise ValueError(f"a tool call needs a function name, got {_short_repr(data)}")
         call_id = data.get("id") or ""
         raw = inner.get("arguments")
         if isinstance(raw, Mapping):
@@ -126,7 +126,7 @@ class Message:
             raise ValueError(f"a message's role is one of {', '.join(ROLES)}, got {self.role!r}")
         object.__setattr__(self, "content", _text(self.content))
         if isinstance(self.tool_calls, str | Mapping):  # can be iterated too, but is no list
-            raise ValueError(f"tool_calls is a list of calls, got {_short(self.tool_calls)}")
+            raise ValueError(f"tool_calls is a list of calls, got {_short_repr(self.tool_calls)}")
         calls = [
             call if isinstance(call, ToolCall) else ToolCall.from_dict(call)
             for call in self.tool_calls or []
@@ -142,9 +142,9 @@ class Message:
         if isinstance(data, Message):
             return data
         if not isinstance(data, Mapping):
-            raise ValueError(f"a message is a dict with role and content, got {_short(data)}")
+            raise ValueError(f"a message is a dict with role and content, got {_short_repr(data)}")
         if not isinstance(data.get("role"), str):
-            raise ValueError(f"a message needs a role, got {_short(dict(data))}")
+            raise ValueError(f"a message needs a role, got {_short_repr(dict(data))}")
         role = "system" if data["role"] == "developer" else data["role"]
         return Message(
             role,
@@ -195,8 +195,8 @@ class Task:
         """
         # A bool is an int in Python, so it is refused by itself.
         if isinstance(self.id, bool) or not isinstance(self.id, str | int):
-            raise ValueError(f"a task's id is a string, got {_short(self.id)}")
-        self.id = _sound(str(self.id), "a task's id")
+            raise ValueError(f"a task's id is a string, got {_short_repr(self.id)}")
+        self.id = _check_encodable(str(self.id), "a task's id")
         self.prompt = _conversation(self.prompt, f"prompt of task {self.id!r}")
         if not self.prompt:
             raise ValueError(f"the prompt of task {self.id!r} is empty")
@@ -342,9 +342,9 @@ def _conversation(value: Any, where: str) -> str | list[Message]:
     task 'a-1'".
     """
     if isinstance(value, str):
-        return _sound(value, f"the {where}")
+        return _check_encodable(value, f"the {where}")
     if isinstance(value, Mapping | Message) or not isinstance(value, Sequence):
-        raise ValueError(f"the {where} is a string or a list of messages, got {_short(value)}")
+        raise ValueError(f"the {where} is a string or a list of messages, got {_short_repr(value)}")
     try:
         return [Message.from_dict(item) for item in value]
     except ValueError as problem:
@@ -365,17 +365,17 @@ def _text(content: Any) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
-        return _sound(content, "a message's content")
+        return _check_encodable(content, "a message's content")
     texts = []
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
-            raise ValueError(f"a message's content is text, got {_short(content)}")
+            raise ValueError(f"a message's content is text, got {_short_repr(content)}")
         texts.append(text)
-    return _sound("".join(texts), "a message's content")
+    return _check_encodable("".join(texts), "a message's content")
 
 
-def _sound(text: str, what: str) -> str:
+def _check_encodable(text: str, what: str) -> str:
     """Return `text`, after checking that UTF-8 can encode it.
 
     Raises ValueError for a lone surrogate (half of a pair); `what` names the text in the error,
@@ -389,7 +389,7 @@ def _sound(text: str, what: str) -> str:
     return text
 
 
-def _short(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     """The `repr` of `value`, cut to 80 characters for an error message."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -82,7 +82,7 @@ class DatasetEnv(SingleTurnEnv):
         """
         # A class that defines tasks() may add the answers there, so its rows need none.
         needs_answer = not is_scored(self) and type(self).tasks is DatasetEnv.tasks
-        self._tasks = read_tasks(*files, learnt=needs_answer)
+        self._tasks = read_tasks(*files, require_answer=needs_answer)
         tools_by_task = [task.metadata.get("tools") for task in self._tasks]
         if tools_by_task and tools_by_task[0]:
             first_tools = tools_by_task[0]
@@ -107,10 +107,10 @@ def data_files(folder: Path) -> list[Path]:
     return []
 
 
-def read_tasks(*files: str | Path, learnt: bool = False) -> list[Task]:
+def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
     """Read every row of `files` as a task.
 
-    With `learnt` the rows are there for SFT to learn from, so each must have an answer. Ids must be
+    With `require_answer` each row must have an answer, because SFT is to learn from it. Ids must be
     unique over all files.
 
     Raises EnvProblem DATASET_INVALID if a file cannot be read or a row is bad; the message lists up
@@ -133,7 +133,7 @@ def read_tasks(*files: str | Path, learnt: bool = False) -> list[Task]:
         for line, row in data.rows:
             try:
                 task = to_task(row, default_id=f"{data.path.stem}-{line}", split=split)
-                _check_answer(task, required=learnt)
+                _check_answer(task, required=require_answer)
                 if task.id in place_of_id:
                     raise ValueError(f"the id {task.id!r} is also that of {place_of_id[task.id]}")
             except ValueError as problem:

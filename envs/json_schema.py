@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "pattern": ("string", lambda v, b: re.search(b, v) is not None),
     "minItems": ("array", lambda v, b: len(v) >= b),
     "maxItems": ("array", lambda v, b: len(v) <= b),
-    "uniqueItems": ("array", lambda v, b: not b or len({_key(i) for i in v}) == len(v)),
+    "uniqueItems": ("array", lambda v, b: not b or len({_canonical(i) for i in v}) == len(v)),
 }
 # Keywords that the functions below handle, each in its own way.
 OTHERS = ("type", "enum", "const", "properties", "required", "additionalProperties", "items")
@@ -60,9 +60,9 @@ def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$"
     if unknown:
         raise ValueError(f"the schema uses keywords that are not known: {', '.join(unknown)}")
     errors = _type_errors(value, schema, place)
-    if "enum" in schema and _key(value) not in {_key(item) for item in schema["enum"]}:
+    if "enum" in schema and _canonical(value) not in {_canonical(item) for item in schema["enum"]}:
         errors.append(f"{place}: not one of {schema['enum']}")
-    if "const" in schema and _key(value) != _key(schema["const"]):
+    if "const" in schema and _canonical(value) != _canonical(schema["const"]):
         errors.append(f"{place}: not {schema['const']!r}")
     for name, (kind, fits) in BOUNDS.items():
         # A bound says nothing about a value of another type: `minimum` ignores a string.
@@ -129,7 +129,7 @@ def _is_number(value: Any) -> bool:
     return TYPES["number"](value)
 
 
-def _key(value: Any) -> str:
+def _canonical(value: Any) -> str:
     """A text that is the same for JSON values that are equal: 1 and 1.0 are, 1 and true are not."""
 
     def plain(item: Any) -> Any:

@@ -88,7 +88,7 @@ def config_of(folder: DeployDir) -> Json:
     return read_object(folder.config)
 
 
-def check_number(home: Home, asker: Asker) -> None:
+def check_quota(home: Home, asker: Asker) -> None:
     """Raises UserError QUOTA if `asker` has as many living deployments as it may have.
 
     The caller must hold the lock for starting deployments, so that none starts meanwhile.
@@ -182,10 +182,10 @@ def stop(home: Home, row: DeploymentRow, why: str) -> None:
     folder = home.deployment(row.deployment_id)
     with contextlib.suppress(Unreachable):
         request(folder, "POST", "/admin/stop", {})
-    if not ends(folder, STOP_S):
+    if not wait_until_ended(folder, STOP_S):
         for number in (signal.SIGTERM, signal.SIGKILL):
             _signal(folder, number)
-            if ends(folder, STOP_S):
+            if wait_until_ended(folder, STOP_S):
                 break
     with Store(home) as store:
         store.update_deployment(
@@ -229,7 +229,7 @@ def _fits(run: RunDir, device_id: str) -> bool:
     return _HEADROOM_FACTOR * needed <= device.memory_free
 
 
-def ends(folder: DeployDir, wait_s: float = STOP_S) -> bool:
+def wait_until_ended(folder: DeployDir, wait_s: float = STOP_S) -> bool:
     """Wait up to `wait_s` seconds for the process to end; returns whether it is gone."""
     deadline = time.monotonic() + wait_s
     while is_alive(folder):

@@ -243,7 +243,7 @@ def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
 
     Raises UserError QUOTA, DOES_NOT_FIT, DEVICE_BUSY, NO_VLLM, NO_TORCH, DEPLOY_FAILED.
     """
-    deployments.check_number(home, asker)
+    deployments.check_quota(home, asker)
     devices = hardware.detect(home.root).devices
     engines = {device.id: _engine(home, device) for device in devices}
     device, memory = _device_with_room(home, target, engines)
@@ -414,7 +414,7 @@ def _load_adapter(folder: DeployDir, target: Target) -> bool:
     try:
         status, reply = deployments.request(folder, "POST", "/admin/adapters", entry, START_S)
     except Unreachable as error:
-        if deployments.ends(folder):
+        if deployments.wait_until_ended(folder):
             return False
         raise _deploy_failed(folder, f"it did not take the adapter: {error}") from error
     if status != 200:

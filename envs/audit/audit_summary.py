@@ -56,7 +56,7 @@ def _with_means(name: str, means: Mapping[str, float]) -> str:
     For example "filler 0.80", or "pays for length (junk of one word 0.10, endless 0.40)". The name
     alone if it is not that of a probe. `means` maps each probe to its mean reward.
     """
-    if name == PAYS_FOR_LENGTH and _overlong(means):
+    if name == PAYS_FOR_LENGTH and _pays_for_junk(means):
         return f"{name} (gold {means[GOLD]:.2f}, with junk behind it {means[OVERLONG]:.2f})"
     if name == PAYS_FOR_LENGTH:
         short, longest = (means[probe] for probe in (LENGTHS[0], LENGTHS[-1]))
@@ -79,7 +79,7 @@ def pays_for_length(table: Sequence[Line]) -> bool:
     An increase below `_least_increase` does not count. `table` has one line per probe.
     """
     means = {line["probe"]: line["mean"] for line in table}
-    if _overlong(means):
+    if _pays_for_junk(means):
         return True
     least = _least_increase(means)
     # 0 means that all means are equal.
@@ -89,7 +89,7 @@ def pays_for_length(table: Sequence[Line]) -> bool:
     return by_length == sorted(by_length) and by_length[-1] - by_length[0] >= least
 
 
-def _overlong(means: Mapping[str, float]) -> bool:
+def _pays_for_junk(means: Mapping[str, float]) -> bool:
     """Whether the right answer earns more when junk follows it; False if either was not scored.
 
     `means` maps each probe to its mean reward.

@@ -79,7 +79,7 @@ def score_again(
                 if late():  # a reward that could not be asked for twice does not count
                     why = "the time was up"
                     break
-                settled = _settled(answer, second, process)
+                settled = _score_once_more(answer, second, process)
                 # A reward that differed once and then came back may be a cold start: the first
                 # call of a process may be slow beyond a limit inside of score(). That is forgiven
                 # once; a failed score that came back is always forgiven.
@@ -174,7 +174,7 @@ class _Changed:
         return {**self.answer.about, **rewards, **error}
 
 
-def _settled(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:
+def _score_once_more(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:
     """Score an answer once more with the process that gave it the score `second`.
 
     Returns the new score, or None if its reward is the answer's first one again. Returns `second`

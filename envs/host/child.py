@@ -130,7 +130,7 @@ class _Host:
         if len(self.episodes) >= MAX_EPISODES:
             raise BadReturn(f"{MAX_EPISODES} rollouts are open at once; close some")
         task = Task.from_row(request["task"])
-        self.episodes[request["episode"]] = (task, self._multi().start(task))
+        self.episodes[request["episode"]] = (task, self._multi_turn_env().start(task))
 
     def step(self, request: Request) -> list[ChatMessage] | None:
         """The environment's reply to `request["message"]`, an assistant message.
@@ -138,19 +138,19 @@ class _Host:
         None if the episode is over. Raises BadReturn if step() returned no list of messages.
         """
         _, state = self.episodes[request["episode"]]
-        messages = self._multi().step(state, Message.from_dict(request["message"]))
+        messages = self._multi_turn_env().step(state, Message.from_dict(request["message"]))
         return None if messages is None else _reply(messages)
 
     def finish(self, request: Request) -> ScoreReply:
         """The score of the episode `request["episode"]` in its present state."""
         task, state = self.episodes[request["episode"]]
-        return _score(self._multi().score(task, state))
+        return _score(self._multi_turn_env().score(task, state))
 
     def drop(self, request: Request) -> None:
         """Forget the episode `request["episode"]`; does nothing if it is not open."""
         self.episodes.pop(request["episode"], None)
 
-    def _multi(self) -> MultiTurnEnv:
+    def _multi_turn_env(self) -> MultiTurnEnv:
         """The environment as a multi-turn one. Raises BadReturn if it is single-turn."""
         if not isinstance(self.env, MultiTurnEnv):
             raise BadReturn("a single-turn environment has no episodes")

@@ -69,7 +69,7 @@ def install(order: Order) -> None:
     """
     target = Path(order.target)
     venv.EnvBuilder(symlinks=True, with_pip=False).create(target)
-    folders = _enter(target)
+    folders = _enter_venv(target)
     temporary = target / ".tmp"
     temporary.mkdir()
     os.environ.update(TMPDIR=str(temporary), PIP_CONFIG_FILE=os.devnull)
@@ -123,7 +123,7 @@ def check(folders: list[Path]) -> None:
         )
 
 
-def _enter(target: Path) -> list[Path]:
+def _enter_venv(target: Path) -> list[Path]:
     """Make this process look as if it ran in the virtual environment in `target`.
 
     pip installs into the environment it runs in. Returns the folders that it installs packages

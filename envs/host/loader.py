@@ -58,12 +58,12 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     folder = Path(folder)
     files = [] if (folder / ENTRY).is_file() else data_files(folder)
     if files:
-        return _run(lambda: DatasetEnv(*files), folder, "reading the data", "DATASET_INVALID")
+        return _guarded(lambda: DatasetEnv(*files), folder, "reading the data", "DATASET_INVALID")
     params = read_settings(folder).params if params is None else params
     module = _import(folder)
     entry = _entry(module, folder)
     _check_params(entry, params, folder)
-    env = _run(lambda: entry(**params), folder, "load_environment()", "ENV_IMPORT")
+    env = _guarded(lambda: entry(**params), folder, "load_environment()", "ENV_IMPORT")
     if inspect.isclass(env) and issubclass(env, Env):
         raise _problem_at(
             entry,
@@ -75,7 +75,7 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
         raise _problem_at(
             entry,
             folder,
-            f"load_environment() returned {_kind(env)}",
+            f"load_environment() returned {_type_of(env)}",
             "Return an instance of a class derived from SingleTurnEnv or MultiTurnEnv.",
         )
     _check_methods(env, folder)
@@ -90,14 +90,14 @@ def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
     task; the message names the first bad one. `folder` is used to give its place in the code.
     """
     source = type(env).tasks  # errors name the line of this function
-    returned = _run(env.tasks, folder, "tasks()", "ENV_INVALID")
+    returned = _guarded(env.tasks, folder, "tasks()", "ENV_INVALID")
     # A text or a dict can be iterated too, but is no list of tasks.
     if not isinstance(returned, Iterable) or isinstance(returned, str | dict):
         raise _problem_at(
-            source, folder, f"tasks() returned {_kind(returned)}", "Return a list of Task."
+            source, folder, f"tasks() returned {_type_of(returned)}", "Return a list of Task."
         )
-    # A generator runs the author's code only now, so this too is guarded by `_run`.
-    tasks = _run(lambda: list(returned), folder, "tasks()", "ENV_INVALID")
+    # A generator runs the author's code only now, so this too is guarded by `_guarded`.
+    tasks = _guarded(lambda: list(returned), folder, "tasks()", "ENV_INVALID")
     if not tasks:
         raise _problem_at(source, folder, "tasks() returned no task", "Return at least one Task.")
     if len(tasks) > MAX_TASKS:
@@ -125,7 +125,7 @@ def check_tools(tools: Any) -> None:
     size = 0  # bytes of the schemas so far, as JSON
     # A text or a dict can be iterated too, but is no list of schemas.
     if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
-        raise EnvProblem("ENV_INVALID", f"tools is a list of functions, got {_kind(tools)}")
+        raise EnvProblem("ENV_INVALID", f"tools is a list of functions, got {_type_of(tools)}")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -199,7 +199,7 @@ def _import(folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules["environment"] = module  # dataclasses look their module up there
     loader = spec.loader
-    _run(lambda: loader.exec_module(module), folder, ENTRY, "ENV_IMPORT")
+    _guarded(lambda: loader.exec_module(module), folder, ENTRY, "ENV_IMPORT")
     return module
 
 
@@ -307,7 +307,7 @@ def task_problem(
         needs_answer: whether every task must have an answer (an SFT dataset).
     """
     if not isinstance(task, Task):
-        return f"tasks()[{index}] is {_kind(task)}, not a Task", "Build Task(id, prompt, ...)."
+        return f"tasks()[{index}] is {_type_of(task)}, not a Task", "Build Task(id, prompt, ...)."
     if task.id in index_of_id:
         first = index_of_id[task.id]
         return f"tasks()[{first}] and [{index}] share the id {task.id!r}", "Make every id unique."
@@ -329,7 +329,7 @@ def task_problem(
     return None
 
 
-def _run(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
+def _guarded(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
     """Return `call()`; whatever user code raises in it becomes an EnvProblem with file and line.
 
     Args:
@@ -402,6 +402,6 @@ def _relative(filename: str, folder: Path) -> str:
         return ""
 
 
-def _kind(value: Any) -> str:
+def _type_of(value: Any) -> str:
     """The type of a value for a message: "None", or for example "a value of type int"."""
     return "None" if value is None else f"a value of type {type(value).__name__}"

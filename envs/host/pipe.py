@@ -260,7 +260,7 @@ class Pipe:
                     continue
                 message = self._parse(line, doing)
                 if isinstance(message.get("exit"), dict):
-                    raise Fault(_ending(message["exit"], doing))
+                    raise Fault(_ending_sentence(message["exit"], doing))
                 return message
             scanned = len(self.buffer)
             if scanned > cap:
@@ -268,7 +268,7 @@ class Pipe:
             self._wait(self.replies, select.POLLIN, deadline, doing, seconds)
             data = os.read(self.replies, 1 << 18)
             if not data:
-                raise Fault(self._lost(doing))
+                raise Fault(self._lost_message(doing))
             self.buffer += data
             self.received += len(data)
 
@@ -296,7 +296,7 @@ class Pipe:
         if remaining <= 0 or not poller.poll(math.ceil(remaining * 1000)):
             raise Fault(f"{doing} did not answer within {seconds:g} s")
 
-    def _lost(self, doing: str) -> str:
+    def _lost_message(self, doing: str) -> str:
         """The message that the parent process itself is gone.
 
         It ends with the last line of the parent's standard error, where a broken interpreter says
@@ -334,7 +334,7 @@ def _sweep(place: str) -> None:
                     os.close(folder)
 
 
-def _ending(ended: Reply, doing: str) -> str:
+def _ending_sentence(ended: Reply, doing: str) -> str:
     """How the env process ended during the call `doing`, as a sentence.
 
     For example "the env process was killed by signal 9 (SIGKILL) during score(); its last output:

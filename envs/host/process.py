@@ -161,7 +161,7 @@ class EnvProcess:
         A fault of the environment raises nothing: the reply then has reward 0 and the fault as its
         `error`.
         """
-        return self._scored("score", {"task": task, "completion": completion})
+        return self._ask_for_score("score", {"task": task, "completion": completion})
 
     def score_many(self, pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[ScoreReply]:
         """The score of each (task, completion) pair, in order; see `score`."""
@@ -189,7 +189,7 @@ class EnvProcess:
         with contextlib.suppress(Exception):  # the interpreter may be shutting down
             self.close()
 
-    def _scored(self, op: str, body: Request) -> ScoreReply:
+    def _ask_for_score(self, op: str, body: Request) -> ScoreReply:
         """Send a request (`op` is score or finish) and return the score that answers it.
 
         A failure becomes a failed score. `seconds` is how long the call took, with the start of
@@ -309,7 +309,7 @@ class Episode:
                 self._resume()  # the process may have been restarted since the last step
             except EpisodeFailed as error:
                 return {**failed_score(str(error)), "seconds": 0.0}
-            return self.process._scored("finish", {"episode": self.number})
+            return self.process._ask_for_score("finish", {"episode": self.number})
 
     def close(self) -> None:
         """Let the process forget the episode's state.

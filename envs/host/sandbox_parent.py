@@ -171,7 +171,7 @@ def main() -> None:
                 work,
                 reach.writable,
             )
-            _begin(first if spaces_kind == "own" else work)
+            _run_and_exit(first if spaces_kind == "own" else work)
         for fd in (output_writer, status_writer, launch.requests):
             os.close(fd)
         ending = _watch(pid, output_reader, log, status_reader)
@@ -208,7 +208,7 @@ def _spaces(launch: Launch) -> str:
     return ""
 
 
-def _begin(work: Callable[[], None]) -> NoReturn:
+def _run_and_exit(work: Callable[[], None]) -> NoReturn:
     """Run `work` in the forked process, then leave the process; never returns.
 
     The exit status is 1, because `work` itself leaves the process when all went well.
