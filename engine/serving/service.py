@@ -78,12 +78,13 @@ def deploy(
     path: str = "",
     asker: Asker = ANYBODY,
 ) -> Reply:
-    """Serve a model, stop serving it, or export its files (`action`: start, stop or export).
+    """Serve a model, stop serving it, or export its files (`action` is start, stop or export).
 
-    `ref` is the model; to stop, a deployment's id will do too. `export_format` and `path` are those
-    of `export`. A start counts against the quota of `asker`. Raises UserError MODEL_*, DEVICE_BUSY,
-    DOES_NOT_FIT, DEPLOY_FAILED (retryable while it still loads), DEPLOYMENT_NOT_FOUND, NO_TORCH,
-    NO_VLLM, BAD_ARGUMENT, QUOTA.
+    `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment.
+    `export_format` and `path` are those of `export`. A start counts against the quota of `asker`.
+
+    Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT, DEPLOY_FAILED (retryable while the model
+    still loads), DEPLOYMENT_NOT_FOUND, NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
     """
     if action == "export":
         return export(home, ref, export_format, path)
@@ -119,7 +120,7 @@ def chat(
     temperature: float = 0.0,
     asker: Asker = ANYBODY,
 ) -> Reply:
-    """Ask a model, and with `compare_to` a second one; starts a deployment where none serves it.
+    """Ask a model, and with `compare_to` a second one; a model that is not served yet is deployed.
 
     `system` is the system prompt ("" for none), `max_tokens` counts per answer, temperature 0 is
     greedy. A start counts against the quota of `asker`.
@@ -208,7 +209,7 @@ def _serve(
         if row is None:
             raise _try_again("the process ended while it was looked at")
         if target.adapter and not _load_adapter(home.deployment(row.deployment_id), target):
-            # The process was just ending: it was idle for too long, or a run needs its memory.
+            # The process just ended, being idle for too long or in the way of a run: start another.
             row = _until_ready(home, _start(home, target, asker), deadline)
             start_seconds = time.monotonic() - started_at
             if row is None or not _load_adapter(home.deployment(row.deployment_id), target):

@@ -430,7 +430,7 @@ def _kill_descendants(pid: int) -> None:
 
 
 def _descendants() -> list[int]:
-    """The pids of all descendants of this process; [] on other systems than Linux."""
+    """The pids of all descendants of this process; [] if this is not Linux."""
     if not kernel.LINUX:
         return []
     children: dict[int, list[int]] = {}
