@@ -60,14 +60,14 @@ class ToolCall:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "ToolCall":
-        """Reads OpenAI's shape, or the bare {"name", "arguments"}.
+        """Read a tool call in OpenAI's shape, or in the short form {"name", "arguments"}.
 
-        Arguments that are no JSON object are kept in `invalid`. Raises ValueError where the
-        function has no name.
+        `arguments` may be an object or a JSON string. A string that holds no JSON object is kept in
+        `invalid`. Raises ValueError if the function has no name.
         """
         inner = data.get("function", data)
         if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
-            raise ValueError(f"a tool call needs a function name, got {_short(data)}")
+            raise ValueError(f"a tool call needs a function name, got {_short_repr(data)}")
         call_id = data.get("id") or ""
         raw = inner.get("arguments")
         if isinstance(raw, Mapping):
@@ -83,7 +83,10 @@ class ToolCall:
         return ToolCall(inner["name"], parsed, str(call_id))
 
     def to_dict(self) -> JsonObject:
-        """The call in OpenAI's shape, where `arguments` is a JSON string; without an empty id."""
+        """The call in OpenAI's shape: {"type", "function": {"name", "arguments"}, "id"}.
+
+        `arguments` is a JSON string, or the raw text of invalid arguments. An empty id is left out.
+        """
         arguments = self.invalid or json.dumps(self.arguments, ensure_ascii=False)
         body: JsonObject = {
             "type": "function",
@@ -115,15 +118,15 @@ class Message:
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Checks the fields and brings them into their form; raises ValueError.
+        """Check the fields; join the parts of a content, parse dicts into tool calls.
 
-        The class is frozen, so the fields are set through `object`.
+        Raises ValueError. The class is frozen, so the fields are set through `object`.
         """
         if self.role not in ROLES:
             raise ValueError(f"a message's role is one of {', '.join(ROLES)}, got {self.role!r}")
         object.__setattr__(self, "content", _text(self.content))
-        if isinstance(self.tool_calls, str | Mapping):
-            raise ValueError(f"tool_calls is a list of calls, got {_short(self.tool_calls)}")
+        if isinstance(self.tool_calls, str | Mapping):  # can be iterated too, but is no list
+            raise ValueError(f"tool_calls is a list of calls, got {_short_repr(self.tool_calls)}")
         calls = [
             call if isinstance(call, ToolCall) else ToolCall.from_dict(call)
             for call in self.tool_calls or []
@@ -132,16 +135,16 @@ class Message:
 
     @staticmethod
     def from_dict(data: "Mapping[str, Any] | Message") -> "Message":
-        """Reads a message in OpenAI's shape; a `Message` is returned as it is.
+        """Read a message in OpenAI's shape; a `Message` is returned as it is.
 
-        The role "developer" is read as system. Raises ValueError for anything that is no message.
+        The role "developer" becomes "system". Raises ValueError if `data` is not a message.
         """
         if isinstance(data, Message):
             return data
         if not isinstance(data, Mapping):
-            raise ValueError(f"a message is a dict with role and content, got {_short(data)}")
+            raise ValueError(f"a message is a dict with role and content, got {_short_repr(data)}")
         if not isinstance(data.get("role"), str):
-            raise ValueError(f"a message needs a role, got {_short(dict(data))}")
+            raise ValueError(f"a message needs a role, got {_short_repr(dict(data))}")
         role = "system" if data["role"] == "developer" else data["role"]
         return Message(
             role,
@@ -152,7 +155,7 @@ class Message:
         )
 
     def to_dict(self) -> ChatMessage:
-        """The message in OpenAI's shape; fields other than role and content only if not empty."""
+        """The message in OpenAI's shape: role, content, and each other field that is not empty."""
         body: ChatMessage = {"role": self.role, "content": self.content}
         if self.tool_calls:
             body["tool_calls"] = [call.to_dict() for call in self.tool_calls]
@@ -186,13 +189,14 @@ class Task:
     metadata: JsonObject = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks the fields; numbers as id become text, dicts become messages.
+        """Check the fields; a number as id becomes text, dicts become messages.
 
         Raises ValueError naming the task and the field.
         """
+        # A bool is an int in Python, so it is refused by itself.
         if isinstance(self.id, bool) or not isinstance(self.id, str | int):
-            raise ValueError(f"a task's id is a string, got {_short(self.id)}")
-        self.id = _sound(str(self.id), "a task's id")
+            raise ValueError(f"a task's id is a string, got {_short_repr(self.id)}")
+        self.id = _check_encodable(str(self.id), "a task's id")
         self.prompt = _conversation(self.prompt, f"prompt of task {self.id!r}")
         if not self.prompt:
             raise ValueError(f"the prompt of task {self.id!r} is empty")
@@ -227,10 +231,10 @@ class Task:
         return texts[-1] if texts else ""
 
     def to_row(self) -> TaskRow:
-        """The task as it is stored with a version; `from_row` gives an equal task back.
+        """The task as a row of plain JSON values; `from_row` makes an equal task of it.
 
-        Prompt and answer are stored as messages; the row's `text` names those of the two that the
-        author gave as a plain string.
+        The row's `prompt` and `answer` are lists of messages, even if the author gave strings. Its
+        `text` lists which of the two were strings, such as ["prompt", "answer"].
         """
         answer = None if self.answer is None else [m.to_dict() for m in self.answer_messages]
         text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
@@ -245,15 +249,20 @@ class Task:
 
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> "Task":
-        """The task of a stored row, as `to_row` wrote it.
+        """Make a task of a row that `to_row` wrote.
 
-        What the row's `text` names becomes a plain string again.
+        The prompt or answer that the row's `text` lists becomes a string again: the content of its
+        only message.
         """
-        texts: JsonObject = {"prompt": row["prompt"], "answer": row.get("answer")}
+        fields: JsonObject = {"prompt": row["prompt"], "answer": row.get("answer")}
         for key in row.get("text") or []:
-            texts[key] = texts[key][0]["content"]
+            fields[key] = fields[key][0]["content"]
         return Task(
-            row["id"], texts["prompt"], texts["answer"], row.get("split"), row.get("metadata") or {}
+            row["id"],
+            fields["prompt"],
+            fields["answer"],
+            row.get("split"),
+            row.get("metadata") or {},
         )
 
 
@@ -314,7 +323,7 @@ class MultiTurnEnv(Env):
 
 
 def is_scored(env: Env) -> bool:
-    """Whether the class of `env` defines `score`; without one it is an SFT dataset."""
+    """Whether the class of `env` defines `score`; if not, the environment is an SFT dataset."""
     defined = getattr(type(env), "score", None)
     return defined is not None and defined not in (SingleTurnEnv.score, MultiTurnEnv.score)
 
@@ -327,14 +336,15 @@ def kind_of(env: Env) -> str:
 
 
 def _conversation(value: Any, where: str) -> str | list[Message]:
-    """A prompt or an answer as it was given: a text, or a list of messages (dicts are read).
+    """Check a prompt or an answer: returns a string as it is, a list with its dicts as messages.
 
-    `where` names it in errors. Raises ValueError for anything else.
+    Raises ValueError for anything else; `where` names the value in the error, such as "prompt of
+    task 'a-1'".
     """
     if isinstance(value, str):
-        return _sound(value, f"the {where}")
+        return _check_encodable(value, f"the {where}")
     if isinstance(value, Mapping | Message) or not isinstance(value, Sequence):
-        raise ValueError(f"the {where} is a string or a list of messages, got {_short(value)}")
+        raise ValueError(f"the {where} is a string or a list of messages, got {_short_repr(value)}")
     try:
         return [Message.from_dict(item) for item in value]
     except ValueError as problem:
@@ -342,32 +352,34 @@ def _conversation(value: Any, where: str) -> str | list[Message]:
 
 
 def _as_messages(value: Any, role: str) -> list[Message]:
-    """A text as one message with this role; messages as they are."""
+    """A list of messages: a string becomes one message with `role`, a list stays as it is."""
     return [Message(role, value)] if isinstance(value, str) else list(value)
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content: a text, OpenAI's text parts joined, "" for None.
+    """The text of a message's content.
 
-    Raises ValueError for any other content, as images.
+    `content` may be a string, a list of OpenAI's text parts (which are joined), or None (""). It
+    raises ValueError for anything else, such as an image.
     """
     if content is None:
         return ""
     if isinstance(content, str):
-        return _sound(content, "a message's content")
+        return _check_encodable(content, "a message's content")
     texts = []
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
-            raise ValueError(f"a message's content is text, got {_short(content)}")
+            raise ValueError(f"a message's content is text, got {_short_repr(content)}")
         texts.append(text)
-    return _sound("".join(texts), "a message's content")
+    return _check_encodable("".join(texts), "a message's content")
 
 
-def _sound(text: str, what: str) -> str:
-    """`text` itself, if UTF-8 can encode it.
+def _check_encodable(text: str, what: str) -> str:
+    """Return `text`, after checking that UTF-8 can encode it.
 
-    Raises ValueError for a lone surrogate; `what` names the text in the error.
+    Raises ValueError for a lone surrogate (half of a pair); `what` names the text in the error,
+    such as "a task's id".
     """
     try:
         text.encode()
@@ -377,7 +389,7 @@ def _sound(text: str, what: str) -> str:
     return text
 
 
-def _short(value: Any) -> str:
-    """`value` as it looks in Python, cut to 80 characters for an error message."""
+def _short_repr(value: Any) -> str:
+    """The `repr` of `value`, cut to 80 characters for an error message."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

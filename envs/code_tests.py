@@ -97,23 +97,24 @@ def code(
 
 
 def extract(completion: str) -> str:
-    """The last fenced Python block of a completion; all of it where there is none."""
+    """The content of the last fenced Python block; the whole completion if it has no such block."""
     blocks = FENCE.findall(completion)
     return blocks[-1] if blocks else completion
 
 
 def _run(text: str, calls: list[str] | None, stdin: str, timeout_s: float, memory_mb: int) -> str:
-    """What the code printed, or the results of its calls.
+    """Run code in a process of its own, under limits, and return what it wrote.
 
     Args:
         text: the code.
-        calls: expressions to evaluate after it, one line of JSON for each in the result; None to
-            run the code as a program and get its output.
-        stdin: what the program reads.
-        timeout_s: seconds for all of it.
+        calls: expressions to evaluate after the code has run. None to run it as a program.
+        stdin: what the program reads from standard input.
+        timeout_s: seconds until the process is killed.
         memory_mb: address space in MB.
 
-    After the time is up: the results of the calls so far; "" for a program.
+    Returns:
+        With `calls` one line of JSON per call, {"value": ...} or {"error": ...}; fewer lines if the
+        process was killed. Without `calls` what the program printed; "" if it was killed.
     """
     limits = {
         "RLIMIT_AS": memory_mb << 20,
@@ -156,20 +157,21 @@ def _run(text: str, calls: list[str] | None, stdin: str, timeout_s: float, memor
             except subprocess.TimeoutExpired:
                 finished = False
             finally:
-                # The group may have ended by itself.
+                # Kills the keeper and the code; the group may have ended by itself.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             out.seek(0)
             printed = out.read(OUTPUT_BYTES).decode("utf-8", "replace")
-            # Calls that returned before the time was up count; half a program's output does not.
+            # Calls that returned in time count; the output of a killed program does not.
             return printed if finished or calls is not None else ""
 
 
 def _returned_value(line: str) -> Any:
-    """The value in one line of results; `_Nothing` where the call failed or the line is none.
+    """The value in one line of results, such as 5 for '{"value": 5}'.
 
-    The code may write lines of its own among the results, so a line may be anything.
+    `_Nothing` if the call failed, or if the line is no result: the code may write lines of its own
+    among the results.
     """
     try:
         return json.loads(line).get("value", _Nothing)
@@ -178,14 +180,15 @@ def _returned_value(line: str) -> Any:
 
 
 class _Nothing:
-    """Stands for a call that returned no value; not equal to any other value."""
+    """Stands for a call that returned no value; it equals no expected value."""
 
 
 def _equal(returned: Any, expected: Any) -> bool:
-    """Whether a value that came back as JSON is the expected one.
+    """Whether a value that came back as JSON equals the expected one.
 
-    Numbers may differ by rounding, a tuple equals its list, and keys are compared as text, because
-    JSON knows no others. True and 1 are different.
+    - Numbers may differ by rounding, but True is not 1.
+    - A tuple that is expected equals a list.
+    - Keys are compared as text, because JSON has no others.
     """
     if isinstance(returned, bool) or isinstance(expected, bool):
         return returned is expected
@@ -202,5 +205,5 @@ def _equal(returned: Any, expected: Any) -> bool:
 
 
 def _comparable_lines(text: str) -> list[str]:
-    """The lines of an output without white space at their ends and blank lines at its end."""
+    """The lines of an output, without white space at line ends and blank lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -80,9 +80,9 @@ class DatasetEnv(SingleTurnEnv):
         Without a scorer every row must have an answer. If all rows name the same tools, these are
         the environment's tools.
         """
-        # A class with tasks of its own may add the answers there.
-        learnt = not is_scored(self) and type(self).tasks is DatasetEnv.tasks
-        self._tasks = read_tasks(*files, learnt=learnt)
+        # A class that defines tasks() may add the answers there, so its rows need none.
+        needs_answer = not is_scored(self) and type(self).tasks is DatasetEnv.tasks
+        self._tasks = read_tasks(*files, require_answer=needs_answer)
         tools_by_task = [task.metadata.get("tools") for task in self._tasks]
         if tools_by_task and tools_by_task[0]:
             first_tools = tools_by_task[0]
@@ -95,9 +95,9 @@ class DatasetEnv(SingleTurnEnv):
 
 
 def data_files(folder: Path) -> list[Path]:
-    """The data files in `folder`/datasets, else those directly in `folder`; sorted by name.
+    """The data files in `folder`/datasets, or if there are none, those directly in `folder`.
 
-    [] where neither holds a file of a known format.
+    Sorted by name; [] if neither folder holds a file of a known format.
     """
     for place in (folder / "datasets", folder):
         if place.is_dir():
@@ -107,15 +107,17 @@ def data_files(folder: Path) -> list[Path]:
     return []
 
 
-def read_tasks(*files: str | Path, learnt: bool = False) -> list[Task]:
-    """Every row of `files` as a task; ids must be unique over all files.
+def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
+    """Read every row of `files` as a task.
 
-    With `learnt` the rows are there to learn from, so each must have an answer.
+    With `require_answer` each row must have an answer, because SFT is to learn from it. Ids must be
+    unique over all files.
 
-    Raises EnvProblem DATASET_INVALID naming up to 20 bad lines in total by their numbers.
+    Raises EnvProblem DATASET_INVALID if a file cannot be read or a row is bad; the message lists up
+    to 20 bad lines of all files together, by line number.
     """
     tasks: list[Task] = []
-    place_of_id: dict[str, str] = {}
+    place_of_id: dict[str, str] = {}  # such as "train.jsonl:12", to name an id that occurs twice
     read: list[DataFile] = []
     file_problems: list[EnvProblem] = []  # of files that cannot be read at all
     for name in files:
@@ -131,7 +133,7 @@ def read_tasks(*files: str | Path, learnt: bool = False) -> list[Task]:
         for line, row in data.rows:
             try:
                 task = to_task(row, default_id=f"{data.path.stem}-{line}", split=split)
-                _check_answer(task, required=learnt)
+                _check_answer(task, required=require_answer)
                 if task.id in place_of_id:
                     raise ValueError(f"the id {task.id!r} is also that of {place_of_id[task.id]}")
             except ValueError as problem:
@@ -148,10 +150,7 @@ def read_tasks(*files: str | Path, learnt: bool = False) -> list[Task]:
 
 
 def _check_answer(task: Task, required: bool) -> None:
-    """Raises ValueError for an answer without an assistant message, or none where one is required.
-
-    `required` is set for rows to learn from.
-    """
+    """Raises ValueError if the answer has no assistant message, or is missing and `required`."""
     answer = task.answer_messages
     if required and not answer:
         raise ValueError("has no answer to learn from")
@@ -160,10 +159,10 @@ def _check_answer(task: Task, required: bool) -> None:
 
 
 def read_rows(path: Path) -> DataFile:
-    """The rows of a data file: those that can be read, and the reasons for those that cannot.
+    """Read a data file: its rows, and for each row that cannot be read the line and the reason.
 
-    Raises EnvProblem DATASET_INVALID where the whole file is unusable: unknown format, too large,
-    or not readable.
+    Raises EnvProblem DATASET_INVALID if the whole file is unusable: unknown format, too large, or
+    not readable.
     """
     readers: dict[str, Callable[[DataFile], None]] = {
         ".jsonl": _read_jsonl,
@@ -193,10 +192,12 @@ def read_rows(path: Path) -> DataFile:
 
 
 def shape_of(row: JsonObject) -> str:
-    """The name of a row's shape: the keys of its prompt and its answer.
+    """The name of a row's shape, made of the keys that hold its prompt and its answer.
 
-    "messages" or "conversations" for a chat, "prompt/answer" for a pair, "prompt" alone where the
-    answer is missing; "" for a row of no known shape.
+    - "messages" or "conversations": a chat under that key
+    - such as "question/answer": a prompt and an answer under these keys
+    - such as "question": a prompt without an answer
+    - "": none of these
     """
     for name in ("messages", "conversations"):
         if isinstance(row.get(name), list):
@@ -211,10 +212,11 @@ def shape_of(row: JsonObject) -> str:
 
 
 def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
-    """One row as a task.
+    """Make a task of one row.
 
-    Keys that the prompt and the answer do not use become metadata; where the row's own `metadata`
-    has the same key, that one wins. `default_id` and `split` apply where the row gives none.
+    Keys of the row that nothing else uses become metadata; keys of the row's own `metadata` replace
+    them. `default_id` and `split` apply if the row has no id or split; a `split` of None leaves it
+    open.
 
     Raises ValueError saying what is wrong with the row.
     """
@@ -233,11 +235,16 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
 
 
 def _prompt_and_answer(row: JsonObject) -> tuple[Any, Any, set[str]]:
-    """The prompt and the answer of a row, as texts or messages, and the keys they were taken from.
+    """Read the prompt and the answer of a row.
 
-    The answer is None where the row has none. A `system` text becomes the first message of the
-    prompt; an `input` beside an `instruction` is put under it. Raises ValueError for a row
-    without a prompt, or with one that is no text and no chat.
+    A `system` text becomes the first message of the prompt. An `input` beside an `instruction` is
+    appended to it as a paragraph.
+
+    Returns:
+        The prompt (a string or messages), the answer (the same; None if the row has none), and the
+        row's keys that hold the two, which therefore do not become metadata.
+
+    Raises ValueError if there is no prompt, or it is neither text nor a chat.
     """
     shape = shape_of(row)
     if not shape:
@@ -250,8 +257,9 @@ def _prompt_and_answer(row: JsonObject) -> tuple[Any, Any, set[str]]:
         prompt, answer = _chat(row[shape])
         return prompt, answer, {shape}
     prompt_key, _, answer_key = shape.partition("/")
-    prompt, answer = _text_or_chat(row[prompt_key], prompt_key), None
-    used = {prompt_key, answer_key}
+    prompt = _text_or_chat(row[prompt_key], prompt_key)
+    answer = None
+    used = {prompt_key, answer_key}  # `answer_key` is "" for a prompt alone, which harms nothing
     if answer_key:
         answer = _text_or_chat(row[answer_key], answer_key)
     if prompt_key == "instruction" and _has_value(row.get("input")):
@@ -264,9 +272,9 @@ def _prompt_and_answer(row: JsonObject) -> tuple[Any, Any, set[str]]:
 
 
 def split_of(path: Path) -> str | None:
-    """The split that a file's name stands for: "train", "heldout", or None for other names.
+    """The split that a file's name says: "train", "heldout", or None if it says neither.
 
-    A word of the name decides, as in `train.jsonl` or `my_test.csv`.
+    One word of the name is enough: `my_test.csv` is held out.
     """
     words = path.stem.lower().replace("-", "_").split("_")
     if any(word in HELDOUT_NAMES for word in words):
@@ -275,11 +283,13 @@ def split_of(path: Path) -> str | None:
 
 
 def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
-    """A chat as (prompt, answer); the answer begins with the first assistant message.
+    """Split a chat into (prompt, answer) before its first assistant message.
 
-    The answer is None where there is no such message. ShareGPT's messages ("from", "value") are
-    read too. Raises ValueError for a chat that is empty, begins with the assistant, ends with
-    another message than the assistant's answer, or holds a message that cannot be read.
+    `items` are messages of OpenAI ("role", "content") or ShareGPT ("from", "value"). The answer is
+    None if the assistant says nothing.
+
+    Raises ValueError if the chat is empty, begins with the assistant, has an answer but does not
+    end with the assistant, or holds a message that cannot be read.
     """
     messages = []
     for item in items:
@@ -302,9 +312,9 @@ def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
 
 
 def _text_or_chat(value: Any, key: str) -> str | list[Message]:
-    """The value of `key` as a text (numbers are written out) or as a list of messages.
+    """`value` as a string, or as a list of messages if it is a list. A number becomes a string.
 
-    Raises ValueError for any other type.
+    Raises ValueError for any other type; `key` names the value in the message.
     """
     if isinstance(value, str):
         return value
@@ -316,22 +326,20 @@ def _text_or_chat(value: Any, key: str) -> str | list[Message]:
 
 
 def _tools(value: Any) -> list[Any]:
-    """A row's `tools`. Raises ValueError unless they are a list of objects."""
+    """Return a row's `tools`. Raises ValueError unless they are a list of objects."""
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise ValueError("tools is a list of function schemas")
     return value
 
 
 def _has_value(value: Any) -> bool:
-    """Whether a key's value is more than a placeholder: not None, "" or []."""
+    """Whether a value counts as given: it is not None, "" or [] (0 and False count)."""
     return value is not None and value != "" and value != []
 
 
 def _read_jsonl(data: DataFile) -> None:
-    """Read one object per line; blank lines are skipped, a line that is too long is a bad one.
-
-    The file is read line by line, so it may be larger than the memory.
-    """
+    """Read one object per line. Blank lines are skipped; a line that is too long is a bad row."""
+    # Read as bytes, so that a line that is not UTF-8 spoils only itself.
     with data.path.open("rb") as file:
         number = 0
         while line := file.readline(MAX_ROW_BYTES + 1):
@@ -346,14 +354,14 @@ def _read_jsonl(data: DataFile) -> None:
                 line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of UTF-8
             if line.strip():
                 # Without the line's end, so that an error at the end gets the right column.
-                text = line.rstrip(b"\r\n")
-                _add_row(data, number, lambda raw=text: _loads(raw.decode("utf-8")))
+                stripped = line.rstrip(b"\r\n")
+                _add_row(data, number, lambda raw=stripped: _loads(raw.decode("utf-8")))
 
 
 def _read_json(data: DataFile) -> None:
-    """Read a list of objects, decoding each by itself so that a bad one is named by its line.
+    """Read a JSON list of objects. Each is decoded by itself, so that a bad one has its line.
 
-    Raises EnvProblem DATASET_INVALID where the file is not UTF-8 or holds no list.
+    Raises EnvProblem DATASET_INVALID if the file is not UTF-8 or does not hold a list.
     """
     try:
         text = data.path.read_bytes().decode("utf-8-sig")
@@ -364,18 +372,24 @@ def _read_json(data: DataFile) -> None:
         raise _unusable_file(
             data.path, "is not a list of objects", "Write [{...}, {...}] or JSONL."
         )
-    for line, value in _elements(text, start + 1, data):
+    for line, value in _elements(text, start + 1, data):  # + 1: behind the opening bracket
         _add_row(data, line, lambda row=value: row)
 
 
 def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, Any]]:
-    """The elements of a JSON list, each with the line it begins on.
+    """Yields each element of a JSON list as (line it begins on, value).
 
-    `position` is just behind the opening bracket. At the first error the reason is added to
-    `data.bad` and the rest of the text is not read.
+    At the first error the reason is added to `data.bad` and the rest is not read.
+
+    Args:
+        text: the whole file.
+        position: of the first character behind the opening bracket.
+        data: the file, for errors.
     """
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    line, counted, first = 1, 0, True  # `line` is that of the position `counted`
+    line = 1
+    counted = 0  # `line` is the line of this position: line ends before it have been counted
+    first = True
     while True:
         while position < len(text) and text[position] in " \t\r\n":
             position += 1
@@ -407,10 +421,10 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
 
 
 def _read_csv(data: DataFile) -> None:
-    """Read a CSV or TSV file whose first line names the columns; blank lines are skipped.
+    """Read a CSV or TSV file whose first line names the columns. Blank lines are skipped.
 
-    After a syntax error the rest is not read. Raises EnvProblem DATASET_INVALID where the file is
-    not UTF-8 or names a column twice.
+    After a syntax error the rest of the file is not read. Raises EnvProblem DATASET_INVALID if the
+    file is not UTF-8 or names a column twice.
     """
     try:
         text = data.path.read_bytes().decode("utf-8-sig")
@@ -423,7 +437,7 @@ def _read_csv(data: DataFile) -> None:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         header: list[str] = []
         while True:
-            line = reader.line_num + 1
+            line = reader.line_num + 1  # a row may span lines; this is its first
             try:
                 cells = next(reader)
             except StopIteration:
@@ -442,10 +456,12 @@ def _read_csv(data: DataFile) -> None:
 
 
 def _csv_row(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
-    """The cells of a line by column; chats, tools and metadata are parsed as JSON.
+    """Make a row of the cells of one line: column -> text, or a parsed value.
 
-    Empty cells are left out, unless the row would then have no known shape. Raises ValueError for
-    another number of cells than columns, and for a cell that is no JSON where it should be.
+    Cells of the columns messages, conversations, tools and metadata are parsed as JSON if they
+    begin like it. Empty cells are left out, unless the row has no known shape without them: an
+    empty prompt then gets its own error. Raises ValueError if there are more or fewer cells than
+    columns, or a cell is not valid JSON.
     """
     if len(cells) != len(header):
         raise ValueError(f"{len(cells)} cells, but the header has {len(header)}")
@@ -458,9 +474,9 @@ def _csv_row(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
 
 
 def _read_parquet(data: DataFile) -> None:
-    """Read the rows of a parquet file; their numbers stand for lines.
+    """Read the rows of a parquet file; the number of a row, from 1, stands for its line.
 
-    Raises EnvProblem DATASET_INVALID where pyarrow is not installed or cannot read the file.
+    Raises EnvProblem DATASET_INVALID if pyarrow is not installed or cannot read the file.
     """
     try:
         import pyarrow.parquet  # noqa: PLC0415 # pyright: ignore[reportMissingImports] - optional
@@ -480,9 +496,10 @@ def _read_parquet(data: DataFile) -> None:
 
 
 def _add_row(data: DataFile, line: int, parse: Callable[[], Any]) -> None:
-    """Append the row that `parse` returns to `data.rows`, or why there is none to `data.bad`.
+    """Append the row that `parse` returns to `data.rows`, or the reason it is bad to `data.bad`.
 
-    A row must be an object. `parse` is called here so that its errors are caught in one place.
+    A row must be an object. `parse` is a function so that its errors are caught here, for every
+    format in the same way.
     """
     try:
         row = parse()
@@ -514,7 +531,10 @@ def _no_constant(name: str) -> Any:
 
 
 def _fault_of(error: BaseException) -> str:
-    """What is wrong with a row, in words, from the error that reading it raised."""
+    """What is wrong with a row, in words, for the error that reading it raised.
+
+    For example "is no JSON: Expecting value (column 8)".
+    """
     if isinstance(error, json.JSONDecodeError):
         return f"is no JSON: {error.msg} (column {error.colno})"
     if isinstance(error, UnicodeDecodeError):
@@ -525,13 +545,16 @@ def _fault_of(error: BaseException) -> str:
 
 
 def _bad_lines_error(read: Sequence[DataFile]) -> EnvProblem:
-    """The error that names the bad lines of all files, as many as a reply holds.
+    """The error that lists the bad lines of all files, at least one of which has one.
 
-    The others are counted. Its place is the first of them. At least one file has a bad line.
+    For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". It
+    lists as many as fit into a reply and counts the others. Its file and line are those of the
+    first.
     """
     faulty = [data for data in read if data.bad]
     faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]
-    listed, room = [], SHOWN_CHARS
+    listed = []
+    room = SHOWN_CHARS
     for data, row in faults[:SHOWN]:
         name = "" if len(faulty) == 1 else f"{data.path.name} "
         fault = f"{name}line {row.line}: {row.message}"[:FAULT_CHARS] if row.line else row.message
@@ -554,11 +577,11 @@ def _bad_lines_error(read: Sequence[DataFile]) -> EnvProblem:
 
 
 def _unusable_file(path: Path, message: str, hint: str = "") -> EnvProblem:
-    """The error for a file that is unusable as a whole."""
+    """The error DATASET_INVALID for a file that is unusable as a whole."""
     file = _path_in_environment(path)
     return EnvProblem("DATASET_INVALID", f"{path.name}: {message}", hint, file=file)
 
 
 def _path_in_environment(path: Path) -> str:
-    """A data file's path as its author knows it: relative to the environment's folder."""
+    """A data file's path relative to the environment's folder, such as "datasets/train.jsonl"."""
     return f"datasets/{path.name}" if path.parent.name == "datasets" else path.name

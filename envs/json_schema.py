@@ -34,7 +34,7 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "pattern": ("string", lambda v, b: re.search(b, v) is not None),
     "minItems": ("array", lambda v, b: len(v) >= b),
     "maxItems": ("array", lambda v, b: len(v) <= b),
-    "uniqueItems": ("array", lambda v, b: not b or len({_key(i) for i in v}) == len(v)),
+    "uniqueItems": ("array", lambda v, b: not b or len({_canonical(i) for i in v}) == len(v)),
 }
 # Keywords that the functions below handle, each in its own way.
 OTHERS = ("type", "enum", "const", "properties", "required", "additionalProperties", "items")
@@ -43,12 +43,14 @@ KNOWN = frozenset({*BOUNDS, *OTHERS, *JOINED}) | ANNOTATIONS
 
 
 def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$") -> list[str]:
-    """What in `value` the schema does not allow, one text for each fault; [] when it fits.
+    """Check `value` against a JSON schema; returns one text per fault, [] if it fits.
+
+    A text looks like "$.items[2]: not of type string".
 
     Args:
         value: any JSON value.
         schema: a schema, or True (everything is allowed) or False (nothing is).
-        place: where `value` stands in the whole, `$` for the whole itself; begins every text.
+        place: the path of `value` in the whole document; each text begins with it.
 
     Raises ValueError for a schema with a keyword or type that is not known.
     """
@@ -58,11 +60,12 @@ def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$"
     if unknown:
         raise ValueError(f"the schema uses keywords that are not known: {', '.join(unknown)}")
     errors = _type_errors(value, schema, place)
-    if "enum" in schema and _key(value) not in {_key(item) for item in schema["enum"]}:
+    if "enum" in schema and _canonical(value) not in {_canonical(item) for item in schema["enum"]}:
         errors.append(f"{place}: not one of {schema['enum']}")
-    if "const" in schema and _key(value) != _key(schema["const"]):
+    if "const" in schema and _canonical(value) != _canonical(schema["const"]):
         errors.append(f"{place}: not {schema['const']!r}")
     for name, (kind, fits) in BOUNDS.items():
+        # A bound says nothing about a value of another type: `minimum` ignores a string.
         if name in schema and TYPES[kind](value) and not fits(value, schema[name]):
             errors.append(f"{place}: {name} is {schema[name]}")
     if isinstance(value, dict):
@@ -74,9 +77,9 @@ def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$"
 
 
 def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """The fault if `value` is of none of the types that the schema names; else [].
+    """One fault if `value` is of none of the types that the schema names; else [].
 
-    Raises ValueError for an unknown type.
+    [] also if the schema names no type. Raises ValueError for an unknown type.
     """
     names = schema.get("type", [])
     names = [names] if isinstance(names, str) else names
@@ -89,9 +92,9 @@ def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]
 
 
 def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: str) -> list[str]:
-    """The faults of an object: required properties that are missing, and faults inside of others.
+    """The faults of an object: required properties that are missing, and faults in the others.
 
-    Properties that the schema does not list are held to `additionalProperties`.
+    A property that the schema does not list must fit `additionalProperties`.
     """
     properties = schema.get("properties", {})
     errors = [
@@ -104,7 +107,10 @@ def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: s
 
 
 def _joined_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """The faults against allOf (those of every part), anyOf, oneOf and not (one text each)."""
+    """The faults against allOf, anyOf, oneOf and not.
+
+    For allOf these are the faults against each of its schemas; for the others one text each.
+    """
     errors: list[str] = []
     for part in schema.get("allOf", []):
         errors += schema_errors(value, part, place)
@@ -123,8 +129,8 @@ def _is_number(value: Any) -> bool:
     return TYPES["number"](value)
 
 
-def _key(value: Any) -> str:
-    """A text that is the same for equal JSON values: true is not 1, but 1.0 is."""
+def _canonical(value: Any) -> str:
+    """A text that is the same for JSON values that are equal: 1 and 1.0 are, 1 and true are not."""
 
     def plain(item: Any) -> Any:
         """The value with whole floats as integers, at every depth."""

@@ -77,12 +77,11 @@ class Rubric:
         self.pass_at = pass_at
 
     def score(self, task: Task, completion: str, judge: "Judge | None" = None) -> Score:
-        """The weighted mean of all criteria; 0 where a required one fails.
+        """The weighted mean of all criteria, or 0 if a required one fails.
 
-        The judge is asked only after every required check has passed. Without a judge the
-        criteria that need one are left out. Where the judge gives no verdict, or no criterion is
-        left, the score has an `error`. Raises ValueError for a check's value that is not from 0
-        to 1.
+        The judge is asked only after every required check has passed. With `judge` None, criteria
+        without a check are left out. The score has an `error` if the judge gives no verdict, or if
+        no criterion is left. Raises ValueError if a check returns a value that is not from 0 to 1.
         """
         values = {c.id: _checked_value(c.check(task, completion)) for c in self.criteria if c.check}
         if not self._required_met(values):
@@ -104,7 +103,10 @@ class Rubric:
         return Score(reward if required_met else 0.0, success=success, metrics=values)
 
     def _required_met(self, values: Mapping[str, float]) -> bool:
-        """Whether every required criterion that has a value (by id) yet is met."""
+        """Whether every required criterion that is in `values` (id -> value) is met.
+
+        Those that are not in `values` yet are left for the judge to decide.
+        """
         required = [c.id for c in self.criteria if c.required and c.id in values]
         return all(values[name] >= self.pass_at for name in required)
 
@@ -143,10 +145,10 @@ class Judge:
             raise ValueError(f"a judge's url begins with http:// or https://, got {self.url!r}")
 
     def grade(self, criteria: Sequence[Criterion], task: Task, completion: str) -> dict[str, float]:
-        """Criterion id -> a value from 0 to 1, as the model judges.
+        """Ask the model; returns criterion id -> a value from 0 to 1.
 
-        The same question is asked only once; later answers come from the cache. Raises JudgeError
-        where the model cannot be reached or its reply is no verdict.
+        The same question is asked only once; later the cache answers it. Raises JudgeError if the
+        model cannot be reached or its reply holds no verdict.
         """
         messages = _question(criteria, task, completion)
         question = json.dumps([self.url, self.model, messages], sort_keys=True)
@@ -156,12 +158,13 @@ class Judge:
             verdict = _verdict(self._ask(messages), [c.id for c in criteria])
             self._to_disk(key, verdict)
         self._kept[key] = verdict
-        return dict(verdict)
+        return dict(verdict)  # a copy, so that callers cannot change the cache
 
     def _ask(self, messages: list[dict[str, str]]) -> str:
-        """The text of the model's reply, trying again after failures that may pass.
+        """Send `messages` to the model and return the text of its reply.
 
-        Raises JudgeError after the last attempt, or at once for a failure that will not pass.
+        A request that fails is sent again, up to `retries` times. Raises JudgeError after the last
+        attempt, or at once for an HTTP status that will not go away, such as 401.
         """
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 500}
         headers = {"Content-Type": "application/json"}
@@ -188,7 +191,7 @@ class Judge:
         raise JudgeError("not asked")  # reached only if `retries` is negative
 
     def _from_disk(self, key: str) -> dict[str, float] | None:
-        """The verdict stored under `key`; None without a cache folder or a readable file."""
+        """The verdict stored under `key`; None if there is no cache folder or no readable file."""
         if self.cache is None:
             return None
         try:
@@ -197,7 +200,7 @@ class Judge:
             return None
 
     def _to_disk(self, key: str, verdict: dict[str, float]) -> None:
-        """Stores a verdict under `key`, if there is a cache folder."""
+        """Store a verdict under `key`; does nothing without a cache folder."""
         if self.cache is not None:
             self.cache.mkdir(parents=True, exist_ok=True)
             # Written aside and renamed, so that nobody reads half a file.
@@ -207,17 +210,17 @@ class Judge:
 
 
 def _question(criteria: Sequence[Criterion], task: Task, completion: str) -> list[dict[str, str]]:
-    """The messages that put an answer and its criteria to the judge.
+    """The messages (system and user) that ask the judge to grade an answer by `criteria`.
 
-    Task, reference and answer stand between fences. The fence contains a hash of the answer, so
-    that an answer cannot contain it and pretend to end there.
+    Task, reference and answer stand between fences such as <ANSWER-3f...>. A fence contains a hash
+    of the answer, so an answer cannot contain the closing fence and pretend to end there.
     """
     fence = hashlib.sha256(completion.encode("utf-8", "replace")).hexdigest()[:16]
     parts = {"TASK": task.prompt_text, "REFERENCE": task.answer_text, "ANSWER": completion}
     blocks = "\n\n".join(
         f"<{name}-{fence}>\n{text[:MAX_CHARS]}\n</{name}-{fence}>"
         for name, text in parts.items()
-        if text or name == "ANSWER"
+        if text or name == "ANSWER"  # an empty answer is graded too
     )
     listed = "\n".join(f'- "{c.id}": {c.description}' for c in criteria)
     system = (
@@ -231,12 +234,12 @@ def _question(criteria: Sequence[Criterion], task: Task, completion: str) -> lis
 
 
 def _verdict(reply: str, ids: Sequence[str]) -> dict[str, float]:
-    """Criterion id -> value, read from the JSON object in a judge's reply.
+    """Read the JSON object in a judge's reply; returns criterion id -> value, for all of `ids`.
 
-    Text around the object is ignored. Raises JudgeError where there is no object, or it lacks a
+    Text around the object is ignored. Raises JudgeError if there is no object, or if it has no
     number from 0 to 1 for one of `ids`.
     """
-    match = re.search(r"\{.*\}", reply, re.DOTALL)
+    match = re.search(r"\{.*\}", reply, re.DOTALL)  # from the first brace to the last
     try:
         data = json.loads(match.group()) if match else None
     except (ValueError, RecursionError):
@@ -253,7 +256,7 @@ def _verdict(reply: str, ids: Sequence[str]) -> dict[str, float]:
 
 
 def _checked_value(value: float) -> float:
-    """The value of a criterion's check as a float. Raises ValueError unless it is from 0 to 1."""
+    """What a criterion's check returned, as a float. Raises ValueError unless it is from 0 to 1."""
     number = float(value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"a check gives a number from 0 to 1, got {number}")

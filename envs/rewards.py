@@ -49,7 +49,7 @@ def combine(
     require: Sequence[str] = (),
     success_at: float = 1.0,
 ) -> Score:
-    """A score from named parts: their weighted mean, or 0 where a required part is not full.
+    """Combine named parts into a score: their weighted mean, or 0 if a required part is below 1.
 
     Args:
         parts: name -> (weight, value from 0 to 1), at least one; the values become metrics.
@@ -75,8 +75,9 @@ def combine(
 def final_answer(completion: str) -> str:
     """The part of a completion that is its answer, stripped of white space.
 
-    That is what follows the last `####`, `Answer:`, `the answer is` or `<answer>`, or the content
-    of a `\\boxed{}` behind that; the whole completion where there is none of these marks.
+    That is what follows the last mark: `####`, `Answer:`, `the answer is` or `<answer>`. If a
+    `\\boxed{}` follows that mark, or there is no mark, it is the content of the last box. Without
+    mark and box it is the whole completion.
     """
     marks = list(ANSWER_MARK.finditer(completion))
     start = marks[-1].end() if marks else 0
@@ -92,7 +93,7 @@ def final_answer(completion: str) -> str:
 
 
 def exact(completion: str, expected: str, *, ignore_case: bool = False) -> float:
-    """1 if the completion is `expected`, else 0; differences of white space do not count."""
+    """1 if the completion equals `expected`, else 0; differences of white space do not count."""
     actual, target = " ".join(completion.split()), " ".join(str(expected).split())
     if ignore_case:
         actual, target = actual.casefold(), target.casefold()
@@ -102,8 +103,8 @@ def exact(completion: str, expected: str, *, ignore_case: bool = False) -> float
 def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
     """1 if the final answer is a number equal to `expected`, else 0.
 
-    `tolerance` is how far it may differ, relative to `expected`; 0 for not at all. Raises
-    ValueError where `expected` is no number.
+    `tolerance` is how far it may differ, relative to `expected`: 0.01 allows 1 %, 0 nothing.
+    Raises ValueError if `expected` is not a number.
     """
     target = parse_number(str(expected))
     if target is None:
@@ -119,10 +120,10 @@ def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The number that the whole of `text` is, as 1,200 or -3.5 or 3/4 or $7 or 12%; else None.
+    """Read `text` as one number, such as "1,200", "-3.5", "3/4", "$7" or "12%".
 
-    Signs of currency and percent are ignored: 12% is 12. None also for a division by 0 and for
-    more than 60 characters.
+    Signs of currency and percent are ignored: 12% is 12. None if the text is not a number, divides
+    by 0, or has more than 60 characters.
     """
     plain = text.strip().rstrip(".").strip().strip("$€£% ").strip()
     if len(plain) > LONGEST_NUMBER:
@@ -137,9 +138,9 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def last_number(text: str) -> int | float | None:
-    """The last number in `text`; None without one.
+    """The last number in `text`; None if it has none.
 
-    Do not score by it, as "it is not 7" ends with 7 too: prefer `number`.
+    Do not score by it, because "it is not 7" ends with 7 too; use `number`.
     """
     numbers = NUMBER.findall(text)
     if not numbers:
@@ -150,10 +151,10 @@ def last_number(text: str) -> int | float | None:
 
 
 def choice(completion: str, expected: str, options: str | Mapping[str, str] = "ABCD") -> float:
-    """1 if the final answer of a multiple choice question is the letter `expected`, else 0.
+    """1 if the final answer to a multiple choice question is the letter `expected`, else 0.
 
-    `options` are the letters, or maps them to their texts. B, (b) and B. are read as the letter;
-    with texts also `B) text` and the text alone. Case does not matter.
+    `options` are the letters ("ABCD"), or a dict from letter to text. "B", "(b)" and "B." all mean
+    the letter B; with a dict so do "B) its text" and the text alone. Case does not matter.
     """
     answer = final_answer(completion).strip()
     letters = "".join(options)
@@ -162,6 +163,7 @@ def choice(completion: str, expected: str, options: str | Mapping[str, str] = "A
         return float(match.group(1).casefold() == expected.casefold())
     if isinstance(options, Mapping):
         target = " ".join(str(options[expected]).split()).casefold()
+        # The letter may stand before the text, as in "b) ".
         letter_prefix = rf"(?:[(\[]?{re.escape(expected)}[)\].:]\s*)?"
         text = " ".join(answer.split()).casefold().rstrip(".")
         pattern = letter_prefix.casefold() + re.escape(target.rstrip("."))
@@ -172,8 +174,8 @@ def choice(completion: str, expected: str, options: str | Mapping[str, str] = "A
 def regex(completion: str, pattern: str, expected: str | None = None) -> float:
     """1 if `pattern` matches the whole completion (its ends stripped of white space), else 0.
 
-    With `expected`, what the first group matched must be that text too; the whole match where the
-    pattern has no group.
+    With `expected`, the first group must also have matched that text; if the pattern has no group,
+    the whole match must be that text.
     """
     match = re.fullmatch(pattern, completion.strip(), re.DOTALL)
     if match is None or expected is None:
@@ -182,9 +184,9 @@ def regex(completion: str, pattern: str, expected: str | None = None) -> float:
 
 
 def json_value(completion: str) -> Any:
-    """The JSON value that a completion is, by itself or as one fenced block.
+    """Parse a completion that is JSON and nothing else, either plain or as one fenced block.
 
-    Raises ValueError where it is anything else, holds NaN or infinity, or is nested too deep.
+    Raises ValueError if it is anything else, holds NaN or infinity, or is nested too deep.
     """
     text = completion.strip()
     blocks = FENCE.findall(text)
@@ -197,9 +199,10 @@ def json_value(completion: str) -> Any:
 
 
 def json_schema(completion: str, schema: Mapping[str, Any]) -> float:
-    """1 if the completion is JSON that `schema` allows, else 0.
+    """1 if the completion is JSON that fits `schema`, else 0.
 
-    `envs.json_schema` says which subset of JSON Schema is known; ValueError for other keywords.
+    Raises ValueError if the schema uses a keyword outside the subset of JSON Schema that
+    `envs.json_schema` knows.
     """
     try:
         value = json_value(completion)
@@ -228,8 +231,9 @@ def f1(completion: str, expected: str) -> float:
 def length(completion: str, *, at_most: int, at_least: int = 0, unit: str = "words") -> float:
     """Reward for the length of the completion, counted in `unit` ("words" or "characters").
 
-    1 from `at_least` to `at_most`; it falls linearly to 0 at twice `at_most` and at half of
-    `at_least`. Raises ValueError for another unit or bounds that make no sense.
+    It is 1 for a length from `at_least` to `at_most`. Outside it falls linearly, to 0 at twice
+    `at_most` and at half of `at_least`. Raises ValueError for another unit, or unless
+    0 <= at_least <= at_most and at_most >= 1.
     """
     if unit not in ("words", "characters"):
         raise ValueError(f"unit is words or characters, got {unit!r}")
@@ -250,10 +254,10 @@ def _words(text: str) -> list[str]:
 
 
 def _inside_braces(text: str, start: int) -> str | None:
-    """The text from `start` to the brace that closes the one just before it; None without one.
+    """The content of a pair of braces; `start` is the position behind the opening brace.
 
-    Where words follow the closing brace, everything from `start` on is returned: what follows
-    would be another answer, so the box alone is not what the completion says.
+    None if the brace is never closed. If words follow the closing brace, the result is all of the
+    text from `start` on: they may be another answer, so the box alone is not the answer.
     """
     depth = 1
     for position in range(start, len(text)):

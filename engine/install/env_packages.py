@@ -49,20 +49,22 @@ class Venv:
 
     @property
     def python(self) -> Path:
+        """Its interpreter."""
         return self.folder / "bin" / "python"
 
     @property
     def outcome(self) -> Path:
-        """Written last: {"ok": bool, "error": str, "hint": str, "isolation": str}."""
+        """The file written last: {"ok": bool, "error": str, "hint": str, "isolation": str}."""
         return self.folder / BUILT
 
     @property
     def lock(self) -> Path:
-        """The lock that is held while it is being built."""
+        """The lock file that its builder holds."""
         return self.folder.with_suffix(".lock")
 
     @property
     def log(self) -> Path:
+        """The output of its builder, pip's included."""
         return self.folder.with_suffix(".log")
 
     def is_ready(self) -> bool:
@@ -73,10 +75,12 @@ class Venv:
 
 
 def read_requirements(source: Path) -> list[Requirement]:
-    """The packages that the environment in `source` needs on this machine, by their markers.
+    """The packages that requirements.txt of the environment in `source` names.
 
-    [] where it names none. Raises UserError ENV_INVALID where the file is no UTF-8 text, or with
-    the line that names no package; options, addresses and paths are not allowed.
+    Those that do not apply to this machine, by their markers, are left out. [] without the file.
+
+    Raises UserError ENV_INVALID if the file is not UTF-8 text, or a line names no package; the
+    message then has the line. Options, addresses and paths are not allowed.
     """
     try:
         text = (source / FILE).read_text("utf-8-sig")
@@ -91,7 +95,7 @@ def read_requirements(source: Path) -> list[Requirement]:
         ) from error
     requirements = []
     for number, line in enumerate(text.splitlines(), 1):
-        line = line.split(" #")[0].strip()
+        line = line.split(" #")[0].strip()  # without a comment at its end
         if not line or line.startswith("#"):
             continue
         try:
@@ -112,7 +116,11 @@ def read_requirements(source: Path) -> list[Requirement]:
 
 
 def missing(requirements: list[Requirement]) -> list[str]:
-    """The requirements that this interpreter does not meet, with the version it has, if any."""
+    """The requirements that this interpreter does not meet.
+
+    For example ["sympy", "numpy>=2 (here is 1.26)"]: the first is not installed, the second is too
+    old.
+    """
     absent = []
     for requirement in requirements:
         try:
@@ -120,24 +128,27 @@ def missing(requirements: list[Requirement]) -> list[str]:
         except importlib.metadata.PackageNotFoundError:
             absent.append(str(requirement))
             continue
+        # An installed pre-release counts.
         if not requirement.specifier.contains(version, prereleases=True):
             absent.append(f"{requirement} (here is {version})")
     return absent
 
 
 def venv_of(home: Home, requirements: list[Requirement]) -> Venv:
-    """The virtual environment for these packages and this interpreter; it need not exist yet."""
+    """The virtual environment for these packages and this interpreter; it may not exist yet.
+
+    Its folder is named by a hash of both, so that equal requirements share one.
+    """
     names = sorted(str(requirement) for requirement in requirements)
     key = json.dumps([names, sys.version_info[:3], sys.base_prefix])
     return Venv(home.cache / "venvs" / hashlib.sha256(key.encode()).hexdigest()[:16])
 
 
 def install(home: Home, requirements: list[Requirement], patience_s: float) -> Path:
-    """The interpreter that has `requirements`; builds its virtual environment if there is none.
+    """The interpreter of the virtual environment with `requirements`, which is built if missing.
 
-    Waits up to `patience_s` seconds for it. Raises UserError ENV_DEPS: pip failed (with its
-    message), or, retryable, it is still at work. It goes on then, and a later call finds the
-    result.
+    Raises UserError ENV_DEPS if pip failed (with its message), or, retryable, if the installation
+    is not finished after `patience_s` seconds. It goes on then, and a later call finds the result.
     """
     venv = venv_of(home, requirements)
     if venv.is_ready():
@@ -153,7 +164,7 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd="/",
-            start_new_session=True,
+            start_new_session=True,  # it must outlive this process
         )
     deadline = time.monotonic() + patience_s
     while not venv.outcome.exists():
@@ -181,9 +192,9 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
 
 
 def build(folder: Path) -> None:
-    """Build the virtual environment in `folder` and write how that ended; a process of its own."""
+    """Build the virtual environment in `folder` and write the outcome; runs in its own process."""
     venv = Venv(folder)
-    home = Home(folder.parents[2])
+    home = Home(folder.parents[2])  # `venv_of` puts it at home/cache/venvs/<hash>
     with open(venv.lock, "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second builder waits, then finds the work done
         if venv.is_ready():
@@ -202,9 +213,10 @@ def build(folder: Path) -> None:
 
 
 def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
-    """Have pip install into the empty folder of `venv`; returns what isolated it, in words.
+    """Let pip install `requirements` into the empty folder of `venv`, in a sandbox.
 
-    Raises EnvProblem, Fault or UserError.
+    Returns the isolation that pip ran in, in words. Raises EnvProblem, Fault or UserError if
+    anything fails.
     """
     config = home.user_config()
     pip = _pip_path()
@@ -220,20 +232,21 @@ def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
     reach = Reach((str(pip), *index.paths), (str(venv.folder),), index.ports)
     sandbox = Sandbox(config.sandbox, config.allow_root, (str(home.root),))
     interpreter = packages_of(sys.executable)
+    # The sandbox asks for an environment's folder; pip needs none, so it gets an empty one.
     with tempfile.TemporaryDirectory() as empty_folder:
         pipe = Pipe(Path(empty_folder), interpreter, limits, {}, venv.log, sandbox, order, reach)
         try:
             isolation, _ = pipe.greet(BUILD_S)
         finally:
-            pipe.close()  # every process of it has ended
+            pipe.close()  # ends every process of the sandbox, so nobody changes the folder now
             _take_ownership(venv.folder)
     return str(isolation)
 
 
 def _pip_path() -> Path:
-    """The folder that holds this interpreter's pip, or the wheel of pip that comes with Python.
+    """The folder that holds this interpreter's package pip, or the wheel of pip inside Python.
 
-    Raises UserError ENV_DEPS where there is neither.
+    Raises UserError ENV_DEPS if there is neither.
     """
     spec = importlib.util.find_spec("pip")
     if spec is not None and spec.origin:
@@ -252,16 +265,16 @@ def _pip_path() -> Path:
 
 
 def _remake(folder: Path) -> None:
-    """Delete a folder and make it anew, so that nothing of an earlier attempt is left in it."""
+    """Delete `folder` and make it again, so that nothing of an earlier attempt is left in it."""
     shutil.rmtree(folder)
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)  # whatever the umask: the env process may run under another uid
 
 
 def _take_ownership(folder: Path) -> None:
-    """Give what was installed to this user, readable by all.
+    """Make this user the owner of everything in `folder`, and everything readable by all users.
 
-    Links that lead elsewhere than into the folder or this Python, and special files, are removed.
+    Special files are removed, and links that lead out of the folder, unless to this Python.
     """
     user_and_group = (os.geteuid(), os.getegid())
     base = Path(sys.base_prefix).resolve()
@@ -287,7 +300,7 @@ def _take_ownership(folder: Path) -> None:
 
 
 def _pip_error(log: Path) -> str:
-    """The ERROR lines of pip's log, at most 600 characters; "" where there are none."""
+    """The ERROR lines at the end of pip's log, at most 600 characters; "" if there are none."""
     with contextlib.suppress(OSError):
         lines = read_tail(log, 20_000).splitlines()
         return " ".join(line for line in lines if line.startswith("ERROR"))[:600]
@@ -295,7 +308,10 @@ def _pip_error(log: Path) -> str:
 
 
 def _failure_of(venv: Venv) -> tuple[str, str]:
-    """Why a virtual environment was not built, and the advice ("" where there is none)."""
+    """Why a virtual environment was not built, as (error, hint); the hint may be "".
+
+    They come from the outcome of the builder, or from pip's log if the builder left none.
+    """
     with contextlib.suppress(OSError, ValueError, KeyError):
         outcome = json.loads(venv.outcome.read_text())
         return outcome["error"], outcome.get("hint", "")

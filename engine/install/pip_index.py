@@ -60,11 +60,12 @@ class PipIndex:
 
 
 def read(pip: Path) -> PipIndex:
-    """What the configuration of pip says for this user.
+    """Read from pip's configuration for this user where pip looks for packages.
 
-    `pip` is the folder that holds it, or a wheel of it.
+    `pip` is the folder that holds the package pip, or a wheel of it.
     """
     options = _options(pip)
+    # pip reads an option such as index-url from the variable PIP_INDEX_URL too.
     variables = {f"PIP_{name.upper().replace('-', '_')}": text for name, text in options.items()}
     environment = {
         name: os.environ[name] for name in _both_cases(_VARIABLES) if os.environ.get(name)
@@ -78,7 +79,7 @@ def read(pip: Path) -> PipIndex:
     files = [options.get(name, "") for name in _FILE_OPTIONS] + [
         environment.get("REQUESTS_CA_BUNDLE", "")
     ]
-    paths = filter(None, [*map(_local_path, addresses), *files])
+    paths = filter(None, [*map(_local_path, addresses), *files])  # without the empty ones
     ports = {_port(address) for address in addresses if not _local_path(address)}
     if not index_is_off and not options.get("index-url"):
         ports.add(_DEFAULT_PORT)
@@ -94,9 +95,10 @@ def read(pip: Path) -> PipIndex:
 
 
 def _options(pip: Path) -> dict[str, str]:
-    """The configured options by name; {} where pip cannot be asked.
+    """pip's configured options that are in `_OPTIONS`, by name; {} if pip cannot be asked.
 
-    A variable goes before an option for `pip install`, and that before one for all commands.
+    If an option is set more than once, an environment variable wins over the section [install] of
+    the configuration, and that over [global].
     """
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         listing = subprocess.run(
@@ -109,6 +111,7 @@ def _options(pip: Path) -> dict[str, str]:
             check=False,
         )
         sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+        # A line looks like global.index-url='https://...', the value being a Python literal.
         for line in listing.stdout.splitlines():
             key, _, value = line.partition("=")
             section, _, name = key.rpartition(".")
@@ -120,12 +123,12 @@ def _options(pip: Path) -> dict[str, str]:
 
 
 def _both_cases(names: tuple[str, ...]) -> list[str]:
-    """Each name as it is and in capitals: programs read proxy variables in both forms."""
+    """Each name as given and in capitals, because programs read proxy variables in both forms."""
     return [form for name in names for form in dict.fromkeys((name, name.upper()))]
 
 
 def _local_path(address: str) -> str:
-    """The path of an index that is a folder, "" for one on the network."""
+    """The path of an index that is a local folder; "" for an index on the network."""
     if address.startswith("file:"):
         path = Path(unquote(urlsplit(address).path))
         # The pages of a "simple" index link to files beside it, so its parent is needed.
@@ -134,16 +137,20 @@ def _local_path(address: str) -> str:
 
 
 def _is_url(address: str) -> bool:
+    """Whether an address has a scheme, such as https://."""
     return "://" in address
 
 
 def _is_on(text: str) -> bool:
-    """Whether pip takes the text of an option as yes."""
+    """Whether pip reads an option's value as true."""
     return text.lower() in ("1", "true", "yes", "on", "y", "t")
 
 
 def _port(url: str) -> int:
-    """The TCP port of an address with or without a scheme; 443 where nothing tells."""
+    """The TCP port of an address with or without a scheme; 443 if the address names none.
+
+    http:// without a port is 80.
+    """
     with contextlib.suppress(ValueError):
         parts = urlsplit(url if _is_url(url) else f"//{url}")
         return parts.port or (80 if parts.scheme == "http" else _DEFAULT_PORT)

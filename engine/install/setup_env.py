@@ -26,9 +26,9 @@ IMPORT_S = 300  # seconds that the proof may take
 
 
 def requirements(extra: str = "train") -> list[str]:
-    """The packages that honesmith needs, those of its base and of `extra`, by its own metadata.
+    """The requirements of honesmith itself and of its extra `extra`, from its package metadata.
 
-    Raises UserError NO_TORCH where honesmith is not an installed package and so has no metadata.
+    Raises UserError NO_TORCH if honesmith is not an installed package and so has no metadata.
     """
     try:
         lines = importlib.metadata.requires("honesmith") or []
@@ -41,6 +41,7 @@ def requirements(extra: str = "train") -> list[str]:
     needed = []
     for line in lines:
         requirement, _, marker = line.partition(";")
+        # Metadata lists a requirement of an extra as: torch>=2.5; extra == "train".
         extra_of_line = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
         if extra_of_line is None or extra_of_line.group(1) == extra:
             needed.append(requirement.strip())
@@ -70,14 +71,17 @@ def setup(
 
 
 def works(python: Path, proof: str = PROOF) -> bool:
-    """Whether `python` exists and can run `proof`. Takes seconds, because torch is imported."""
+    """Whether the interpreter `python` exists and can run the code `proof`.
+
+    That takes seconds, because the default proof imports torch.
+    """
     return python.is_file() and venvs.complaint(python, proof, IMPORT_S) is None
 
 
 def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
     """Build the training environment beside its final place, test it, and move it there.
 
-    Arguments and errors as for `setup`.
+    Arguments, reply and errors are those of `setup`.
     """
     device = hardware.detect(home.root).device.kind
     venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
@@ -90,7 +94,7 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
         venv.create(aside, with_pip=uv is None, symlinks=True)
         python = venvs.python_of(aside)
         _install(python, packages, uv, device, run, say)
-        _let_it_import_us(python)
+        _make_honesmith_importable(python)
         say("Checking it")
         if not works(python, proof):
             raise UserError(
@@ -107,14 +111,15 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
 def _install(
     python: Path, packages: list[str], uv: str | None, device: str, run: Run, say: Say
 ) -> None:
-    """Install the packages, torch in the build that this machine can use.
+    """Install the packages, with the build of torch that this machine can use.
 
     Args:
-        uv: path of uv, None to use pip. Where uv fails, it tries once more with the index's own
-            torch.
+        python: the interpreter of the environment to install into.
+        uv: path of uv; None to use pip. If uv fails, it is tried once more with the torch that the
+            index gives by default.
         device: "cpu", or the kind of GPU.
 
-    Raises UserError NO_TORCH.
+    Raises UserError NO_TORCH if the installation fails.
     """
     if uv:
         command = [uv, "pip", "install", "--python", str(python), *packages]
@@ -138,19 +143,20 @@ def _install(
         ) from error
 
 
-def _let_it_import_us(python: Path) -> None:
-    """Add this installation to the new environment's path, behind its own packages.
+def _make_honesmith_importable(python: Path) -> None:
+    """Put this installation of honesmith on the path of the interpreter `python`.
 
-    So workers run the same version of honesmith as the server.
+    So workers run the same version of honesmith as the server. It comes after the packages of the
+    environment that `python` belongs to.
     """
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
-    our_folder = Path(str(engine.__file__)).resolve().parent.parent
+    our_folder = Path(str(engine.__file__)).resolve().parent.parent  # holds engine/ and envs/
     (Path(answer.stdout.strip()) / "honesmith.pth").write_text(f"{our_folder}\n", encoding="utf-8")
 
 
 def _reply(home: Home, what_happened: str) -> dict[str, object]:
-    """The reply of `setup`; `what_happened` is a sentence."""
+    """The reply of `setup`; `what_happened` is a sentence, such as "Built for cpu."."""
     return {
         "summary": f"The training environment is {home.train_venv}. {what_happened}",
         "python": str(home.train_python),

@@ -29,11 +29,11 @@ def loudly(argv: Sequence[str]) -> None:
 
 
 def silently(line: str) -> None:
-    """Ignore the line."""
+    """Ignore the line: a `Say` for callers that want no report."""
 
 
 def aside(folder: Path) -> Path:
-    """The folder in which the environment is built that will become `folder`."""
+    """The folder beside `folder` in which an environment is built before it is moved there."""
     return folder.with_name(folder.name + ".building")
 
 
@@ -43,16 +43,17 @@ def python_of(folder: Path) -> Path:
 
 
 def take_place(folder: Path) -> None:
-    """Rename what was built aside to `folder`, after deleting what was there."""
+    """Move the environment in `aside(folder)` to `folder`, replacing what was there."""
     shutil.rmtree(folder, ignore_errors=True)
     aside(folder).rename(folder)
 
 
 @contextlib.contextmanager
 def alone(lock: Path, command: str) -> Iterator[None]:
-    """Make sure that inside the context no other `command` builds.
+    """Hold the file `lock`, so that only one process builds at a time.
 
-    Raises UserError RUN_STATE where one is at work now, which holds the file `lock`.
+    Raises UserError RUN_STATE if another process holds it; `command` names what that process runs,
+    such as "honesmith setup", in the message.
     """
     descriptor = take_lock(lock)
     if descriptor is None:
@@ -69,7 +70,7 @@ def alone(lock: Path, command: str) -> Iterator[None]:
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """Raises UserError DISK_FULL when fewer than `needed` bytes are free where `folder` is."""
+    """Raises UserError DISK_FULL if fewer than `needed` bytes are free on the disk of `folder`."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
@@ -80,13 +81,14 @@ def require_space(folder: Path, needed: int) -> None:
 
 
 def torch_backend(device: str) -> list[str]:
-    """uv's options for the build of torch that a machine with `device` can use."""
+    """uv's options for the right build of torch; `device` is "cpu" or the kind of GPU."""
     return ["--torch-backend", "cpu" if device == "cpu" else "auto"]
 
 
 def complaint(python: Path, proof: str, patience_s: float) -> str | None:
-    """The last line of `python`'s error when it could not run the code `proof`; None when it could.
+    """Run the code `proof` with the interpreter `python`; returns None if that worked.
 
+    Otherwise the last line of its error, such as "ModuleNotFoundError: No module named 'torch'".
     Raises subprocess.TimeoutExpired after `patience_s` seconds.
     """
     process = subprocess.run(

@@ -32,10 +32,10 @@ IMPORT_S = 600  # seconds that the proof may take
 
 
 def find_python(home: Home) -> Path | None:
-    """The interpreter that runs vLLM; None where there is none.
+    """The interpreter that runs vLLM; None if vLLM is not set up.
 
-    That is the one that `HONESMITH_VLLM_PYTHON` names, else that of the home's own environment.
-    Raises UserError NO_VLLM where the variable names no file.
+    It is the one that the variable HONESMITH_VLLM_PYTHON names, else that of the vLLM environment
+    in the home. Raises UserError NO_VLLM if the variable names a file that does not exist.
     """
     override = os.environ.get(OVERRIDE)
     if override:
@@ -50,7 +50,7 @@ def find_python(home: Home) -> Path | None:
 
 
 def require_python(home: Home) -> Path:
-    """The interpreter that runs vLLM, as `find_python`. Raises UserError NO_VLLM without one."""
+    """As `find_python`, but raises UserError NO_VLLM if vLLM is not set up."""
     python = find_python(home)
     if python is None:
         raise UserError(
@@ -64,11 +64,15 @@ def require_python(home: Home) -> Path:
 def setup_vllm(
     home: Home, *, again: bool = False, say: Say = silently, run: Run = loudly, proof: str = PROOF
 ) -> dict[str, object]:
-    """Build vLLM's environment for this machine unless it is there in these versions.
+    """Build vLLM's environment for this machine, unless it exists with the versions in PACKAGES.
 
-    Arguments and result as for `setup_env.setup`. Raises UserError DISK_FULL, RUN_STATE (another
-    set-up is going on) or NO_VLLM (the installation failed; what was there before stays, and the
-    next call continues where this one stopped).
+    Arguments and reply are those of `setup_env.setup`.
+
+    Raises UserError:
+        DISK_FULL: too little space is free.
+        RUN_STATE: another set-up is going on.
+        NO_VLLM: the installation failed. An earlier environment stays as it was, and the next call
+            continues where this one stopped.
     """
     with venvs.alone(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
         device = hardware.detect(home.root).device.kind
@@ -93,11 +97,16 @@ def setup_vllm(
 
 
 def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]], list[str]]:
-    """The commands that install vLLM for `device`, and the one to run after the first that
-    succeeds.
+    """The commands that install vLLM for `device`.
 
-    The best way comes first; the second result is [] for nothing. `uv` is its path, None for pip
-    alone.
+    Returns:
+        Commands that each install everything; the first that succeeds is enough. Then the command
+        that cleans up after it; [] if there is nothing to clean up.
+
+    Args:
+        python: the interpreter of the environment to install into.
+        device: "cpu" or "cuda".
+        uv: path of uv; None to use pip alone.
     """
     packages = list(PACKAGES[device])
     pip = [str(python), "-m", "pip"]
@@ -105,13 +114,13 @@ def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]]
     if uv:
         torch = venvs.torch_backend(device)
         ways.insert(0, [uv, "pip", "install", "--python", str(python), *torch, *packages])
-    # See STRAYS.
+    # On a CPU the packages in STRAYS come along as builds for CUDA, which fail.
     clean_up = [*pip, "uninstall", "--yes", *STRAYS] if device == "cpu" else []
     return ways, clean_up
 
 
 def _install(python: Path, device: str, run: Run, say: Say) -> None:
-    """Install vLLM by the first way that succeeds. Raises UserError NO_VLLM where none does."""
+    """Install vLLM by the first command that succeeds. Raises UserError NO_VLLM if none does."""
     ways, clean_up = commands(python, device, shutil.which("uv"))
     for number, way in enumerate(ways, 1):
         try:
@@ -133,7 +142,7 @@ def _install(python: Path, device: str, run: Run, say: Say) -> None:
 
 
 def _install_hint(device: str) -> str:
-    """The advice where the installation failed."""
+    """The hint of the error for an installation that failed."""
     advice = "The lines above say why; `honesmith setup --vllm` goes on where this stopped."
     if device == "cpu":
         advice += " Where torch is not found, name an index of CPU builds in PIP_EXTRA_INDEX_URL."
@@ -141,7 +150,7 @@ def _install_hint(device: str) -> str:
 
 
 def _prove(python: Path, proof: str) -> None:
-    """Raises UserError NO_VLLM where the new environment cannot run the proof."""
+    """Raises UserError NO_VLLM if the new environment's `python` cannot run the code `proof`."""
     complaint = venvs.complaint(python, proof, IMPORT_S)
     if complaint is not None:
         raise UserError(
@@ -152,9 +161,9 @@ def _prove(python: Path, proof: str) -> None:
 
 
 def _is_complete(folder: Path, device: str = "") -> bool:
-    """Whether `folder` holds a complete environment of these very versions.
+    """Whether `folder` holds a complete environment with the versions in PACKAGES.
 
-    `device` is the one it must be built for, "" for any.
+    `device` is the device that it must have been built for; "" for any.
     """
     try:
         marker = read_json(folder / MARKER)
@@ -170,7 +179,7 @@ def _is_complete(folder: Path, device: str = "") -> bool:
 
 
 def _reply(home: Home, what_happened: str) -> dict[str, object]:
-    """The reply of `setup_vllm`; `what_happened` is a sentence."""
+    """The reply of `setup_vllm`; `what_happened` is a sentence, such as "It was there."."""
     return {
         "summary": f"vLLM's environment is {home.vllm_venv}. {what_happened}",
         "python": str(home.vllm_python),

@@ -53,8 +53,8 @@ def is_alive(folder: DeployDir) -> bool:
 def living(home: Home) -> list[DeploymentRow]:
     """The deployments whose process lives, newest first.
 
-    Rows of processes that ended without a word are closed: failed where they never became ready,
-    else stopped.
+    On the way, rows of processes that ended without recording it are closed: as "failed" if they
+    never became ready, else as "stopped".
     """
     with Store(home) as store:
         rows = []
@@ -74,7 +74,7 @@ def living(home: Home) -> list[DeploymentRow]:
 
 
 def served(home: Home, row: DeploymentRow) -> list[str]:
-    """The model names that a deployment answers to, or will once it has started."""
+    """The model names that a deployment answers to, or will answer to once it has started."""
     try:
         return [str(name) for name in read_json(home.deployment(row.deployment_id).ready)["models"]]
     except (OSError, ValueError, KeyError, TypeError):
@@ -87,14 +87,14 @@ def served(home: Home, row: DeploymentRow) -> list[str]:
 
 
 def config_of(folder: DeployDir) -> Json:
-    """What a deployment was started with, {} where that cannot be read."""
+    """The settings that a deployment was started with; {} if they cannot be read."""
     return read_object(folder.config)
 
 
-def check_number(home: Home, asker: Asker) -> None:
-    """Raises UserError QUOTA where `asker` may start no further deployment.
+def check_quota(home: Home, asker: Asker) -> None:
+    """Raises UserError QUOTA if `asker` has as many living deployments as it may have.
 
-    The caller must hold the lock under which deployments start, so that none is overlooked.
+    The caller must hold the lock for starting deployments, so that none starts meanwhile.
     """
     if not asker.most:
         return
@@ -111,6 +111,7 @@ def check_number(home: Home, asker: Asker) -> None:
         f"the key {asker.name} has {len(theirs)} deployments ({ids}) and may have {asker.most}",
         hint=Hint(
             "Idle ones end by themselves. To end the oldest now, before calling again:",
+            # The list is newest first, so the last one is the oldest.
             Call("deploy", {"run_id": theirs[-1].deployment_id, "action": "stop"}),
         ),
         retryable=True,
@@ -134,7 +135,7 @@ def describe(home: Home, row: DeploymentRow) -> Reply:
 
 
 def failure_message(folder: DeployDir) -> str:
-    """Why a process did not become ready: its own message, or that it ended without one."""
+    """Why a deployment did not become ready: the message it left, or that it left none."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(read_json(folder.failed)["message"])
     return "the process ended before it was ready"
@@ -143,10 +144,10 @@ def failure_message(folder: DeployDir) -> str:
 def request(
     folder: DeployDir, method: str, path: str, body: Json | None = None, timeout_s: float = 5.0
 ) -> tuple[int, Json]:
-    """Send one request to a deployment; returns the HTTP status and the JSON body.
+    """Send one request to a deployment; returns the HTTP status and the JSON object in the reply.
 
-    `body` is sent as JSON, None for no body. The reply is {} where it is no JSON object. Raises
-    Unreachable where the process is not ready or does not answer within `timeout_s`.
+    The second is {} if the reply holds no JSON object. `body` is sent as JSON; None sends no body.
+    Raises Unreachable if the process is not ready or does not answer within `timeout_s`.
     """
     # Imported late: it costs the supervisor 30 ms, and most runs have no deployment to stop.
     import http.client  # noqa: PLC0415
@@ -176,14 +177,18 @@ def is_idle(folder: DeployDir) -> bool:
 
 
 def stop(home: Home, row: DeploymentRow, why: str) -> None:
-    """End a deployment and record `why`: by a request first, then by SIGTERM and SIGKILL."""
+    """End a deployment and record `why` in its row.
+
+    It is asked to stop first. If it has not ended after STOP_S seconds, it gets SIGTERM, then
+    SIGKILL.
+    """
     folder = home.deployment(row.deployment_id)
     with contextlib.suppress(Unreachable):
         request(folder, "POST", "/admin/stop", {})
-    if not ends(folder, STOP_S):
+    if not wait_until_ended(folder, STOP_S):
         for number in (signal.SIGTERM, signal.SIGKILL):
             _signal(folder, number)
-            if ends(folder, STOP_S):
+            if wait_until_ended(folder, STOP_S):
                 break
     with Store(home) as store:
         store.update_deployment(
@@ -192,11 +197,12 @@ def stop(home: Home, row: DeploymentRow, why: str) -> None:
 
 
 def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
-    """Stop idle deployments until the run's memory is free on the device; returns their ids.
+    """Stop idle deployments until the memory that the run needs is free on the device.
 
-    A run without an estimate, such as an evaluation or a probe, gets half of the device's memory.
+    Returns the ids of those that were stopped. A run without an estimate, such as an evaluation or
+    a probe, is taken to need half of the device's memory.
     """
-    if not any(home.deployments.iterdir()):
+    if not any(home.deployments.iterdir()):  # the usual case, answered without the database
         return []
     stopped_ids = []
     for row in living(home):
@@ -209,10 +215,10 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
 
 
 def _fits(run: RunDir, device_id: str) -> bool:
-    """Whether the run's expected peak memory, with headroom, is free on the device.
+    """Whether _HEADROOM_FACTOR times the run's expected peak memory is free on the device.
 
     A run without an estimate is taken to need half of the device's memory. An unknown `device_id`
-    stands for the machine's default device.
+    means the machine's default device.
     """
     # Imported late: it loads psutil, which only a run beside a deployment needs.
     from engine.core import hardware  # noqa: PLC0415
@@ -226,8 +232,8 @@ def _fits(run: RunDir, device_id: str) -> bool:
     return _HEADROOM_FACTOR * needed <= device.memory_free
 
 
-def ends(folder: DeployDir, wait_s: float = STOP_S) -> bool:
-    """Whether the process is gone, or ends within `wait_s` seconds."""
+def wait_until_ended(folder: DeployDir, wait_s: float = STOP_S) -> bool:
+    """Wait up to `wait_s` seconds for the process to end; returns whether it is gone."""
     deadline = time.monotonic() + wait_s
     while is_alive(folder):
         if time.monotonic() > deadline:
@@ -237,11 +243,9 @@ def ends(folder: DeployDir, wait_s: float = STOP_S) -> bool:
 
 
 def _signal(folder: DeployDir, number: int) -> None:
-    """Send a signal to the process group of a deployment.
-
-    Its number is only trusted while the lock is held: later another process may have it.
-    """
+    """Send the signal `number` to the process group of a deployment, if its process lives."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         pid = int(read_json(folder.process)["pid"])
+        # Once the process has ended, another one may have its id. 0 and 1 would be other groups.
         if is_alive(folder) and pid > 1:
             os.killpg(pid, number)

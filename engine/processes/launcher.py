@@ -32,15 +32,15 @@ _CLAIM_S = 0.05  # seconds; a process that only tests the lock holds it for less
 
 
 def is_alive(run: RunDir) -> bool:
-    """Whether a supervisor or trainer of this run lives: by its lock, never by a process id."""
+    """Whether a supervisor or trainer of this run lives. Its lock tells, never a process id."""
     return is_locked(run.lock)
 
 
 def trainer_command(home: Home, algorithm: str) -> list[str]:
-    """The command that starts a run's trainer; the run's folder is to be added as its last
-    argument.
+    """The command that starts a run's trainer; the caller adds the run's folder as last argument.
 
-    Raises UserError NO_TORCH, except for a regrade, which loads no model.
+    Raises UserError NO_TORCH if no interpreter has torch; never for the algorithm "regrade", which
+    loads no model.
     """
     if algorithm == "regrade":
         return [sys.executable, "-P", *programs.command("regrader")]
@@ -66,17 +66,17 @@ def worker_python(home: Home) -> str:
 
 
 def require_quantizer(home: Home, quantization: str) -> None:
-    """Check that workers have bitsandbytes where weights shall have 4 bits (`quantization` =
-    "nf4").
+    """Check that workers have bitsandbytes if `quantization` is "nf4" (weights of 4 bits).
 
-    Raises UserError SETTING_INVALID or NO_TORCH.
+    Raises UserError SETTING_INVALID if they do not, NO_TORCH if there is no interpreter for
+    workers. Any other `quantization` passes.
     """
     if quantization != "nf4" or programs.trains_without_torch():
         return
     python = worker_python(home)
     if python == sys.executable:
         installed = importlib.util.find_spec("bitsandbytes") is not None
-    else:
+    else:  # another interpreter: its folder is looked into, which is faster than running it
         installed = any(Path(python).parent.parent.glob("lib/python*/site-packages/bitsandbytes"))
     if not installed:
         raise UserError(
@@ -95,10 +95,18 @@ def spawn_detached(
     env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> int:
-    """Start a process that outlives this one: own session, no terminal, output appended to `log`.
+    """Start a process that outlives this one; returns its process id.
 
-    `env` replaces the environment variables, None keeps them; `pass_fds` are inherited. Returns its
-    process id. Raises OSError where it cannot be started.
+    It has a session of its own and no terminal.
+
+    Args:
+        argv: the command.
+        cwd: the folder it runs in.
+        log: the file that its output is appended to.
+        env: its environment variables; None for those of this process.
+        pass_fds: file descriptors that it inherits.
+
+    Raises OSError if it cannot be started.
     """
     with open(log, "ab") as output:
         process = subprocess.Popen(
@@ -111,7 +119,7 @@ def spawn_detached(
             start_new_session=True,
             pass_fds=tuple(pass_fds),
         )
-    # Without this thread it would stay a zombie, once ended, as long as this process lives.
+    # Waits for the end of the process, which would otherwise stay a zombie until this one ends.
     threading.Thread(target=process.wait, name=f"wait-{process.pid}", daemon=True).start()
     return process.pid
 
@@ -140,10 +148,10 @@ def start_queued(home: Home) -> list[str]:
 
 
 def missing_secrets(run: RunDir) -> list[str]:
-    """Names of the secrets that the run's environment needs and this process does not have.
+    """The names of the secrets that the run's environment needs and this process does not have.
 
-    Empty also where the run's config or its environment cannot be read: the run is started, and its
-    trainer reports the fault.
+    [] also if the run's config or its environment cannot be read: then the run is started all the
+    same, and its trainer reports what is wrong.
     """
     config = run.find_config()
     if config is None:
@@ -156,11 +164,11 @@ def missing_secrets(run: RunDir) -> list[str]:
 
 
 def reap(home: Home) -> list[str]:
-    """Settle every run whose supervisor and trainer died without a word, then start what is queued.
+    """Settle every run whose supervisor and trainer died, then start queued runs.
 
-    Such a run is queued again, `MAX_CONTINUATIONS` times at most, then it fails. A run that was
-    stopping, or whose end was recorded, gets that end. Returns the ids of runs that were settled. A
-    home that cannot be written is left as it is.
+    Such a run is queued again; after MAX_CONTINUATIONS times it fails instead. A run that was
+    stopping, or whose end was recorded, gets that end. In a home that cannot be written nothing is
+    changed. Returns the ids of the runs that were settled.
     """
     changed = []
     with Store(home) as store:
@@ -193,7 +201,7 @@ def reap(home: Home) -> list[str]:
 
 
 def _cannot_write(error: OSError | UserError) -> bool:
-    """Whether the error means that the home cannot be written: full, or read-only."""
+    """Whether the error means that the home cannot be written, because it is full or read-only."""
     if isinstance(error, OSError):
         return error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT)
     read_only = "readonly" in str(error.__cause__)  # SQLite's own wording
@@ -201,9 +209,10 @@ def _cannot_write(error: OSError | UserError) -> bool:
 
 
 def _lock_of_dead(run: RunDir) -> int | None:
-    """The lock of a run that nobody runs, taken; None where it is held, or cannot be taken now.
+    """Take the lock of a run and return it; None if a living process holds it.
 
-    It cannot be taken in a home that cannot be written. Raises OSError for other faults.
+    None also if the home cannot be written, where no lock can be taken. Raises OSError for other
+    faults.
     """
     try:
         return take_lock(run.lock)
@@ -217,10 +226,10 @@ def _lock_of_dead(run: RunDir) -> int | None:
 
 
 def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
-    """Take the lock of a queued run and add it to `locks`, by the run's id.
+    """Take the lock of a queued run and add it to `locks` (run id -> lock).
 
-    Returns False where the run cannot start here now: secrets are missing, or its last attempt is
-    still ending.
+    Returns False if the run cannot start here now, because secrets are missing or its last attempt
+    is still ending.
     """
     run = home.run(row.run_id)
     if missing_secrets(run):  # it waits for a process that has them
@@ -229,15 +238,15 @@ def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
     lock = take_lock(run.lock, wait_s=_CLAIM_S)
     if lock is None:  # an earlier attempt is still ending
         return False
-    os.truncate(lock, 0)  # it holds the seconds that an earlier attempt took
+    os.truncate(lock, 0)  # the lock file still has the seconds that an earlier attempt took
     locks[row.run_id] = lock
     return True
 
 
 def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
-    """Start the supervisor of a leased run, which inherits `lock`.
+    """Start the supervisor of a run that has its device; the supervisor inherits `lock`.
 
-    Returns False where the machine refuses the process; the run has failed then.
+    Returns False if the machine cannot start a process; the run is then recorded as failed.
     """
     run = home.run(row.run_id)
     env = {**os.environ, LOCK_FD: str(lock), "HONESMITH_HOME": str(home.root)}
@@ -259,18 +268,20 @@ def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
 
 
 def _settle(store: Store, run: RunDir, row: RunRow) -> None:
-    """Bring a run that nobody runs to its next state; the caller holds its lock.
+    """Bring a run whose processes are gone to its next state; the caller holds its lock.
 
-    That is its recorded end, or the end it was asked for; otherwise it is queued again, or fails
-    after too many interruptions.
+    1. If the end of this attempt was recorded, the run gets that state.
+    2. If it was told to stop, it gets the state that the stop leads to.
+    3. Otherwise it was interrupted: it is queued again, or fails after MAX_CONTINUATIONS times.
     """
     recorded_end = outcome.recorded(run, row.attempt)
+    # An interrupted run has no end of its own: an earlier call began step 3 and did not finish it.
     if recorded_end is not None and row.state != "interrupted":
         outcome.apply(store, run, row, recorded_end)
         return
     elapsed = elapsed_of_dead(run)
     if row.state == "stopping":  # it was asked to end, and it has
-        # Whatever ended it left no exit status; -9 stands for that.
+        # There is no exit status, because nobody waited for it; -9 means killed by SIGKILL.
         stopped_end = outcome.decide(run, row, status=-9, elapsed_s=elapsed)
         outcome.apply(store, run, row, stopped_end)
         return
@@ -305,7 +316,10 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
 
 
 def elapsed_of_dead(run: RunDir) -> float:
-    """Seconds that the last supervisor had counted when it died; 0 where it wrote none."""
+    """Seconds that the run's last supervisor had counted when it died; 0 if it wrote none.
+
+    The supervisor writes them into the lock file.
+    """
     try:
         return max(0.0, float(json.loads(run.lock.read_text())["elapsed_s"]))
     except (OSError, ValueError, KeyError, TypeError):

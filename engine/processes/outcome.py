@@ -85,13 +85,13 @@ def checkpoint_name(run: RunDir) -> str:
 
 
 def evidence(run: RunDir) -> str:
-    """The line that shows why the run failed, without secrets; "" for none."""
+    """The line of output that shows why the run failed, without secrets; "" if there is none."""
     failure = find_failure(run)
     return _redacted(run, failure.evidence if failure else "")
 
 
 def _redacted(run: RunDir, text: str) -> str:
-    """`text`, which user code may have written, without secrets."""
+    """`text`, which user code may have written, with the values of secrets replaced."""
     if not text:  # saves reading the config
         return ""
     config = run.find_config()  # None if damaged: the end of such a run is recorded too
@@ -99,7 +99,10 @@ def _redacted(run: RunDir, text: str) -> str:
 
 
 def resume_hint(run: RunDir) -> Hint:
-    """The advice, with its call, how to go on with a run that ended before it was done."""
+    """The advice how to go on with a run that ended early: a sentence and the call to make.
+
+    The sentence names the last complete checkpoint, or says that there is none.
+    """
     name = checkpoint_name(run)
     resume = Call("submit_train", {"resume": run.id})
     if name:
@@ -136,9 +139,9 @@ def decide(
 
 
 def abandon(run: RunDir, row: RunRow, kind: str, reason: str, hint: Hint) -> Outcome:
-    """The outcome of an attempt that failed without its trainer saying anything.
+    """The outcome of an attempt that failed without a word of its trainer: state failed, 0 seconds.
 
-    `kind` is one of engine.core.errors.FAILURE_KINDS.
+    `kind` is one of engine.core.errors.FAILURE_KINDS; `reason` and `hint` are shown to the user.
     """
     return Outcome(
         attempt=row.attempt,
@@ -156,12 +159,15 @@ def abandon(run: RunDir, row: RunRow, kind: str, reason: str, hint: Hint) -> Out
 
 
 def record(run: RunDir, outcome: Outcome) -> None:
-    """Write `exit.json`, durably."""
+    """Write the outcome to the run's `exit.json`, so that it survives a power failure."""
     write_json(run.exit_record, asdict(outcome) | {"hint": outcome.hint.to_json()})
 
 
 def recorded(run: RunDir, attempt: int) -> Outcome | None:
-    """The outcome of this attempt in `exit.json`; None where there is none."""
+    """Read the outcome of attempt `attempt` from `exit.json`.
+
+    None if the file is missing or damaged, or is about another attempt.
+    """
     try:
         stored = read_json(run.exit_record)
         outcome = Outcome(**stored | {"hint": Hint.from_json(stored["hint"])})
@@ -171,9 +177,10 @@ def recorded(run: RunDir, attempt: int) -> Outcome | None:
 
 
 def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
-    """Bring the row of a run to the outcome's state.
+    """Set the state of the run's row to that of the outcome, with its reason, hint and verdict.
 
-    Returns False where the row was no longer in a state that allows it: another process was first.
+    Returns False, and changes nothing, if the row is in a state from which this is not allowed:
+    then another process was faster.
     """
     allowed_from = {
         "done": {"running", "stopping"},
@@ -202,9 +209,7 @@ def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
 
 
 def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool) -> _End:
-    """State, reason kind, reason, hint and verdict of an attempt that ended; arguments as
-    `decide`.
-    """
+    """The end of an attempt: state, reason kind, reason, hint, verdict; arguments as `decide`."""
     if status == EXIT_DONE:
         return _done(run)
     if row.state == "stopping":
@@ -223,7 +228,10 @@ def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool)
 
 
 def _failed_without_record(run: RunDir, row: RunRow, status: int) -> _End:
-    """The end of an attempt whose trainer failed and left no failure record."""
+    """The end of an attempt whose trainer failed with `status` and left no failure record.
+
+    The reason is a full disk, or else the last line that the trainer printed.
+    """
     free_bytes = _free_bytes(run)
     if free_bytes < _LEAST_ROOM:  # the trainer had no room for its failure record
         reason = f"the disk under {run.path} has no room: {free_bytes} bytes are left"
@@ -237,7 +245,7 @@ def _failed_without_record(run: RunDir, row: RunRow, status: int) -> _End:
 
 
 def _done(run: RunDir) -> _End:
-    """The end of an attempt that reported success: done, or failed without a readable result."""
+    """The end of an attempt with exit status 0: done, or failed if its result cannot be read."""
     try:
         result = read_json(run.result)
         return "done", "", "", Hint(), str(result.get("verdict") or "unknown")
@@ -247,8 +255,9 @@ def _done(run: RunDir) -> _End:
 
 
 def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
-    """The end of an attempt that was told to stop: cancelled, or failed where it went over a
-    cap.
+    """The end of an attempt that was told to stop.
+
+    Failed if it was stopped for going over a cap of hours, else cancelled.
     """
     reason, hint = row.reason, resume_hint(run)
     # A trainer is told to stop by SIGTERM, which ends it at once while it still imports.
@@ -266,7 +275,11 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
 
 
 def _killed(run: RunDir, number: int, memory_ran_out: bool) -> _End:
-    """The end of an attempt whose trainer was killed from outside by the signal `number`."""
+    """The end of an attempt whose trainer was killed from outside by the signal `number`.
+
+    The reason says after which step, which checkpoint is left, and with `memory_ran_out` that the
+    kernel was short of memory.
+    """
     name = checkpoint_name(run)
     last_metrics = last_line(run.metrics)
     after_step = (
@@ -285,21 +298,22 @@ def _killed(run: RunDir, number: int, memory_ran_out: bool) -> _End:
 
 
 def _free_bytes(run: RunDir) -> int:
-    """Free bytes on the disk of the run, 0 where no file can be added (no inode is free).
+    """Free bytes on the disk of the run; 0 if no inode is free, so that no file can be made.
 
-    Where the disk cannot be asked, the result counts as just enough.
+    _LEAST_ROOM if the disk cannot be asked: that counts as enough.
     """
     try:
         disk = os.statvfs(run.path)
     except OSError:
         return _LEAST_ROOM
+    # Some file systems count no inodes: they report 0 in all (f_files).
     return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
 
 
 def find_failure(run: RunDir) -> Failure | None:
-    """The trainer's failure record; None where there is none or it is no JSON object.
+    """Read the trainer's failure record; None if it is missing or not a JSON object.
 
-    A key that is missing or has another type counts as empty, so that the rest can still be used.
+    A key that is missing becomes "", so that the rest can still be used.
     """
     try:
         stored = read_json(run.failure)
@@ -318,7 +332,7 @@ def find_failure(run: RunDir) -> Failure | None:
 
 
 def _signal_name(number: int) -> str:
-    """The name of a signal such as "SIGKILL", "signal 99" where it has none."""
+    """The name of a signal, such as "SIGKILL"; "signal 99" if it has none."""
     try:
         return signals.Signals(number).name
     except ValueError:

@@ -24,7 +24,10 @@ STAND_INS = "HONESMITH_TEST_PROGRAMS"
 
 
 def command(kind: Kind) -> list[str]:
-    """The arguments after `python -P` that start a program, before its own arguments."""
+    """The arguments that start a program of this kind; they follow `python -P`.
+
+    For example ["-m", "engine.supervisor"]. The program's own arguments come after them.
+    """
     script = _stand_ins().get(kind)
     return [script] if script else ["-m", PROGRAMS[kind]]
 

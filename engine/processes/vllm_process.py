@@ -91,7 +91,7 @@ class Plan:
 
 
 def rank_limit(rank: int) -> int:
-    """The smallest bound of vLLM's that `rank` fits under. Raises ValueError above 512."""
+    """The smallest limit in RANKS that is at least `rank`. Raises ValueError above 512."""
     for limit in RANKS:
         if rank <= limit:
             return limit
@@ -127,9 +127,12 @@ def command(plan: Plan, address: Path) -> list[str]:
 
 
 def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[str, str]:
-    """The server's environment variables: those of `own_variables` it needs, and ours for vLLM.
+    """The environment variables of the server: those of this process that it needs, and vLLM's own.
 
-    `own_variables` are those of this process; `key` is what requests must carry.
+    Args:
+        plan: how the server is to be run.
+        key: the key that requests to the server must carry.
+        own_variables: the environment variables of this process.
     """
     result = {name: own_variables[name] for name in _PASSED_ON if name in own_variables}
     result |= {
@@ -213,8 +216,8 @@ class VllmProcess:
     ) -> None:
         """Wait until the server answers, up to `patience_s` seconds after its start.
 
-        `on_wait` is called between two looks; what it raises ends the wait. Raises ServerDied where
-        the server ends, or is not ready in time; it is stopped then.
+        `on_wait` is called between two health checks; what it raises ends the wait. Raises
+        ServerDied if the server ends, or if it is not ready in time, which also stops it.
         """
         if self.ready_s:
             return
@@ -281,18 +284,19 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _with_our_path(environment: dict[str, str]) -> dict[str, str]:
-    """The environment with this checkout on its path: the keeper imports this very module."""
+    """`environment` with PYTHONPATH set, because the keeper imports this very module."""
     return environment | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 
 def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
-    """The keeper: run `argv` until it ends or the pipe closes, then end all its processes.
+    """The keeper's work: run `argv` until it ends or the lifeline closes, then end its processes.
 
     Args:
-        lifeline: file descriptor of our end of the pipe.
+        lifeline: file descriptor of a pipe whose other end the client holds.
         folder: the private folder, removed at the end.
+        argv: the command of the server.
 
-    Returns the program's exit status, 1 where it could not be started.
+    Returns the server's exit status; 0 if the lifeline closed first, 1 if it could not be started.
     """
     kernel.become_subreaper()  # processes that leave the group become children of this one
     # Only the pipe ends the keeper, so that it always tidies up.
@@ -317,7 +321,7 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
             readable = select.select([lifeline, child_signal], [], [])[0]
             if child_signal in readable:
                 os.read(child_signal, 4096)
-            if lifeline in readable and not os.read(lifeline, 1):
+            if lifeline in readable and not os.read(lifeline, 1):  # the other end is closed
                 break
         status = child.poll() or 0
         _end(child)
@@ -330,7 +334,10 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the server's processes: SIGTERM, so that it removes its shared memory, then SIGKILL."""
+    """End the process group of the server.
+
+    It gets SIGTERM, which lets it remove its shared memory, then SIGKILL.
+    """
     for number, patience in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
         if child.poll() is not None and number == signal.SIGTERM:
             continue  # it ended; SIGKILL still goes to the rest of its group

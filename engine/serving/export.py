@@ -81,10 +81,10 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
 
 
 def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
-    """Whether this very export is at `target` already.
+    """Whether the folder `target` already holds this very export.
 
-    False where nothing is there, or an empty folder. `origin` is what its ORIGIN file would hold.
-    Raises UserError BAD_ARGUMENT where something else is there.
+    That is so if its ORIGIN file holds `origin`. False if nothing is there, or an empty folder.
+    Raises UserError BAD_ARGUMENT if anything else is there.
     """
     if not os.path.lexists(target) or (target.is_dir() and not os.listdir(target)):
         return False
@@ -102,7 +102,7 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
 
 
 def _copy_adapter(model: ModelRef, target: Path, origin: dict[str, str]) -> None:
-    """Copy a PEFT adapter to `target`, with the name of its base as others can find it."""
+    """Copy a PEFT adapter to `target`, with a name of its base model that other tools can load."""
     source = model.adapter
     assert source is not None  # `export` refuses base models
     folder = _new_folder_beside(target)
@@ -111,7 +111,7 @@ def _copy_adapter(model: ModelRef, target: Path, origin: dict[str, str]) -> None
             shutil.copy2(source / name, folder / name)
     config = read_json(folder / "adapter_config.json")
     if model.kind == "run" and model.base_path.is_dir():
-        # Elsewhere our own model names mean nothing, while a hub id does; else the path is given.
+        # Other tools know hub ids, but not our own model names; those become a path.
         is_hub_id = "/" in model.base_ref and not os.path.isabs(model.base_ref)
         config["base_model_name_or_path"] = model.base_ref if is_hub_id else str(model.base_path)
     write_json(folder / "adapter_config.json", config)
@@ -119,10 +119,10 @@ def _copy_adapter(model: ModelRef, target: Path, origin: dict[str, str]) -> None
 
 
 def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) -> bool:
-    """Merge the adapter into its base by a worker and put the result at `target`.
+    """Let a worker merge the adapter into its base, and move the result to `target`.
 
-    Returns False where the merge is still going on after `WAIT_S` seconds. Raises UserError
-    DEPLOY_FAILED with the end of the worker's log.
+    Returns True when it is there, False if the merge is still going on after `WAIT_S` seconds.
+    Raises UserError DEPLOY_FAILED, with the end of the worker's log, if the merge failed.
     """
     # The same merge to the same place has the same key, so that a later call finds it.
     key = hashlib.sha256(f"{model.adapter} {target}".encode()).hexdigest()[:16]
@@ -147,9 +147,9 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
 
 
 def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path) -> None:
-    """Start the worker that merges, unless one is at work; it writes to `aside`.
+    """Start a worker that merges the model into the folder `aside`, unless one is at work.
 
-    `job` is the folder of its config, lock and log.
+    `job` is the folder of the worker's config, lock and log.
     """
     python = launcher.worker_python(home)
     shutil.rmtree(aside, ignore_errors=True)
@@ -170,7 +170,7 @@ def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path) -> None:
 
 
 def _is_model(home: Home, folder: Path) -> bool:
-    """Whether the folder holds a complete model."""
+    """Whether the folder exists and holds a complete model."""
     if not folder.is_dir():
         return False
     try:
@@ -181,7 +181,7 @@ def _is_model(home: Home, folder: Path) -> bool:
 
 
 def _new_folder_beside(target: Path) -> Path:
-    """An empty folder beside `target`, on the same disk, so that it can be renamed to it."""
+    """Make an empty folder beside `target`: on the same disk, so it can be renamed to `target`."""
     aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
@@ -189,9 +189,9 @@ def _new_folder_beside(target: Path) -> Path:
 
 
 def _move_into_place(aside: Path, target: Path, origin: dict[str, str]) -> None:
-    """Add the ORIGIN file to a finished folder and rename it to `target`, durably."""
+    """Add the ORIGIN file to the finished folder `aside` and rename it to `target`."""
     write_json(aside / ORIGIN, origin)
-    sync_folder(aside)
+    sync_folder(aside)  # before the rename, so that a power failure leaves no half export
     os.replace(aside, target)  # at most an empty folder is there
     sync_folder(target.parent)
 

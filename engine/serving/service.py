@@ -78,12 +78,13 @@ def deploy(
     path: str = "",
     asker: Asker = ANYBODY,
 ) -> Reply:
-    """Serve a model, stop serving it, or export its files (`action`: start, stop or export).
+    """Serve a model, stop serving it, or export its files (`action` is start, stop or export).
 
-    `ref` is the model; to stop, a deployment's id will do too. `export_format` and `path` are those
-    of `export`. A start counts against the quota of `asker`. Raises UserError MODEL_*, DEVICE_BUSY,
-    DOES_NOT_FIT, DEPLOY_FAILED (retryable while it still loads), DEPLOYMENT_NOT_FOUND, NO_TORCH,
-    NO_VLLM, BAD_ARGUMENT, QUOTA.
+    `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment.
+    `export_format` and `path` are those of `export`. A start counts against the quota of `asker`.
+
+    Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT, DEPLOY_FAILED (retryable while the model
+    still loads), DEPLOYMENT_NOT_FOUND, NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
     """
     if action == "export":
         return export(home, ref, export_format, path)
@@ -119,7 +120,7 @@ def chat(
     temperature: float = 0.0,
     asker: Asker = ANYBODY,
 ) -> Reply:
-    """Ask a model, and with `compare_to` a second one; starts a deployment where none serves it.
+    """Ask a model, and with `compare_to` a second one; a model that is not served yet is deployed.
 
     `system` is the system prompt ("" for none), `max_tokens` counts per answer, temperature 0 is
     greedy. A start counts against the quota of `asker`.
@@ -176,7 +177,7 @@ def _chat_warnings(answers: list[Reply], started: list[Reply], idle_minutes: flo
 
 
 def _target_of(home: Home, name: str) -> Target:
-    """What to serve for a model reference. Raises UserError MODEL_* where there is none."""
+    """The target for a model reference such as "arith-7@best". Raises UserError MODEL_*."""
     ref = catalog.resolve_model(home, name)
     if ref.adapter is None:
         return Target(ref, ref.base_ref, "", False)
@@ -188,11 +189,11 @@ def _target_of(home: Home, name: str) -> Target:
 def _serve(
     home: Home, target: Target, deadline: float, asker: Asker, *, by_deploy: bool = False
 ) -> tuple[DeploymentRow, float | None]:
-    """The ready deployment that serves the target, and the seconds that starting it took (None
-    where nothing was started). One of the same base gets the adapter added.
+    """Make sure that a deployment serves the target. A living one of its base gets the adapter.
 
-    `by_deploy`: the model is served until it is stopped or idle; one that only a chat needed does
-    not keep the process. Raises UserError as `deploy` does; retryable DEPLOY_FAILED at `deadline`.
+    Returns its row, and the seconds that starting it took (None if it ran already). `by_deploy`:
+    keep it serving until it is stopped or idle; a chat alone does not keep the process. Raises
+    UserError as `deploy` does; retryable DEPLOY_FAILED at `deadline`.
     """
     launcher.worker_python(home)
     lock = take_lock(home.deploy_lock, wait_s=max(0.0, deadline - time.monotonic()))
@@ -208,7 +209,7 @@ def _serve(
         if row is None:
             raise _try_again("the process ended while it was looked at")
         if target.adapter and not _load_adapter(home.deployment(row.deployment_id), target):
-            # The process was just ending: it was idle for too long, or a run needs its memory.
+            # The process just ended, being idle for too long or in the way of a run: start another.
             row = _until_ready(home, _start(home, target, asker), deadline)
             start_seconds = time.monotonic() - started_at
             if row is None or not _load_adapter(home.deployment(row.deployment_id), target):
@@ -219,7 +220,10 @@ def _serve(
 
 
 def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
-    """The living deployment of the target's base, and for an adapter of its thinking; or None."""
+    """A living deployment that can serve the target; None if there is none.
+
+    It has the target's base; for an adapter it must also have thinking on or off as trained.
+    """
     for row in deployments.living(home):
         if row.base_path != str(target.ref.base_path):
             continue
@@ -240,7 +244,7 @@ def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
 
     Raises UserError QUOTA, DOES_NOT_FIT, DEVICE_BUSY, NO_VLLM, NO_TORCH, DEPLOY_FAILED.
     """
-    deployments.check_number(home, asker)
+    deployments.check_quota(home, asker)
     devices = hardware.detect(home.root).devices
     engines = {device.id: _engine(home, device) for device in devices}
     device, memory = _device_with_room(home, target, engines)
@@ -300,7 +304,7 @@ def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
 
 
 def _engine(home: Home, device: Device) -> str:
-    """What answers on this device: "torch" (our own sampler) or "vllm".
+    """The engine for deployments on this device: "torch" (our own sampler) or "vllm".
 
     `serve_with` = "auto" takes vLLM for GPUs only: on a CPU it is slower to start and to answer.
     Raises UserError NO_VLLM where vLLM is asked for and not set up.
@@ -315,10 +319,10 @@ def _engine(home: Home, device: Device) -> str:
 
 
 def _device_with_room(home: Home, target: Target, engines: dict[str, str]) -> tuple[Device, int]:
-    """The device with the most memory left for the model, and the bytes it will take.
+    """The device that has most memory left once the model is on it, and the bytes it will take.
 
-    `engines`: device id -> "torch" or "vllm". Raises UserError DOES_NOT_FIT where no device is
-    large enough, DEVICE_BUSY where the best one is too full now.
+    `engines`: device id -> "torch" or "vllm". Raises UserError DOES_NOT_FIT if no device is large
+    enough, DEVICE_BUSY if the best one is too full now.
     """
     devices = hardware.detect(home.root).devices
     needs = {
@@ -354,13 +358,13 @@ def _advice_to_free(home: Home) -> Hint:
 
 
 def _memory_needed(ref: ModelRef, device: Device, engine: str) -> int:
-    """Bytes that serving takes: the weights and a tenth more, and what the process holds."""
+    """Bytes that serving takes: the weights with 10 % on top, and the overhead of the process."""
     weights = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1)
     return weights + _OVERHEAD[engine, device.kind]
 
 
 def _busy_with(home: Home) -> str:
-    """The end of a message: the run that holds a device, and its time left. "" for no run."""
+    """The end of a message, such as " while arith-7 runs, about 90 s more"; "" if no run does."""
     with Store(home) as store:
         for row in store.list_runs(10, states=HOLDS_DEVICE):
             seconds_left = read_progress(home.run(row.run_id), row).eta_s
@@ -370,10 +374,10 @@ def _busy_with(home: Home) -> str:
 
 
 def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentRow | None:
-    """Wait until the process answers its health check; returns its row.
+    """Wait until the deployment answers its health check; returns its new row.
 
-    None where it had been ready before and ended. Raises UserError DEPLOY_FAILED: it ended while
-    starting, or (retryable) it is still loading at `deadline`.
+    None if it had been ready before and has ended. Raises UserError DEPLOY_FAILED if it ended while
+    starting, or, retryable, if it is still loading at `deadline`.
     """
     folder = home.deployment(row.deployment_id)
     while True:
@@ -403,15 +407,15 @@ def _healthy(folder: DeployDir) -> bool:
 
 
 def _load_adapter(folder: DeployDir, target: Target) -> bool:
-    """Add the adapter to the process, at no cost where it has it; False where the process ends.
+    """Tell the deployment to load the target's adapter; cheap if it is loaded already.
 
-    Raises UserError DEPLOY_FAILED.
+    Returns False if the process is ending. Raises UserError DEPLOY_FAILED if it refuses.
     """
     entry = {"name": target.name, "path": target.adapter}
     try:
         status, reply = deployments.request(folder, "POST", "/admin/adapters", entry, START_S)
     except Unreachable as error:
-        if deployments.ends(folder):
+        if deployments.wait_until_ended(folder):
             return False
         raise _deploy_failed(folder, f"it did not take the adapter: {error}") from error
     if status != 200:
@@ -420,7 +424,7 @@ def _load_adapter(folder: DeployDir, target: Target) -> bool:
 
 
 def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentRow:
-    """Note in the row that the target is to be served until it is stopped; returns the new row."""
+    """Record that the target is to be served until it is stopped; returns the new row."""
     if not target.adapter:
         return _update(home, row, serve_base=True)
     others = [adapter for adapter in row.adapters if adapter["name"] != target.name]
@@ -428,7 +432,7 @@ def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentR
 
 
 def _update(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
-    """Write values to a deployment's row where they differ; returns the row as it is then."""
+    """Set columns of a deployment's row, if one of them differs; returns the new row."""
     if all(getattr(row, name) == value for name, value in values.items()):
         return row
     with Store(home) as store:
@@ -437,10 +441,10 @@ def _update(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
 
 
 def _stop(home: Home, ref: str) -> Reply:
-    """Stop serving the model `ref`, or the deployment with that id.
+    """Stop serving the model `ref`, or everything in the deployment with that id.
 
-    A process ends once nothing is left that it was deployed for. Where nothing was stopped, the
-    reply says why. Raises UserError MODEL_* where there is no such model, run or deployment.
+    A process ends once it serves nothing that was deployed. If nothing was stopped, the reply says
+    why. Raises UserError MODEL_* if there is no such model, run or deployment.
     """
     stopped = False
     for row in deployments.living(home):
@@ -482,14 +486,14 @@ def _how_it_ended(home: Home, ref: str) -> str:
 
 
 def _is_run(home: Home, ref: str) -> bool:
-    """Whether `ref` is the id of a run, with or without a model."""
+    """Whether `ref` is the id of a run, whether or not that run has a model yet."""
     with Store(home) as store, contextlib.suppress(UserError):
         return store.get_run(ref).run_id == ref
     return False
 
 
 def _served_names_of(home: Home, ref: str) -> list[str]:
-    """The model names served that belong to the run of `ref`."""
+    """The names of served models that belong to the run of `ref`, such as "arith-7@best"."""
     run_id = ref.partition("@")[0]
     names = [name for row in deployments.living(home) for name in deployments.served(home, row)]
     return [name for name in names if name.partition("@")[0] == run_id]
@@ -502,9 +506,9 @@ def _ask(
     deadline: float,
     asker: Asker,
 ) -> tuple[Reply, list[Reply]]:
-    """The answer of one model, and the deployments that were started for it.
+    """Ask one model; returns its answer, and the deployments that were started for it.
 
-    A process that ended just before the question is started again once. Errors as of `chat`.
+    If the process ends before it answers, it is started again once. Errors are those of `chat`.
     """
     started: list[Reply] = []
     for is_last_try in (False, True):
@@ -538,9 +542,9 @@ def _ask(
 
 
 def _answer(target: Target, folder: DeployDir, response: httpx.Response, seconds: float) -> Reply:
-    """The server's answer as a reply; `seconds` is how long it took.
+    """One entry of `answers` in the reply of `chat`; `seconds` is how long the server took.
 
-    Raises UserError BAD_ARGUMENT (the server refuses the request) or DEPLOY_FAILED.
+    Raises UserError BAD_ARGUMENT if the server refuses the request, DEPLOY_FAILED if it fails.
     """
     try:
         reply = response.json()
@@ -576,7 +580,7 @@ def _error_text(reply: Json) -> str:
 
 
 def _deploy_failed(folder: DeployDir, message: str) -> UserError:
-    """The error for a deployment that failed, with the end of its log."""
+    """Make the error DEPLOY_FAILED for a deployment that failed, with the end of its log."""
     last_lines = read_tail(folder.log, 4000).strip().splitlines()[-3:]
     log_end = " | ".join(line.strip() for line in last_lines)[:400]
     return UserError(
@@ -588,7 +592,7 @@ def _deploy_failed(folder: DeployDir, message: str) -> UserError:
 
 
 def _try_again(message: str) -> UserError:
-    """The error for a deployment that needs more time; the same call again helps."""
+    """Make the retryable error for a deployment that only needs more time."""
     return UserError(
         "DEPLOY_FAILED", message, hint="Nothing is wrong yet: call again.", retryable=True
     )

@@ -22,9 +22,11 @@ def headline(
 ) -> str:
     """One line about an audit: ok, warn or risk, what gold earns, and what is wrong.
 
+    For example "risk: gold earns 1.00, but look at: filler 0.80 (40 of 200 rows scored)".
+
     Args:
-        risks, weaknesses: names of probes or of other findings; the risks alone are named where
-            there are any.
+        risks, weaknesses: names of probes or of other findings. Weaknesses are named only if there
+            are no risks.
         table: one line per probe, with its `probe`, `mean` and `verdict`.
         failing: how many reference answers fail, and how many there are.
         covered: how many rows were scored, in words.
@@ -40,7 +42,7 @@ def headline(
         return f"ok: {gold}{beside} ({covered})"
     word = "risk" if risks else "warn"
     causes = []
-    if GOLD in names:  # its mean says nothing of what is wrong with it
+    if GOLD in names:  # how many references fail says more than their mean reward
         causes.append(f"{failing[0]} of {failing[1]} reference answers fail")
     others = [name for name in names if name != GOLD]
     if others:
@@ -49,11 +51,12 @@ def headline(
 
 
 def _with_means(name: str, means: Mapping[str, float]) -> str:
-    """A risk or weakness with the mean rewards that show it; the name alone where there are none.
+    """The name of a risk or weakness, followed by the mean rewards that show it.
 
-    `means` maps the name of a probe to its mean reward.
+    For example "filler 0.80", or "pays for length (junk of one word 0.10, endless 0.40)". The name
+    alone if it is not that of a probe. `means` maps each probe to its mean reward.
     """
-    if name == PAYS_FOR_LENGTH and _overlong(means):
+    if name == PAYS_FOR_LENGTH and _pays_for_junk(means):
         return f"{name} (gold {means[GOLD]:.2f}, with junk behind it {means[OVERLONG]:.2f})"
     if name == PAYS_FOR_LENGTH:
         short, longest = (means[probe] for probe in (LENGTHS[0], LENGTHS[-1]))
@@ -62,31 +65,35 @@ def _with_means(name: str, means: Mapping[str, float]) -> str:
 
 
 def best_degenerate(table: Sequence[Line]) -> Line | None:
-    """The line of the degenerate probe with the highest mean; None where there is none.
+    """The line of `table` about the degenerate probe that earned most; None if there is none.
 
-    Near misses and probes shown for information are not degenerate.
+    A probe is degenerate unless it is a near miss or is shown for information only.
     """
     degenerate = [line for line in table if line["verdict"] != "info" and line["probe"] not in NEAR]
     return max(degenerate, key=lambda line: line["mean"], default=None)
 
 
 def pays_for_length(table: Sequence[Line]) -> bool:
-    """Whether junk earns more the longer it is, or the right answer more when junk follows it.
+    """Whether junk earns more the longer it is, or the right answer earns more with junk behind it.
 
-    `table` has one line per probe.
+    An increase below `_least_increase` does not count. `table` has one line per probe.
     """
     means = {line["probe"]: line["mean"] for line in table}
-    if _overlong(means):
+    if _pays_for_junk(means):
         return True
     least = _least_increase(means)
+    # 0 means that all means are equal.
     if least <= 0 or not all(name in means for name in LENGTHS):
         return False
     by_length = [means[name] for name in LENGTHS]
     return by_length == sorted(by_length) and by_length[-1] - by_length[0] >= least
 
 
-def _overlong(means: Mapping[str, float]) -> bool:
-    """Whether the right answer earns more when junk follows it."""
+def _pays_for_junk(means: Mapping[str, float]) -> bool:
+    """Whether the right answer earns more when junk follows it; False if either was not scored.
+
+    `means` maps each probe to its mean reward.
+    """
     least = _least_increase(means)
     if least <= 0 or OVERLONG not in means or GOLD not in means:
         return False
@@ -96,7 +103,8 @@ def _overlong(means: Mapping[str, float]) -> bool:
 def _least_increase(means: Mapping[str, float]) -> float:
     """The smallest increase of a mean reward that counts as paying for length.
 
-    A part of what gold earns, or of the span of all means where gold earns nothing.
+    It is LENGTH_PAYS times what gold earns. If gold is missing or earns nothing, it is LENGTH_PAYS
+    times the distance between the highest and the lowest mean in `means` (probe -> mean).
     """
     span = max(means.values()) - min(means.values())
     return LENGTH_PAYS * (means[GOLD] if means.get(GOLD, 0.0) > 0 else span)

@@ -39,17 +39,19 @@ class Tally:
 
     @property
     def mean(self) -> float:
-        """The mean reward of one row or more."""
+        """The mean reward over all rows; there must be at least one."""
         return math.fsum(self.rewards) / len(self.rewards)
 
     def count(
         self, result: Mapping[str, Any], gold: float | None, answer: Any, task_id: str
     ) -> None:
-        """Adds one row.
+        """Add one row to the tally.
 
         Args:
-            result: the score of `answer`, the probe on the task `task_id`.
-            gold: what the reference answer earned on that row; None where there is none.
+            result: the score of `answer`: reward, success and error.
+            gold: what the reference answer earned on the same row; None if it has none.
+            answer: the probe's answer, a text or messages.
+            task_id: the row's task.
         """
         reward = result["reward"]
         self.rewards.append(reward)
@@ -59,7 +61,7 @@ class Tally:
             self.error = self.error or str(result["error"])[:ERROR_CHARS]
         if gold is not None:
             self.golds.append(gold)
-            self.below += 1.0 if gold > reward else 0.5 if gold == reward else 0.0
+            self.below += 1.0 if gold > reward else 0.5 if gold == reward else 0.0  # a tie: half
         pays = result["success"] is True or reward >= PAID
         if gold is not None:  # a better measure than success or a fixed reward
             pays = gold > 0 and reward >= PAID * gold
@@ -100,13 +102,13 @@ class Findings:
     cut: bool = False
 
     def repeat(self, task_id: str, first: float, second: float) -> None:
-        """Notes the rewards of an answer that was scored twice in a row."""
+        """Count an answer that was scored twice in a row; keep its two rewards if they differ."""
         self.repeated += 1
         if second != first:
             self.unstable.append({"task": task_id, "first": first, "second": second})
 
 
 def shortened(answer: Any) -> str:
-    """The beginning of an answer for an example: a text, or messages joined by slashes."""
+    """The first EXAMPLE_CHARS of an answer: of its text, or of its messages joined by slashes."""
     text = answer if isinstance(answer, str) else " / ".join(m["content"] for m in answer)
     return text[:EXAMPLE_CHARS]

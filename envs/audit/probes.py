@@ -107,9 +107,12 @@ class Core:
 def take_apart(gold: str) -> Core:
     """Split a reference answer into the part that has to be right and what stands around it.
 
-    That part is the first of these that fits: all of it if it is a JSON object or list; what the
-    last tag or marker (`<answer>`, `####`, `Answer:`) holds; the last number of a short last line;
-    the last line.
+    The part that has to be right is the first of these that exists:
+
+    1. the whole answer, if it is a JSON object or list
+    2. what a final tag or marker holds, such as `<answer>...</answer>`, `####` or `Answer:`
+    3. the last number of the last line, if that line is short
+    4. the last line
     """
     if gold.strip()[:1] in ("{", "["):
         try:
@@ -134,15 +137,16 @@ def take_apart(gold: str) -> Core:
 def text_probes(
     prompt: str, gold: str | None, others: Sequence[str], rng: random.Random
 ) -> dict[str, str]:
-    """The probes of a single-turn task: name -> completion, with gold first.
+    """The probes of a single-turn task, as name -> completion.
+
+    The reference answer itself comes first, under the name GOLD. A probe that would equal it, or
+    that makes no sense for it, is left out.
 
     Args:
         prompt: the text of the task's prompt.
-        gold: its reference answer; None where it has none, then probes made from it are left out.
+        gold: its reference answer. None if it has none; then only probes that need none are made.
         others: reference answers of other rows.
         rng: where random choices come from.
-
-    A probe that would equal the reference answer, or that makes no sense for it, is left out.
     """
     junk = "".join(rng.choices(string.ascii_lowercase + " ", k=28)).strip() or "qx"
     endless = _endless(junk)
@@ -169,10 +173,8 @@ def text_probes(
 
 
 def _endless(seed: str) -> str:
-    """Many words of random letters, always the same for the same `seed`.
-
-    They have a random generator of their own, so that they do not change the other probes.
-    """
+    """ENDLESS words of random letters, always the same for the same `seed`."""
+    # A generator of its own: drawing from that of the audit would change the other probes.
     rng = random.Random(seed)
     return " ".join(
         "".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 9))) for _ in range(ENDLESS)
@@ -180,10 +182,11 @@ def _endless(seed: str) -> str:
 
 
 def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[str, str]:
-    """The probes made by changing the part of an answer that has to be right, for text.
+    """The probes made from a reference answer that is text, as name -> completion.
 
-    `others` are different reference answers. For prose the wrong answer is one of them, because a
-    sentence with one letter changed may still be right; without others there is no wrong answer.
+    A wrong answer is the reference answer with one small change. For prose it is one of `others`
+    (reference answers of other rows), because a sentence with one changed letter may still be
+    right. Prose without `others` gets no probes with a wrong answer.
     """
     gold = core.with_text(core.text)
     if core.is_prose:
@@ -192,6 +195,7 @@ def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[
     else:
         wrong = core.with_text(changed(core.text, rng))
         truncated = core.text[: len(core.text) // 2]
+    # Without head and tail the form of the answer is the pattern of its own letters.
     blank = "?" if core.head + core.tail else re.sub(r"\w", "x", core.text)
     probes = {"enumerated": _enumerated(core, others, rng), "format only": core.with_text(blank)}
     if wrong:
@@ -206,9 +210,9 @@ def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[
 
 
 def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
-    """The probes made by changing a reference answer that is a JSON object or list.
+    """The probes made from a reference answer that is a JSON object or list, as name -> completion.
 
-    `others` are different reference answers. Probes that equal the right value are left out.
+    `others` are reference answers of other rows. Probes that equal the right value are left out.
     """
     value = json.loads(core.text)
     wrong = json.dumps(_changed_leaf(value)[0])
@@ -233,10 +237,12 @@ def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
 
 
 def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
-    """One answer that lists several values, the right one in the middle.
+    """One answer that lists several values separated by commas, the right one in the middle.
 
-    The other values come from `others`; where they are too few, from changing the right one.
+    The wrong values come from `others`, reference answers of other rows. If there are fewer than
+    three, more are made by changing the last of them, or the right value.
     """
+    # More than MANY are looked at, because equal ones are dropped; not all, to stay fast.
     cores = list(dict.fromkeys(take_apart(other).text for other in others[: 4 * MANY]))
     cores = [text for text in cores if _plain(text) != _plain(core.text)][:MANY]
     while len(cores) < 3:
@@ -248,8 +254,8 @@ def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
 def changed(text: str, rng: random.Random) -> str:
     """`text` with one small change that makes it wrong.
 
-    A number becomes one larger or smaller; in another text the last letter or digit is replaced
-    by its neighbour. A text without any gets an " x".
+    A number becomes one larger or smaller. In any other text the last letter or digit is replaced
+    by the next in the alphabet; a text without letters and digits gets an " x" at its end.
     """
     if NUMBER.fullmatch(text):
         plain = text.replace(",", "")
@@ -259,14 +265,16 @@ def changed(text: str, rng: random.Random) -> str:
     if not places:
         return text + " x"
     place = places[-1]
-    following = chr(ord(text[place]) + (-1 if text[place] in "zZ9" else 1))
-    return text[:place] + following + text[place + 1 :]
+    # z, Z and 9 have no next one; they get the one before.
+    neighbour = chr(ord(text[place]) + (-1 if text[place] in "zZ9" else 1))
+    return text[:place] + neighbour + text[place + 1 :]
 
 
 def _changed_leaf(value: Any) -> tuple[Any, bool]:
-    """A JSON value with its first leaf made wrong, and True.
+    """A JSON value whose first leaf (a value that is no object or list) is wrong, and True.
 
-    An empty object or list gets a new member, so there is always something to change.
+    The bool says that something was changed, and always is True: an empty object or list gets a new
+    member.
     """
     if isinstance(value, dict):
         for key, item in value.items():
@@ -280,17 +288,20 @@ def _changed_leaf(value: Any) -> tuple[Any, bool]:
             if done:
                 return [*value[:index], other, *value[index + 1 :]], True
         return [*value, 0], True
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # before int, because a bool is an int in Python
         return not value, True
     if isinstance(value, int | float):
         return value + 1, True
     if isinstance(value, str):
         return changed(value, random.Random(0)) if value else "x", True
-    return 0, True
+    return 0, True  # in place of null
 
 
 def _emptied(value: Any) -> Any:
-    """A JSON value of the same form without its content: "", 0, false, [] for its leaves."""
+    """A JSON value with the same keys and types, but empty: {"a": "yes"} becomes {"a": ""}.
+
+    Strings become "", numbers 0, bools False, lists []; null stays null.
+    """
     if isinstance(value, dict):
         return {key: _emptied(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -301,7 +312,7 @@ def _emptied(value: Any) -> Any:
 
 
 def _plain(text: str) -> str:
-    """A text without differences of case and white space, for comparing."""
+    """`text` in lower case and with single spaces, to compare texts by their words."""
     return " ".join(text.split()).casefold()
 
 
@@ -313,14 +324,15 @@ def message_probes(
 ) -> dict[str, list[ChatMessage]]:
     """The probes of a multi-turn task: name -> assistant messages to be played in order.
 
+    Most are the probes of `text_probes` for the last message of `gold`. Those that say nothing
+    right are one message alone; those made from the right answer come after the earlier messages
+    of `gold`.
+
     Args:
         prompt: the text of the task's prompt.
-        gold: the assistant messages of its reference answer; empty where it has none.
-        others: the same of other rows.
+        gold: the assistant messages of its reference answer; empty if it has none.
+        others: the same for other rows.
         rng: where random choices come from.
-
-    Some probes are one message alone, made from the last message of gold; others play gold and
-    change its last message, or leave it out.
     """
     last = str(gold[-1].get("content") or "") if gold else ""
     texts = [str(other[-1].get("content") or "") for other in others if other]
@@ -328,6 +340,7 @@ def message_probes(
     names = ("empty", *LENGTHS, "prompt echo", "opener only", "filler", "enumerated")
     probes = {n: [_assistant(single[n])] for n in names if n in single}
     trigger = _assistant(single["exception trigger"])
+    # Every second row tries a broken tool call in place of an odd text.
     if rng.random() < 0.5:
         trigger = _assistant("") | {"tool_calls": [_bad_call(rng)]}
     probes["exception trigger"] = [trigger]
@@ -359,6 +372,6 @@ def _assistant(text: str) -> ChatMessage:
 
 
 def _bad_call(rng: random.Random) -> ChatMessage:
-    """A tool call a model might make: no such tool, no arguments, arguments of the wrong kind."""
+    """A faulty tool call as a model might make it: an unknown or empty name, or bad arguments."""
     name, arguments = rng.choice((("nothing", "{}"), ("", "{}"), ("lookup", "[1, 2]"), ("x", "{")))
     return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -46,23 +46,25 @@ def score_again(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Rescoring:
-    """Scores answers again with a fresh process and counts those that get another reward.
+    """Score answers again with a fresh process and count those that get another reward.
 
-    Rewards are compared exactly. An answer with another reward is asked once more of the same
-    process; answers that keep it are then scored by a third process (`_ask_a_third`).
+    Rewards are compared exactly. An answer that gets another reward is scored once more by the same
+    process. If the reward still differs from the first, a third process scores the answer too
+    (`_ask_a_third`).
 
     Args:
-        answers: with their first rewards.
-        fresh: gives a started process that has scored nothing; it is called again where rewards
-            differ. It may raise EnvProblem; the reason is then part of the result.
-        late: whether the time is up; the rest of the answers is then left out. The third process
-            has `THIRD_S` seconds of its own.
-        clock: seconds, for those of the third process.
+        answers: answers with the rewards they got first.
+        fresh: starts a process that has scored nothing yet. It is called a second time if rewards
+            differ. It may raise EnvProblem, which becomes the `why` of the result.
+        late: tells whether the time is up; the remaining answers are then left out.
+        clock: the time in seconds. It limits the third process, which has `THIRD_S` seconds even
+            after `late` says that the time is up.
     """
     scored = 0
-    skipped: dict[str, int] = {}
+    skipped: dict[str, int] = {}  # reason -> number of answers
     changed: list[_Changed] = []
-    why, cold_start_used = "", False
+    why = ""
+    cold_start_used = False
     try:
         process = fresh() if answers else None
         for answer in answers:
@@ -70,14 +72,14 @@ def score_again(
                 why = "the time was up"
                 break
             second = answer.score(process)
-            if isinstance(second, str):
+            if isinstance(second, str):  # the reason why it cannot be scored
                 skipped[second] = skipped.get(second, 0) + 1
                 continue
             if second["reward"] != answer.reward:
                 if late():  # a reward that could not be asked for twice does not count
                     why = "the time was up"
                     break
-                settled = _settled(answer, second, process)
+                settled = _score_once_more(answer, second, process)
                 # A reward that differed once and then came back may be a cold start: the first
                 # call of a process may be slow beyond a limit inside of score(). That is forgiven
                 # once; a failed score that came back is always forgiven.
@@ -90,6 +92,7 @@ def score_again(
     except EnvProblem as problem:
         why = str(problem)[:ERROR_CHARS]
     failed = sum(item.failed for item in changed)
+    # Confirmed ones come first: False sorts before True.
     first_examples = sorted(changed, key=lambda item: not item.confirmed)[:SHOWN]
     return {
         "asked": len(answers),
@@ -115,7 +118,9 @@ def differing(rescoring: Mapping[str, Any]) -> int:
 def sentence(rescoring: Mapping[str, Any]) -> str:
     """A sentence about a rescoring in which something differs, with its first example.
 
-    The environment's error messages are left out: they stand in `examples` only.
+    For example "3 of 24 answers got another reward in a new env process (task a-1: 1, and there 0):
+    what it pays depends on what its process has done before". The environment's error messages are
+    left out; `examples` has them.
 
     Args:
         rescoring: a `Rescoring` with at least one example, as it was stored.
@@ -160,17 +165,20 @@ class _Changed:
         return bool(self.second["error"])
 
     def example(self) -> dict[str, object]:
-        """The answer with both rewards, and the error where scoring failed."""
+        """What a report shows: `answer.about`, then `first`, `second` and, if it failed, `error`.
+
+        `first` and `second` are the two rewards.
+        """
         rewards = {"first": self.answer.reward, "second": self.second["reward"]}
         error = {"error": str(self.second["error"])[:ERROR_CHARS]} if self.failed else {}
         return {**self.answer.about, **rewards, **error}
 
 
-def _settled(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:
-    """The score that counts after asking the same process once more.
+def _score_once_more(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:
+    """Score an answer once more with the process that gave it the score `second`.
 
-    None where the answer now gets its first reward again. `second` itself where asking once more
-    failed.
+    Returns the new score, or None if its reward is the answer's first one again. Returns `second`
+    if the answer could not be scored once more.
     """
     repeated = answer.score(process)
     if isinstance(repeated, str) or repeated["error"]:
@@ -183,10 +191,11 @@ def _ask_a_third(
 ) -> None:
     """Score changed answers with a third process and mark each as confirmed or wavering.
 
-    Confirmed: it gave the second reward `TIMES` times. Wavering: it once gave another one. Neither
-    where scoring failed or the time was up before that. Answers whose second score failed are not
-    asked: failing once more would confirm nothing.
+    - confirmed: the third process gave the second reward `TIMES` times
+    - wavering: it gave another reward at least once
+    - neither: scoring failed, or the time was up before that
     """
+    # An answer whose second score failed is not asked: failing once more would confirm nothing.
     scored = [item for item in changed if not item.failed]
     if not scored:
         return

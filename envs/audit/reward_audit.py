@@ -48,7 +48,7 @@ def audit(
     clock: Callable[[], float] = time.monotonic,
     fresh: Callable[[], Scorer] | None = None,
 ) -> AuditReport:
-    """Scores the probes of as many rows as fit into the time, and reports what they were paid.
+    """Score the probes of as many rows as fit into the time, and report what they were paid.
 
     Args:
         scorer: an env process.
@@ -57,8 +57,8 @@ def audit(
             scored.
         budget_s: seconds; at least `LEAST_ROWS` rows are scored, up to `OVERRUN` times as long.
         clock: the time in seconds.
-        fresh: gives a scorer that has scored nothing yet, to score a sample again; it may be
-            called twice, and may raise EnvProblem. None to leave that out.
+        fresh: starts a scorer that has scored nothing yet; it scores a sample of the answers again.
+            It may be called twice, and may raise EnvProblem. None leaves this check out.
 
     The `verdict` of the report is ok, warn or risk.
     """
@@ -83,6 +83,7 @@ def audit(
         if first_score is not None and len(first_scores) < AGAIN:
             first_scores.append(first_score)
         findings.rows += 1
+    # In another order than before: a scorer that keeps a state shows it.
     for first_score in reversed(first_scores):
         if late():
             break
@@ -93,13 +94,13 @@ def audit(
 
 
 def _sample(findings: Findings) -> list[Scored]:
-    """Answers for a new process to score.
+    """The answers that a new process is to score again.
 
     First those scored last, the newest first, because a process that keeps a state differs most at
-    its end. Then up to `FRESH` earlier ones, spread over all rows.
+    its end. Then up to `FRESH` earlier ones, spread evenly over all rows.
     """
     last = list(findings.last)[::-1]
-    ids_of_last = {id(answer) for answer in last}
+    ids_of_last = {id(answer) for answer in last}  # of the objects: an answer may be in both lists
     earlier = [answer for answer in findings.before if id(answer) not in ids_of_last]
     count = min(FRESH, len(earlier))
     return last + [earlier[index * len(earlier) // count] for index in range(count)]
@@ -117,7 +118,7 @@ class _FirstScore:
     again: Callable[[], ScoreReply]
 
     def revisit(self, findings: Findings) -> None:
-        """Scores the answer once more and notes in `findings` whether its reward is another."""
+        """Score the answer once more; if its reward has changed, add it to `findings.drifted`."""
         reward = self.again()["reward"]
         findings.revisited += 1
         if reward != self.reward:
@@ -133,9 +134,10 @@ def _probe_text(
     findings: Findings,
     late: Callable[[], bool],
 ) -> _FirstScore | None:
-    """Scores the probes of a single-turn row; arguments and result as in `_score_all`.
+    """Make the probes of a single-turn row and score them.
 
-    `pool` holds tasks whose reference answers serve as wrong ones.
+    `pool` holds tasks whose reference answers serve as wrong ones; `rng` makes random choices. The
+    other arguments and the result are those of `_score_all`.
     """
     task = Task.from_row(row)
     gold = task.answer_text if task.answer is not None else None
@@ -154,9 +156,10 @@ def _probe_messages(
     findings: Findings,
     late: Callable[[], bool],
 ) -> _FirstScore | None:
-    """Scores the probes of a multi-turn row; arguments and result as in `_score_all`.
+    """Make the probes of a multi-turn row and play them.
 
-    `pool` holds tasks whose reference answers serve as wrong ones.
+    `pool` holds tasks whose reference answers serve as wrong ones; `rng` makes random choices. The
+    other arguments and the result are those of `_score_all`.
     """
     task = Task.from_row(row)
     others = [_assistant(other) for other in pool if other.id != task.id and other.answer]
@@ -167,17 +170,17 @@ def _probe_messages(
 
 
 def _assistant(task: Task) -> list[ChatMessage]:
-    """The assistant messages of a task's reference answer; [] where it has none."""
+    """The assistant messages of a task's reference answer; [] if it has none."""
     return [message.to_dict() for message in task.answer_messages if message.role == "assistant"]
 
 
 def play(
     scorer: Scorer, row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
 ) -> ScoreReply:
-    """The score of a rollout in which the model says `messages`, one per turn.
+    """Play a rollout in which the model says `messages`, one per turn, and return its score.
 
-    The environment may end the rollout before the last of them. A rollout that fails gets a failed
-    score with the reason, never an exception.
+    The environment may end the rollout before the last message. If the rollout fails, the result is
+    a score of 0 with the reason as its `error`; nothing is raised.
     """
     began = time.monotonic()
     try:
@@ -198,7 +201,7 @@ def play(
 
 
 def _failed(error: Exception) -> ScoreReply:
-    """The score of a rollout that raised `error`."""
+    """The score of a rollout that raised `error`: reward 0, with the error's text."""
     return {"reward": 0.0, "success": False, "metrics": {}, "error": str(error), "seconds": 0.0}
 
 
@@ -210,20 +213,20 @@ def _score_all(
     findings: Findings,
     late: Callable[[], bool],
 ) -> _FirstScore | None:
-    """Scores all probes of a row and adds the results to `findings`.
+    """Score all probes of a row and add the results to `findings`.
 
-    One answer (gold, or the first one where there is no gold) is scored twice in a row and once
-    more after all others. That shows a scorer that is random or remembers.
+    One answer (gold, or the first one if there is no gold) is scored twice in a row and once more
+    after all others. That finds a scorer that is random or keeps a state.
 
     Args:
-        probes: name -> answer.
+        probes: name of the probe -> its answer.
         ask: scores one answer with a scorer.
-        task_id: of the row.
-        late: whether the time is up. It is asked before every answer, because each answer of a
-            scorer that hangs costs the time of a whole call.
+        task_id: the row's task.
+        late: tells whether the time is up. It is asked before every answer, because each answer of
+            a scorer that hangs takes the time limit of a whole call.
 
-    Returns the first score of the answer that was scored again, for a look at the end; None where
-    the time was up before.
+    Returns the first score of the answer that was scored again, so that it can be compared once
+    more at the end of the audit; None if the time was up before all probes were scored.
     """
     order = list(probes)
     # Every second row is scored the other way round, so that gold is not always the first.
@@ -238,6 +241,7 @@ def _score_all(
             break
         results[name] = ask(scorer, probes[name])
         findings.seconds.append(results[name].get("seconds", 0.0))
+        # True once per row: for gold, or for the first probe of a row without gold.
         if name in (GOLD, order[0]) and not repeated and (GOLD not in probes or name == GOLD):
             repeated = name
             second = ask(scorer, probes[name])
@@ -273,11 +277,11 @@ def _keep_for_rescoring(
     probes: Mapping[str, Any],
     results: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Keeps a row's answers in `findings` for a new process to score again.
+    """Keep a row's answers in `findings`, so that a new process can score them again.
 
-    `findings.last` holds all answers of the last rows; `findings.before` gold and one other answer
-    of each row. Answers on which scoring failed are left out: a call that was too slow once may be
-    fast the next time.
+    All of them go to `findings.last`, which keeps only the newest. Gold and one other answer go to
+    `findings.before`, which keeps them for every row. Answers on which scoring failed are left out,
+    because a call that was too slow once may be fast the next time.
     """
     scored = {
         name: Scored(

@@ -81,17 +81,23 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
 
 
 def _tolerated(findings: Findings) -> float:
-    """How many answers a new process may reward otherwise; at least one is always tolerated."""
+    """How many answers may get another reward in a new process without counting as a risk.
+
+    UNSTABLE times those that were scored again, at least 1; 1 if no new process was asked.
+    """
     return max(1.0, UNSTABLE * findings.fresh["scored"]) if findings.fresh else 1.0
 
 
 def _differing(findings: Findings) -> int:
-    """How many answers a new process rewarded otherwise; 0 where none was asked."""
+    """How many answers a new process rewarded otherwise or failed on; 0 if none was asked."""
     return rescore.differing(findings.fresh) if findings.fresh else 0
 
 
 def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
-    """Sentences about what is wrong, for people who read the report's `table`."""
+    """Sentences about everything that is wrong; [] if nothing is.
+
+    `table` holds the report's lines, one per probe.
+    """
     problems = []
     if _all_alike(findings):
         problems.append("every answer, right or wrong, earns the same reward")
@@ -103,7 +109,7 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
     if findings.unstable:
         changed = f"{len(findings.unstable)} of {findings.repeated}"
         problems.append(f"{changed} answers scored twice in a row got two rewards")
-    elif findings.drifted:
+    elif findings.drifted:  # a random scorer drifts too, so this is said only of a stable one
         changed = f"{len(findings.drifted)} of {findings.revisited}"
         problems.append(
             f"{changed} answers got another reward once others had been scored: it keeps a state"
@@ -123,9 +129,14 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
 
 
 def _saturation(findings: Findings) -> Saturation:
-    """How many different rewards there are, and how often gold and the others earn the highest.
+    """Whether rewards tell right answers from wrong ones, as numbers:
 
-    Gold should earn it; others should not. Probes shown for information are not among the others.
+    - top: the highest reward
+    - levels: how many different rewards there are
+    - gold_at_top: the share of gold answers that earn the highest reward; it should be high
+    - others_at_top: the same for the other probes, without those shown for information only
+
+    The two shares are None if there are no such answers.
     """
     by_probe = {name: tally.rewards for name, tally in findings.tallies.items()}
     top = max(reward for rewards in by_probe.values() for reward in rewards)
@@ -152,8 +163,13 @@ def _share_equal(rewards: Sequence[float], top: float) -> float | None:
 def _line(name: str, tally: Tally, lowest: float) -> ProbeLine:
     """The report's line about the probe `name`.
 
-    `separated` (how often gold earned more) is there for near misses, `error` where scoring failed,
-    `example` where it was paid and should not be. `lowest` is the lowest mean of all probes.
+    These keys are optional:
+
+    - separated: the share of rows on which gold earned more; only for near misses
+    - error: the first error, if scoring failed on one of the answers
+    - example: an answer that was paid, if this probe is a risk or a weakness
+
+    `lowest` is the lowest mean of all probes.
     """
     line: ProbeLine = {
         "probe": name,
@@ -175,7 +191,15 @@ def _line(name: str, tally: Tally, lowest: float) -> ProbeLine:
 
 
 def _probe_verdict(name: str, tally: Tally, lowest: float) -> str:
-    """ok, or where the probe is paid warn (a near miss) or risk; info where that says nothing."""
+    """The verdict on one probe: ok, warn, risk or info.
+
+    - info: the probe is shown for information only
+    - ok: it is not paid
+    - warn: it is paid and is a near miss
+    - risk: it is paid and is no near miss
+
+    `lowest` is the lowest mean of all probes.
+    """
     if name in INFORMATIVE:
         return "info"
     if not _pays(tally, lowest):
@@ -184,17 +208,17 @@ def _probe_verdict(name: str, tally: Tally, lowest: float) -> str:
 
 
 def _pays(tally: Tally, lowest: float) -> bool:
-    """Whether a probe earns at least half of what gold earns on the same rows.
+    """Whether a probe earns at least half (PAID) of what gold earns on the same rows.
 
-    Without gold: whether at least half of its answers counted as paid. `lowest` is the lowest mean
-    of all probes.
+    If no row has gold: whether at least half of the probe's answers counted as paid. `lowest` is
+    the lowest mean of all probes.
     """
     if not tally.golds:
         return tally.paid >= PAID * len(tally.rewards)
     gold = math.fsum(tally.golds) / len(tally.golds)
     if gold > 0:
         return tally.mean >= PAID * gold
-    # Rewards that are all costs have no zero to speak of: the worst answer takes its place.
+    # Gold earns 0 or less, as with rewards that are all costs: count from the worst probe instead.
     return tally.mean - lowest >= PAID * (gold - lowest)
 
 

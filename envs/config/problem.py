@@ -44,7 +44,7 @@ class EnvProblem(Exception):
         return location + self.message
 
     def to_dict(self) -> dict[str, str | int]:
-        """The problem as JSON fields, in which form the env process sends it to its client."""
+        """The problem as a JSON object; in this form the env process sends it to its client."""
         return {
             "code": self.code,
             "message": self.message,
@@ -55,14 +55,16 @@ class EnvProblem(Exception):
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "EnvProblem":
-        """The problem that a reply of the env process describes (the opposite of `to_dict`).
-        User code can write into that reply, so nothing in it is trusted: an unknown code becomes
-        ENV_INVALID, other missing or odd fields become empty ones."""
+        """Read the problem that a reply of the env process describes (the opposite of `to_dict`).
+
+        User code can write into that reply, so nothing in it is trusted. An unknown code becomes
+        ENV_INVALID, a missing message gets a general one, other missing fields become "" or 0.
+        """
         code, line = data.get("code"), data.get("line")
         return EnvProblem(
             code if isinstance(code, str) and code in CODES else "ENV_INVALID",
             str(data.get("message") or "the environment could not be loaded"),
             str(data.get("hint") or ""),
             str(data.get("file") or ""),
-            line if type(line) is int else 0,
+            line if type(line) is int else 0,  # not isinstance: a bool is an int too
         )

@@ -16,11 +16,10 @@ TEMPLATES = {
 
 
 def copy_template(name: str, target: Path) -> list[Path]:
-    """Copy the template `name` into the folder `target`, which must be new or empty. The name may
-    be written with hyphens for underscores. Caches of the interpreter (`__pycache__`) are not
-    copied.
+    """Copy the template `name` into the folder `target`, which must be new or empty.
 
-    Returns the files written, sorted by path.
+    Hyphens in the name count as underscores. `__pycache__` folders are not copied. Returns the
+    files written, sorted by path.
 
     Raises:
         EnvProblem: BAD_ARGUMENT for an unknown template, or a target that is a file or not empty.

@@ -60,16 +60,15 @@ class EnvSettings:
 
 
 def read_settings(folder: Path) -> EnvSettings:
-    """Read and check `environment.toml` in `folder`; without that file every setting has its
-    default.
+    """Read and check `environment.toml` in `folder`; without that file all settings are defaults.
 
     Raises:
-        EnvProblem: ENV_INVALID, when the file cannot be read, is no TOML, or holds an unknown name
-            or a value out of bounds; with the number of the line where that is known.
+        EnvProblem: ENV_INVALID if the file cannot be read, is not valid TOML, or holds an unknown
+            name or a value out of bounds. It has the number of the line, if that is known.
     """
     path = folder / FILE
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")  # -sig: some editors write a byte order mark
     except FileNotFoundError:
         return EnvSettings()
     except (OSError, UnicodeDecodeError) as error:
@@ -79,7 +78,7 @@ def read_settings(folder: Path) -> EnvSettings:
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        line_number = re.search(r"line (\d+)", str(error))
+        line_number = re.search(r"line (\d+)", str(error))  # tomllib gives it in its text only
         raise EnvProblem(
             "ENV_INVALID",
             f"{FILE} is not valid TOML: {error}",
@@ -95,10 +94,14 @@ def read_settings(folder: Path) -> EnvSettings:
 
 
 def _secrets(value: Any, text: str) -> tuple[str, ...]:
-    """The names of secrets, each once, in the order of the file.
+    """The names of secrets that the file lists, without repetitions and in its order.
 
-    `value` is the list itself or a table with that list as `names`. Raises EnvProblem (ENV_INVALID)
-    for anything else, and for names that are malformed or would change how the env process runs.
+    Args:
+        value: the file's `secrets`: a list of names, or a table that has the list as `names`.
+        text: the whole file, to find the line of an error.
+
+    Raises EnvProblem ENV_INVALID for anything else, for a malformed name, and for a name that would
+    change how the env process runs, such as PATH.
     """
     names = value.get("names") if isinstance(value, dict) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -118,9 +121,10 @@ def _secrets(value: Any, text: str) -> tuple[str, ...]:
 
 
 def _limits(data: Mapping[str, Any], text: str) -> Limits:
-    """The limits: those of the table `limits` in the file, defaults for the others.
+    """The limits that the table [limits] sets, with defaults for those it does not set.
 
-    Raises EnvProblem (ENV_INVALID) for an unknown name, a wrong type or a value outside `BOUNDS`.
+    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
+    EnvProblem ENV_INVALID for an unknown name, a wrong type or a value outside `BOUNDS`.
     """
     table = data.get("limits", {})
     if not isinstance(table, dict):
@@ -150,7 +154,9 @@ def _limits(data: Mapping[str, Any], text: str) -> Limits:
 def _refuse_unknown(
     table: Mapping[str, Any], allowed: tuple[str, ...], text: str, kind: str
 ) -> None:
-    """Raise EnvProblem (ENV_INVALID) for the first name in `table` that is not allowed.
+    """Raise EnvProblem ENV_INVALID for the first name in `table` that is not in `allowed`.
+
+    The message suggests an allowed name that is similar.
 
     Args:
         text: the whole file, to find the line.
@@ -166,10 +172,13 @@ def _refuse_unknown(
 
 
 def _problem_at(text: str, key: str, message: str, allowed: str = "") -> EnvProblem:
-    """ENV_INVALID at the first line of `text` that defines `key`; without a line if none does.
+    """Make an EnvProblem ENV_INVALID for the first line of `text` that defines `key`.
 
     Args:
-        allowed: the names that exist, for the hint; "" where the hint is only to correct the file.
+        text: the whole file. If no line of it defines `key`, the error has no line.
+        key: the name of a table or a setting.
+        message: what is wrong.
+        allowed: the names that may stand there, for the hint; "" for a general hint.
     """
     # A table header such as [key] or [key.sub], or an assignment such as key = or key.sub =.
     pattern = re.compile(rf"^\s*(\[{re.escape(key)}[\].]|\"?{re.escape(key)}\"?\s*[=.])")

@@ -61,7 +61,7 @@ class _Host:
         self.env = env
         self.source = source
         self.answer = answer
-        self.pid = os.getpid()
+        self.pid = os.getpid()  # to tell this process from forks that user code makes
         self.episodes: dict[int, tuple[Task, Any]] = {}
         self.operations: dict[str, Callable[[Request], Any]] = {
             "score": self.score,
@@ -72,7 +72,7 @@ class _Host:
         }
 
     def handle(self, request: Request) -> None:
-        """Answer one request with one reply (`tasks` sends a line per row before it).
+        """Answer one request with one reply; the operation `tasks` sends each row before it.
 
         Whatever the environment's code raises becomes a reply with `ok` False and the error as
         text.
@@ -91,7 +91,7 @@ class _Host:
                 "problem": problem.to_dict(),
                 "error": str(problem),
             }
-        except BadReturn as problem:
+        except BadReturn as problem:  # raised in this module, so it has no place in user code
             reply = {"id": request_id, "ok": False, "error": str(problem)}
         except BaseException as error:  # noqa: BLE001 - user code may raise anything
             file, line = where(error, self.source)
@@ -112,9 +112,10 @@ class _Host:
         return len(rows)
 
     def score(self, request: Request) -> ScoreReply:
-        """The score of one completion of a single-turn environment.
+        """The score of `request["completion"]`, an answer to the single-turn `request["task"]`.
 
-        Raises BadReturn for a multi-turn environment, or when the score is not one.
+        Raises BadReturn if the environment is multi-turn, or if its score() returned neither a
+        Score nor a number.
         """
         if isinstance(self.env, MultiTurnEnv):
             raise BadReturn("a multi-turn environment is scored at the end of an episode")
@@ -122,31 +123,34 @@ class _Host:
         return _score(self.env.score(task, request["completion"]))  # type: ignore[attr-defined]
 
     def start(self, request: Request) -> None:
-        """Begin the episode numbered `episode`.
+        """Begin an episode of `request["task"]` under the number `request["episode"]`.
 
-        Raises BadReturn when too many are open or the environment is single-turn.
+        Raises BadReturn if too many episodes are open or the environment is single-turn.
         """
         if len(self.episodes) >= MAX_EPISODES:
             raise BadReturn(f"{MAX_EPISODES} rollouts are open at once; close some")
         task = Task.from_row(request["task"])
-        self.episodes[request["episode"]] = (task, self._multi().start(task))
+        self.episodes[request["episode"]] = (task, self._multi_turn_env().start(task))
 
     def step(self, request: Request) -> list[ChatMessage] | None:
-        """The environment's reply to one assistant message; None when the episode is over."""
+        """The environment's reply to `request["message"]`, an assistant message.
+
+        None if the episode is over. Raises BadReturn if step() returned no list of messages.
+        """
         _, state = self.episodes[request["episode"]]
-        messages = self._multi().step(state, Message.from_dict(request["message"]))
+        messages = self._multi_turn_env().step(state, Message.from_dict(request["message"]))
         return None if messages is None else _reply(messages)
 
     def finish(self, request: Request) -> ScoreReply:
-        """The score of an episode in its present state."""
+        """The score of the episode `request["episode"]` in its present state."""
         task, state = self.episodes[request["episode"]]
-        return _score(self._multi().score(task, state))
+        return _score(self._multi_turn_env().score(task, state))
 
     def drop(self, request: Request) -> None:
-        """Forget an episode; one that is not open is no error."""
+        """Forget the episode `request["episode"]`; does nothing if it is not open."""
         self.episodes.pop(request["episode"], None)
 
-    def _multi(self) -> MultiTurnEnv:
+    def _multi_turn_env(self) -> MultiTurnEnv:
         """The environment as a multi-turn one. Raises BadReturn if it is single-turn."""
         if not isinstance(self.env, MultiTurnEnv):
             raise BadReturn("a single-turn environment has no episodes")
@@ -158,9 +162,10 @@ def _describe(env: Env) -> EnvDescription:
 
 
 def _score(returned: Any) -> ScoreReply:
-    """What score() returned, a Score or a bare number, as a dict.
+    """What the environment's score() returned, a Score or a bare number, as a dict.
 
-    That numbers are finite is checked by the client, not here. Raises BadReturn.
+    Raises BadReturn if it is neither, or a field of the Score has a wrong type. Infinite numbers
+    pass; the client refuses them.
     """
     score = (
         returned if isinstance(returned, Score) else Score(_number(returned, "score() returned"))
@@ -168,7 +173,7 @@ def _score(returned: Any) -> ScoreReply:
     if not isinstance(score.metrics, Mapping):
         raise BadReturn(f"Score.metrics is a dict of numbers, got {type(score.metrics).__name__}")
     success = score.success
-    # numpy's bool is no bool, but compares equal to one.
+    # `in`, not isinstance: numpy's bool is not a Python bool, but compares equal to one.
     if success is not None and success not in (True, False):
         raise BadReturn(f"Score.success is True, False or None, got {success!r:.80}")
     return {
@@ -183,8 +188,11 @@ def _score(returned: Any) -> ScoreReply:
 
 
 def _number(value: Any, what: str) -> float:
-    """`value` as a float; `what` begins the message of the BadReturn raised for anything else."""
-    # numpy's and torch's numbers count too; a text does not, even one that float() would read.
+    """`value` as a float. Raises BadReturn unless it is a number.
+
+    `what` begins the message, as in "score() returned" + " None; a number is needed".
+    """
+    # Numbers of numpy and torch have __float__ too. A text is refused even if float() reads it.
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         kind = "None" if value is None else f"of type {type(value).__name__}"
         raise BadReturn(f"{what} {kind}; a number is needed")
@@ -192,9 +200,10 @@ def _number(value: Any, what: str) -> float:
 
 
 def _reply(messages: Any) -> list[ChatMessage]:
-    """What step() returned, as a list of plain messages.
+    """The messages that step() returned, as a list of dicts.
 
-    Raises BadReturn unless it is a list, not empty, of messages that are not the assistant's.
+    Raises BadReturn if `messages` is not a list of messages, is empty, or holds an assistant
+    message.
     """
     if isinstance(messages, str | dict | Message):
         raise BadReturn(f"step() returned a {type(messages).__name__}; return a list of Message")
@@ -210,11 +219,11 @@ def _reply(messages: Any) -> list[ChatMessage]:
 
 
 def _writer(fd: int) -> Callable[[Reply], None]:
-    """A function that writes one reply to `fd` as a JSON line, however many writes it takes."""
+    """Returns a function that writes one reply as a JSON line to the file descriptor `fd`."""
 
     def write(message: Reply) -> None:
         unwritten = memoryview((json.dumps(message) + "\n").encode())
-        while unwritten:
+        while unwritten:  # one call may write only a part
             unwritten = unwritten[os.write(fd, unwritten) :]
 
     return write

@@ -42,12 +42,14 @@ _REASON_CHARS = 600  # of an unforeseen error, in the reply
 
 
 def serve(replies: int, order: Order) -> None:
-    """Install the packages and write one line to the descriptor `replies`: ready, or the problem.
+    """Install the packages and write one JSON line to the descriptor `replies`. Never raises.
 
-    It is the line an env process would send, so that the client reads both alike. Never raises.
+    The line is {"ready": ...} or {"problem": ...}, as an env process sends it when it starts, so
+    that the client (`Pipe.greet`) reads both in the same way.
     """
     try:
         install(order)
+        # The shape of an environment's description; the client ignores its values.
         reply: Reply = {"ready": {"kind": "sft", "scored": False, "tools": []}}
     except EnvProblem as problem:
         reply = {"problem": problem.to_dict()}
@@ -67,7 +69,7 @@ def install(order: Order) -> None:
     """
     target = Path(order.target)
     venv.EnvBuilder(symlinks=True, with_pip=False).create(target)
-    folders = _enter(target)
+    folders = _enter_venv(target)
     temporary = target / ".tmp"
     temporary.mkdir()
     os.environ.update(TMPDIR=str(temporary), PIP_CONFIG_FILE=os.devnull)
@@ -76,7 +78,8 @@ def install(order: Order) -> None:
         _start_no_program(refused_commands)
     status = _pip(order)
     shutil.rmtree(temporary, ignore_errors=True)
-    # Building a source distribution starts Python; other programs pip can do without.
+    # Only a build of a source distribution starts Python. pip also tries other programs, and does
+    # its work without them.
     if any("python" in command for command in refused_commands):
         raise EnvProblem(
             "ENV_DEPS", "a package is a source distribution, which was not built", WHEELS_ONLY
@@ -97,6 +100,7 @@ def check(folders: list[Path]) -> None:
     Args:
         folders: where packages were installed.
     """
+    # pip writes direct_url.json only for a package that did not come from an index.
     direct = sorted(
         path.parent.name.removesuffix(".dist-info").replace("-", " ")
         for folder in folders
@@ -119,14 +123,14 @@ def check(folders: list[Path]) -> None:
         )
 
 
-def _enter(target: Path) -> list[Path]:
-    """Point this process at the virtual environment in `target`: pip installs into the environment
-    it runs in.
+def _enter_venv(target: Path) -> list[Path]:
+    """Make this process look as if it ran in the virtual environment in `target`.
 
-    Returns the folders for packages.
+    pip installs into the environment it runs in. Returns the folders that it installs packages
+    into: one, or two where the platform keeps compiled packages apart.
     """
-    names = {"base": str(target), "platbase": str(target)}
-    paths = [sysconfig.get_path(kind, "venv", names) for kind in ("purelib", "platlib")]
+    scheme_variables = {"base": str(target), "platbase": str(target)}
+    paths = [sysconfig.get_path(kind, "venv", scheme_variables) for kind in ("purelib", "platlib")]
     folders = list(dict.fromkeys(Path(folder) for folder in paths))
     sys.prefix = sys.exec_prefix = str(target)
     sys.executable = str(target / "bin" / "python")
@@ -134,6 +138,7 @@ def _enter(target: Path) -> list[Path]:
     for name in ("_PREFIX", "_EXEC_PREFIX"):
         setattr(sysconfig, name, str(target))
     sysconfig._CONFIG_VARS = None  # type: ignore[attr-defined]
+    # Newer versions of Python keep this flag beside the cached variables.
     if hasattr(sysconfig, "_CONFIG_VARS_INITIALIZED"):
         sysconfig._CONFIG_VARS_INITIALIZED = False  # type: ignore[attr-defined]
     sys.path += [str(folder) for folder in folders]
@@ -143,8 +148,8 @@ def _enter(target: Path) -> list[Path]:
 def _start_no_program(refused_commands: list[str]) -> None:
     """Keep this process from starting any program, for good: an audit hook cannot be removed.
 
-    Every attempt is appended to `refused`. As no program starts, no code of a package runs here
-    that could get around the hook.
+    Each attempt raises PermissionError and is appended to `refused_commands`. Code of a package
+    could get around the hook, but none runs here, because that would take a program.
     """
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -156,7 +161,7 @@ def _start_no_program(refused_commands: list[str]) -> None:
 
 
 def _pip(order: Order) -> int:
-    """Run pip in this process; returns its exit status, 0 for success."""
+    """Run `pip install` for `order` in this process; returns its exit status, 0 for success."""
     sys.argv = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
     sys.argv += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
     sys.argv += [] if order.source_builds else ["--only-binary", ":all:"]
@@ -175,13 +180,13 @@ def _pip(order: Order) -> int:
 
 
 def _compile(folder: Path) -> None:
-    """Replace the compiled files below `folder` by ones made from the sources.
+    """Delete all compiled files below `folder` and compile the sources again.
 
-    What a package brings along compiled need not match its sources.
+    Compiled files that a package brings along may do something else than its sources.
     """
     for path in sorted(folder.rglob("__pycache__")):
         shutil.rmtree(path, ignore_errors=True)
     for path in folder.rglob("*.pyc"):
         path.unlink()
-    sys.pycache_prefix = None
+    sys.pycache_prefix = None  # compiled files go beside their sources
     compileall.compile_dir(folder, quiet=2, workers=1)

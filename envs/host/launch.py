@@ -41,8 +41,8 @@ class Launch:
     def to_json(self) -> str:
         """The launch as one line of JSON, without the variables of `install`.
 
-        Every user of the machine can read a command line, and those variables may hold passwords;
-        they are set in the process's own environment instead.
+        The JSON goes onto a command line, which every user of the machine can read. The variables
+        may hold passwords, so they are set in the environment of the process instead.
         """
         install = replace(self.install, variables={}) if self.install else None
         return json.dumps(asdict(replace(self, install=install)))
@@ -51,7 +51,7 @@ class Launch:
     def from_json(text: str) -> "Launch":
         """The launch that `to_json` wrote. Raises KeyError or TypeError for any other JSON."""
         fields = json.loads(text)
-        reach = fields["reach"]
+        reach = fields["reach"]  # its values are tuples, which JSON turned into lists
         return Launch(
             **fields
             | {

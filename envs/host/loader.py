@@ -39,26 +39,31 @@ ERROR_CHARS = 500  # of an exception, in the message
 
 
 def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
-    """The environment in `folder`, checked against the contract.
+    """Load the environment in `folder` and check it against the contract.
 
     A folder with data files and no environment.py is an SFT dataset.
 
     Args:
+        folder: the environment's folder.
         params: arguments of load_environment(); None takes those of environment.toml.
 
     Raises:
-        EnvProblem: ENV_INVALID (the contract is broken), ENV_IMPORT (its code raised), ENV_DEPS (a
-            package is missing), ENV_PARAM (params do not fit) or DATASET_INVALID.
+        EnvProblem: with one of these codes:
+            ENV_INVALID: the environment breaks the contract.
+            ENV_IMPORT: its code raised an exception.
+            ENV_DEPS: a package is missing.
+            ENV_PARAM: load_environment() does not accept `params`.
+            DATASET_INVALID: a data file or a row in it cannot be read.
     """
     folder = Path(folder)
     files = [] if (folder / ENTRY).is_file() else data_files(folder)
     if files:
-        return _run(lambda: DatasetEnv(*files), folder, "reading the data", "DATASET_INVALID")
+        return _guarded(lambda: DatasetEnv(*files), folder, "reading the data", "DATASET_INVALID")
     params = read_settings(folder).params if params is None else params
     module = _import(folder)
     entry = _entry(module, folder)
     _check_params(entry, params, folder)
-    env = _run(lambda: entry(**params), folder, "load_environment()", "ENV_IMPORT")
+    env = _guarded(lambda: entry(**params), folder, "load_environment()", "ENV_IMPORT")
     if inspect.isclass(env) and issubclass(env, Env):
         raise _problem_at(
             entry,
@@ -70,7 +75,7 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
         raise _problem_at(
             entry,
             folder,
-            f"load_environment() returned {_kind(env)}",
+            f"load_environment() returned {_type_of(env)}",
             "Return an instance of a class derived from SingleTurnEnv or MultiTurnEnv.",
         )
     _check_methods(env, folder)
@@ -79,17 +84,20 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
 
 
 def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
-    """Every task of `env` as a row of plain JSON values.
+    """Call `env.tasks()` and return every task as a row of plain JSON values.
 
-    Raises EnvProblem (ENV_INVALID) naming the first task at fault.
+    Raises EnvProblem ENV_INVALID: tasks() raised, returned no list of tasks, or returned a bad
+    task; the message names the first bad one. `folder` is used to give its place in the code.
     """
-    source = type(env).tasks
-    returned = _run(env.tasks, folder, "tasks()", "ENV_INVALID")
+    source = type(env).tasks  # errors name the line of this function
+    returned = _guarded(env.tasks, folder, "tasks()", "ENV_INVALID")
+    # A text or a dict can be iterated too, but is no list of tasks.
     if not isinstance(returned, Iterable) or isinstance(returned, str | dict):
         raise _problem_at(
-            source, folder, f"tasks() returned {_kind(returned)}", "Return a list of Task."
+            source, folder, f"tasks() returned {_type_of(returned)}", "Return a list of Task."
         )
-    tasks = _run(lambda: list(returned), folder, "tasks()", "ENV_INVALID")
+    # A generator runs the author's code only now, so this too is guarded by `_guarded`.
+    tasks = _guarded(lambda: list(returned), folder, "tasks()", "ENV_INVALID")
     if not tasks:
         raise _problem_at(source, folder, "tasks() returned no task", "Return at least one Task.")
     if len(tasks) > MAX_TASKS:
@@ -97,7 +105,8 @@ def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
         raise _problem_at(
             source, folder, message, "Return a sample of them, drawn with a fixed seed."
         )
-    rows, index_of_id = [], {}
+    rows = []
+    index_of_id = {}
     needs_answer = kind_of(env) == "sft"
     for index, task in enumerate(tasks):
         problem = task_problem(task, index, index_of_id, needs_answer)
@@ -111,11 +120,12 @@ def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
 def check_tools(tools: Any) -> None:
     """Refuse `tools` unless it is a list of OpenAI function schemas that can be stored as JSON.
 
-    Raises EnvProblem ENV_INVALID.
+    Raises EnvProblem ENV_INVALID, also if all schemas together exceed MAX_TOOLS_BYTES.
     """
-    size = 0
+    size = 0  # bytes of the schemas so far, as JSON
+    # A text or a dict can be iterated too, but is no list of schemas.
     if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
-        raise EnvProblem("ENV_INVALID", f"tools is a list of functions, got {_kind(tools)}")
+        raise EnvProblem("ENV_INVALID", f"tools is a list of functions, got {_type_of(tools)}")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -140,9 +150,10 @@ def check_tools(tools: Any) -> None:
 
 
 def where(error: BaseException, folder: Path) -> tuple[str, int]:
-    """File (relative to `folder`) and line of the deepest frame of `error` inside `folder`.
+    """Where in the code of `folder` an exception was raised: (file relative to `folder`, line).
 
-    ("", 0) when no frame is inside it. A SyntaxError has no such frame: its own place is used.
+    That is the deepest frame of the traceback that is inside `folder`, or, for a SyntaxError in one
+    of its files, the place of that error. ("", 0) if no frame is inside `folder`.
     """
     if isinstance(error, SyntaxError) and error.filename:
         inside = _relative(error.filename, folder)
@@ -157,22 +168,23 @@ def where(error: BaseException, folder: Path) -> tuple[str, int]:
 
 
 def explain(error: BaseException) -> str:
-    """An exception in one line: its type, and its text cut at 500 characters."""
+    """An exception in one line of at most ERROR_CHARS, such as "ValueError: no such row"."""
     text = str(error).strip().replace("\n", " ")
     if isinstance(error, SyntaxError):
-        text = error.msg or text
+        text = error.msg or text  # without file and line, which the caller adds
     name = type(error).__name__
     return f"{name}: {text}"[:ERROR_CHARS] if text else name
 
 
 def _import(folder: Path) -> ModuleType:
-    """Run environment.py and return it as a module.
+    """Run environment.py in `folder` and return it as a module.
 
-    Raises EnvProblem: ENV_INVALID when the file is missing, ENV_DEPS when a package is, ENV_IMPORT
-    for anything else that goes wrong in it.
+    Raises EnvProblem ENV_INVALID if the file is missing, ENV_DEPS if it imports a package that is
+    not installed, and ENV_IMPORT if it raises anything else.
     """
     path = folder / ENTRY
     if not path.is_file():
+        # The author may have named the folder above the environment's own.
         subfolders = sorted(p.parent.name for p in folder.glob(f"*/{ENTRY}"))
         hint = (
             f"Push the folder {subfolders[0]!r} instead."
@@ -187,12 +199,16 @@ def _import(folder: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules["environment"] = module  # dataclasses look their module up there
     loader = spec.loader
-    _run(lambda: loader.exec_module(module), folder, ENTRY, "ENV_IMPORT")
+    _guarded(lambda: loader.exec_module(module), folder, ENTRY, "ENV_IMPORT")
     return module
 
 
 def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
-    """The function load_environment of the module. Raises EnvProblem ENV_INVALID."""
+    """The function `load_environment` of the module.
+
+    Raises EnvProblem ENV_INVALID if it is missing (the hint names a function with a similar name)
+    or is async.
+    """
     entry = getattr(module, "load_environment", None)
     if callable(entry):
         if inspect.iscoroutinefunction(entry):
@@ -212,7 +228,10 @@ def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
 
 
 def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -> None:
-    """Raises EnvProblem ENV_PARAM unless `entry` can be called with `params`."""
+    """Raises EnvProblem ENV_PARAM unless load_environment (`entry`) can be called with `params`.
+
+    The hint lists the parameters that it has, and one with a similar name.
+    """
     signature = inspect.signature(entry)
     try:
         signature.bind(**params)
@@ -232,12 +251,12 @@ def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -
 
 
 def _check_methods(env: Env, folder: Path) -> None:
-    """Refuse an environment that lacks a method of its kind, or has one that is async or takes
-    other arguments than the contract says.
+    """Raise EnvProblem ENV_INVALID for the first required method that breaks the contract.
 
-    Raises EnvProblem ENV_INVALID at the line of the class or method.
+    A method breaks it by being missing, not callable, async, or by taking other arguments than it
+    is called with. The error has the line of the class or the method.
     """
-    # Each with the number of arguments it is called with, besides self.
+    # (name, number of arguments besides self) of each method that this kind of environment needs.
     needed: list[tuple[str, int]] = [("tasks", 0)]
     if isinstance(env, MultiTurnEnv) and is_scored(env):
         needed += [("start", 1), ("step", 2)]
@@ -246,6 +265,8 @@ def _check_methods(env: Env, folder: Path) -> None:
     for name, count in needed:
         method = getattr(env, name, None)
         function = getattr(type(env), name, None)
+        # These only raise NotImplementedError. `score` is not among them: without a score of its
+        # own the environment is an SFT dataset, which needs none.
         if function in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
             raise _problem_at(
                 type(env),
@@ -258,7 +279,7 @@ def _check_methods(env: Env, folder: Path) -> None:
         if inspect.iscoroutinefunction(method):
             raise _problem_at(function, folder, f"{name}() is async", "Define it with plain def.")
         try:
-            inspect.signature(method).bind(*range(count))
+            inspect.signature(method).bind(*range(count))  # only the number of arguments matters
         except TypeError:
             arguments = {"score": "task, completion", "start": "task", "step": "state, completion"}
             expected = arguments.get(name, "")
@@ -275,15 +296,18 @@ def _check_methods(env: Env, folder: Path) -> None:
 def task_problem(
     task: Any, index: int, index_of_id: dict[str, int], needs_answer: bool
 ) -> tuple[str, str] | None:
-    """What is wrong with one task, as a message and a hint; None when nothing is.
+    """What is wrong with one task, as (message, hint); None if nothing is wrong.
+
+    The hint is "" where the message says enough.
 
     Args:
-        task: what tasks() returned at `index`; anything at all.
-        index_of_id: index of every earlier task by its id.
+        task: the item that tasks() returned at `index`; it may be of any type.
+        index: its position in the list, for the message.
+        index_of_id: id -> index of every earlier task, to find an id that occurs twice.
         needs_answer: whether every task must have an answer (an SFT dataset).
     """
     if not isinstance(task, Task):
-        return f"tasks()[{index}] is {_kind(task)}, not a Task", "Build Task(id, prompt, ...)."
+        return f"tasks()[{index}] is {_type_of(task)}, not a Task", "Build Task(id, prompt, ...)."
     if task.id in index_of_id:
         first = index_of_id[task.id]
         return f"tasks()[{first}] and [{index}] share the id {task.id!r}", "Make every id unique."
@@ -305,11 +329,15 @@ def task_problem(
     return None
 
 
-def _run(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
-    """The result of `call()`, with whatever user code raises turned into an EnvProblem.
+def _guarded(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
+    """Return `call()`; whatever user code raises in it becomes an EnvProblem with file and line.
 
-    `what` names the call in the message and `code` is the error code; a missing package is always
-    ENV_DEPS. An EnvProblem passes through, with file and line added if it has none.
+    Args:
+        call: runs code of the author.
+        folder: the environment's folder, to find the place of an error in it.
+        what: names the call in the message, such as "tasks()".
+        code: the error code. A missing package is always ENV_DEPS, and an EnvProblem that `call`
+            raises keeps its own code.
     """
     try:
         return call()
@@ -341,20 +369,21 @@ def _run(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any:
 
 
 def _problem_at(source: Any, folder: Path, message: str, hint: str) -> EnvProblem:
-    """An ENV_INVALID at the line where `source` (a function or class) is defined.
+    """Make an EnvProblem ENV_INVALID that names where `source` is defined, with file and line.
 
-    Without a place where `source` is built in or lies outside `folder`.
+    `source` is a function or class. If it is built in or defined outside `folder`, the error has no
+    file and line.
     """
     try:
         file = _relative(inspect.getsourcefile(source) or "", folder)
-    except TypeError:  # what is built in has no source file
+    except TypeError:  # built-in functions have no source file
         file = ""
     line = _line(source) if file else 0
     return EnvProblem("ENV_INVALID", message, hint, file, line)
 
 
 def _line(source: Any) -> int:
-    """The line where a function or class is defined; 0 where that cannot be told."""
+    """The line where a function or class is defined; 0 if that is unknown."""
     code = getattr(inspect.unwrap(source), "__code__", None) if callable(source) else None
     if code is not None:
         return code.co_firstlineno
@@ -366,13 +395,13 @@ def _line(source: Any) -> int:
 
 
 def _relative(filename: str, folder: Path) -> str:
-    """`filename` relative to `folder`; "" when it lies outside or cannot be resolved."""
+    """`filename` relative to `folder`; "" if it lies outside or cannot be resolved."""
     try:
         return Path(filename).resolve().relative_to(folder.resolve()).as_posix()
     except (ValueError, OSError):
         return ""
 
 
-def _kind(value: Any) -> str:
-    """What a value is, to end a sentence such as "tasks() returned ..."."""
+def _type_of(value: Any) -> str:
+    """The type of a value for a message: "None", or for example "a value of type int"."""
     return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -79,7 +79,7 @@ class Pipe:
     ) -> None:
         """Start the parent. Raises EnvProblem ENV_IMPORT when the interpreter does not start."""
         _sweep(tempfile.gettempdir())
-        self.box = tempfile.mkdtemp(prefix=BOX)
+        self.private_folder = tempfile.mkdtemp(prefix=BOX)
         self.secrets = SecretFilter(secrets.items())
         self.child: int | None = None
         self.buffer = bytearray()
@@ -89,7 +89,7 @@ class Pipe:
         lifeline_end, self.lifeline = os.pipe()
         launch = Launch(
             source=str(source),
-            box=self.box,
+            box=self.private_folder,
             requests=requests,
             replies=replies,
             limits=limits,
@@ -103,14 +103,14 @@ class Pipe:
         )
         try:
             self.parent = subprocess.Popen(
-                # Without `site` no line of a path file runs and no sitecustomize. `-I` would say
-                # the same but for one of the variables, which are ours alone: the hash seed.
+                # -S: without the module `site` neither path files nor sitecustomize run code.
+                # Not -I: it would also ignore PYTHONHASHSEED, which `_clean_environment` sets.
                 [sys.executable, "-P", "-s", "-S", "-B", "-u", str(PARENT), launch.to_json()],
                 stdin=lifeline_end,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 cwd="/",
-                # Not in the arguments, which every user of the machine can read.
+                # Secrets go here, because every user of the machine can read the arguments.
                 env=_clean_environment(packages.python)
                 | dict(secrets)
                 | (install.variables if install else {}),
@@ -120,7 +120,7 @@ class Pipe:
         except OSError as error:
             for fd in (self.requests, self.replies, self.lifeline):
                 os.close(fd)
-            shutil.rmtree(self.box, ignore_errors=True)
+            shutil.rmtree(self.private_folder, ignore_errors=True)
             message = f"the interpreter {sys.executable} does not start: {error}"
             raise EnvProblem("ENV_IMPORT", message) from error
         finally:
@@ -132,12 +132,16 @@ class Pipe:
     def greet(self, seconds: float) -> tuple[Held, Mapping[str, Any]]:
         """Wait at most `seconds` until the environment is loaded.
 
-        Returns the isolation that holds user code, and the environment's description as the env
-        process sent it: unchecked.
+        The env process sends two messages: "hello" (how it is isolated), then "ready" (the
+        environment's description) or "problem".
+
+        Returns:
+            The isolation around user code, and the environment's description. User code may have
+            forged the description; the caller must check it.
 
         Raises:
-            EnvProblem: what the env process says is wrong with the environment.
-            Fault: it ended, took too long or sent something else.
+            EnvProblem: the env process reported what is wrong with the environment.
+            Fault: the env process ended, took too long or sent anything else.
         """
         deadline = time.monotonic() + seconds
         held: Held | None = None
@@ -156,20 +160,23 @@ class Pipe:
                 raise Fault("the env process spoke out of turn")
 
     def call(self, op: str, body: Request, deadline: float, seconds: float) -> Any:
-        """Send one request and return the value of its reply; for `tasks` the rows sent before it.
+        """Send one request and return the value of its reply.
+
+        For the operation `tasks` the result is the list of rows that come before the reply.
 
         Args:
             op: score, start, step, finish, drop or tasks.
-            body: what the request holds besides.
+            body: the fields of the request other than `id` and `op`.
             deadline: when to give up, on the monotonic clock.
-            seconds: how long that is from the start, for the message.
+            seconds: the time allowed for the call; only shown in the error message.
 
         Raises:
-            Fault: `alive` if the environment itself reports an error, else the process must be
-                closed.
+            Fault: the call failed. `alive` is True if the environment itself reported an error;
+                otherwise the process must be closed.
         """
         # A random id: user code cannot guess it and so cannot write a reply in advance.
         request_id = tokens.randbits(53)
+        # The name of the author's function, for messages: `finish` ends an episode by score().
         doing = "tasks()" if op == "tasks" else "score()" if op == "finish" else f"{op}()"
         request = {"id": request_id, "op": op} | body
         self._write((json.dumps(request) + "\n").encode(), deadline, doing, seconds)
@@ -196,14 +203,15 @@ class Pipe:
 
         A call under way in another thread finds the process gone. `close` must still be called.
         """
-        lifeline, self.lifeline = self.lifeline, -1
+        lifeline, self.lifeline = self.lifeline, -1  # -1: closed, so a second call does nothing
         if lifeline >= 0:
             os.close(lifeline)
 
     def close(self) -> None:
         """End the parent with all its descendants and remove the private folder.
 
-        The parent gets CLOSE_SECONDS to kill them and exit by itself; then it is killed.
+        When the lifeline closes, the parent kills its descendants and exits. If it has not exited
+        after CLOSE_SECONDS, its whole process group is killed.
         """
         self.close_lifeline()
         for fd in (self.requests, self.replies):
@@ -216,11 +224,15 @@ class Pipe:
             self.parent.wait()
         if self.parent.stderr:
             self.parent.stderr.close()
-        # The parent empties it, but cannot always take away what it has mounted.
-        shutil.rmtree(self.box, ignore_errors=True)
+        # The parent removes the folder on exit, but cannot always remove its own mount points.
+        shutil.rmtree(self.private_folder, ignore_errors=True)
 
     def _write(self, data: bytes, deadline: float, doing: str, seconds: float) -> None:
-        """Send all of `data`. Raises Fault when the other side does not read it by the deadline."""
+        """Send all of `data`.
+
+        Raises Fault if the env process has not read it by `deadline`; `doing` (the call, such as
+        "score()") and `seconds` (its time limit) are for the message.
+        """
         unwritten = memoryview(data)
         while unwritten:
             try:
@@ -228,15 +240,16 @@ class Pipe:
             except BlockingIOError:
                 self._wait(self.requests, select.POLLOUT, deadline, doing, seconds)
             except BrokenPipeError:
-                return  # the reply, or its absence, tells why
+                return  # the process has ended; the `_read` that follows reports why
 
     def _read(self, deadline: float, cap: int, doing: str, seconds: float) -> Reply:
-        """The next message of the env process, secrets taken out.
+        """The next message of the env process, with the values of secrets replaced.
 
-        Raises Fault when none comes by the deadline, a line is longer than `cap` bytes or no JSON
-        object, or the process has ended. `doing` and `seconds` are for the message.
+        Raises Fault if no message comes by `deadline`, if a line is longer than `cap` bytes or is
+        not a JSON object, or if the process has ended. `doing` (the call, such as "score()") and
+        `seconds` (its time limit) are for the message.
         """
-        scanned = 0
+        scanned = 0  # bytes at the start of the buffer that are known to hold no line end
         while True:
             end = self.buffer.find(b"\n", scanned)
             if end >= 0:
@@ -247,20 +260,23 @@ class Pipe:
                     continue
                 message = self._parse(line, doing)
                 if isinstance(message.get("exit"), dict):
-                    raise Fault(_ending(message["exit"], doing))
+                    raise Fault(_ending_sentence(message["exit"], doing))
                 return message
-            scanned = len(self.buffer)  # no line end up to here
+            scanned = len(self.buffer)
             if scanned > cap:
                 raise Fault(f"{doing} answered with more than {cap >> 20} MB")
             self._wait(self.replies, select.POLLIN, deadline, doing, seconds)
             data = os.read(self.replies, 1 << 18)
             if not data:
-                raise Fault(self._lost(doing))
+                raise Fault(self._lost_message(doing))
             self.buffer += data
             self.received += len(data)
 
     def _parse(self, line: bytes, doing: str) -> Reply:
-        """A line as a JSON object without secrets. Raises Fault for anything else."""
+        """Parse one line as a JSON object and replace the values of secrets in it.
+
+        Raises Fault if the line is not a JSON object; `doing` names the call in the message.
+        """
         try:
             message = self.secrets.in_json(json.loads(line))
         except (ValueError, RecursionError):
@@ -270,19 +286,26 @@ class Pipe:
         return message
 
     def _wait(self, fd: int, event: int, deadline: float, doing: str, seconds: float) -> None:
-        """Wait until `fd` is ready for `event`. Raises Fault when the deadline passes first."""
+        """Wait until `fd` is ready for `event` (select.POLLIN or POLLOUT).
+
+        Raises Fault if `deadline` passes first; `doing` and `seconds` are for its message.
+        """
         poller = select.poll()
         poller.register(fd, event)
         remaining = deadline - time.monotonic()
         if remaining <= 0 or not poller.poll(math.ceil(remaining * 1000)):
             raise Fault(f"{doing} did not answer within {seconds:g} s")
 
-    def _lost(self, doing: str) -> str:
-        """The message that the parent itself is gone, with the last line of its standard error,
-        where a broken interpreter says why, or its exit status."""
+    def _lost_message(self, doing: str) -> str:
+        """The message that the parent process itself is gone.
+
+        It ends with the last line of the parent's standard error, where a broken interpreter says
+        what is wrong, or with its exit status if it printed nothing. For example "the env process
+        was lost during score() (exit status -9)".
+        """
         output = ""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.parent.wait(1.0)  # it has closed its end, so it is about to exit
+            self.parent.wait(1.0)  # it has closed its end of the pipe, so it is about to exit
             if self.parent.stderr:
                 output = self.parent.stderr.read(4000).decode("utf-8", "replace").strip()
         last = output.splitlines()[-1] if output else f"exit status {self.parent.returncode}"
@@ -291,10 +314,10 @@ class Pipe:
 
 @functools.cache
 def _sweep(place: str) -> None:
-    """Remove private folders below `place` whose parent was killed; once per process.
+    """Remove private folders in the folder `place` that killed parents left; once per process.
 
-    A parent holds a lock on its folder, so a folder that can be locked belongs to nobody. Whatever
-    cannot be looked at or removed is skipped.
+    A living parent holds a lock on its private folder, so a folder that can be locked is in use by
+    nobody. A folder that cannot be read or removed is skipped without an error.
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(place):
@@ -311,12 +334,21 @@ def _sweep(place: str) -> None:
                     os.close(folder)
 
 
-def _ending(ended: Reply, doing: str) -> str:
-    """How the env process ended, as a sentence; `ended` is its exit code or signal, and output."""
-    number, code = ended.get("signal"), ended.get("code")
+def _ending_sentence(ended: Reply, doing: str) -> str:
+    """How the env process ended during the call `doing`, as a sentence.
+
+    For example "the env process was killed by signal 9 (SIGKILL) during score(); its last output:
+    out of memory".
+
+    Args:
+        ended: the parent's last message: `code` (exit status), `signal` (0 if no signal killed the
+            process) and `tail` (its last output).
+    """
+    number = ended.get("signal")
+    code = ended.get("code")
     tail = str(ended.get("tail") or "").strip()
     if isinstance(number, int) and number > 0:
-        with contextlib.suppress(ValueError):  # a signal without a name
+        with contextlib.suppress(ValueError):  # raised for a signal without a name
             number = f"{number} ({signal.Signals(number).name})"
         cause = f"was killed by signal {number}"
     else:
@@ -326,8 +358,11 @@ def _ending(ended: Reply, doing: str) -> str:
 
 
 def _clean_environment(python: str) -> dict[str, str]:
-    """The environment variables that user code gets: none of ours but those an interpreter needs to
-    start. `python` is the interpreter; its folder comes first on PATH."""
+    """The environment variables that user code gets.
+
+    They are fixed values; of the server's own variables only those are passed on that an
+    interpreter needs to run. `python` is an interpreter whose folder comes first on PATH.
+    """
     variables = {
         "PATH": os.pathsep.join([str(Path(python).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
         "LANG": "C.UTF-8",

@@ -87,15 +87,15 @@ class EnvProcess:
 
     @property
     def limits(self) -> Limits:
-        """The limits in force. Raises EnvProblem when environment.toml cannot be read."""
-        if self._given_limits is None:
+        """The limits in force. Raises EnvProblem if environment.toml cannot be read."""
+        if self._given_limits is None:  # read once and kept
             self._given_limits = read_settings(self.source).limits
         return self._given_limits
 
     @property
     def held(self) -> Held:
-        """The isolation that holds user code; starts the process. Raises EnvProblem."""
-        self.describe()
+        """The isolation around user code; starts the process. Raises EnvProblem."""
+        self.describe()  # starts the process
         assert self._held is not None  # describe raises otherwise
         return self._held
 
@@ -106,26 +106,32 @@ class EnvProcess:
 
     @property
     def level(self) -> str:
-        """`full`, `no-namespaces` or `limits`, as a self-test inside the process found it; starts
-        the process. Raises EnvProblem."""
+        """How well user code is isolated: `full`, `no-namespaces` or `limits`.
+
+        A self-test inside the process finds it, so this starts the process. Raises EnvProblem.
+        """
         return self.held.level
 
     @property
     def gaps(self) -> list[str]:
-        """What this machine cannot keep user code from doing, in words; starts the process. Raises
-        EnvProblem."""
+        """What user code can still do in spite of the isolation, as sentences.
+
+        Starts the process. Raises EnvProblem.
+        """
         return list(self.held.gaps)
 
     @property
     def pid(self) -> int | None:
-        """The id of the process that runs user code; None before it starts, and under
-        bubblewrap."""
+        """The id of the process that runs user code.
+
+        None before it starts, and under bubblewrap, which hides the id.
+        """
         return self._pipe.child if self._pipe else None
 
     def describe(self) -> EnvDescription:
         """The environment's kind, whether it scores, and its tools; starts the process.
 
-        Raises EnvProblem when it cannot be started or loaded.
+        Raises EnvProblem if the process cannot be started or the environment cannot be loaded.
         """
         with self._lock:
             try:
@@ -136,10 +142,10 @@ class EnvProcess:
             return self._facts.copy()
 
     def tasks(self, seconds: float | None = None) -> list[TaskRow]:
-        """Every task as a stored row.
+        """Every task of the environment, as a stored row.
 
-        Raises EnvProblem, also when tasks() takes longer than `seconds` (None: the limit
-        start_seconds).
+        `seconds` is the time allowed for tasks(); None takes the limit `start_seconds`. Raises
+        EnvProblem if that time passes, or tasks() fails or returns a bad task.
         """
         seconds = self.limits.start_seconds if seconds is None else seconds
         with self._lock:
@@ -150,16 +156,19 @@ class EnvProcess:
             return _checked_rows(rows, needs_answer=self.describe()["kind"] == "sft")
 
     def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply:
-        """Score one completion. Never raises for faults of the environment: the reply then has
-        reward 0 and the fault as its error text. `seconds` in the reply is what the call took."""
-        return self._scored("score", {"task": task, "completion": completion})
+        """Score one completion; `seconds` in the reply is how long the call took.
+
+        A fault of the environment raises nothing: the reply then has reward 0 and the fault as its
+        `error`.
+        """
+        return self._ask_for_score("score", {"task": task, "completion": completion})
 
     def score_many(self, pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[ScoreReply]:
         """The score of each (task, completion) pair, in order; see `score`."""
         return [self.score(task, completion) for task, completion in pairs]
 
     def start(self, task: Mapping[str, Any]) -> "Episode":
-        """Begin an episode of a multi-turn environment. Raises EpisodeFailed."""
+        """Begin an episode of `task` in a multi-turn environment. Raises EpisodeFailed."""
         return Episode(self, task, next(self._episodes))
 
     def close(self) -> None:
@@ -172,16 +181,20 @@ class EnvProcess:
 
         `close` must still be called; the next call would start a new process.
         """
-        pipe = self._pipe
+        pipe = self._pipe  # without the lock, which the waiting thread holds
         if pipe is not None:
             pipe.close_lifeline()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # the interpreter may be shutting down
             self.close()
 
-    def _scored(self, op: str, body: Request) -> ScoreReply:
-        """Send a request that is answered by a score; a failure becomes a failed score."""
+    def _ask_for_score(self, op: str, body: Request) -> ScoreReply:
+        """Send a request (`op` is score or finish) and return the score that answers it.
+
+        A failure becomes a failed score. `seconds` is how long the call took, with the start of
+        the process if there was one.
+        """
         began = time.monotonic()
         try:
             with self._lock:
@@ -195,9 +208,10 @@ class EnvProcess:
         return score
 
     def _call(self, op: str, body: Request, seconds: float) -> Any:
-        """The value that answers one request. Raises Fault.
+        """Send one request, starting the process if necessary, and return the value of its reply.
 
-        A fault that the process did not survive drops it, and the next call starts a new one.
+        Raises Fault. If the process did not survive the fault, it is closed and the next call
+        starts a new one.
         """
         self._ensure()
         assert self._pipe is not None  # _ensure raises otherwise
@@ -209,10 +223,11 @@ class EnvProcess:
             raise
 
     def _ensure(self) -> None:
-        """Start the process and load the environment unless that is done.
+        """Start the process and load the environment, unless the process already runs.
 
-        Raises Fault. A problem of the environment itself is remembered and raised again at once; so
-        is any other failure after LOAD_ATTEMPTS of them.
+        Raises Fault if that fails. A problem of the environment itself is remembered: later calls
+        raise it again without another attempt. Any other failure is remembered once LOAD_ATTEMPTS
+        starts in a row have failed.
         """
         if self._pipe is not None:
             return
@@ -245,7 +260,7 @@ class EnvProcess:
             raise fault from None
 
     def _drop(self) -> None:
-        """End the process if there is one."""
+        """End the process if there is one. The caller holds the lock."""
         if self._pipe is not None:
             self._pipe.close()
             self._pipe = None
@@ -266,14 +281,14 @@ class Episode:
         self.number = number
         self._history: list[tuple[ChatMessage, Any]] = []  # (message sent, reply), to replay
         self._failed = ""  # why it failed; "" while it has not
-        self._generation = -1
+        self._generation = -1  # of the process that has this episode; -1 for none yet
         with process._lock:
             self._begin()
 
     def step(self, message: Mapping[str, Any]) -> list[ChatMessage] | None:
-        """The environment's reply to one assistant message; None when the rollout is over.
+        """Send one assistant message; returns the environment's reply, None if the rollout is over.
 
-        Raises EpisodeFailed; a failed rollout stays failed.
+        Raises EpisodeFailed; every later step of a failed rollout raises it again.
         """
         plain = Message.from_dict(message).to_dict()
         with self.process._lock:
@@ -294,10 +309,13 @@ class Episode:
                 self._resume()  # the process may have been restarted since the last step
             except EpisodeFailed as error:
                 return {**failed_score(str(error)), "seconds": 0.0}
-            return self.process._scored("finish", {"episode": self.number})
+            return self.process._ask_for_score("finish", {"episode": self.number})
 
     def close(self) -> None:
-        """Let the process forget the episode's state; nothing to do if it was restarted since."""
+        """Let the process forget the episode's state.
+
+        Nothing is sent if that process has ended: the state is gone with it.
+        """
         with self.process._lock:
             if self._generation == self.process.generation and self.process._pipe is not None:
                 with contextlib.suppress(Fault):
@@ -305,15 +323,16 @@ class Episode:
                     self.process._call("drop", body, self.process.limits.call_seconds)
 
     def _begin(self) -> None:
-        """Start the task in the process as it is now. Raises EpisodeFailed."""
+        """Start the episode's task in the present process. Raises EpisodeFailed."""
         self._send("start", {"task": self.task})
+        # After `_send`, which may have started a new process.
         self._generation = self.process.generation
 
     def _resume(self) -> None:
-        """Replay the episode if the process that played it has ended.
+        """Replay the episode from its messages if the process that had it has ended.
 
-        Raises EpisodeFailed when it already failed, or the environment answers differently this
-        time.
+        Raises EpisodeFailed if the episode failed before, or if the environment answers otherwise
+        than the first time.
         """
         if self._failed:
             raise EpisodeFailed(self._failed)
@@ -328,9 +347,10 @@ class Episode:
                 raise EpisodeFailed(self._failed)
 
     def _send(self, op: str, body: Request) -> Any:
-        """One request about this episode; returns the messages of a step, else None.
+        """Send one request (`op` is start or step) about this episode.
 
-        Raises EpisodeFailed, and marks the episode as failed.
+        Returns the messages that answer a step; None for a start, or if the step ended the
+        rollout. On any fault it marks the episode as failed and raises EpisodeFailed.
         """
         try:
             seconds = self.process.limits.call_seconds
@@ -351,13 +371,13 @@ class Episode:
 def isolation_here(sandbox: Sandbox | None = None) -> Held:
     """The isolation that user code gets on this machine.
 
-    Found once per process, by running an environment of ours.
+    It is found by running a template environment; the result is kept for this process.
 
     Args:
-        sandbox: the isolation that must hold; None asks for whatever works here.
+        sandbox: the isolation that must hold; None takes whatever works here.
 
-    Raises EnvProblem when no env process can be started; ENV_SANDBOX when the required isolation
-    cannot be had.
+    Raises EnvProblem: ENV_SANDBOX if this machine cannot give the required isolation, another code
+    if no env process can be started.
     """
     folder = Path(__file__).resolve().parents[1] / "templates" / "single_turn"
     with EnvProcess(folder, sandbox=sandbox) as process:
@@ -365,14 +385,14 @@ def isolation_here(sandbox: Sandbox | None = None) -> Held:
 
 
 def failed_score(error: str) -> ScoreReply:
-    """The score of a sample that could not be scored."""
+    """The score of a sample that could not be scored: reward 0, and the reason as `error`."""
     return {"reward": 0.0, "success": False, "metrics": {}, "error": error}
 
 
 def _checked_ready(ready: Mapping[str, Any]) -> EnvDescription:
-    """The description that an env process sent, checked, as user code may have forged it.
+    """Check the description that an env process sent, which user code may have forged.
 
-    Raises EnvProblem ENV_INVALID.
+    Returns its kind, scored and tools. Raises EnvProblem ENV_INVALID if one of them is wrong.
     """
     kind, scored, tools = ready.get("kind"), ready.get("scored"), ready.get("tools")
     if kind not in KINDS:
@@ -380,7 +400,7 @@ def _checked_ready(ready: Mapping[str, Any]) -> EnvDescription:
             f"the env process calls itself {str(kind)[:SHOWN_CHARS]!r}, not {', '.join(KINDS)}"
         )
         raise EnvProblem("ENV_INVALID", message)
-    if scored is not (kind != "sft"):
+    if scored is not (kind != "sft"):  # `is not`: 1 is no bool
         message = (
             f"the env process says scored: {str(scored)[:SHOWN_CHARS]!r}, and calls itself {kind}"
         )
@@ -390,10 +410,11 @@ def _checked_ready(ready: Mapping[str, Any]) -> EnvDescription:
 
 
 def _checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
-    """Task rows that came over the pipe, normalised.
+    """Check task rows that came over the pipe, which user code may have forged.
 
-    `needs_answer`: whether every task must have an answer (an SFT dataset). Raises EnvProblem
-    ENV_INVALID naming the first row that is no valid task.
+    Returns them as `Task.to_row` writes them, without unknown keys. `needs_answer`: whether every
+    task must have an answer (an SFT dataset). Raises EnvProblem ENV_INVALID naming the first row
+    that is no valid task.
     """
     if not 1 <= len(rows) <= MAX_TASKS:
         message = f"tasks() sent {len(rows)} tasks; send 1 to {MAX_TASKS}"
@@ -414,10 +435,10 @@ def _checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
 
 
 def _checked_score(value: Any) -> ScoreReply:
-    """A score that came over the pipe, checked.
+    """Check a score that came over the pipe, which user code may have forged, and return it.
 
-    A score with an error becomes a failed score. Raises Fault, with the process still alive, for a
-    value that is no score.
+    A score with an `error` becomes a failed score: its reward is dropped. Raises Fault if the value
+    is no valid score; the process is still usable then.
     """
     if not isinstance(value, dict):
         raise Fault("score() gave no score", alive=True)
@@ -448,7 +469,7 @@ def _checked_score(value: Any) -> ScoreReply:
 
 
 def _finite(value: Any) -> float | None:
-    """A number as a float; None for anything else, infinities and NaN included."""
+    """`value` as a float if it is a finite number; None for anything else, bools included."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -458,7 +479,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _as_problem(fault: Fault) -> EnvProblem:
-    """The environment's own problem if that caused the fault, else an ENV_IMPORT made of it."""
+    """The environment's own problem if that caused the fault, else an ENV_IMPORT with its text."""
     return fault.problem or EnvProblem(
         "ENV_IMPORT", str(fault), hint="Run the environment's code by itself to see why."
     )

@@ -26,7 +26,7 @@ class SecretFilter:
         """Args:
         secrets: (name, value) pairs; a name may occur with several values.
         """
-        self._names: dict[str, str] = {}
+        self._names: dict[str, str] = {}  # text to be replaced -> name of the secret
         for name, value in secrets:
             for form in _encodings(value):
                 self._names.setdefault(form, name)
@@ -42,14 +42,15 @@ class SecretFilter:
         return self._pattern.sub(lambda match: f"[secret {self._names[match.group()]}]", text)
 
     def in_bytes(self, data: bytes) -> bytes:
-        """`data`, UTF-8 or not, with each value of a secret replaced."""
+        """`data` with each value of a secret replaced; it need not be valid UTF-8."""
         if self._pattern is None:
             return data
+        # surrogateescape: bytes that are not UTF-8 come out unchanged.
         text = self.in_text(data.decode("utf-8", "surrogateescape"))
         return text.encode("utf-8", "surrogateescape")
 
     def in_json(self, value: Any) -> Any:
-        """A JSON value with secrets replaced in every text and every key in it."""
+        """A copy of a JSON value with secrets replaced in every string and every key in it."""
         if self._pattern is None:
             return value
         if isinstance(value, str):
@@ -62,7 +63,10 @@ class SecretFilter:
 
 
 def _encodings(value: str) -> Iterator[str]:
-    """Every way `value` may be written, itself among them; none for a value that is too short."""
+    """Yields `value` and each encoded form of it: percent, JSON, Python and base64.
+
+    Yields nothing for a value shorter than MIN_LENGTH.
+    """
     if len(value) < MIN_LENGTH:
         return
     yield value
@@ -71,27 +75,29 @@ def _encodings(value: str) -> Iterator[str]:
     yield urllib.parse.quote(raw)
     yield urllib.parse.quote_plus(raw)
     for literal in (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value)):
-        yield literal[1:-1]
-    # repr escapes single quotes if the text holds double ones too: put both before it, and cut off
-    # what they take: the opening quote, the double one and the escaped single one.
+        yield literal[1:-1]  # without the quotes around it
+    # repr escapes single quotes only in a text that also holds double ones. So both kinds are put
+    # before the value, and [4:] cuts them off again: the opening quote, \' and ".
     yield repr("'\"" + value)[4:-1]
     yield from _base64_cores(raw)
 
 
 def _bytes_of(value: str) -> bytes:
-    """`value` as UTF-8; lone surrogates, which UTF-8 has no place for, are written too."""
+    """`value` as UTF-8 bytes; never fails, not even on lone surrogates."""
     try:
-        return value.encode("utf-8", "surrogateescape")  # as it came from the process environment
+        # Python reads bytes of environment variables that are not UTF-8 in this way.
+        return value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return value.encode("utf-8", "surrogatepass")
 
 
 def _base64_cores(raw: bytes) -> Iterator[str]:
-    """The texts that occur in the base64 of every text that contains `raw`.
+    """Yields strings of which one occurs in the base64 encoding of any data that contains `raw`.
 
-    Base64 turns three bytes into four characters, so there is one such core for each of the three
-    positions `raw` may begin at. Characters that also depend on the neighbours of `raw` are left
-    out, and so is a core that is too short.
+    Base64 turns three bytes into four characters, so the encoding of `raw` depends on where it
+    begins: at the first, second or third byte of such a group. For each of the three this yields
+    the characters that depend on `raw` alone, in the standard and in the URL-safe alphabet. A
+    string shorter than MIN_LENGTH is left out.
     """
     for shift in range(3):
         encoded = base64.b64encode(b"\0" * shift + raw).decode("ascii")

@@ -27,7 +27,7 @@ from typing import NoReturn
 
 
 def _register() -> None:
-    """Make the package `envs` importable, and nothing else of the folder it lies in."""
+    """Make the package `envs` importable, and nothing else that lies in the same folder."""
     folder = Path(__file__).resolve().parents[1]
     spec = importlib.util.spec_from_file_location(
         "envs", folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -68,11 +68,11 @@ class Log:
         self.cap = cap
         self.secrets = secrets
         self.pending = b""  # the beginning of a line that has not ended
-        self.tail = b""
-        self.fd = -1
-        self.written = 0
+        self.tail = b""  # the last output, at most TAIL bytes
+        self.fd = -1  # of the file; -1 for none
+        self.written = 0  # bytes in the file, those of earlier processes included
         if path:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # an environment runs without its log too
                 self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 self.written = os.fstat(self.fd).st_size
 
@@ -93,7 +93,10 @@ class Log:
         return self.tail.decode("utf-8", "replace")
 
     def _line(self, line: bytes) -> None:
-        """Redact one line and append it to the tail and, up to `cap`, to the file."""
+        """Take the secrets out of one line, then append it to the tail and, up to `cap`, the file.
+
+        At the first line that no longer fits, the file gets a note that the rest is dropped.
+        """
         if len(line) > LOG_LINE:
             line = line[:LOG_LINE] + b" ...\n"
         line = self.secrets.in_bytes(line)
@@ -102,17 +105,18 @@ class Log:
             return
         if self.written + len(line) > self.cap:
             line = b"... output above %d bytes is dropped\n" % self.cap
-            self.written = self.cap
+            self.written = self.cap  # nothing is written after this note
         self.written += len(line)
         with contextlib.suppress(OSError):  # a full disk must not end the environment
             os.write(self.fd, line)
 
 
 def main() -> None:
-    """Confine and run the child in a fork, keep its output, and clean up when either side ends.
+    """Run user code in a confined child process, log its output, and clean up at the end.
 
-    The launch comes as JSON in the first argument; descriptor 0 is the lifeline of the client. The
-    last message to the client says how the child ended.
+    The first command line argument is the launch as JSON. Descriptor 0 is the lifeline: when the
+    client closes its end, or ends itself, everything here is killed. The last message to the
+    client says how the child ended, as {"exit": {"code", "signal", "tail"}}.
     """
     launch = Launch.from_json(sys.argv[1])
     limits, required = launch.limits, launch.sandbox
@@ -131,7 +135,7 @@ def main() -> None:
         (box / sandbox.CANARY).touch()  # what user code must not be able to read
         secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
         log = Log(launch.log, launch.log_cap, secrets)
-        our_package = str(Path(__file__).resolve().parents[1])
+        our_package = str(Path(__file__).resolve().parents[1])  # the folder of `envs`
         reach = _reach(launch)
         uid = confine.spare_uid([*reach.readable, *reach.writable, our_package], box)
         if uid is not None:
@@ -144,7 +148,10 @@ def main() -> None:
         proc = _open_proc()
 
         def work() -> None:
+            """Confine this process and run the child in it; called after the fork."""
+            # In its own namespaces the child's parent is their first process, number 1.
             parent = 1 if spaces_kind == "own" else this_pid
+            # Inside bubblewrap even `proc` shows only numbers that the client does not know.
             pid = None if spaces_kind == "bubblewrap" else _pid_in(proc)
             confined = partial(
                 sandbox.close, limits, required, box, uid, spaces_kind, offline, reach
@@ -164,14 +171,15 @@ def main() -> None:
                 work,
                 reach.writable,
             )
-            _begin(first if spaces_kind == "own" else work)
+            _run_and_exit(first if spaces_kind == "own" else work)
         for fd in (output_writer, status_writer, launch.requests):
             os.close(fd)
         ending = _watch(pid, output_reader, log, status_reader)
         _kill_descendants(pid)
-        _drain(output_reader, log)
+        _drain(output_reader, log)  # what was printed last
         message = {"exit": {**ending, "tail": log.close()}}
         with contextlib.suppress(OSError):  # the client may be gone
+            # The first line end closes a line that the child may have left half written.
             os.write(launch.replies, b"\n" + json.dumps(message).encode() + b"\n")
     finally:
         _kill_descendants(0)
@@ -181,25 +189,30 @@ def main() -> None:
 def _spaces(launch: Launch) -> str:
     """Put this process into new namespaces, as far as this machine allows.
 
-    Returns "own" when it entered them itself, "" when it has none. Where only bubblewrap may make
-    namespaces, this program is started again inside it and the function does not return.
+    Returns "own" if it entered them itself, "" if it has none (the sandbox is off, or nothing here
+    may make namespaces). Where only bubblewrap may make them, this program is started again inside
+    bubblewrap and the function does not return.
     """
     if launch.sandbox.mode == "off":
         return ""
     network = launch.limits.network
     if namespaces.enter(network):
         return "own"
-    around = namespaces.bwrap(network) if os.geteuid() != 0 else None
-    if around:
+    bwrap_command = namespaces.bwrap(network) if os.geteuid() != 0 else None
+    if bwrap_command:
         for fd in (launch.requests, launch.replies):
             os.set_inheritable(fd, True)
         inside = replace(launch, spaces="bubblewrap").to_json()
-        os.execv(around[0], [*around, *sys.orig_argv[:-1], inside])
+        # The command line of this process, with the new launch in place of its last argument.
+        os.execv(bwrap_command[0], [*bwrap_command, *sys.orig_argv[:-1], inside])
     return ""
 
 
-def _begin(work: Callable[[], None]) -> NoReturn:
-    """Run `work` in the forked process and leave; never returns, whatever `work` does."""
+def _run_and_exit(work: Callable[[], None]) -> NoReturn:
+    """Run `work` in the forked process, then leave the process; never returns.
+
+    The exit status is 1, because `work` itself leaves the process when all went well.
+    """
     try:
         work()
     finally:
@@ -207,16 +220,20 @@ def _begin(work: Callable[[], None]) -> NoReturn:
 
 
 def _reach(launch: Launch) -> Reach:
-    """What the child may reach beside the system's files, with its packages, in real paths."""
+    """What the child may reach beside the system's files: `launch.reach` and its packages.
+
+    The readable folders are real paths, without links.
+    """
     packages = launch.packages
     needed = [*packages.folders, packages.prefix, *launch.reach.readable]
     return replace(launch.reach, readable=sandbox.interpreter_folders(needed))
 
 
 def _copy(source: str, target: Path) -> None:
-    """Copy regular files and folders to `target`, which must not exist.
+    """Copy the folder `source` to `target`, which must not exist.
 
-    Links, names that begin with a dot and __pycache__ are left out.
+    Only regular files and folders are copied. Links, names that begin with a dot and __pycache__
+    are left out.
     """
     target.mkdir()
     for entry in os.scandir(source):
@@ -241,15 +258,15 @@ def _run_child(
 
     Args:
         launch: what to run.
-        confined: confines this process and returns the isolation that now holds it.
-        output: descriptor that standard output and error go to.
-        parent: pid of the parent as this process sees it; another one means that the parent died.
-        pid: of this process as the client sees it; None where that cannot be told.
+        confined: a function that confines this process and returns the isolation it then has.
+        output: file descriptor to which standard output and error go.
+        parent: the parent's pid as this process sees it; another one means that the parent died.
+        pid: this process's pid as the client sees it, to be sent to the client; None if unknown.
     """
     box, requests, replies = Path(launch.box), launch.requests, launch.replies
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.setpgid(0, 0)
+        os.setpgid(0, 0)  # a group of its own, which `_kill_descendants` kills
         work = box / "work"
         os.chdir(work)
         os.environ.update(HOME=str(work), TMPDIR=str(work))
@@ -290,24 +307,28 @@ def _run_child(
 
 
 def _open_proc() -> int:
-    """A descriptor of /proc as it is mounted now; -1 where there is none."""
+    """A file descriptor of /proc as it is mounted now; -1 if there is no /proc."""
     with contextlib.suppress(OSError):
         return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     return -1
 
 
 def _pid_in(proc: int) -> int | None:
-    """This process's pid in the namespace whose /proc is open as `proc`; its own view of it where
-    that cannot be read."""
+    """The pid of this process in the namespace whose /proc is open as the descriptor `proc`.
+
+    If that cannot be read: the pid in this process's own namespace.
+    """
     with contextlib.suppress(OSError):
         return int(os.readlink("self", dir_fd=proc))
     return os.getpid()
 
 
 def _close_all_but(*open_fds: int) -> None:
-    """Close every descriptor above 2 but these: user code must not inherit the log, the lock of the
-    folder or anything else."""
-    first = 3
+    """Close every descriptor above 2 except `open_fds`.
+
+    So user code does not inherit the log, the lock of the folder or anything else.
+    """
+    first = 3  # the first descriptor that is not closed yet
     for fd in sorted(open_fds):
         os.closerange(first, fd)
         first = fd + 1
@@ -317,15 +338,18 @@ def _close_all_but(*open_fds: int) -> None:
 def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int]:
     """Wait until the child ends or the client is gone, moving output into the log meanwhile.
 
-    Returns the exit code and signal of the child, 0 and 0 if the client left first.
+    Returns {"code": exit code of the child, "signal": signal that killed it}; one of the two is 0,
+    and both are 0 if the client left first.
 
     Args:
-        pid: of the process that was forked.
-        output: descriptor that the child prints to.
-        status_reader: descriptor that carries the status of user code where `pid` is only the
-            first process of new namespaces; empty otherwise.
+        pid: the process that was forked.
+        output: descriptor from which the child's output is read.
+        log: where the output goes.
+        status_reader: descriptor from which the status of user code is read, if `pid` is only the
+            first process of new namespaces; otherwise nothing is ever written to it.
     """
     os.set_blocking(output, False)
+    # A signal writes a byte to this pipe, so that `poll` also returns when a child ends.
     wake, wake_end = os.pipe()
     os.set_blocking(wake_end, False)
     signal.set_wakeup_fd(wake_end)
@@ -336,7 +360,8 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
     while True:
         status = _reap(pid)
         if status is not None:
-            status = int(os.read(status_reader, 16) or status)  # that of user code, if it came
+            # The status of user code; if none was written, that of `pid` itself.
+            status = int(os.read(status_reader, 16) or status)
             code = os.waitstatus_to_exitcode(status)
             return {"code": max(code, 0), "signal": max(-code, 0)}
         for fd, _ in poller.poll():
@@ -345,14 +370,14 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
             if fd == wake:
                 os.read(wake, 512)
             elif not _drain(output, log, once=True):
-                poller.unregister(output)
+                poller.unregister(output)  # at its end, or `poll` would return at once for ever
 
 
 def _reap(pid: int) -> int | None:
-    """The exit status of `pid` once it has ended; None before.
+    """The exit status of the child `pid` if it has ended, else None. Does not wait.
 
-    Also collects orphans that have become children of this process: as zombies they would count
-    against the limit on processes.
+    It also collects orphans that have become children of this process, because as zombies they
+    would count against the limit on processes.
     """
     status = None
     with contextlib.suppress(ChildProcessError):
@@ -366,9 +391,10 @@ def _reap(pid: int) -> int | None:
 
 
 def _drain(output: int, log: Log, once: bool = False) -> bool:
-    """Move what was printed into the log; False at the end of the output.
+    """Move what is in the pipe `output` into the log; returns False at the end of the output.
 
-    At most one read with `once`, else 64: a child that goes on printing must not keep us here.
+    Reads at most 64 times, or only once with `once`, so that a child that keeps on printing cannot
+    hold this process here.
     """
     for _ in range(1 if once else 64):
         try:
@@ -382,10 +408,10 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
 
 
 def _kill_descendants(pid: int) -> None:
-    """Kill descendants until none is left, for at most KILL_SECONDS.
+    """Kill all descendants of this process until none is left, for at most KILL_SECONDS.
 
-    Orphans become children of this process, which is their subreaper, so none escapes. `pid` names
-    a process group to kill as well; 0 names none.
+    This process is their subreaper: orphans become its children, so none escapes. `pid` is a
+    process group to kill as well; 0 for none.
     """
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
@@ -393,9 +419,9 @@ def _kill_descendants(pid: int) -> None:
             if pid:
                 os.killpg(pid, signal.SIGKILL)
         try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
+            while os.waitpid(-1, os.WNOHANG)[0]:  # collect those that have ended
                 pass
-        except ChildProcessError:
+        except ChildProcessError:  # no child is left
             return
         for descendant in _descendants():
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -404,15 +430,15 @@ def _kill_descendants(pid: int) -> None:
 
 
 def _descendants() -> list[int]:
-    """The pids of all descendants of this process; [] on other systems than Linux."""
+    """The pids of all descendants of this process; [] if this is not Linux."""
     if not kernel.LINUX:
         return []
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a process may end meanwhile
                 stat = Path(entry.path, "stat").read_bytes()
-                # After the name, which may hold anything, come the state and the parent.
+                # The line is "pid (name) state parent ...", and the name may hold any character.
                 parent = int(stat.rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
     found_pids, queue = [], [os.getpid()]

@@ -20,8 +20,10 @@ SHARED_UID_HEADROOM = 256  # other programs of this user come and go while the e
 
 
 def cut_network() -> bool:
-    """Move this process into an empty network namespace. Returns whether it is in one now: False
-    for an ordinary user and where the kernel refuses."""
+    """Move this process into an empty network namespace.
+
+    Returns whether that worked: False for an ordinary user, or if the kernel refuses.
+    """
     if os.geteuid() != 0:
         return False
     with contextlib.suppress(OSError):
@@ -31,17 +33,20 @@ def cut_network() -> bool:
 
 
 def spare_uid(needed: list[str], box: Path) -> int | None:
-    """A uid for user code that no account and no process has, or None to stay with the present
-    user: not root, not Linux, root without the rights to change its uid, no way to make the folders
-    readable, or no free uid among `TRIES` random ones.
+    """A uid for user code that no account and no process has; None to keep the present user.
 
-    Folders below a private one (an interpreter in /root, an environment's packages in the home) are
-    made readable for that uid in a mount namespace of this process, in which nothing else of the
-    private folder is visible.
+    A folder may lie below a private one, such as an interpreter in /root. Then this process gets a
+    mount namespace in which that folder is readable and nothing else of the private one is visible.
+
+    None if:
+
+    - this process is not root's, or not on Linux, or may not change its uid
+    - the folders cannot be made readable
+    - none of `TRIES` random uids is free
 
     Args:
-        needed: folders that user code has to read; those that are missing are ignored.
-        box: the private folder that the uid will own; it must be able to reach it.
+        needed: folders that user code has to read; those that do not exist are ignored.
+        box: the private folder that the uid will own; the uid must be able to reach it.
     """
     if os.geteuid() != 0 or not kernel.LINUX or not _may_change_uid():
         return None
@@ -58,8 +63,10 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
 
 
 def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[str]:
-    """Set the limits of this process and change to `uid`. Returns the measures now in force, in
-    words for a person; a limit that the system refuses is left out.
+    """Set the limits of this process for good and change to `uid`.
+
+    Returns the measures that are now in force, in words, such as ["memory 2048 MB", "own uid"]. A
+    limit that the system refuses is left out.
 
     Args:
         uid: the uid to change to; None keeps the present user.
@@ -75,6 +82,7 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
     _set_limit(resource.RLIMIT_NOFILE, limits.open_files)
     _set_limit(resource.RLIMIT_CORE, 0)
     if uid is not None:
+        # All before the change of uid, because it takes root's rights away.
         _set_limit(resource.RLIMIT_NPROC, limits.processes)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -95,7 +103,9 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
 
 def _set_limit(resource_id: int, value: int) -> bool:
     """Set the soft and the hard limit to `value`, or to the present hard limit if that is lower.
-    Returns False where the system refuses."""
+
+    Returns False if the system refuses.
+    """
     _, hard_limit = resource.getrlimit(resource_id)
     new_limit = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
     try:
@@ -106,17 +116,18 @@ def _set_limit(resource_id: int, value: int) -> bool:
 
 
 def _expose(folders: set[Path], box: Path) -> bool:
-    """Make `folders` and `box` reachable for every uid in a new mount namespace: each private
-    folder above them is covered by an empty file system, in which only they are mounted again.
+    """Make `folders` and `box` reachable for every uid, in a new mount namespace.
 
-    Returns False where the kernel does not allow that; the mounts are then as they were.
+    Each private folder above them is covered by an empty file system, and only `folders` and `box`
+    are mounted again inside it. Returns False if the kernel does not allow that or it was not
+    enough; the mounts are then as before.
     """
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
     except OSError:
         return False
     unreachable = sorted(path for path in {*folders, box} if not _reachable(path))
-    # A folder below another one of them comes with that one.
+    # A folder that lies inside another of them need not be mounted by itself.
     unreachable = [
         path for path in unreachable if not any(parent in unreachable for parent in path.parents)
     ]
@@ -128,7 +139,7 @@ def _expose(folders: set[Path], box: Path) -> bool:
         private_folders = {
             p for path in unreachable for p in path.parents if not p.stat().st_mode & 0o001
         }
-        for private in sorted(private_folders):
+        for private in sorted(private_folders):  # outer ones first; they cover the inner ones
             if not any(above in private.parents for above in covered):
                 kernel.mount("tmpfs", str(private), "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
                 covered.append(private)
@@ -138,7 +149,7 @@ def _expose(folders: set[Path], box: Path) -> bool:
                 f"/proc/self/fd/{descriptor}", str(path), None, kernel.MS_BIND | kernel.MS_REC
             )
         if _reachable(box) and all(map(_open_to_all, folders)):
-            covered.clear()  # they stay
+            covered.clear()  # so that `finally` does not undo them
             return True
         return False
     except OSError:
@@ -151,23 +162,25 @@ def _expose(folders: set[Path], box: Path) -> bool:
 
 
 def _open_to_all(folder: Path) -> bool:
-    """Whether any user may reach and read it."""
+    """Whether any user may reach the folder and read it (permission bits r and x for others)."""
     return _reachable(folder) and folder.stat().st_mode & 0o005 == 0o005
 
 
 def _reachable(path: Path) -> bool:
-    """Whether any user may pass through all folders above it."""
+    """Whether any user may pass through all folders above `path` (permission bit x for others)."""
     return all(parent.stat().st_mode & 0o001 for parent in path.parents)
 
 
 def _may_change_uid() -> bool:
-    """Whether this process, which is root's, has the capabilities CHOWN (bit 0), SETGID (6) and
-    SETUID (7), which a container may have removed. False where /proc cannot be read."""
+    """Whether this process, which is root's, has the capabilities CHOWN, SETGID and SETUID.
+
+    A container may have removed them. False if /proc cannot be read.
+    """
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="utf-8") as status:
         capabilities = next(
             int(line.split()[1], 16) for line in status if line.startswith("CapEff")
         )
-        return all(capabilities >> bit & 1 for bit in (0, 6, 7))
+        return all(capabilities >> bit & 1 for bit in (0, 6, 7))  # CHOWN, SETGID, SETUID
     return False
 
 
@@ -185,14 +198,16 @@ def _uids_in_use() -> set[int]:
     uids = set()
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a process may end meanwhile
                 uids.add(entry.stat().st_uid)
     return uids
 
 
 def _tasks_of_user() -> int:
-    """How many threads this user has on the machine, over all processes; 0 where this is not Linux.
-    Processes that end meanwhile are skipped."""
+    """How many threads this user has, over all processes of the machine; 0 if this is not Linux.
+
+    Processes that end meanwhile are skipped.
+    """
     if not kernel.LINUX:
         return 0
     count, uid = 0, os.getuid()

@@ -10,21 +10,23 @@ from envs.isolation import kernel, landlock, seccomp
 
 
 def close(readable: list[str], writable: list[str], keeper: int) -> None:
-    """Confine this process for good: no network, no new process or program, no signal to others,
-    and only these paths. Measures that this kernel lacks are skipped without an error.
+    """Confine this process for good.
+
+    It then has no network, cannot start processes or programs or send signals to others, and sees
+    only the given paths. Measures that this kernel lacks are skipped without an error.
 
     Args:
-        readable, writable: paths it may still read, or also write.
-        keeper: pid of the parent; this process ends when that one does, and at once where it has
-            ended already.
+        readable: paths that it may read.
+        writable: paths that it may read and write.
+        keeper: pid of its parent; this process ends together with it.
     """
     kernel.die_with_parent()
-    if os.getppid() != keeper:
+    if os.getppid() != keeper:  # the parent had ended before the line above
         os._exit(1)
     kernel.forbid_new_privileges()
     with contextlib.suppress(OSError):
         kernel.drop_capabilities()
-    abi = 0
+    abi = 0  # the version of Landlock; 0 for none
     with contextlib.suppress(OSError):
         abi = landlock.restrict(readable, writable, network=False)
     with contextlib.suppress(OSError):

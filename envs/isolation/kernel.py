@@ -29,7 +29,7 @@ _CAPABILITIES = 64  # more than any kernel has: the numbers fit in two words of 
 
 @functools.cache
 def libc() -> ctypes.CDLL:
-    """The C library of this process, with errno kept for `ctypes.get_errno`."""
+    """The C library of this process; after a call that failed, `ctypes.get_errno` has the error."""
     return ctypes.CDLL(None, use_errno=True)
 
 
@@ -37,10 +37,11 @@ def call(number: int, *arguments: object) -> int:
     """Make the system call `number` and return its result, which is 0 or more.
 
     Args:
-        arguments: ints, passed as C longs, or ctypes values, passed as they are.
+        number: of the call on this machine.
+        arguments: ints are passed as C longs, ctypes values as they are.
 
     Raises:
-        OSError: when the call fails, or ENOSYS where this is not Linux.
+        OSError: the call failed; ENOSYS if this is not Linux.
     """
     if not LINUX:
         raise OSError(errno.ENOSYS, f"no system call {number} here")
@@ -52,41 +53,48 @@ def call(number: int, *arguments: object) -> int:
 
 
 def _prctl(option: int, value: int, pointer: object = 0) -> bool:
-    """Set an option of this process by prctl. Returns whether the kernel accepted it; False where
-    this is not Linux."""
+    """Set an option of this process by prctl(2).
+
+    Returns whether the kernel accepted it; False if this is not Linux.
+    """
     return LINUX and libc().prctl(option, ctypes.c_ulong(value), pointer, 0, 0) == 0
 
 
 def die_with_parent() -> bool:
-    """Ask the kernel to kill this process when the thread that forked it ends. Returns False where
-    it cannot.
+    """Ask the kernel to kill this process when the thread that forked it ends.
 
-    The request survives an exec, so it can be made between fork and exec.
+    The request survives an exec, so it can be made between fork and exec. Returns False if the
+    kernel cannot do that.
     """
     return _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def become_subreaper() -> bool:
-    """Make this process the parent of descendants whose own parent ends. Returns False where that
-    cannot be."""
+    """Make this process the parent of any descendant whose own parent ends.
+
+    Returns False if the kernel cannot do that.
+    """
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def forbid_new_privileges() -> bool:
-    """Programs started from here on gain no rights (by setuid bits and the like); seccomp and
-    Landlock require this. Returns False where that cannot be."""
+    """Keep programs that are started from now on from gaining rights, by setuid bits for example.
+
+    Seccomp and Landlock require this. Returns False if the kernel cannot do it.
+    """
     return _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def set_seccomp_filter(program: bytes) -> None:
-    """Run a classic BPF `program` before each system call of this process and its children, for
-    good.
+    """Install a filter that the kernel runs before each system call of this process, for good.
+
+    Its future children inherit it.
 
     Args:
-        program: instructions of 8 bytes each, as the kernel reads them.
+        program: classic BPF instructions of 8 bytes each, as the kernel reads them.
 
     Raises:
-        OSError: when the kernel refuses it or has no seccomp.
+        OSError: the kernel refuses the program or has no seccomp.
     """
     instructions = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: the number of instructions of 8 bytes each, and a pointer to the first.
@@ -96,8 +104,10 @@ def set_seccomp_filter(program: bytes) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Move this process into new namespaces, those of the CLONE_NEW bits in `flags`. Raises OSError
-    where it may not."""
+    """Move this process into new namespaces, one for each CLONE_NEW bit in `flags`.
+
+    Raises OSError if it may not.
+    """
     if not LINUX or libc().unshare(flags) != 0:
         raise _last_error("unshare")
 
@@ -106,12 +116,12 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     """Mount `source` on `target`, as mount(2) does.
 
     Args:
-        kind: the file system, such as "tmpfs"; None where the flags need none (a bind mount).
+        kind: the file system, such as "tmpfs"; None if the flags need none (a bind mount).
         flags: MS bits.
         data: options of that file system, such as "size=1m"; None for none.
 
     Raises:
-        OSError: when the kernel refuses it.
+        OSError: the kernel refuses it.
     """
     texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
     if libc().mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]) != 0:
@@ -119,36 +129,45 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
 
 
 def set_read_only(path: str, on: bool, below: bool) -> None:
-    """Make the mount at `path` read-only (`on`) or writable again.
+    """Make the mount at `path` read-only, or writable again if `on` is False.
 
     Args:
         below: whether to change all mounts inside it too.
 
     Raises:
-        OSError: when the kernel refuses it, or is older than 5.12 and has no such call.
+        OSError: the kernel refuses it, or is older than 5.12 and has no such call.
     """
-    # struct mount_attr: attributes to set, attributes to clear (1 is read-only), two unused.
+    # struct mount_attr is four 64-bit numbers: attributes to set, attributes to clear, and two that
+    # are not used here. Attribute 1 is read-only.
     values = (1, 0) if on else (0, 1)
     attributes = (ctypes.c_uint64 * 4)(*values, 0, 0)
     mount_point = ctypes.c_char_p(os.fsencode(path))
     flags = _AT_RECURSIVE if below else 0
+    # 32: the size of the struct in bytes.
     call(_MOUNT_SETATTR, _AT_FDCWD, mount_point, flags, ctypes.byref(attributes), 32)
 
 
 def drop_capabilities() -> None:
-    """Give up for good what root may do beyond other users; files of this user stay its own. Does
-    nothing where this is not Linux. Raises OSError where the kernel refuses."""
+    """Give up all capabilities for good: the rights that root has beyond those of other users.
+
+    The user still owns its files. Does nothing if this is not Linux. Raises OSError if the kernel
+    refuses.
+    """
     if not LINUX:
         return
     for capability in range(_CAPABILITIES):
         if not _prctl(_PR_CAPBSET_DROP, capability):
-            break  # the last one of this kernel, or none to drop
+            break  # this kernel has no more, or the process may not drop them
+    # capset(2): a header (version, 0 for this process) and six words of zeros, for none.
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
     if libc().capset(header, (ctypes.c_uint32 * 6)()) != 0:
         raise _last_error("capset")
 
 
 def _last_error(action: str) -> OSError:
-    """The error of the last call into the C library, named `action` in its message."""
+    """An OSError for the last call into the C library, such as "unshare: Operation not permitted".
+
+    `action` names the call in the message.
+    """
     number = ctypes.get_errno()
     return OSError(number, f"{action}: {os.strerror(number)}")

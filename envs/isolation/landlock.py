@@ -29,7 +29,7 @@ _ON_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
 
 
 def abi() -> int:
-    """The version of Landlock that this kernel has; 0 where Landlock is missing or off."""
+    """The version of Landlock that this kernel has; 0 if Landlock is missing or switched off."""
     if not kernel.LINUX:
         return 0
     with contextlib.suppress(OSError):
@@ -40,20 +40,21 @@ def abi() -> int:
 def restrict(
     readable: Iterable[str], writable: Iterable[str], network: bool, ports: Iterable[int] = ()
 ) -> int:
-    """Restrict this process and its children, for good, to these paths; no TCP unless `network`; no
-    signals to processes outside. Only what the kernel's ABI knows is restricted.
+    """Restrict this process and its future children, for good.
+
+    They may use only these paths, have TCP only with `network`, and cannot send signals to
+    processes outside. What the ABI of this kernel does not know stays unrestricted.
 
     Args:
         readable: folders and files to read and run; those that are missing are left out.
         writable: folders and files to read, write, make and remove in.
         network: whether TCP stays allowed.
-        ports: with `network`, the only TCP ports it may connect to, where the ABI knows of ports;
-            empty: all.
+        ports: with `network`, the only TCP ports to connect to; empty for all of them.
 
-    Returns the ABI, from which a caller knows what is restricted.
+    Returns the ABI, from which the caller knows what is restricted.
 
     Raises:
-        OSError: where the kernel has no Landlock. `forbid_new_privileges` must have been called.
+        OSError: the kernel has no Landlock, or `forbid_new_privileges` was not called before.
     """
     version = kernel.call(_CREATE, 0, 0, _VERSION)
     file_rights = _FIRST
@@ -82,8 +83,10 @@ def restrict(
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
-    """Add a rule that allows `rights` on a file, or on all that lies below a folder. A path that is
-    missing or out of this user's reach is skipped."""
+    """Add a rule to `ruleset` that allows `rights` on a file, or on everything below a folder.
+
+    A path that does not exist, or that this user cannot reach, is skipped.
+    """
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -19,18 +19,18 @@ _ALWAYS = kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
 
 def enter(network: bool) -> bool:
-    """Put the future children of this process (and itself, where possible) into new namespaces. The
-    process must have a single thread.
+    """Put the future children of this process, and as far as possible itself, into new namespaces.
+
+    The process must have a single thread. Returns False if that is not allowed; nothing has changed
+    then.
 
     Args:
         network: True keeps the machine's network; False gives them an empty one.
-
-    Returns False where that is not allowed; nothing has changed then.
     """
     flags = _ALWAYS | (0 if network else kernel.CLONE_NEWNET)
     if os.geteuid() != 0:
-        # A forked process tries it first: if only the first half worked, this process would be left
-        # in a user namespace in which its own uid is unknown.
+        # A forked process tries it first. If only the first step worked here, this process would be
+        # stuck in a user namespace in which its own uid is unknown.
         return _works(flags) and _enter_as_user(flags)
     with contextlib.suppress(OSError):
         kernel.unshare(flags)
@@ -39,10 +39,10 @@ def enter(network: bool) -> bool:
 
 
 def _works(flags: int) -> bool:
-    """Whether `_enter_as_user` succeeds, tried in a forked process so that this one stays as it
-    is."""
+    """Whether `_enter_as_user` succeeds; a forked process tries it, so this one does not change."""
     pid = os.fork()
     if pid == 0:
+        # The fork must leave here whatever happens, or it would go on with our caller's work.
         with contextlib.suppress(BaseException):
             os._exit(0 if _enter_as_user(flags) else 1)
         os._exit(1)
@@ -50,11 +50,15 @@ def _works(flags: int) -> bool:
 
 
 def _enter_as_user(flags: int) -> bool:
-    """Enter new namespaces as an ordinary user, by way of a user namespace in which only this user
-    exists. Returns False where the kernel refuses; the process may then be half inside."""
+    """Enter new namespaces as an ordinary user, through a user namespace with this user alone.
+
+    Returns False if the kernel refuses one of the steps; those before it stay done.
+    """
     uid, gid = os.geteuid(), os.getegid()
     try:
         kernel.unshare(flags | kernel.CLONE_NEWUSER)
+        # Each map says "number inside, number outside, how many". The kernel accepts the map of
+        # groups only after "deny".
         for name, text in (
             ("setgroups", "deny"),
             ("uid_map", f"{uid} {uid} 1"),
@@ -71,8 +75,10 @@ def _enter_as_user(flags: int) -> bool:
 
 
 def bwrap(network: bool) -> list[str]:
-    """The command line that starts another command in new namespaces by bubblewrap; [] where
-    bubblewrap is missing or does not start here. Files stay as they are: Landlock restricts those.
+    """The command line to put before another command, to start that in namespaces by bubblewrap.
+
+    [] if bubblewrap is missing or does not work here. It leaves all files accessible, because
+    Landlock restricts those.
 
     Args:
         network: whether the command keeps the machine's network.
@@ -109,16 +115,18 @@ def first_process(
 ) -> NoReturn:
     """Be the first process of the namespaces, and never return.
 
-    It forks a child that runs `work`, collects orphans until that child ends, writes the child's
-    exit status to the descriptor `status` (as text, the number os.waitpid gives) and exits; the
-    kernel then ends everything in the namespaces.
+    It forks a child that runs `work`, and collects orphans until that child ends. Then it writes
+    the child's exit status to `status` and exits, so that the kernel ends everything else in the
+    namespaces.
 
     Args:
-        box: the one folder that stays writable; its folder `work` becomes a file system in memory.
-        uid: the owner of that file system.
-        room_mb: how much its files may take together, and as much again those of a private
-            /dev/shm, in MiB.
-        writable: further folders that stay writable, where they are.
+        box: the private folder; it stays writable, and its folder `work` is put into memory.
+        uid: the owner of `work`.
+        room_mb: MiB that the files in `work` may take together; those in /dev/shm may take as much
+            again.
+        status: descriptor for the exit status: as text, the number that os.waitpid gives.
+        work: what the child does.
+        writable: further folders that stay writable.
     """
     kernel.die_with_parent()
     _mount_files(box, uid, room_mb, writable)
@@ -135,9 +143,11 @@ def first_process(
 
 
 def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> None:
-    """Mount the file system as user code sees it: all read-only but `box` and `writable`, a work
-    folder and /dev/shm in memory (of `room_mb` MiB each, the first owned by `uid`), and a /proc of
-    this namespace.
+    """Mount the file system as user code sees it; arguments as in `first_process`.
+
+    - Everything is read-only except `box` and `writable`.
+    - The folder `work` in `box` and /dev/shm are in memory, with `room_mb` MiB each.
+    - /proc shows the processes of this namespace.
 
     At the first mount that the kernel refuses it stops without an error; the self-test of the
     sandbox finds what that leaves open.
@@ -145,6 +155,7 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+        # Mounted on themselves, so that they can be made writable apart from the rest.
         for folder in (box, *writable):
             kernel.mount(folder, folder, None, kernel.MS_BIND | kernel.MS_REC)
         kernel.set_read_only("/", on=True, below=True)

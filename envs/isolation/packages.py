@@ -59,12 +59,13 @@ class Order:
 
 
 def packages_of(python: str) -> Packages:
-    """The packages that `python` would import: this server's interpreter, or that of a virtual
-    environment made for it. The interpreter is not run.
+    """Where the packages are that the interpreter `python` would import. It is not run.
+
+    `python` is the server's own interpreter, or that of a virtual environment made for it.
 
     Raises:
-        EnvProblem: ENV_IMPORT when there is no such program, ENV_DEPS when its virtual environment
-            has no packages for this version of Python.
+        EnvProblem: ENV_IMPORT if there is no such program, ENV_DEPS if its virtual environment has
+            no packages for this version of Python.
     """
     if _same_path(python, sys.executable):
         return Packages(sys.executable, sys.prefix, _existing_folders(site.getsitepackages()))
@@ -90,15 +91,16 @@ def packages_of(python: str) -> Packages:
 
 
 def enter(packages: Packages) -> None:
-    """Put the packages on `sys.path` behind the standard library, and give user code the names that
-    the module `site` would have defined, such as `exit` and `help`. Call it when this process is
-    confined.
+    """Make the packages importable; to be called once this process is confined.
+
+    They go onto `sys.path` behind the standard library. User code also gets the names that the
+    module `site` would have defined, such as `exit` and `help`.
 
     Raises:
-        EnvProblem: ENV_DEPS, naming packages installed for the environment that need path files:
-            code run, or folders added, when Python starts.
+        EnvProblem: ENV_DEPS, naming packages installed for the environment that need a path file,
+            which runs code or adds folders when Python starts.
     """
-    # Packages of this server itself need none of their path files.
+    # The server's own packages are known to work without theirs.
     needed_files = path_files(packages.folders) if packages.installed else []
     if needed_files:
         file_names = "; ".join(f"{owner} ({file})" for file, owner in needed_files[:_SHOWN])
@@ -118,8 +120,11 @@ def enter(packages: Packages) -> None:
 
 
 def path_files(folders: Iterable[str]) -> list[tuple[str, str]]:
-    """The path files (`.pth`) in `folders` that a package may need, as pairs (file name, package
-    that installed it), sorted. Those known to be unnecessary are left out."""
+    """The path files (`.pth`) in `folders` that a package may need.
+
+    Returns sorted pairs (file name, package that installed it), such as ("x.pth", "x 1.0"). Files
+    that are known to be unnecessary are left out.
+    """
     files = []
     for folder in dict.fromkeys(os.path.realpath(folder) for folder in folders):
         names = [entry.name for entry in os.scandir(folder) if entry.name.endswith(".pth")]
@@ -129,8 +134,10 @@ def path_files(folders: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def owner_of(folder: Path, file: str) -> str:
-    """The package that installed `file` into `folder`, such as "numpy 2.1", according to the
-    packages' records; "a package without a record" if none lists the file."""
+    """The package that installed `file` into `folder`, such as "numpy 2.1".
+
+    The packages' own records tell; "a package without a record" if none of them lists the file.
+    """
     import csv  # noqa: PLC0415 - only needed when an environment is refused
 
     for record in sorted(folder.glob("*.dist-info/RECORD")):
@@ -141,8 +148,10 @@ def owner_of(folder: Path, file: str) -> str:
 
 
 def add_source(folder: Path) -> None:
-    """Put the environment's own modules on `sys.path`, behind the standard library and before all
-    packages; nothing if the folder is there already."""
+    """Put the environment's folder on `sys.path`, behind the standard library and before packages.
+
+    Does nothing if the folder is there already.
+    """
     if str(folder) in sys.path:
         return
     first_packages = next(
@@ -157,14 +166,15 @@ def on_path() -> list[str]:
 
 
 def _holds_packages(path: str) -> bool:
-    # site-packages, or dist-packages on Debian
+    """Whether a folder is called site-packages, or dist-packages as on Debian."""
     return os.path.basename(path).endswith("-packages")
 
 
 def _existing_folders(folders: Iterable[str]) -> tuple[str, ...]:
-    """Those of the folders that exist, each once, in the same order."""
+    """The folders that exist, each once, in the order given."""
     return tuple(dict.fromkeys(folder for folder in folders if os.path.isdir(folder)))
 
 
 def _same_path(python: str, other: str) -> bool:
+    """Whether two paths are the same. Links are not followed: a venv's interpreter is a link."""
     return os.path.abspath(python) == os.path.abspath(other)

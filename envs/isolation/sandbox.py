@@ -97,8 +97,9 @@ class Held:
 
 
 def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
-    """The folders that this interpreter, its packages and shared libraries need to read beside the
-    system's files, as real paths, sorted.
+    """The folders that a process of this interpreter must be able to read, besides system files.
+
+    They are those of the interpreter, its packages and its shared libraries, as sorted real paths.
 
     Args:
         more: folders of packages that are not on `sys.path` yet.
@@ -110,8 +111,10 @@ def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def _library_folders() -> set[str]:
-    """The real paths of folders from which shared libraries come: those in LD_LIBRARY_PATH, and
-    those of libraries already loaded into this process."""
+    """The folders of shared libraries, as real paths.
+
+    They are those in LD_LIBRARY_PATH, and those of the libraries that this process has loaded.
+    """
     folders = set(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
     # In a line of /proc/self/maps the path of the mapped file begins at column 73.
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
@@ -131,10 +134,14 @@ def close(
     offline: bool,
     reach: Reach,
 ) -> Held:
-    """Confine this process by every measure that works on this machine, then test by trying whether
-    it can get out. Returns what holds; measures that are missing are among its gaps.
+    """Confine this process for good by every measure that works on this machine.
+
+    Then it tests whether the process can get out (`escapes`); a measure counts only if it cannot.
+    Returns the measures that hold and the gaps that remain.
 
     Args:
+        limits: what the process may use.
+        sandbox: the isolation that the owner wants. `mode` "off" sets the limits alone.
         box: the folder of this process: `source` may be read, `work` written, and `canary` must
             stay out of reach.
         uid: the uid to change to; None keeps the present user.
@@ -187,7 +194,7 @@ def close(
 
 
 def _gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
-    """Yields, in words, what this platform cannot prevent even where every layer above works.
+    """Yields, in words, what user code can still do even if Landlock and seccomp hold.
 
     Args:
         box: the folder of this process.
@@ -205,11 +212,14 @@ def _gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
 
 
 def refusal(confinement: Held, sandbox: Sandbox) -> EnvProblem | None:
-    """Why user code must not start in this process, given what confines it; None where it may
-    start.
+    """The reason why user code must not start in this process; None if it may.
 
-    The error is ENV_SANDBOX: the owner requires more than limits, or it would run as root with
-    limits alone.
+    It is an EnvProblem ENV_SANDBOX: the owner requires more than limits, or user code would run as
+    root with limits alone.
+
+    Args:
+        confinement: what confines this process.
+        sandbox: what the owner of the machine wants.
     """
     gaps_text = "; ".join(confinement.gaps)
     if sandbox.mode == "required" and confinement.level == LIMITS:
@@ -231,12 +241,15 @@ def refusal(confinement: Held, sandbox: Sandbox) -> EnvProblem | None:
 
 
 def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
-    """Try what user code in this process must not be able to do. Returns what succeeded: "read" and
-    "write" (files outside), "socket", and each folder of `hidden` that could be listed. An empty
-    set means that nothing did.
+    """Try what user code in this process must not be able to do, and return what succeeded.
+
+    The result may hold "read" and "write" (of files it has no right to), "socket" (a socket could
+    be made), and folders of `hidden` that could be listed. It is empty if nothing succeeded.
 
     Args:
+        box: the folder with the file CANARY, which must be out of reach.
         network: whether internet sockets are allowed, and so not tried.
+        hidden: folders that must not be readable.
     """
     escaped = set()
     with contextlib.suppress(OSError), open(box / CANARY, "rb"):
@@ -250,7 +263,7 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
             os.close(os.open(box / CANARY, access | os.O_TRUNC))
             escaped.add("write")
     for family in (_AF_UNIX,) if network else (_AF_UNIX, _AF_INET):
-        descriptor = kernel.libc().socket(family, 1, 0)
+        descriptor = kernel.libc().socket(family, 1, 0)  # 1: SOCK_STREAM
         if descriptor >= 0:
             os.close(descriptor)
             escaped.add("socket")
@@ -262,10 +275,15 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
 
 
 def _readable_paths(box: Path, has_own_proc: bool, more: Iterable[str]) -> list[str]:
-    """The paths that this process may read: the system's files, its own source, `more`, and what
-    its environment and /proc need.
+    """The paths that this process may read.
+
+    - the system's files, and what of /proc is harmless
+    - the file in the variable SSL_CERT_FILE
+    - the package `envs`, and the folder `source` in `box`
+    - `more`
 
     Args:
+        box: the folder of this process.
         has_own_proc: whether /proc shows its own processes alone, so that all of it may be read.
         more: further paths; folders above `box` are left out, since they would open all of it.
     """
@@ -276,25 +294,28 @@ def _readable_paths(box: Path, has_own_proc: bool, more: Iterable[str]) -> list[
 
 
 def _has_bounded_files(box: Path) -> bool:
-    """Whether the folder `work` in `box` is a file system of its own, whose size bounds the files
-    in it."""
+    """Whether `work` in `box` is a file system of its own, whose size limits the files in it."""
     with contextlib.suppress(OSError):
         return os.stat(box / "work").st_dev != os.stat(box).st_dev
     return False
 
 
 def _root_is_read_only() -> bool:
+    """Whether the root file system is mounted read-only for this process."""
     return bool(os.statvfs("/").f_flag & os.ST_RDONLY)
 
 
 def _has_own_proc() -> bool:
-    """Whether /proc is that of our own process namespace, so that it shows no other processes."""
+    """Whether /proc belongs to this process's own namespace, and so shows no other processes."""
+    # Another namespace's /proc knows this process by another number.
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self") == str(os.getpid())
     return False
 
 
 def inside(folder: str) -> tuple[list[str], list[str]]:
-    """(paths to read, paths to write) for a second box inside this one, around code that may write
-    only `folder` and devices such as /dev/null."""
+    """The paths for a second box inside this one, as (paths to read, paths to write).
+
+    It is for code that may write only in `folder` and to devices such as /dev/null.
+    """
     return [*_SYSTEM, *interpreter_folders(), *_PROC, _HERE], [folder, *_DEVICES]

@@ -67,8 +67,8 @@ def install(
             Landlock does not control truncation.
 
     Raises:
-        OSError: where the kernel or the machine has no seccomp. `kernel.forbid_new_privileges` must
-            have been called.
+        OSError: the kernel has no seccomp, this machine is not known, or
+            `kernel.forbid_new_privileges` was not called before.
     """
     if not kernel.LINUX or kernel.MACHINE not in AUDIT_ARCH:
         raise OSError(_ENOSYS, f"no table of system calls for {kernel.MACHINE}")
@@ -102,14 +102,14 @@ def program(
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
     ]
-    if machine == "x86_64":
+    if machine == "x86_64":  # its second set of numbers would get around the rules below
         lines += [(_JGE, 0, 1, _X32), (_RETURN, 0, 0, _ERRNO | _EPERM)]
     for number in sorted(refused):
         lines += [(_JEQ, 0, 1, number), (_RETURN, 0, 0, _ERRNO | _EPERM)]
     # clone3 keeps its flags in memory, where no filter can look; libraries fall back to clone.
     lines += [(_JEQ, 0, 1, numbers["clone3"]), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
     lines += _socket_rule(numbers["socket"], network) + _clone_rule(numbers["clone"], processes)
-    # A pair of datagram sockets sends to any other by its path.
+    # Stream sockets only: one of a pair of datagram sockets could send to any other by its path.
     lines += _allow_only(numbers["socketpair"], (0, _ALL_BITS, _UNIX), (1, _TYPE, _STREAM))
     for name, required_values in _SELF_ONLY.items():
         conditions = [(position, _ALL_BITS, value) for position, value in required_values]
@@ -127,21 +127,28 @@ def program(
 
 
 def _load_argument(position: int) -> tuple[int, int, int, int]:
-    """The instruction that loads the low 32 bits of a call's argument; every value judged here fits
-    in them."""
+    """The instruction that loads the low 32 bits of argument `position` of a call.
+
+    Every value that this filter looks at fits in them.
+    """
     # Arguments of 8 bytes each begin at byte 16 of seccomp_data.
     return (_LOAD, 0, 0, 16 + 8 * position)
 
 
 def _for_call(number: int, body: _Lines) -> _Lines:
-    """Instructions that run `body` for the system call `number` only; every path through `body`
-    must return."""
+    """Instructions that run `body` only for the system call `number`, and skip it for others.
+
+    Every path through `body` must end with a return.
+    """
     return [(_JEQ, 0, len(body), number), *body]
 
 
 def _allow_only(number: int, *conditions: tuple[int, int, int]) -> _Lines:
-    """Instructions that allow the call `number` only if each argument named in `conditions`
-    (position, mask, value) has that value under its mask; otherwise it fails with EPERM."""
+    """Instructions that allow the call `number` only if all `conditions` hold; else EPERM.
+
+    A condition is (position of the argument, mask, value): the argument's bits under the mask must
+    equal the value.
+    """
     body: _Lines = []
     for position, mask, value in conditions:
         body += [_load_argument(position), (_AND, 0, 0, mask), (_JEQ, 1, 0, value)]
@@ -150,8 +157,11 @@ def _allow_only(number: int, *conditions: tuple[int, int, int]) -> _Lines:
 
 
 def _refuse_values(number: int, values: tuple[int, ...]) -> _Lines:
-    """Instructions that refuse the call `number` if its argument 1 is one of `values`, and allow it
-    otherwise."""
+    """Instructions that refuse the call `number` if its argument 1 is one of `values`.
+
+    Argument 1 is the second one; for fcntl and ioctl it is the operation. Otherwise the call is
+    allowed.
+    """
     body = [_load_argument(1)]
     for value in values:
         body += [(_JEQ, 0, 1, value), (_RETURN, 0, 0, _ERRNO | _EPERM)]
@@ -159,9 +169,11 @@ def _refuse_values(number: int, values: tuple[int, ...]) -> _Lines:
 
 
 def _refuse_truncation(number: int, position: int) -> _Lines:
-    """Instructions that refuse the open call `number` if its flags, the argument at `position`,
-    truncate a file that they do not open for writing. Each line has an operation, how many lines to
-    skip if it is true and if it is false, and a value."""
+    """Instructions that refuse to truncate a file that is not opened for writing.
+
+    They are for the open call `number`, whose flags are its argument `position`.
+    """
+    # Each line: operation, lines to skip if it is true, lines to skip if it is false, value.
     body = [
         _load_argument(position),
         (_JSET, 0, 3, _TRUNCATE),
@@ -175,11 +187,13 @@ def _refuse_truncation(number: int, position: int) -> _Lines:
 
 
 def _socket_rule(number: int, network: bool) -> _Lines:
-    """Instructions for the call that makes sockets: with `network` only IPv4 and IPv6 are allowed,
-    without it nothing. Each line has an operation, how many lines to skip if it is true and if it
-    is false, and a value."""
+    """Instructions for the call `number`, which makes sockets.
+
+    With `network` only sockets of IPv4 and IPv6 are allowed, without it none.
+    """
     if not network:
         return _for_call(number, [(_RETURN, 0, 0, _ERRNO | _EPERM)])
+    # Each line: operation, lines to skip if it is true, lines to skip if it is false, value.
     return _for_call(
         number,
         [
@@ -193,8 +207,12 @@ def _socket_rule(number: int, network: bool) -> _Lines:
 
 
 def _clone_rule(number: int, processes: bool) -> _Lines:
-    """Instructions for the call that makes processes and threads: no new namespaces; without
-    `processes` only threads. Its flags are argument 0 on both machines."""
+    """Instructions for the call `number`, which makes processes and threads (clone).
+
+    New namespaces are refused; without `processes` only threads are allowed.
+    """
+    # The flags are argument 0 on both machines. Each line: operation, lines to skip if it is true,
+    # lines to skip if it is false, value.
     body = [_load_argument(0), (_JSET, 1, 0, _NEW_NAMESPACES)]
     body.append((_RETURN, 0, 0, _ALLOW) if processes else (_JSET, 1, 0, _THREAD))
     body.append((_RETURN, 0, 0, _ERRNO | _EPERM))

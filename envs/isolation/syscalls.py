@@ -107,10 +107,12 @@ mq_unlink              241      181
 
 
 def _numbers() -> dict[str, dict[str, int]]:
-    """`_TABLE` as a dict: machine, then name of the call, to its number. Calls that a machine lacks
-    are left out."""
+    """`_TABLE` as a dict: machine -> name of the call -> its number.
+
+    Calls that a machine does not have are left out.
+    """
     header, *lines = _TABLE.strip().splitlines()
-    machines = header.split()[1:]
+    machines = header.split()[1:]  # without the heading "name"
     numbers: dict[str, dict[str, int]] = {machine: {} for machine in machines}
     for line in lines:
         name, *columns = line.split()

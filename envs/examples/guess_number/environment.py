@@ -36,7 +36,7 @@ class GuessNumber(MultiTurnEnv):
     def tasks(self) -> list[Task]:
         """One task per game; its reference answer is a game played by halving the range."""
         rng = random.Random(self.seed)
-        # The range is what the model reads, so ranges are kept apart: an even start is held out.
+        # The model reads the range, so the split goes by its start: no range is in both halves.
         tasks = []
         for index in range(self.games):
             low = rng.randrange(1, 80)
@@ -58,9 +58,9 @@ class GuessNumber(MultiTurnEnv):
         return Game(task.metadata["low"], task.metadata["high"], task.metadata["secret"])
 
     def step(self, state: Game, completion: Message) -> list[Message] | None:
-        """`higher` or `lower` after a wrong guess.
+        """`higher` or `lower` after a wrong guess; None if the game is over.
 
-        None ends the game: after the right guess, a message that is no number, or the last turn.
+        It is over after the right guess, a message that is not a number, or the last turn.
         """
         state.turns += 1
         match = re.fullmatch(r"\s*(\d{1,3})\.?\s*", completion.content)
@@ -76,7 +76,7 @@ class GuessNumber(MultiTurnEnv):
         return [Message("user", "higher" if guess < state.secret else "lower")]
 
     def score(self, task: Task, state: Game) -> Score:
-        """1 for a number that was found, else 0."""
+        """1 if the number was found, else 0."""
         return Score(
             reward=1.0 if state.found else 0.0,
             success=state.found,
@@ -85,7 +85,7 @@ class GuessNumber(MultiTurnEnv):
 
 
 def bisect(low: int, high: int, secret: int) -> list[int]:
-    """The guesses a player makes who halves the range every time."""
+    """The guesses of a player who halves the range every time, up to and with `secret`."""
     guesses = []
     while True:
         guess = (low + high) // 2

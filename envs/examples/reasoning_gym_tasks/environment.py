@@ -40,7 +40,7 @@ class ReasoningGym(SingleTurnEnv):
         return tasks
 
     def score(self, task: Task, completion: str) -> Score:
-        """The grade that the package gives, but only half of a grade below 1."""
+        """The grade from 0 to 1 that the package gives; a grade below 1 is halved."""
         family = task.metadata["family"]
         if family not in self.graders:
             self.graders[family] = families.load(family).get_score_answer_fn(family)

@@ -19,20 +19,23 @@ if importlib.util.find_spec(PACKAGE) is None:
 
 
 def load(family: str) -> Any:
-    """A module with `create_dataset` and `get_score_answer_fn`, which make and score the tasks of
-    `family`. It is loaded alone where that works, else with the whole package."""
+    """A module with `create_dataset` and `get_score_answer_fn` for the tasks of `family`.
+
+    Only the family's own module is loaded if that works, else the whole package.
+    """
     try:
         return _alone(family)
     except Exception:  # noqa: BLE001 - whatever a release moved, the public way is still there
+        # Forget what `_alone` has put there, so that the package is imported as usual.
         for name in [n for n in sys.modules if n.split(".")[0] == PACKAGE]:
             del sys.modules[name]
         return importlib.import_module(PACKAGE)
 
 
 def _alone(family: str) -> Any:
-    """The package's `factory` module after importing the module of `family` and nothing else.
+    """The package's module `factory`, after importing only the module of `family` beside it.
 
-    Raises an error of any kind where the package is laid out otherwise than expected.
+    Raises an error of any kind if the package is not laid out as expected.
     """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -50,7 +53,7 @@ def _alone(family: str) -> Any:
 
 
 def _bare(name: str, folder: Path) -> ModuleType:
-    """A package whose modules can be imported while its own `__init__` is left alone."""
+    """An empty package over `folder`: its modules can be imported, its `__init__` is not run."""
     module = ModuleType(name)
     module.__path__ = [str(folder)]
     module.__spec__ = spec = ModuleSpec(name, None, is_package=True)

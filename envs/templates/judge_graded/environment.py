@@ -70,7 +70,7 @@ class Summaries(SingleTurnEnv):
         return tasks
 
     def score(self, task: Task, completion: str) -> Score:
-        """What the rubric gives; without a judge by its checks alone."""
+        """The score that the rubric gives; without a judge only its checks count."""
         return self.rubric.score(task, completion.strip(), self.judge)
 
 
@@ -97,7 +97,7 @@ def says_deed(task: Task, completion: str) -> bool:
 
 
 def is_short(task: Task, completion: str) -> float:
-    """1 for at most `MOST_WORDS` words, less for more."""
+    """1 for at most `MOST_WORDS` words, falling to 0 at twice as many."""
     return length(completion, at_most=MOST_WORDS)
 
 

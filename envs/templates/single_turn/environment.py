@@ -42,7 +42,7 @@ class Minutes(SingleTurnEnv):
 
 
 def clock(minutes: int) -> str:
-    """15 minutes past midnight as 0:15."""
+    """The time of day `minutes` after midnight, such as 0:15 for 15."""
     return f"{minutes // 60}:{minutes % 60:02d}"
 
 
