@@ -15,7 +15,7 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.core.format import counted, size, words
-from engine.core.hints import Call, Change, Hint
+from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
 from engine.cost import estimate, throughput
 from engine.cost.estimate import Forecast
@@ -301,8 +301,7 @@ class DryRun:
         fix = "Mend the reward and push again"
         if self.algorithm == "grpo" and not resolution.wants(self.settings, "accept_reward_risk"):
             fix += ", or set accept_reward_risk = true to train on it knowingly."
-            accept_risk = Change(settings={"accept_reward_risk": True})
-            return Outcome("fail", headline, Hint(fix, change=accept_risk), "REWARD_RISK")
+            return Outcome("fail", headline, fix, "REWARD_RISK")
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
     def check_estimate(self, began: float) -> Outcome:

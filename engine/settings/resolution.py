@@ -366,15 +366,15 @@ def _value_hint(name: str, value: object, expected: str, problem: str) -> str:
     return _VALUE_HINTS.get(name, "") or f"The settings reference has the range of {name}."
 
 
-def _type_correction(wrong: GivenSettings) -> Change:
-    """The change of the call that mends wrong values.
+def _type_correction(wrong: GivenSettings) -> Change | None:
+    """The change of the call that mends wrong values, where each of them stands for a number.
 
-    A value that stands for a number becomes that number; a setting with any other value is left
-    out.
+    None otherwise: a call without the setting would take its default, which may cost far more than
+    the caller meant.
     """
     number_by_name = {name: _number_meant_by(value) for name, value in wrong.items()}
     numbers = {name: number for name, number in number_by_name.items() if number is not None}
-    return Change(settings=numbers, without=tuple(name for name in wrong if name not in numbers))
+    return Change(settings=numbers) if len(numbers) == len(wrong) else None
 
 
 def _number_meant_by(value: object) -> float | int | None:

@@ -219,9 +219,10 @@ def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
         "REWARD_RISK",
         f"the audit of {record.env_id} found: {problem}",
         hint=Hint(
-            "Mend the reward and push again (a dry run shows the audit), or set "
-            "accept_reward_risk = true to train on it knowingly.",
-            change=Change(settings={"accept_reward_risk": True}),
+            "Mend the reward and push again, or set accept_reward_risk = true to train on it "
+            "knowingly. A dry run shows the audit:",
+            # Accepting the risk is a decision, so it is no call to make without reading this.
+            Call("dry_run", {"env_id": record.env_id}),
         ),
         field="settings.accept_reward_risk",
         playbook="rewards",

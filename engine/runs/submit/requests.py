@@ -74,6 +74,19 @@ class TrainRequest:
             "settings": dict(self.settings),
         }
 
+    def given_arguments(self) -> Mapping[str, Any]:
+        """The arguments of a call that makes the same request: the plan, and what else was given.
+
+        `approved` is not repeated: a person agrees to one spend, not to another.
+        """
+        also = {
+            "note": self.note,
+            "expect": self.expect,
+            "parent": self.parent,
+            "request_id": self.request_id,
+        }
+        return {**self.plan(), **{name: text for name, text in also.items() if text}}
+
     def arguments_not_for_resume(self) -> list[str]:
         """The names of arguments that were given although a resumed run does not take them.
 

@@ -158,7 +158,9 @@ def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list
     warnings += check_audit(record, resolved.settings)
     check_size(plan.forecast, plan.machine.disk_free)
     check_hours_left(home, store)
-    warnings += estimate.check_budget(home, store, figures, request.cap_hours, request.plan())
+    warnings += estimate.check_budget(
+        home, store, figures, request.cap_hours, request.given_arguments()
+    )
     check_approval(home, figures, request.approved)
     return warnings
 

@@ -104,6 +104,20 @@ async def test_a_refused_submit_says_the_one_that_is_taken(
     assert {name: config["settings"][name] for name in changed} == changed
 
 
+async def test_what_was_given_beside_the_settings_is_in_the_call_that_is_offered(caller: Caller):
+    given = {"note": "shorter", "expect": "better", "request_id": "q"}
+    call = {"env_id": await caller.push(), **given, "max_gpu_hours": 1e-5}
+    refusal = await caller.call("submit_train", call)
+    assert refusal["code"] == "BUDGET"
+    assert given.items() <= refusal["call"]["arguments"].items()
+
+
+async def test_a_value_that_stands_for_no_number_is_not_left_out_of_the_call(caller: Caller):
+    given = {"env_id": await caller.push(), "settings": {"steps": 5.5}}
+    refusal = await caller.call("submit_train", given)
+    assert (refusal["code"], "call" in refusal) == ("SETTING_INVALID", False)
+
+
 async def test_a_run_that_is_dearer_than_may_be_is_offered_shorter(home: Home, caller: Caller):
     home.config_file.write_text("auto_approve_gpu_hours = 0.05")
     long = {"env_id": await caller.push(), "settings": {"steps": 100_000}, "max_gpu_hours": 1000}
@@ -124,10 +138,15 @@ async def test_a_run_that_does_not_fit_is_offered_smaller(
     assert answer["state"] == "queued"
 
 
-async def test_a_reward_that_pays_for_anything_is_trained_on_knowingly(caller: Caller):
+async def test_a_reward_that_pays_for_anything_is_shown_and_not_accepted_by_the_call(
+    caller: Caller,
+):
     env_id = await caller.push("generous", PAYS_EVERYTHING)
-    answer = await caller.mended("REWARD_RISK", "submit_train", env_id=env_id)
-    assert answer["state"] == "queued"
+    refusal = await caller.call("submit_train", {"env_id": env_id})
+    assert refusal["code"] == "REWARD_RISK" and "accept_reward_risk" in refusal["hint"]
+    shown = await caller.call(refusal["call"]["tool"], refusal["call"]["arguments"])
+    (audit,) = [check for check in shown["checks"] if check["name"] == "reward_audit"]
+    assert (audit["status"], "call" in audit) == ("fail", False)
 
 
 @pytest.fixture
