@@ -43,27 +43,17 @@ class RolloutBatch:
         return [t for group in self.groups + self.dropped for t in group.members]
 
 
+@dataclass(frozen=True)
 class Collector:
-    """Plays the rollouts of whole steps.
+    """Plays the rollouts of whole steps: samples completions for tasks and has them scored.
 
-    Args:
-        tasks: the training tasks in use.
-        context: the environment, and how prompts are written.
-        sampler: what samples; the caller loads the policy into it.
-        settings: those of the run.
+    `tasks` are the training tasks in use; the caller loads the policy into `sampler`.
     """
 
-    def __init__(
-        self,
-        tasks: Sequence[TaskRow],
-        context: RolloutContext,
-        sampler: Sampler,
-        settings: GRPOSettings,
-    ) -> None:
-        self.tasks = tasks
-        self.context = context
-        self.sampler = sampler
-        self.settings = settings
+    tasks: Sequence[TaskRow]
+    context: RolloutContext
+    sampler: Sampler
+    settings: GRPOSettings
 
     def batch(self, step: int, policy_step: int) -> RolloutBatch:
         """Sample and score the rollouts of step `step` (from 1) with the policy that the sampler
