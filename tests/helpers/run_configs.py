@@ -4,7 +4,7 @@ from typing import Any
 
 from engine.records.settings import PROJECTIONS, EvaluationSettings, GRPOSettings, SFTSettings
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "learning_rate": 1e-3,
     "lr_schedule": "constant",
     "warmup_ratio": 0.0,
@@ -28,8 +28,8 @@ _COMMON: dict[str, Any] = {
     "stop_early": "none",
     "steps": 4,
 }
-_SFT = _COMMON | {"epochs": None, "batch_size": 8, "packing": True, "loss_on": "assistant"}
-_GRPO = _COMMON | {
+SFT = COMMON | {"epochs": None, "batch_size": 8, "packing": True, "loss_on": "assistant"}
+GRPO = COMMON | {
     "prompts_per_step": 4,
     "group_size": 4,
     "max_tokens": 16,
@@ -96,11 +96,11 @@ ESTIMATE: dict[str, Any] = {
 
 
 def sft_settings(**changes: Any) -> SFTSettings:
-    return SFTSettings.model_validate(_SFT | changes)
+    return SFTSettings.model_validate(SFT | changes)
 
 
 def grpo_settings(**changes: Any) -> GRPOSettings:
-    return GRPOSettings.model_validate(_GRPO | changes)
+    return GRPOSettings.model_validate(GRPO | changes)
 
 
 def evaluation_settings(**changes: Any) -> EvaluationSettings:

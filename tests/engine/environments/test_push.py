@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles_env import DOUBLES
 
 from engine.core.errors import UserError
 from engine.core.files import read_json
@@ -25,23 +26,6 @@ from envs.host.process import EnvProcess
 # Each push starts processes and syncs files: a busy disk may take its time.
 pytestmark = pytest.mark.timeout(30)
 
-DOUBLES = """
-    from envs import Score, SingleTurnEnv, Task
-
-    class Doubles(SingleTurnEnv):
-        def __init__(self, rows):
-            self.rows = rows
-
-        def tasks(self):
-            return [Task(f"d{n}", f"Twice {n}?", str(2 * n)) for n in range(self.rows)]
-
-        def score(self, task, completion):
-            right = completion.strip() == task.answer
-            return Score(float(right), success=right, metrics={"length": len(completion)})
-
-    def load_environment(rows=300):
-        return Doubles(rows)
-"""
 COUNT = """
     from envs import Message, MultiTurnEnv, Score, Task
 

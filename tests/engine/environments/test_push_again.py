@@ -4,6 +4,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from doubles_env import DOUBLES
 
 from engine.core.errors import UserError
 from engine.environments.push import push_env
@@ -11,24 +12,6 @@ from engine.environments.registry import find_env
 from engine.home.run_dir import Home
 
 pytestmark = pytest.mark.timeout(30)
-
-DOUBLES = """
-    from envs import Score, SingleTurnEnv, Task
-
-    class Doubles(SingleTurnEnv):
-        def __init__(self, rows):
-            self.rows = rows
-
-        def tasks(self):
-            return [Task(f"d{n}", f"Twice {n}?", str(2 * n)) for n in range(self.rows)]
-
-        def score(self, task, completion):
-            right = completion.strip() == task.answer
-            return Score(float(right), success=right, metrics={"length": len(completion)})
-
-    def load_environment(rows=300):
-        return Doubles(rows)
-"""
 
 
 def test_the_copy_of_a_version_may_be_pushed_again_and_the_rows_beside_it_not(
