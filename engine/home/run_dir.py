@@ -126,6 +126,11 @@ class Home:
         return self.root / "cache"
 
     @property
+    def models(self) -> Path:
+        """Where models lie that were fetched by name or imported, one folder each."""
+        return self.root / "models"
+
+    @property
     def exports(self) -> Path:
         """Where an export goes that names no path."""
         return self.root / "exports"

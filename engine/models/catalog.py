@@ -14,11 +14,12 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.hints import Call, Hint
-from engine.core.reply import ReplyBase
+from engine.core.reply import Reply, ReplyBase
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.models import hub, model_files
+from engine.models import hub, library, model_files, model_origin
+from engine.models.known_models import KNOWN
 from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.record import DamagedRecord
 from engine.records.run_config import RunConfig, TrainConfig
@@ -32,6 +33,7 @@ BUILTIN: dict[str, Path] = {"pebble": Path(__file__).resolve().parents[1] / "peb
 _ended_without_checkpoint: set[tuple[object, ...]] = set()
 _RUN_REFERENCE = re.compile(r"(?P<run>[A-Za-z0-9][\w.-]*)(?:@(?P<which>best|step\d+))?")
 _NAMED_STEPS = 6  # the newest checkpoints, in an error message
+GGUF = ".gguf"
 _PATH_BYTES, _NAME_BYTES = 4096, 250  # about what file systems take
 
 
@@ -41,8 +43,8 @@ class ModelRef:
 
     Attributes:
         ref: the reference as it was given.
-        kind: "builtin", "path", "hub" or "run".
-        base_ref: the reference of the base model ("pebble", a path, a hub id).
+        kind: "builtin", "home", "path", "hub" or "run".
+        base_ref: the reference of the base model ("pebble", a name in the home, a path, a hub id).
         base_path: folder with config.json, weights and tokenizer. The weights of a hub model may
             still have to be downloaded (`hub.ensure_weights`).
         adapter: checkpoint folder in PEFT format; None for a base model.
@@ -62,10 +64,12 @@ class ModelRef:
 
 
 def resolve_model(home: Home, ref: str) -> ModelRef:
-    """Find the model that `ref` names: `pebble`, a path, a hub id, RUN, RUN@best or RUN@stepN.
+    """Find the model that `ref` names: `pebble`, a model of the home, a path, a hub id, RUN,
+    RUN@best or RUN@stepN.
 
-    A name with a slash is a path if such a folder exists, otherwise a hub id. A hub model that is
-    in no cache is looked up over HTTP.
+    A path may be that of a GGUF file, which is imported first. A name with a slash is a path if
+    such a folder exists, otherwise a hub id. A hub model that is in no cache is looked up over
+    HTTP.
 
     Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
     """
@@ -80,12 +84,47 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
     run_and_checkpoint = _referenced_run(home, ref)
     if run_and_checkpoint is not None:
         return _from_run(home, ref, *run_and_checkpoint)
+    if (folder := library.folder_of(home, ref)) is not None:
+        return _base_model(ref, "home", ref, folder)
+    if ref.endswith(GGUF):
+        file = _gguf_file(ref)
+        return _base_model(ref, "path", str(file), library.from_file(home, file))
     folder = _local_folder(ref)
     if folder is not None:
         return _base_model(ref, "path", str(folder), folder)
     if hub.HUB_ID.fullmatch(ref):
         return _base_model(ref, "hub", ref, hub.look_up(home, ref))
     raise _unknown_reference(home, ref)
+
+
+def describe(home: Home, ref: str) -> Reply:
+    """What the model `ref` is: sizes, where it lies, how it was made. Raises as `resolve_model`."""
+    model = resolve_model(home, ref)
+    facts = model.facts
+    origin = model_origin.read(model.base_path)
+    reply: Reply = {
+        "summary": f"{ref}: {facts.architecture}, {facts.params / 1e6:,.1f} million parameters.",
+        "model": ref,
+        "kind": model.kind,
+        "architecture": facts.architecture,
+        "params": facts.params,
+        "context": facts.max_positions,
+        "layers": facts.layers,
+        "hidden": facts.hidden,
+        "vocab": facts.vocab,
+        "stored_as": facts.dtype,
+        "thinking": facts.thinking,
+        "origin": origin.sentence() if origin else "",
+        "folder": str(model.base_path),
+    }
+    if model.adapter is not None and model.adapter_facts is not None:
+        reply |= {
+            "base": model.base_ref,
+            "adapter": str(model.adapter),
+            "lora_rank": model.adapter_facts.rank,
+            "lora_targets": list(model.adapter_facts.targets),
+        }
+    return reply
 
 
 def check_in_sight(home: Home, ref: str) -> None:
@@ -102,7 +141,10 @@ def check_in_sight(home: Home, ref: str) -> None:
         return
     is_id = hub.HUB_ID.fullmatch(ref) is not None
     try:
-        folder = _local_folder(ref)
+        # A GGUF file is only usable here if its owner has imported it before.
+        folder = (
+            library.imported(home, _gguf_file(ref)) if ref.endswith(GGUF) else _local_folder(ref)
+        )
         if folder is not None:
             model_files.read_facts(folder)
         is_usable = folder is not None or is_id
@@ -120,12 +162,13 @@ class UsableModel(ReplyBase):
     """A model that can be named, as a listing shows it.
 
     Attributes:
-        kind: builtin, hub or run.
+        kind: builtin, home, hub or run.
         params: number of parameters of the base model.
         context: its longest context in tokens.
         thinking: whether its chat template can switch a think block on and off.
         base, checkpoints, best: only of a run: its base model, the steps of its checkpoints, and
             the folder name of the best one ("" if none is best).
+        origin: only of a model of the home: where it came from and how it was made.
     """
 
     ref: str
@@ -136,23 +179,22 @@ class UsableModel(ReplyBase):
     base: str | None = None
     checkpoints: list[int] | None = None
     best: str | None = None
+    origin: str | None = None
 
 
 def usable_models(home: Home) -> list[UsableModel]:
     """The models that can be used without a download, as a listing shows them.
 
-    These are the built-in ones, those in a local hub cache with all weights, and the adapters of
-    runs, the newest run first. Models that cannot be trained here are left out.
+    These are the built-in ones, those of this home, those in a local hub cache with all weights,
+    and the adapters of runs, the newest run first. Models that cannot be trained here are left out.
     """
-    folders = dict(BUILTIN)
+    folders = {ref: ("builtin", path) for ref, path in BUILTIN.items()}
+    folders |= {name: ("home", home.models / name) for name in library.names(home)}
     for repo in hub.cached_ids(home):
         folder = hub.cached(home, repo)
         if folder is not None:
-            folders[repo] = folder
-    models = [
-        _usable_base(ref, "builtin" if ref in BUILTIN else "hub", path)
-        for ref, path in folders.items()
-    ]
+            folders[repo] = ("hub", folder)
+    models = [_usable_base(ref, kind, path) for ref, (kind, path) in folders.items()]
     models += [_usable_run(run) for run in _runs_with_checkpoints(home)]
     return [model for model in models if model is not None]
 
@@ -333,17 +375,28 @@ def _local_folder(ref: str) -> Path | None:
     return None
 
 
+def _gguf_file(ref: str) -> Path:
+    """The GGUF file at the path `ref`, with links resolved. Raises UserError MODEL_NOT_FOUND."""
+    path = Path(ref).expanduser().absolute()
+    if not path.is_file():
+        raise _not_found(f"{path} does not exist", "Name a GGUF file or a model folder.")
+    return path.resolve()
+
+
 def _unknown_reference(home: Home, ref: str) -> UserError:
     """The error for a reference that names no model; its hint names the most similar ones."""
     name = ref.partition("@")[0]
     known_names = [
         *BUILTIN,
+        *library.names(home),
         *(run.id for run in _runs_with_checkpoints(home)),
         *hub.cached_ids(home),
     ]
     similar = difflib.get_close_matches(name, known_names, n=3, cutoff=0.5)
     if "@" in ref and name in known_names:  # the run exists, what follows the @ is wrong
         hint = f"After a run id stands @best or @stepN, as in {name}@best."
+    elif name in KNOWN:
+        hint = f"Fetch it once: `honesmith models add {name}` ({KNOWN[name].megabytes} MB)."
     elif similar:
         hint = f"Did you mean {' or '.join(similar)}?"
     else:
@@ -394,7 +447,9 @@ def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:
         facts = model_files.read_facts(path)
     except UserError:
         return None
-    return UsableModel(ref, kind, facts.params, facts.max_positions, facts.thinking)
+    origin = model_origin.read(path) if kind == "home" else None
+    model = UsableModel(ref, kind, facts.params, facts.max_positions, facts.thinking)
+    return replace(model, origin=origin.sentence()) if origin else model
 
 
 def _usable_run(run: RunDir) -> UsableModel | None:

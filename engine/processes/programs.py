@@ -9,7 +9,9 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
-Kind = Literal["supervisor", "trainer", "regrader", "speed_probe", "merger", "server"]
+Kind = Literal[
+    "supervisor", "trainer", "regrader", "speed_probe", "merger", "gguf_importer", "server"
+]
 
 PROGRAMS: Mapping[Kind, str] = {
     "supervisor": "engine.supervisor",
@@ -17,6 +19,7 @@ PROGRAMS: Mapping[Kind, str] = {
     "regrader": "engine.runs.regrade",
     "speed_probe": "engine.worker.probe_speed",
     "merger": "engine.worker.serving.merge",
+    "gguf_importer": "engine.models.gguf_import",
     "server": "engine.worker.serving.openai_server",
 }
 # Tests only: a JSON object, kind of program -> script.

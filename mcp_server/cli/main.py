@@ -314,6 +314,7 @@ def _has_torch() -> bool:
 app.add_typer(env_commands.app, name="env")
 app.add_typer(data_commands.app, name="data")
 app.add_typer(key_commands.app, name="key")
+app.add_typer(model_commands.models, name="models")
 app.add_typer(run_commands.runs, name="runs")
 for _name, _function in {
     "status": run_commands.status,

