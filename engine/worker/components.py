@@ -120,7 +120,7 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
         device,
         loading.precision,
         loading.quantization,
-        compared=job.run.home.comparisons,
+        comparisons_file=job.run.home.comparisons,
         steps=loading.steps,
     )
     if base.network.kernels_why:

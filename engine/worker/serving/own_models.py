@@ -57,7 +57,7 @@ class OwnModels:
         """
         set_threads()
         self.base_weights = base_weights or {}
-        self.base = load_base(base_path, pick_device(device), "auto", compared=compared)
+        self.base = load_base(base_path, pick_device(device), "auto", comparisons_file=compared)
         self.base_name = base_name
         self.renderer = Renderer(self.base.tokenizer, self.base.stop_ids, thinking=thinking)
         self.sampler = make_sampler(self.base, self.renderer)
