@@ -38,7 +38,7 @@ class SamplingParams:
         temperature: 0 is greedy, and its log-probabilities are those at 1.
         top_p: probability of the nucleus; 1 samples from all tokens.
         stop: texts that end a completion.
-        seed: equal seeds draw alike.
+        seed: equal seeds draw the same tokens.
     """
 
     max_tokens: int

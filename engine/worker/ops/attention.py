@@ -212,7 +212,7 @@ class VarlenPlan:
         suffixes = [n for n in layout.suffixes if n]
         if not suffixes:
             return cls(None, query_lengths=prefixes, key_lengths=prefixes, device=device)
-        prefix_starts = start_offsets(prefixes, 0)
+        prefix_starts = start_offsets(prefixes, offset=0)
         offset = sum(prefixes)  # in the packed order, after all prefixes
         keys = [torch.arange(offset)]  # of the prefixes: their own tokens
         key_lengths = list(prefixes)

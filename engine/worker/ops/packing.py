@@ -153,7 +153,7 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     # By length, so that prefixes of similar length can share a bucket.
     prefixes.sort(key=lambda prefix: len(prefix.ids))
     prefix_lengths = [len(prefix.ids) for prefix in prefixes]
-    prefix_starts = start_offsets(prefix_lengths, 0)
+    prefix_starts = start_offsets(prefix_lengths, offset=0)
     prefix_of_row = {r: number for number, prefix in enumerate(prefixes) for r in prefix.members}
     # The rows with a suffix, in the packed order of the suffixes.
     suffix_rows = [r for r in range(len(rows)) if rows[r].prefix_len]
@@ -261,7 +261,7 @@ def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
 
 def prefix_buckets(layout: Layout) -> list[Bucket]:
     """Group the prefixes into padded buckets, for attention kernels that work on rectangles."""
-    return _group_into_buckets(layout.prefixes, 0)
+    return _group_into_buckets(layout.prefixes, offset=0)
 
 
 def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
@@ -302,7 +302,7 @@ def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixB
     prompt_mask = seen[owner][:, None, None, :].expand(-1, 1, suffixes.length, -1)
     causal_mask = torch.ones(suffixes.length, suffixes.length, dtype=torch.bool).tril()
     mask = torch.cat([prompt_mask, causal_mask.expand(len(nonempty), 1, -1, -1)], -1)
-    starts = start_offsets(layout.prefixes, 0)
+    starts = start_offsets(layout.prefixes, offset=0)
     prefix_rows = [
         torch.arange(starts[prefix], starts[prefix] + layout.prefixes[prefix])
         for prefix in used_prefixes
