@@ -17,7 +17,7 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
 from engine.install import venvs
-from engine.install.venvs import GB, Run, Say, loudly, silently
+from engine.install.venvs import GB, Run, Say, ignore_line, run_on_stderr
 
 # Free bytes that building the environment takes.
 NEEDED = {"cpu": 3 * GB, "gpu": 12 * GB}
@@ -49,7 +49,12 @@ def requirements(extra: str = "train") -> list[str]:
 
 
 def setup(
-    home: Home, *, again: bool = False, say: Say = silently, run: Run = loudly, proof: str = PROOF
+    home: Home,
+    *,
+    again: bool = False,
+    say: Say = ignore_line,
+    run: Run = run_on_stderr,
+    proof: str = PROOF,
 ) -> dict[str, object]:
     """Build the training environment unless a working one is there; returns `summary` and `python`.
 

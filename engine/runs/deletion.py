@@ -20,7 +20,7 @@ from engine.core.reply import Reply
 from engine.curation.curated import CARD
 from engine.environments.registry import SOURCE
 from engine.evidence.report.html_report import write_report
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.rows import OPEN, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -63,7 +63,7 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     return [row.run_id for row in to_delete], warnings
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def delete_run(home: Home, run_id: str) -> Reply:
     """Free the disk space that an ended run takes. Call `deletable` first: it checks what else
     depends on the run.

@@ -6,7 +6,7 @@ from engine.core.reply import Reply
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -36,7 +36,7 @@ from engine.settings.defaults import SamplingLimits
 MAX_MODELS = 8  # of one evaluation
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def submit_evaluation(
     home: Home, request: EvaluationRequest, afford: Afford | None = None
 ) -> Reply:

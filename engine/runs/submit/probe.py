@@ -10,7 +10,7 @@ from engine.core.files import read_json
 from engine.core.reply import Reply
 from engine.environments import env_facts
 from engine.environments.registry import EnvRecord
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.rows import NewRun, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -38,7 +38,7 @@ from engine.settings.defaults import SamplingLimits
 _MOST_RETRIES = 1000  # runs that one probe may have, each after a failed one
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None) -> Reply:
     """Queue a short run that samples `samples` tasks `group_size` times each, and return the reply
     about it.

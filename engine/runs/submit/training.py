@@ -15,7 +15,7 @@ from engine.cost.estimate import Forecast
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, taken_as
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -60,7 +60,7 @@ class _Plan:
     forecast: Forecast
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def submit(home: Home, request: TrainRequest) -> Reply:
     """Queue a training run, or with `resume` a new attempt of one, and start every queued run for
     which a device is free. Returns the reply about the run.
