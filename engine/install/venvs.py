@@ -86,8 +86,10 @@ def torch_backend(device: str) -> list[str]:
 
 
 def complaint(python: Path, proof: str, patience_s: float) -> str | None:
-    """Run the code `proof` with the interpreter `python`. Returns None if that worked, else the last
-    line of its error, such as "ModuleNotFoundError: No module named 'torch'".
+    """Run the code `proof` with the interpreter `python`.
+
+    Returns None if that worked, else the last line of the error, such as "ModuleNotFoundError: No
+    module named 'torch'".
 
     Raises subprocess.TimeoutExpired after `patience_s` seconds.
     """
