@@ -79,7 +79,7 @@ def submit_evaluation(
     contaminated = None
     if request.split == "heldout":
         contaminated = contamination.of_models(home, record, request.models)
-    warnings += contaminated.warnings if contaminated else []
+        warnings += contaminated.warnings
     new = NewRun(
         name=f"{record.name}-eval",
         kind="evaluate",
@@ -152,11 +152,11 @@ def _sampling(
     """Choose sampling settings that fit every model. Returns them, and the facts of the
     environment's tasks, both for the model with the shortest context.
     """
-    smallest = min(models, key=lambda model: model.facts.max_positions)
+    model = min(models, key=lambda model: model.facts.max_positions)
     facts = env_facts.env_facts(
-        home, record, smallest.base_path, thinking=resolution.wants(request.settings, "thinking")
+        home, record, model.base_path, thinking=resolution.wants(request.settings, "thinking")
     )
     resolved = resolution.resolve_sampling(
-        dict(request.settings), model=smallest.facts, env=facts, attempts=request.attempts
+        dict(request.settings), model=model.facts, env=facts, attempts=request.attempts
     )
     return resolved, facts

@@ -169,7 +169,7 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, obj
     """The content of config.json of a training run, without the run's id. `parent` is the whole id
     of the run that the request names as its parent, "" for none.
     """
-    config = {
+    config: dict[str, object] = {
         "kind": "train",
         "algorithm": request.algorithm,
         "env_id": plan.record.env_id,
@@ -186,7 +186,9 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, obj
         "estimate": plan.forecast.estimate.to_json(),
         "device": plan.machine.device.id,
     }
-    return config | ({"profile": True} if request.profile else {})
+    if request.profile:
+        config["profile"] = True
+    return config
 
 
 def _as_train_config(content: Mapping[str, object]) -> TrainConfig:
@@ -224,7 +226,8 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     Raises UserError: BAD_ARGUMENT (arguments were given that a resume does not take),
     RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
-    if extra_arguments := request.arguments_not_for_resume():
+    extra_arguments = request.arguments_not_for_resume()
+    if extra_arguments:
         raise UserError(
             "BAD_ARGUMENT",
             f"resume continues a run as it was, so {', '.join(extra_arguments)} cannot be given",
