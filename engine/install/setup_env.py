@@ -84,10 +84,8 @@ def works(python: Path, proof: str = PROOF) -> bool:
 
 
 def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
-    """Build the training environment beside its final place, test it, and move it there.
-
-    Arguments, reply and errors are those of `setup`.
-    """
+    """Build the training environment beside its final place, test it, and move it there. `setup`
+    describes the arguments, the reply and the errors."""
     device = hardware.detect(home.root).device.kind
     venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
     packages = requirements()

@@ -71,9 +71,14 @@ def setup_vllm(
 ) -> dict[str, object]:
     """Build vLLM's environment for this machine, unless it exists with the versions in PACKAGES.
 
-    Arguments and reply are those of `setup_env.setup`.
+    Args:
+        home: where it is built; it appears there complete or not at all.
+        again: build it anew in any case.
+        say: called with each line about what is going on.
+        run: runs a command; by default with its output on this process's stderr.
+        proof: code that the new environment must be able to run.
 
-    Raises UserError:
+    Returns `summary` and `python`. Raises UserError:
         DISK_FULL: too little space is free.
         RUN_STATE: another set-up is going on.
         NO_VLLM: the installation failed. An earlier environment stays as it was, and the next call

@@ -78,7 +78,7 @@ def require_quantizer(home: Home, quantization: str) -> None:
     python = worker_python(home)
     if python == sys.executable:
         installed = importlib.util.find_spec("bitsandbytes") is not None
-    else:  # another interpreter: its folder is looked into, which is faster than running it
+    else:  # another interpreter: its folder is searched, which is faster than running it
         installed = any(Path(python).parent.parent.glob("lib/python*/site-packages/bitsandbytes"))
     if not installed:
         raise UserError(

@@ -88,7 +88,7 @@ def delete_run(home: Home, run_id: str) -> Reply:
             """Check again inside the transaction, then write deleted.json, the marker of a deleted
             run."""
             _require_ended(home, row)
-            # A run that reads from it may have been queued since `deletable` looked.
+            # A run that reads from it may have been queued since the call of `deletable`.
             _require_unused(home, row, store.list_runs(1_000_000, states=OPEN))
             write_json(run.deleted, {"bytes": bytes_before})
 
