@@ -21,7 +21,7 @@ from engine.cost import estimate, throughput
 from engine.cost.estimate import Forecast
 from engine.environments import env_facts, registry
 from engine.environments.registry import EnvRecord
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
@@ -75,7 +75,7 @@ class Facts:
     too_hard: bool = False
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def dry_run(
     home: Home,
     env_id: str,

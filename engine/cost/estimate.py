@@ -29,7 +29,7 @@ from engine.cost.flops import Battery, Lengths, LoadedModel, Plan, SamplingPlan
 from engine.cost.lowering import phases_of
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts, RowLengths
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.install import vllm_env
@@ -72,7 +72,7 @@ class Forecast:
     left_out: tuple[str, ...] = ()
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def estimate_cost(
     home: Home,
     env_id: str,

@@ -31,7 +31,7 @@ from engine.environments import (
 from engine.environments.draft import Draft, database_row, publish, staging
 from engine.environments.registry import AUDIT, FACTS, SOURCE, TASKS
 from engine.evidence.stats import overlap
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor
 from engine.home.store import Store
@@ -85,7 +85,7 @@ class PushReply(ReplyBase):
     warnings: list[str]
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def push_env(
     home: Home,
     path: str | Path,
