@@ -20,13 +20,13 @@ WARNING_CHARS = 400
 MAX_WARNINGS = 12
 MIN_CUT_TEXT = 80  # characters; a shorter text is never cut to make a result smaller
 RESERVE_CHARS = 500  # of a result, for what is added to the data of a verb
-HEAD = ("summary", "next", "warnings")
+HEAD_FIELDS = ("summary", "next", "warnings")
 
 
 def clean(value: Any) -> Any:
     """`value` as it may be shown: texts cleaned, NaN and infinity made null, nulls left out.
 
-    Nulls are left out of objects only; a list keeps them.
+    Nulls are left out of objects only; a list keeps them, so that its items keep their places.
     """
     return _without_nulls(clean_value(value))
 
@@ -45,19 +45,21 @@ def compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def envelope(data: Reply, summary: str) -> Reply:
+def envelope(data: Reply, default_summary: str) -> Reply:
     """Return the cleaned reply with `summary`, `next` and `warnings` first.
 
-    A reply without a summary gets `summary`; missing `next` and `warnings` become []. All three are
-    cut to the sizes at the top of this file. A suggested call that is too long is left out, because
-    a cut call could not be made.
+    A reply without a summary gets `default_summary`; missing `next` and `warnings` become []. All
+    three are cut to the sizes at the top of this file. A suggested call that is too long is left
+    out, because a cut call could not be made.
     """
     body = clean(data)
+    summary = str(body.pop("summary", "")) or default_summary
     short_calls = [call for call in body.pop("next", []) if len(compact(call)) <= CALL_CHARS]
+    warnings = [str(text)[:WARNING_CHARS] for text in body.pop("warnings", [])]
     head = {
-        "summary": (str(body.pop("summary", "")) or summary)[:SUMMARY_CHARS],
+        "summary": summary[:SUMMARY_CHARS],
         "next": short_calls[:MAX_CALLS],
-        "warnings": [str(text)[:WARNING_CHARS] for text in body.pop("warnings", [])][:MAX_WARNINGS],
+        "warnings": warnings[:MAX_WARNINGS],
     }
     return head | body
 
@@ -76,21 +78,23 @@ def fit(read_page: Callable[[int], Reply], limit: int) -> Reply:
 
 
 def cut_to_size(body: Reply, size: int = RESULT_CHARS) -> Reply:
-    """Return `body` cut to at most `size` characters of JSON.
+    """Return `body`, or a cut copy of it if it has more than `size` characters of JSON.
 
-    The last resort, for results without a cursor. The largest list or text is halved until the
-    result fits. A result that was cut has `truncated` and a warning that says so. If halving cannot
-    make it fit, only summary, next, warnings and `truncated` are left. `body` is not changed.
+    The last resort: what has pages comes from `fit`, and is larger only if one item alone is. The
+    largest list or text is halved until the result fits. A result that was cut has `truncated` and
+    a warning that says so. If halving cannot make it fit, only summary, next, warnings and
+    `truncated` are left, whatever their size.
     """
     if len(compact(body)) <= size:
         return body
     body = json.loads(compact(body))  # a deep copy, which may be cut in place
     body["truncated"] = True
     note = f"cut to {size} characters; ask for less, or read the rest through a cursor"
-    body["warnings"] = [*body.get("warnings", [])[:5], note]  # few, so that the note stays in
+    # Few warnings, because they are not cut below.
+    body["warnings"] = [*body.get("warnings", [])[:5], note]
     while len(compact(body)) > size:
         if not _cut_largest(body):
-            return {name: body[name] for name in (*HEAD, "truncated") if name in body}
+            return {name: body[name] for name in (*HEAD_FIELDS, "truncated") if name in body}
     return body
 
 
@@ -101,21 +105,22 @@ def error_line(error: UserError) -> str:
     field, playbook, message and hint are shortened, in this order, until the line fits.
     """
     payload = clean(error.payload())
-    excess = len(compact(payload)) - ERROR_CHARS
     # The hint repeats the suggested call in its text. If the line is too long, the hint loses it;
     # or, if the call itself is too long, `call` is dropped, because the hint can be cut and a call
     # cannot.
-    if "call" in payload and excess > 0:
-        payload["hint"] = error.advice.text
+    if "call" in payload and len(compact(payload)) > ERROR_CHARS:
         if len(compact(payload["call"])) > ERROR_CHARS // 2:
             del payload["call"]
             payload["hint"] = str(error.advice)
+        else:
+            payload["hint"] = error.advice.text
     # The shortest useful length of each; a hint may be lost altogether.
-    for name, shortest in (("field", 60), ("playbook", 40), ("message", 500), ("hint", 0)):
+    for name, min_chars in (("field", 60), ("playbook", 40), ("message", 500), ("hint", 0)):
         excess = len(compact(payload)) - ERROR_CHARS
         text = payload.get(name, "")
         if excess > 0 and text:
-            payload[name] = _cut_text(text, max(shortest, len(compact(text)) - excess))
+            chars_left = max(min_chars, len(compact(text)) - excess)
+            payload[name] = _cut_text(text, chars_left)
     return compact(payload)
 
 
@@ -134,7 +139,7 @@ def _cut_text(text: str, limit: int) -> str:
 
 
 def _cut_largest(body: Reply) -> bool:
-    """Halve the largest list or text anywhere in `body`, in place, except in the fields of `HEAD`.
+    """Halve the largest list or text anywhere in `body`, in place, except in `HEAD_FIELDS`.
 
     Returns False if nothing is left to cut.
     """
@@ -142,16 +147,15 @@ def _cut_largest(body: Reply) -> bool:
     if holder is None:
         return False
     value = holder[key]
+    first_half = value[: len(value) // 2]
     if isinstance(value, str):
-        # rstrip: the ellipsis of an earlier cut.
-        holder[key] = value[: len(value) // 2].rstrip("…") + "…"
-    else:
-        holder[key] = value[: len(value) // 2]
+        first_half = first_half.rstrip("…") + "…"  # rstrip: the ellipsis of an earlier cut
+    holder[key] = first_half
     return True
 
 
 def _largest_part(body: Reply) -> tuple[Any, Any]:
-    """Find the largest list or text in `body` that may be cut, outside the fields of `HEAD`.
+    """Find the largest list or text in `body` that may be cut, outside `HEAD_FIELDS`.
 
     Only lists of several items count, and texts longer than `MIN_CUT_TEXT`.
 
@@ -159,7 +163,7 @@ def _largest_part(body: Reply) -> tuple[Any, Any]:
         (holder, key), with the list or text at `holder[key]`; the holder is an object or a list.
         (None, None) if there is nothing to cut.
     """
-    largest: tuple[int, Any, Any] = (0, None, None)  # size, holder, key
+    largest: tuple[int, Any, Any] = (0, None, None)  # characters, holder, key
 
     def visit(holder: Any, key: Any, value: Any) -> None:
         """Note `value` (at `holder[key]`), or something inside it, if it is the largest so far."""
@@ -179,7 +183,7 @@ def _largest_part(body: Reply) -> tuple[Any, Any]:
             largest = (len(value), holder, key)
 
     for name, item in body.items():
-        if name not in HEAD:
+        if name not in HEAD_FIELDS:
             visit(body, name, item)
     _, holder, key = largest
     return holder, key

@@ -15,7 +15,7 @@ from rich.text import Text
 from engine.core.format import counted, size, words
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
-from mcp_server.api.replies import HEAD, compact
+from mcp_server.api.replies import HEAD_FIELDS, compact
 from mcp_server.screen.shell import as_command, as_typed
 
 PIPED_WIDTH = 200  # columns where the output is not a terminal
@@ -97,7 +97,7 @@ def reply(data: Any) -> None:
             out.file.write(data.rstrip("\n") + "\n")
         return
     out.print(Text(str(data.get("summary", "")), style="bold"))
-    body = {name: value for name, value in data.items() if name not in HEAD}
+    body = {name: value for name, value in data.items() if name not in HEAD_FIELDS}
     if isinstance(body.get("columns"), list) and isinstance(body.get("rows"), list):
         out.print(grid(body.pop("columns"), body.pop("rows")))
     for name, value in body.items():
@@ -160,7 +160,7 @@ def logs(data: Any, all_columns: bool = False) -> None:
         if name in page
     }
     if not rows:
-        reply({name: page[name] for name in HEAD if name in page} | extra_fields)
+        reply({name: page[name] for name in HEAD_FIELDS if name in page} | extra_fields)
         return
     out.print(Text(str(page["summary"]), style="bold"))
     _print_metrics(out, columns, rows, all_columns)
@@ -358,7 +358,7 @@ def diagnosis(data: Any) -> None:
         out.print(Padding(Text(finding["what"]), (0, 0, 0, 3)))
         details = {name: finding[name] for name in ("evidence", "lever", "examples", "playbook")}
         out.print(Padding(block(details), (0, 0, 1, 3), expand=False))
-    reply({name: data[name] for name in (*HEAD, "looked_at", "not_judged") if name in data})
+    reply({name: data[name] for name in (*HEAD_FIELDS, "looked_at", "not_judged") if name in data})
 
 
 def custody(data: Any) -> None:
@@ -378,7 +378,7 @@ def custody(data: Any) -> None:
         status = "pass" if other["intact"] else "warn" if other["intact"] is None else "fail"
         out.print(Text(f"{MARKS[status]} from {other['run_id']}", style=STATES[status]))
     out.print()
-    reply({name: data.get(name, []) for name in HEAD})
+    reply({name: data.get(name, []) for name in HEAD_FIELDS})
 
 
 def trained_row(row: Mapping[str, Any]) -> Text:
