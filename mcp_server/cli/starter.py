@@ -31,7 +31,7 @@ def templates() -> dict[str, str]:
     return dict(sorted(scaffold.TEMPLATES.items()))
 
 
-def after_new(folder: Path, template: str = "") -> Reply:
+def push_suggestion(folder: Path, template: str = "") -> Reply:
     """The call to suggest after making an environment in `folder`: push it.
 
     Its field `first` says what to edit before that, such as "edit tasks() and score() in ...". The
