@@ -70,8 +70,8 @@ def check_quota(
         clock: returns the present time in unix seconds.
 
     Returns:
-        For a submit without `max_gpu_hours` by a key whose hours are limited: the cap to use.
-        Otherwise None; also if the cap of an earlier call with the `request_id` is not recorded.
+        The cap to use, if the call is a submit without `max_gpu_hours` and the hours of `key` are
+        limited. None for any other call, and if an earlier call with the `request_id` has no cap.
 
     Raises:
         UserError: QUOTA, too many runs are open, or the hours of the day do not suffice.
@@ -82,9 +82,13 @@ def check_quota(
     counts_hours = bool(key.gpu_hours_per_day) and tool != "dry_run"
     cap_omitted = is_submit and counts_hours and "max_gpu_hours" not in arguments
     with Store(home) as store:
-        resumed_run = _find_row(store, str(arguments.get("resume", ""))) if cap_omitted else None
+        resumed_run = None  # stays None if the call starts a new run
+        if cap_omitted and arguments.get("resume"):
+            resumed_run = _find_row(store, str(arguments["resume"]))
         if is_submit and _was_submitted(store, request_id):
-            return _cap_of_first_call(home, store, request_id, resumed_run) if cap_omitted else None
+            if not cap_omitted:
+                return None
+            return _cap_of_first_call(home, store, request_id, resumed_run)
         if key.max_runs:
             _check_open_runs(home, store, key)
         if not counts_hours:
@@ -100,7 +104,7 @@ def check_quota(
         requested_hours = float(arguments["max_gpu_hours"])
         if hours_left <= ROUNDING or requested_hours > hours_left + ROUNDING:
             raise _submit_refusal(key, used_hours, requested_hours)
-    elif hours_left <= ROUNDING:
+    elif hours_left <= ROUNDING:  # an evaluation
         raise _hours_refusal(key, used_hours, requested_hours=0.0, suggestion="")
     return None
 

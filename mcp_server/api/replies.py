@@ -4,7 +4,7 @@ Used by the server and by the command line, so it does not import the MCP SDK.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from engine.core.errors import UserError
@@ -163,27 +163,39 @@ def _largest_part(body: Reply) -> tuple[Any, Any]:
         (holder, key), with the list or text at `holder[key]`; the holder is an object or a list.
         (None, None) if there is nothing to cut.
     """
-    largest: tuple[int, Any, Any] = (0, None, None)  # characters, holder, key
-
-    def visit(holder: Any, key: Any, value: Any) -> None:
-        """Note `value` (at `holder[key]`), or something inside it, if it is the largest so far."""
-        nonlocal largest
-        if isinstance(value, dict):
-            for name, item in value.items():
-                visit(value, name, item)
-        elif isinstance(value, list):
-            size = len(compact(value))
-            # A list with one item is not halved to nothing; its item is cut instead.
-            if len(value) > 1 and size > largest[0]:
-                largest = (size, holder, key)
-            for index, item in enumerate(value):
-                visit(value, index, item)
-        # >=: at the same size a text is cut rather than the list around it.
-        elif isinstance(value, str) and len(value) > MIN_CUT_TEXT and len(value) >= largest[0]:
-            largest = (len(value), holder, key)
-
-    for name, item in body.items():
+    parts: list[tuple[Any, Any]] = []
+    for name, value in body.items():
         if name not in HEAD_FIELDS:
-            visit(body, name, item)
-    _, holder, key = largest
-    return holder, key
+            parts += [(body, name), *_parts_below(value)]
+    largest_size = 0  # characters
+    largest: tuple[Any, Any] = (None, None)
+    for holder, key in parts:
+        value = holder[key]
+        # A list with one item is not halved to nothing; its item is cut instead.
+        if isinstance(value, list) and len(value) > 1:
+            size = len(compact(value))
+            is_largest = size > largest_size
+        elif isinstance(value, str) and len(value) > MIN_CUT_TEXT:
+            size = len(value)
+            is_largest = size >= largest_size  # rather a text than a list of the same size
+        else:
+            continue
+        if is_largest:
+            largest_size = size
+            largest = (holder, key)
+    return largest
+
+
+def _parts_below(value: Any) -> Iterator[tuple[Any, Any]]:
+    """The places of all values inside an object or a list, at any depth, in their order.
+
+    A place is (holder, key), with the value at `holder[key]`. Any other value has none.
+    """
+    keys: Iterable[Any] = ()
+    if isinstance(value, dict):
+        keys = value
+    elif isinstance(value, list):
+        keys = range(len(value))
+    for key in keys:
+        yield value, key
+        yield from _parts_below(value[key])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp import Client, StdioServerParameters
+from mcp.types import CallToolResult
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -88,7 +89,7 @@ def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
     """
     demo_home = Home.locate(home)
     scene = Scene(demo_home, seed)
-    console = stage_console(as_json)
+    console = stage_console(quiet=as_json)
     started = time.monotonic()
     try:
         asyncio.run(_run_with_client(scene, console))
@@ -251,10 +252,11 @@ class _ToolCaller:
         """
         step = self._stage.begin(tool)
         result = await self._client.call_tool(tool, arguments)
-        text = "".join(getattr(part, "text", "") for part in result.content)
+        text = _text_of(result)
         if result.is_error:
             raise DemoFailed(f"{tool}: {text}")
-        self._stage.end(step, text.strip().splitlines()[0].lstrip("# "))
+        first_line = text.strip().splitlines()[0]
+        self._stage.end(step, first_line.lstrip("# "))  # without the marks of a heading
 
     async def wait(self, run_id: str, metric: str) -> Reply:
         """Wait until a run ends, without a time limit, and return its last status.
@@ -274,7 +276,7 @@ class _ToolCaller:
             if metric:
                 await self._draw(step, reply, metric)
             else:
-                self._stage.tell(step, progress_text(reply))
+                self._stage.show_progress(step, progress_text(reply))
             if reply.get("state") in TERMINAL:
                 break
         if reply["state"] != "done":
@@ -300,15 +302,20 @@ class _ToolCaller:
             latest_values.append(f"{metric} {curve[-1]:.3f}")
         if heldout:
             latest_values.append(f"held-out {heldout[-1]:.3f}")
-        self._stage.tell(step, progress_text(reply, "  ".join(latest_values)), curve)
+        text = progress_text(reply, "  ".join(latest_values))
+        self._stage.show_progress(step, text, curve)
 
     async def _call_tool(self, tool: str, arguments: Reply) -> Reply:
         """Call a tool and return its reply. Raises DemoFailed with the text of its error."""
         result = await self._client.call_tool(tool, arguments)
         if result.is_error or result.structured_content is None:
-            text = "".join(getattr(part, "text", "") for part in result.content)
-            raise DemoFailed(f"{tool}: {text}")
+            raise DemoFailed(f"{tool}: {_text_of(result)}")
         return result.structured_content
+
+
+def _text_of(result: CallToolResult) -> str:
+    """The text of a tool's result; parts of it that are no text are left out."""
+    return "".join(getattr(part, "text", "") for part in result.content)
 
 
 def ending(reply: Reply) -> str:

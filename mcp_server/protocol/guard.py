@@ -267,7 +267,7 @@ class GuardedServer(MCPServer[Any]):
         return tool.annotations is None or not tool.annotations.read_only_hint
 
     def _may_call(self, caller: Key, tool: Any) -> bool:
-        """Whether `caller` may call the tool of that name; False if it is not offered here."""
+        """Whether `caller` may call the tool of that name; False if it is not offered or None."""
         return tool in self._offered and self._needs[tool] in caller.scopes
 
     def _no_such_tool(self, name: str) -> UserError:

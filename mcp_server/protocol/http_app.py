@@ -87,8 +87,8 @@ class Gate:
         key, receive = admission
         scope[KEY_IN_SCOPE] = key
         scope[KNOWN] = True  # to `ImpatientProtocol`: keep this connection, if some must go
-        # The SDK lets only the user who opened a session use it. It compares the other fields, so
-        # the token itself stays out of the scope.
+        # The SDK lets only the user who opened a session use it. It compares `client_id` and
+        # `subject`, so the token itself stays out of the scope.
         access = AccessToken(
             token="", client_id=key.name, scopes=list(key.scopes), subject=key.digest
         )

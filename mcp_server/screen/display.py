@@ -99,7 +99,7 @@ class Stage:
         self._steps.append(step)
         return step
 
-    def tell(self, step: Step, text: str, curve: Sequence[float] = ()) -> None:
+    def show_progress(self, step: Step, text: str, curve: Sequence[float] = ()) -> None:
         """Show what a step is doing now.
 
         An empty `curve` keeps the curve shown so far. Without a live panel a line is printed, but
@@ -129,13 +129,12 @@ class Stage:
         table.add_column(width=14, no_wrap=True)
         table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for step in self._steps:
-            is_working = step.state == "working"
-            mark, style = MARKS.get(step.state, ("", ""))
-            table.add_row(
-                self._spinner if is_working else Text(mark, style=style),
-                Text(step.name, style="bold" if is_working else ""),
-                self._row(step, in_panel=True),
-            )
+            if step.state == "working":
+                mark, name = self._spinner, Text(step.name, style="bold")
+            else:
+                mark_text, style = MARKS[step.state]
+                mark, name = Text(mark_text, style=style), Text(step.name)
+            table.add_row(mark, name, self._row(step, in_panel=True))
         return Group(Text(self._title, style="bold"), table)
 
     def _row(self, step: Step, in_panel: bool) -> Text:
