@@ -52,7 +52,7 @@ class Record:
         self.result = "cut short"
         self.details: dict[str, str | bool] = {}
 
-    def ok(self, reply: Any) -> None:
+    def succeeded(self, reply: Any) -> None:
         """Note that the call succeeded, and the ids in its `reply` (the fields in `_ID_FIELDS`).
 
         A reply that is not an object, such as a text, has no ids. The line of a resumed run gets
@@ -193,7 +193,7 @@ def call_and_record(home: Home, tool: str, change: Callable[..., Reply], **argum
     """
     with Audit(home).recording(Call(LOCAL, "cli", tool, arguments)) as record:
         reply = change(home, **arguments)
-        record.ok(reply)
+        record.succeeded(reply)
     return reply
 
 

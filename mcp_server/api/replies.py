@@ -64,7 +64,7 @@ def envelope(data: Reply, default_summary: str) -> Reply:
     return head | body
 
 
-def fit(read_page: Callable[[int], Reply], limit: int) -> Reply:
+def fitting_page(read_page: Callable[[int], Reply], limit: int) -> Reply:
     """Return `read_page(limit)`, or a smaller page if that is too large for a result.
 
     The limit is halved until the page fits. The page is read again, not cut, so that its
@@ -80,9 +80,9 @@ def fit(read_page: Callable[[int], Reply], limit: int) -> Reply:
 def cut_to_size(body: Reply, size: int = RESULT_CHARS) -> Reply:
     """Return `body`, or a cut copy of it if it has more than `size` characters of JSON.
 
-    The last resort: what has pages comes from `fit`, and is larger only if one item alone is. The
-    largest list or text is halved until the result fits. A result that was cut has `truncated` and
-    a warning that says so. If halving cannot make it fit, only summary, next, warnings and
+    The last resort: a page from `fitting_page` is too large only if one item of it is. The largest
+    list or text is halved until the result fits. A result that was cut has `truncated` and a
+    warning that says so. If halving cannot make it fit, only summary, next, warnings and
     `truncated` are left, whatever their size.
     """
     if len(compact(body)) <= size:

@@ -18,7 +18,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.runs.submit.requests import EvaluationRequest, GivenSettings, TrainRequest
 from mcp_server.access.keys import LOCAL, Key, check_owner_agreed
-from mcp_server.api.replies import fit
+from mcp_server.api.replies import fitting_page
 
 MAX_WAIT_S = 50.0  # clients give up a call after 60 s
 
@@ -44,10 +44,10 @@ def get_status(
 
         limits = {"key": quotas.limits_and_use(home, key)}
 
-    def page(count: int) -> Reply:
+    def read_page(count: int) -> Reply:
         return lifecycle.overview(home, scope, count, cursor) | limits
 
-    return with_head(fit(page, limit), f"Status of {scope}.")
+    return with_head(fitting_page(read_page, limit), f"Status of {scope}.")
 
 
 def push_env(
@@ -214,10 +214,10 @@ def read_logs(
     """
     from engine.reading import logs
 
-    def page(count: int) -> Reply:
+    def read_page(count: int) -> Reply:
         return logs.read_logs(home, run_id, view, list(keys), grep, count, cursor).to_json()
 
-    return with_head(fit(page, limit), f"{view} of {run_id}.")
+    return with_head(fitting_page(read_page, limit), f"{view} of {run_id}.")
 
 
 def read_rollouts(
@@ -250,11 +250,11 @@ def read_rollouts(
     from engine.reading import rollouts
     from engine.reading.rollout_pages import RolloutQuery
 
-    def page(count: int) -> Reply:
+    def read_page(count: int) -> Reply:
         query = RolloutQuery(run_id, pick, step, where, tokens, count, max_chars, cursor)
         return rollouts.read_rollouts(home, query).to_json()
 
-    return with_head(fit(page, limit), f"{pick} rollouts of {run_id}.")
+    return with_head(fitting_page(read_page, limit), f"{pick} rollouts of {run_id}.")
 
 
 def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:

@@ -45,10 +45,10 @@ EVALUATED_ROWS = 400
 QUESTION = "Add 47 and 38. End with #### and the sum."
 ANSWER_TOKENS = 32
 MAX_GPU_HOURS = 1.0
-LOOK_EVERY_S = 2.0
+POLL_S = 2.0  # the longest single wait for a run; then its progress is shown
 INTERRUPTED = 130  # exit status after a Ctrl-C, as shells have it
 CURVES = {"sft": "loss", "grpo": "reward_mean"}  # the metric that is drawn, by algorithm
-HELDOUT = "heldout_success"
+HELDOUT_METRIC = "heldout_success"
 LOG_ROWS = 200  # more than the demo has steps
 
 
@@ -270,7 +270,7 @@ class _ToolCaller:
         cursor = ""
         while True:
             reply = await self._call_tool(
-                "wait_run", {"run_id": run_id, "timeout_s": LOOK_EVERY_S, "cursor": cursor}
+                "wait_run", {"run_id": run_id, "timeout_s": POLL_S, "cursor": cursor}
             )
             cursor = reply.get("cursor", "")
             if metric:
@@ -293,10 +293,10 @@ class _ToolCaller:
         """
         logs = await self._call_tool(
             "read_logs",
-            {"run_id": str(reply["run_id"]), "keys": [metric, HELDOUT], "limit": LOG_ROWS},
+            {"run_id": str(reply["run_id"]), "keys": [metric, HELDOUT_METRIC], "limit": LOG_ROWS},
         )
         curve = column(logs, metric)
-        heldout = column(logs, HELDOUT)
+        heldout = column(logs, HELDOUT_METRIC)
         latest_values = []
         if curve:
             latest_values.append(f"{metric} {curve[-1]:.3f}")

@@ -48,7 +48,7 @@ from mcp_server.screen.terminal import (
 
 runs = typer.Typer(help="The runs of this home, newest first.", cls=CommandGroup)
 
-FOLLOW_EVERY_S = 1.0  # between two looks at followed logs
+FOLLOW_EVERY_S = 1.0  # between two reads of followed logs
 WAIT_STEP_S = 30.0  # the longest single wait, of those that a command makes
 MEASURING = "checking; the first time in a home its speed is measured, about 20 s"
 
@@ -102,11 +102,11 @@ def delete_runs(
     deletable = verbs.deletable_runs(located_home, run_ids, force)
     replies, failures = _delete_each(located_home, deletable["run_ids"])
     warnings = [*deletable.get("warnings", []), *failures]
-    for reply in replies:
-        warnings += reply.get("warnings", [])
+    for each in replies:
+        warnings += each.get("warnings", [])
     freed_bytes = sum(reply["bytes"] for reply in replies)
     bytes_by_run = {reply["run_id"]: reply["bytes"] for reply in replies}
-    reply = {
+    reply: Reply = {
         "summary": f"{counted(len(replies), 'run')} deleted, {size(freed_bytes)} freed; "
         "settings, results and spent hours stay on record.",
         "deleted": bytes_by_run,

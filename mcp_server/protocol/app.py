@@ -47,7 +47,7 @@ ICON = Icon(
     sizes=["any"],
 )
 METRICS_EVERY_S = 10.0  # between two checks for new metrics
-TEND_AFTER_S = 1.0  # waiting runs are started so late, so that the first replies do not wait
+TEND_AFTER_S = 1.0  # from then on waiting runs are started; the first replies come before
 LIST_TTL_MS = 300_000  # how long clients may keep the lists of tools, prompts and resources
 MAX_OPEN_RUNS = 200  # whose metrics are watched
 

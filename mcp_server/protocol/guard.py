@@ -151,7 +151,7 @@ class GuardedServer(MCPServer[Any]):
                 if isinstance(data, InputRequiredResult):  # nothing is done before the answer
                     record.result = "asked"
                     return data
-                record.ok(data)
+                record.succeeded(data)
                 if cap is not None and cap.warning:
                     data["warnings"] = [*data["warnings"], cap.warning]
         return data

@@ -153,25 +153,21 @@ def logs(data: Any, all_columns: bool = False) -> None:
     tables. Pages of followed logs (without `summary`) are printed as lines only.
     """
     out = console()
-    page = _with_heldout_sentence(
-        {name: value for name, value in data.items() if name not in ("lines", "events")}
-    )
     for line in data.get("lines", []):
         sys.stdout.write(f"{line}\n")  # exactly as the run wrote it, with spaces at its end
     for event in data.get("events", []):
         out.print(event_line(event), soft_wrap=True)
-    columns, rows = _foremost_first(page.get("columns") or [], page.get("rows") or [])
-    if "summary" not in page:  # a page of followed logs: only its lines are printed
+    columns, rows = _foremost_first(data.get("columns") or [], data.get("rows") or [])
+    if "summary" not in data:  # a page of followed logs: only its lines are printed
         for row in rows:
             out.print(_step_line(columns, row), soft_wrap=True)
         return
-    extra_fields = {
-        name: page[name]
-        for name in ("error", "heldout", "next_cursor", "older_cursor")
-        if name in page
-    }
+    page = _with_heldout_sentence(data)
+    extra_names = ("error", "heldout", "next_cursor", "older_cursor")
+    extra_fields = {name: page[name] for name in extra_names if name in page}
     if not rows:
-        reply({name: page[name] for name in HEAD_FIELDS if name in page} | extra_fields)
+        head = {name: page[name] for name in HEAD_FIELDS if name in page}
+        reply(head | extra_fields)
         return
     _print_summary(out, page)
     _print_metrics(out, columns, rows, all_columns)
