@@ -132,7 +132,8 @@ def _cut_text(text: str, limit: int) -> str:
     if len(compact(text)) <= limit:
         return text
     beginning = text[: max(limit, 0)]
-    # As JSON a character may take several, such as \n; so take characters away until it fits.
+    # As JSON a character may take several, such as \n; so take characters away until it fits with
+    # the ellipsis, which takes 1.
     while beginning and len(compact(beginning)) + 1 > limit:
         beginning = beginning[:-1]
     return beginning + "…" if beginning else ""

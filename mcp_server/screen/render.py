@@ -1,5 +1,6 @@
 """Prints replies for people: as tables, blocks of text, sparklines."""
 
+import math
 import os
 import sys
 import time
@@ -562,8 +563,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
     The lowest value gets the lowest bar, the highest value the highest. NaN is left out.
     """
-    # NaN is not equal to itself.
-    drawn_values = [value for value in values if value == value][-width:]
+    drawn_values = [value for value in values if not math.isnan(value)][-width:]
     if not drawn_values:
         return ""
     low, high = min(drawn_values), max(drawn_values)
