@@ -70,7 +70,7 @@ def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
             field="folder",
         )
     # Not where coding agents keep files that they obey or run, such as .claude.
-    refuse_folder_of_agent_files(folder.absolute(), "folder")
+    refuse_folder_of_agent_files(folder.absolute(), field="folder")
     try:
         written_paths = scaffold.copy_template(template, folder)
     except EnvProblem as problem:
