@@ -24,13 +24,8 @@ from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from mcp_server.api import verbs
 from mcp_server.api.verbs import Reply
-from mcp_server.protocol.guard import (
-    GuardedServer,
-    caller_of,
-    internal_error,
-    refusal,
-    without_nulls,
-)
+from mcp_server.protocol.arguments import without_nulls
+from mcp_server.protocol.guard import GuardedServer, caller_of, internal_error, refusal
 
 TASKS = "io.modelcontextprotocol/tasks"
 VERSIONS = frozenset({"2026-07-28"})  # of the protocol, in which the extension exists
