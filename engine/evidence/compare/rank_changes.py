@@ -184,10 +184,9 @@ def sentence(changes: RankChanges) -> str:
     elif len(changes.models) > 1:
         parts.append("the models keep their order")
     for items, counts in (("tasks", changes.tasks), ("attempts at one task", changes.attempts)):
-        if counts.ordered_before:
-            parts.append(
-                f"{counts.reversed} of {counts.ordered_before} ordered pairs of {items} are reversed"
-            )
+        ordered = counts.ordered_before
+        if ordered:
+            parts.append(f"{counts.reversed} of {ordered} ordered pairs of {items} are reversed")
     return "; ".join(parts) + "."
 
 

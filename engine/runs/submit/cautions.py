@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from engine.evidence.compare.settings_diff import Making, changed_choices, making_of_run
+from engine.evidence.compare.settings_diff import Making, changed_names, making_of_run
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -98,7 +98,7 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
         base = earlier[0][1]
     else:
         return []
-    changes = changed_choices(base, new)
+    changes = changed_names(base, new)
     if not base.config or len(changes) < 2:  # without its config nothing is known of the parent
         return []
     names = ", ".join(changes[:_MOST_NAMED]) + (", ..." if len(changes) > _MOST_NAMED else "")
@@ -113,7 +113,7 @@ def _setting_pairs(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
     setting that a run does not have."""
     return {
         name: (old.setting_values.get(name), new.setting_values.get(name))
-        for name in changed_choices(old, new)
+        for name in changed_names(old, new)
         if name in new.setting_values or name in old.setting_values
     }
 
@@ -123,8 +123,7 @@ def _is_different_idea(new: Making, old: Making) -> bool:
     two numbers that are nearly the same."""
     # A choice that is no setting is the model, the algorithm or the environment.
     if any(
-        name not in {**new.setting_values, **old.setting_values}
-        for name in changed_choices(old, new)
+        name not in {**new.setting_values, **old.setting_values} for name in changed_names(old, new)
     ):
         return True
     return any(not _is_near(*values) for values in _setting_pairs(new, old).values())
