@@ -29,6 +29,7 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
     disagree. `scores` is a stored rescoring, {} where there is none.
     """
     random_scorer = scores.get("wavering") or scores.get("deterministic") is False
+    # Examples are the answers whose reward came out differently.
     if random_scorer or not scores.get("scored") or not scores.get("examples"):
         return False
     tolerated = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
@@ -40,8 +41,6 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
 def warnings(run_dir: RunDir) -> list[str]:
     """The warning that rewards depend on what the env process had done before; else []."""
     scores = rescored(run_dir)
-    return (
-        [f"Rewards are not to be trusted: {rescore.sentence(scores)}."]
-        if rewards_depend_on_past(scores)
-        else []
-    )
+    if not rewards_depend_on_past(scores):
+        return []
+    return [f"Rewards are not to be trusted: {rescore.sentence(scores)}."]
