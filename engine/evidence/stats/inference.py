@@ -187,6 +187,7 @@ def paired_bootstrap(
     # The share of resamples beyond each end of the widened interval.
     tail = normal_tail(t_quantile(0.5 + confidence / 2.0, n - 1) * widening)
     low, high = _quantile(drawn_means, tail), _quantile(drawn_means, 1.0 - tail)
+    # p on the same widened scale.
     t = normal_quantile(_share_below_zero(drawn_means)) / widening
     p = min(1.0, 2.0 * t_cdf(-abs(t), n - 1))
     return Bootstrap(centre, low, high, p)
@@ -215,10 +216,9 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 def smallest_detectable_gap(
     n: int, discordant: int, *, alpha: float = ALPHA, power: float = POWER
 ) -> float:
-    """The smallest difference of two paired rates that `n` tasks would show.
+    """The smallest difference of two paired rates that `n` tasks would show; at most 1.
 
-    Solves Miettinen's sample size formula (1968; Connor 1987) for the gap, by bisection. 1.0 where
-    even a complete reversal would not show.
+    Solves Miettinen's sample size formula (1968; Connor 1987) for the gap, by bisection.
 
     Args:
         discordant: how many of the tasks came out differently. One more is added, so that a sample

@@ -28,9 +28,9 @@ from envs.json_types import ChatMessage
 Kind = Literal["exact", "normalised", "ngram"]
 KINDS: tuple[Kind, ...] = ("exact", "normalised", "ngram")
 
-GRAM = 8  # words of one indexed sequence
-NGRAM = 13  # words in a row that are a copy by themselves
-HALF = 0.5  # so large a part of a task's own sequences counts as the task...
+GRAM_WORDS = 8  # words of one indexed sequence
+COPIED_WORDS = 13  # words in a row that are a copy by themselves
+LARGE_SHARE = 0.5  # this share of the sequences that only one task has counts as the task...
 FEWEST_GRAMS = 3  # ...if it is at least this many sequences
 LEAST_TOKENS = 4  # shorter questions are not looked for inside longer texts
 ANSWER_TOKENS = 8  # shorter answers cannot be told from others by their words
@@ -91,7 +91,7 @@ class _Unit:
     ids: list[str]
     tokens: list[str]
     answer: list[str]
-    own_grams: int = 0  # how many of its word sequences no other unit has
+    unique_grams: int = 0  # how many of its word sequences no other unit has
     skipped: bool = False  # whether it has sequences that the full index could not take
 
 
@@ -110,7 +110,9 @@ class HeldOut:
         """
         self.units: list[_Unit] = []
         self._exact: dict[tuple[str, str], int] = {}  # (part, text) -> position
-        self._same: dict[tuple[str, str], int] = {}  # (part, tokens joined by blanks) -> position
+        self._normalised: dict[
+            tuple[str, str], int
+        ] = {}  # (part, tokens joined by blanks) -> position
         self._grams: dict[tuple[str, ...], int] = {}  # word sequence -> position, or _COMMON
         self.tasks = 0
         for row in rows:
@@ -123,7 +125,7 @@ class HeldOut:
                 break
         for owner in self._grams.values():
             if owner != _COMMON:
-                self.units[owner].own_grams += 1
+                self.units[owner].unique_grams += 1
 
     @property
     def unindexed(self) -> int:
@@ -139,10 +141,10 @@ class HeldOut:
         `row` is a stored task row of the training split.
         """
         train_id = str(row.get("id"))
-        strongest: dict[str, Match] = {}
+        strongest: dict[str, Match] = {}  # task id -> its strongest match so far
 
-        def note(kind: Kind, index: int | None, *, spoils: bool) -> None:
-            """Record a match with the unit at `index`; None means that there was no match.
+        def add_match(kind: Kind, index: int | None, *, spoils: bool) -> None:
+            """Record a match with the unit at `index` (None: no match) for each of its tasks.
 
             `spoils` says whether learning this row can teach the task (see `Match`).
             """
@@ -156,22 +158,24 @@ class HeldOut:
         question, answer = question_of(row)[:MOST_CHARS], answer_of(row)[:MOST_CHARS]
         question_tokens, answer_tokens = tokens_of(question), tokens_of(answer)
         # The same question spoils the task. The same answer alone does not: it may be chance.
-        note("exact", self._exact.get(("prompt", question)), spoils=True)
-        note("exact", self._exact.get(("answer", answer)), spoils=False)
-        note("normalised", self._same.get(("answer", " ".join(answer_tokens))), spoils=False)
+        add_match("exact", self._exact.get(("prompt", question)), spoils=True)
+        add_match("exact", self._exact.get(("answer", answer)), spoils=False)
+        add_match(
+            "normalised", self._normalised.get(("answer", " ".join(answer_tokens))), spoils=False
+        )
         for key in _lookup_keys(question_tokens):
-            index = self._same.get(("prompt", key))
+            index = self._normalised.get(("prompt", key))
             # With another answer the same words are another task.
             if index is not None and _answers_agree(self.units[index].answer, answer_tokens):
-                note("normalised", index, spoils=True)
-        # A held-out question may also be a line or a sentence of the row. Training learns to write
-        # the row's answer, but not its prompt. The prompt as a whole was looked up above.
+                add_match("normalised", index, spoils=True)
+        # A held-out question may also be a line or a sentence of the row. That spoils the task only
+        # in the answer, which training learns to write. The whole prompt was looked up above.
         for index in self._questions_inside(question, with_entire_text=False):
-            note("normalised", index, spoils=False)
+            add_match("normalised", index, spoils=False)
         for index in self._questions_inside(answer, with_entire_text=True):
-            note("normalised", index, spoils=True)
+            add_match("normalised", index, spoils=True)
         for index in self._units_sharing_grams((question_tokens, answer_tokens)):
-            note("ngram", index, spoils=False)
+            add_match("ngram", index, spoils=False)
         return list(strongest.values())
 
     def _questions_inside(self, text: str, *, with_entire_text: bool) -> Iterable[int]:
@@ -183,8 +187,8 @@ class HeldOut:
         for tokens in _segments(text, with_entire_text=with_entire_text):
             if len(tokens) >= LEAST_TOKENS:
                 for key in _lookup_keys(tokens):
-                    if ("prompt", key) in self._same:
-                        yield self._same["prompt", key]
+                    if ("prompt", key) in self._normalised:
+                        yield self._normalised["prompt", key]
 
     def _add(self, part: str, task: str, text: str, *, answer: str, fewest_tokens: int) -> None:
         """Index one text of a held-out task, as a new unit or as one that is indexed already.
@@ -207,10 +211,10 @@ class HeldOut:
             return
         index = len(self.units)
         self.units.append(unit)
-        self._same.setdefault((part, " ".join(tokens)), index)
+        self._normalised.setdefault((part, " ".join(tokens)), index)
         self._exact[part, text] = index
         if len(self._grams) > MOST_GRAMS:
-            unit.skipped = len(tokens) >= GRAM
+            unit.skipped = len(tokens) >= GRAM_WORDS
             return
         for gram in _grams(tokens):
             if self._grams.setdefault(gram, index) != index:  # another unit has it already
@@ -220,7 +224,7 @@ class HeldOut:
         """The position of an indexed unit that equals the new one with this text, else None."""
         if (unit.part, text) in self._exact:
             return self._exact[unit.part, text]
-        index = self._same.get((unit.part, " ".join(unit.tokens)))
+        index = self._normalised.get((unit.part, " ".join(unit.tokens)))
         # The same words written differently are one unit only if their answers agree too: otherwise
         # case or punctuation is what the task is about.
         if index is None or not _answers_agree(self.units[index].answer, unit.answer):
@@ -230,7 +234,7 @@ class HeldOut:
     def _units_sharing_grams(self, texts: Iterable[Sequence[str]]) -> list[int]:
         """Positions of the units of which these texts contain a large part.
 
-        A large part is a run of `NGRAM` words that only this unit has, or half of the sequences
+        A large part is a run of `COPIED_WORDS` words that only this unit has, or half of the sequences
         that only this unit has together with all of its numbers. `texts` are lists of tokens.
         """
         if not self._grams:
@@ -253,9 +257,11 @@ class HeldOut:
         positions = []
         for index, grams in grams_by_unit.items():
             unit = self.units[index]
-            words_in_a_row = longest_run[index] + GRAM - 1  # each further sequence adds one word
-            has_half = len(grams) >= max(FEWEST_GRAMS, HALF * unit.own_grams)
-            if words_in_a_row >= NGRAM or (has_half and _numbers(unit.tokens) <= numbers):
+            words_in_a_row = (
+                longest_run[index] + GRAM_WORDS - 1
+            )  # each further sequence adds one word
+            has_half = len(grams) >= max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
+            if words_in_a_row >= COPIED_WORDS or (has_half and _numbers(unit.tokens) <= numbers):
                 positions.append(index)
         return positions
 
@@ -335,8 +341,8 @@ def _strongest_matches(
 ) -> tuple[dict[str, Match], int]:
     """Held-out task id -> its strongest match with any of the training rows.
 
-    The second result is how many rows were compared. No further row is after `deadline` (monotonic
-    time); the first always is.
+    The second result is how many rows were compared. After `deadline` (monotonic time) no further
+    row is compared; the first always is.
     """
     strongest: dict[str, Match] = {}
     compared_rows = 0
@@ -418,18 +424,23 @@ def tokens_of(text: str) -> list[str]:
     """
     text = unicodedata.normalize("NFKC", text[:MOST_CHARS]).casefold().translate(_DASHES)
     raw = _TOKEN.findall(_APOSTROPHE.sub("", text))
-    tokens: list[str] = []
-    for index, token in enumerate(raw):
-        if token in _OPERATORS:
-            if not _has_operands(raw, index):
-                continue
-        elif token in "([":
-            if index == 0 or raw[index - 1] not in _OPERATORS:
-                continue
-        elif token in ")]" and (index + 1 == len(raw) or raw[index + 1] not in _OPERATORS):
-            continue
-        tokens.append(token)
-    return tokens
+    return [token for index, token in enumerate(raw) if _has_meaning(raw, index)]
+
+
+def _has_meaning(raw: Sequence[str], index: int) -> bool:
+    """Whether the token at `index` is more than punctuation or markup.
+
+    An operator is if it has operands. A bracket is if an operator stands before the opening or
+    behind the closing one. Anything else always is.
+    """
+    token = raw[index]
+    if token in _OPERATORS:
+        return _has_operands(raw, index)
+    if token in "([":
+        return index > 0 and raw[index - 1] in _OPERATORS
+    if token in ")]":
+        return index + 1 < len(raw) and raw[index + 1] in _OPERATORS
+    return True
 
 
 def _has_operands(raw: Sequence[str], index: int) -> bool:
@@ -523,8 +534,10 @@ def _lookup_keys(tokens: Sequence[str]) -> list[str]:
 
 
 def _grams(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    """Every sequence of `GRAM` neighbouring tokens; none for a shorter text."""
-    return (tuple(tokens[start : start + GRAM]) for start in range(len(tokens) - GRAM + 1))
+    """Every sequence of `GRAM_WORDS` neighbouring tokens; none for a shorter text."""
+    return (
+        tuple(tokens[start : start + GRAM_WORDS]) for start in range(len(tokens) - GRAM_WORDS + 1)
+    )
 
 
 def _numbers(tokens: Iterable[str]) -> set[str]:
