@@ -102,18 +102,15 @@ class Contest:
 
     def to_json(self, *, method: bool = True) -> dict[str, object]:
         """The contest as JSON; `method=False` leaves out the name of the statistical method."""
-        numbers = self.comparison.to_json()
+        body: dict[str, object] = {"model": self.other.label, "against": self.first.label}
+        body |= self.comparison.to_json()
         if not method:
-            del numbers["method"]
-        # Three significant digits.
-        p = None if self.p_adjusted is None else float(f"{self.p_adjusted:.3g}")
-        return {
-            "model": self.other.label,
-            "against": self.first.label,
-            **numbers,
-            **({"p_adjusted": p} if self.corrected else {}),
-            "attribution": self.cause.to_json(),
-        }
+            del body["method"]
+        if self.corrected:
+            # Three significant digits.
+            p = None if self.p_adjusted is None else float(f"{self.p_adjusted:.3g}")
+            body["p_adjusted"] = p
+        return body | {"attribution": self.cause.to_json()}
 
 
 @dataclass(frozen=True)

@@ -234,8 +234,9 @@ class HeldOut:
     def _units_sharing_grams(self, texts: Iterable[Sequence[str]]) -> list[int]:
         """Positions of the units of which these texts contain a large part.
 
-        A large part is a run of `COPIED_WORDS` words that only this unit has, or half of the sequences
-        that only this unit has together with all of its numbers. `texts` are lists of tokens.
+        A large part is a run of `COPIED_WORDS` words that only this unit has, or half of the
+        sequences that only this unit has, together with all of its numbers. `texts` are lists of
+        tokens.
         """
         if not self._grams:
             return []
