@@ -109,10 +109,9 @@ class HeldOut:
         The indices hold positions in `units`; `tasks` is how many rows were indexed in time.
         """
         self.units: list[_Unit] = []
-        self._exact: dict[tuple[str, str], int] = {}  # (part, text) -> position
-        self._normalised: dict[
-            tuple[str, str], int
-        ] = {}  # (part, tokens joined by blanks) -> position
+        # The keys are (part, text) and (part, tokens joined by blanks).
+        self._exact: dict[tuple[str, str], int] = {}
+        self._normalised: dict[tuple[str, str], int] = {}
         self._grams: dict[tuple[str, ...], int] = {}  # word sequence -> position, or _COMMON
         self.tasks = 0
         for row in rows:
@@ -160,9 +159,8 @@ class HeldOut:
         # The same question spoils the task. The same answer alone does not: it may be chance.
         add_match("exact", self._exact.get(("prompt", question)), spoils=True)
         add_match("exact", self._exact.get(("answer", answer)), spoils=False)
-        add_match(
-            "normalised", self._normalised.get(("answer", " ".join(answer_tokens))), spoils=False
-        )
+        answer_index = self._normalised.get(("answer", " ".join(answer_tokens)))
+        add_match("normalised", answer_index, spoils=False)
         for key in _lookup_keys(question_tokens):
             index = self._normalised.get(("prompt", key))
             # With another answer the same words are another task.
@@ -258,11 +256,11 @@ class HeldOut:
         positions = []
         for index, grams in grams_by_unit.items():
             unit = self.units[index]
-            words_in_a_row = (
-                longest_run[index] + GRAM_WORDS - 1
-            )  # each further sequence adds one word
-            has_half = len(grams) >= max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
-            if words_in_a_row >= COPIED_WORDS or (has_half and _numbers(unit.tokens) <= numbers):
+            # The first sequence has `GRAM_WORDS` words, each that follows it adds one.
+            words_in_a_row = longest_run[index] + GRAM_WORDS - 1
+            has_enough = len(grams) >= max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
+            has_all_numbers = _numbers(unit.tokens) <= numbers
+            if words_in_a_row >= COPIED_WORDS or (has_enough and has_all_numbers):
                 positions.append(index)
         return positions
 
@@ -536,9 +534,8 @@ def _lookup_keys(tokens: Sequence[str]) -> list[str]:
 
 def _grams(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
     """Every sequence of `GRAM_WORDS` neighbouring tokens; none for a shorter text."""
-    return (
-        tuple(tokens[start : start + GRAM_WORDS]) for start in range(len(tokens) - GRAM_WORDS + 1)
-    )
+    starts = range(len(tokens) - GRAM_WORDS + 1)
+    return (tuple(tokens[start : start + GRAM_WORDS]) for start in starts)
 
 
 def _numbers(tokens: Iterable[str]) -> set[str]:
