@@ -177,7 +177,7 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
         for name in names
     ]
     verdicts = {battery.verdict for battery in batteries}
-    worst = next(word for word in WORDS if word in verdicts)
+    worst: Word = next(word for word in WORDS if word in verdicts)
     return KeptSkills(worst, batteries, " ".join(sentence_of(battery) for battery in batteries))
 
 
