@@ -332,10 +332,11 @@ def _summary(main: Contest, number_of_contests: int) -> str:
     text = f"{main.other.label} against {main.first.label}: {sentence(main.comparison)}"
     if number_of_contests > 1:
         text += f" It is the best of {number_of_contests} compared with {main.first.label}."
-    is_decided = main.comparison.outcome.verdict in ("better", "worse")
-    if main.cause.refused and is_decided:
+    if main.comparison.outcome.verdict not in ("better", "worse"):
+        return text
+    if main.cause.refused:
         text += f" Not attributed: {main.cause.reason}."
-    elif main.cause.to and is_decided:
+    elif main.cause.to:
         text += f" One lever changed: {main.cause.to}."
     return text
 

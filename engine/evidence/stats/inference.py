@@ -424,9 +424,10 @@ def paired_verdict(
         alpha: level of the test; the interval has confidence 1 - alpha.
         seed: of the bootstrap.
     """
-    shared = sorted(task for task in before.values if task in after.values)
     # A side may list a task without any value.
-    shared = [task for task in shared if before.values[task] and after.values[task]]
+    shared = sorted(
+        task for task in before.values if before.values[task] and after.values.get(task)
+    )
     tasks_of_either = {task for side in (before, after) for task in side.values}
     counts = _Counts(
         n=len(shared),
@@ -435,7 +436,7 @@ def paired_verdict(
     )
     refusal = _reason_for_no_verdict(before, after, counts)
     if refusal:
-        return counts.verdict_without_test("unknown", refusal)
+        return counts.unknown_verdict(refusal)
     old_means = {task: _mean(before.values[task]) for task in shared}
     new_means = {task: _mean(after.values[task]) for task in shared}
     if {*old_means.values(), *new_means.values()} <= {0.0, 1.0}:
@@ -477,9 +478,11 @@ class _Counts:
     unpaired: int  # tasks with values on one side only
     errors: tuple[int, int]  # failed scorings before and after
 
-    def verdict_without_test(self, word: Word, reason: str) -> PairedVerdict:
-        """A verdict with these counts; all statistics are None."""
-        return PairedVerdict(word, reason, n=self.n, unpaired=self.unpaired, errors=self.errors)
+    def unknown_verdict(self, reason: str) -> PairedVerdict:
+        """The verdict "unknown" with these counts; all statistics are None."""
+        return PairedVerdict(
+            "unknown", reason, n=self.n, unpaired=self.unpaired, errors=self.errors
+        )
 
 
 @dataclass(frozen=True)

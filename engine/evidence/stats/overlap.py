@@ -465,12 +465,10 @@ def _is_operand(raw: Sequence[str], index: int) -> bool:
     token = raw[index]
     if token in _OPERATORS:
         return False
-    # A bracket counts as the operand next to it on its inside; a second bracket is none: "((".
-    if token in "([":
-        inside = index + 1
-        return inside < len(raw) and raw[inside] not in "([" and _is_operand(raw, inside)
-    if token in ")]":
-        return raw[index - 1] not in ")]" and _is_operand(raw, index - 1)
+    if token in "()[]":
+        # A bracket counts as the operand next to it on its inside; a bracket there is none.
+        inside = index + 1 if token in "([" else index - 1
+        return 0 <= inside < len(raw) and raw[inside] not in "()[]" and _is_operand(raw, inside)
     return len(token) == 1 or token[0].isdigit()
 
 

@@ -36,8 +36,8 @@ class Comparison:
         before, after: how each side did alone; None where nothing was scored.
         errors_decide: whether the verdict became "inconclusive" because it depends on how answers
             are counted whose scoring failed.
-        ids: how many task ids there were where several tasks share a prompt (those count as one
-            task in `outcome`); 0 where every task has its own prompt.
+        id_count: where several tasks share a prompt, how many task ids there were (tasks with the
+            same prompt count as one in `outcome`); 0 where every task has its own prompt.
     """
 
     measure: Measure | None
@@ -45,7 +45,7 @@ class Comparison:
     before: Level | None
     after: Level | None
     errors_decide: bool = False
-    ids: int = 0
+    id_count: int = 0
 
     @property
     def lead(self) -> float:
@@ -111,7 +111,7 @@ class Comparison:
 
 def without_evidence(measure: Measure | None, reason: str) -> Comparison:
     """A comparison with the verdict "unknown" for `reason`, where nothing can be compared."""
-    return Comparison(measure, PairedVerdict("unknown", reason), None, None)
+    return Comparison(measure, PairedVerdict("unknown", reason), before=None, after=None)
 
 
 def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Comparison:
@@ -152,7 +152,7 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
         outcome=outcomes[0],
         before=old,
         after=new,
-        ids=id_count if prompt_count < id_count else 0,
+        id_count=id_count if prompt_count < id_count else 0,
     )
     # The last outcome counts failed scorings as not solved; it is the first one if none failed.
     return inconclusive_if_errors_decide(comparison, outcomes[-1])
@@ -280,10 +280,10 @@ def notes_on_counting(comparison: Comparison) -> list[str]:
             "The answers whose scoring failed decide this verdict: read them, mend the scorer, "
             "push it and score the answers again (evaluate with regrade)."
         )
-    if comparison.ids:
+    if comparison.id_count:
         notes.append(
-            f"{comparison.ids} tasks have {comparison.outcome.n} different prompts: tasks of one "
-            "prompt are one question and count as one."
+            f"{comparison.id_count} tasks have {comparison.outcome.n} different prompts: tasks of "
+            "one prompt are one question and count as one."
         )
     return notes
 

@@ -190,7 +190,7 @@ def _verified_ancestors(home: Home, run: RunDir, depth: int) -> list[Verificatio
     ancestors = []
     for ref in _models_used(run.find_config()):
         parent = trained_by(home, ref)
-        if not parent or parent == run.id:  # no run of this home, or a damaged config
+        if not parent or parent == run.id:  # no run of this home, or the run itself
             continue
         try:
             with Store(home) as store:
