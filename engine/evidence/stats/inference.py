@@ -224,7 +224,7 @@ def smallest_detectable_gap(
         discordant: how many of the tasks came out differently. One more is added, so that a sample
             without any does not promise to see everything.
         alpha: level of the test.
-        power: the probability with which the difference would be found.
+        power: the chance of a significant result if there is the difference.
     """
     if n <= 0:
         return 1.0
@@ -279,7 +279,7 @@ def smallest_detectable_mean(
     Args:
         sd: standard deviation of the differences over tasks.
         alpha: level of the test.
-        power: the probability with which the difference would be found.
+        power: the chance of a significant result if there is the difference.
     """
     if n <= 1:
         return math.inf

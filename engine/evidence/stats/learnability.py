@@ -114,9 +114,8 @@ def _counts_by_difficulty(groups: Sequence[Samples]) -> dict[str, int]:
     """How many tasks are "effective", "too_easy" and "too_hard"; some are none of these.
 
     A task is effective if those of its samples that could be scored earned different rewards. If
-    all earned the same, it is too easy where all of them were solved, else too hard. That is said
-    only if none of its scores failed: the answers whose scores fail are seldom those that are
-    right.
+    all earned the same, it is too easy where all of them were solved, else too hard; but neither if
+    any of its scores failed, because the answers whose scores fail are seldom the right ones.
     """
     counts = {"effective": 0, "too_easy": 0, "too_hard": 0}
     for group in groups:

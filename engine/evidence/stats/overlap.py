@@ -32,11 +32,11 @@ GRAM_WORDS = 8  # words of one indexed sequence
 COPIED_WORDS = 13  # words in a row that are a copy by themselves
 LARGE_SHARE = 0.5  # this share of the sequences that only one task has counts as the task...
 FEWEST_GRAMS = 3  # ...if it is at least this many sequences
-LEAST_TOKENS = 4  # shorter questions are not looked for inside longer texts
+LEAST_TOKENS = 4  # a shorter question inside a longer text does not count
 ANSWER_TOKENS = 8  # shorter answers cannot be told from others by their words
 LEAK_SHARE = 0.01  # above this share of leaked held-out tasks the exam as a whole is spoilt
 MOST_GRAMS = 500_000  # held-out sequences that are indexed; bounds the memory
-MOST_CHARS = 200_000  # of one training row that are looked at
+MOST_CHARS = 200_000  # of one text that are compared
 BUDGET_S = 5.0  # seconds that a scan may take, as a submit waits for it
 SHOWN = 5  # examples in a result
 ID_CHARS = 60  # of an id in a sentence
@@ -59,7 +59,7 @@ class Match:
 
     Attributes:
         kind: how the texts match.
-        part: which part of the held-out task was found.
+        part: which part of the held-out task stands in the row.
         heldout, train: ids of the task and of the row.
         spoils: whether learning this row can teach the task; then no model can be judged by it.
     """
@@ -179,8 +179,8 @@ class HeldOut:
     def _questions_inside(self, text: str, *, with_entire_text: bool) -> Iterable[int]:
         """Positions of the units whose question is a line or a sentence of `text`.
 
-        With `with_entire_text` also of those whose question is the text as a whole. Segments of
-        fewer than `LEAST_TOKENS` tokens are not looked up.
+        With `with_entire_text` also of those whose question is all of the text. Segments of fewer
+        than `LEAST_TOKENS` tokens do not count.
         """
         for tokens in _segments(text, with_entire_text=with_entire_text):
             if len(tokens) >= LEAST_TOKENS:
@@ -364,7 +364,7 @@ def headline(
     compared_shares: tuple[float, float] = (1.0, 1.0),
     unindexed: int = 0,
 ) -> str:
-    """What a scan found, in one sentence.
+    """The result of a scan in one sentence.
 
     For example "3 of 200 held-out tasks overlap with training rows (1 exact, 2 ngram), such as
     'h-7' with 't-12'".

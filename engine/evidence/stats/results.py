@@ -302,7 +302,7 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
 def rounded_ends(low: float | None, high: float | None) -> list[float | None]:
     """The ends of an interval, rounded for people and agents; None for an unknown end.
 
-    An end that is not 0 is never rounded to 0, because a reader looks whether the interval
+    An end that is not 0 is never rounded to 0, because it matters to a reader whether the interval
     contains 0.
     """
     ends: list[float | None] = []

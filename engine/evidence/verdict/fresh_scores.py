@@ -25,8 +25,8 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
     more answers than are tolerated. More are tolerated where the environment uses the network,
     because a service outside may have changed its mind.
 
-    Always False for a scorer that is random: the audit found that it is, or two fresh processes
-    disagree. `scores` is a stored rescoring, {} where there is none.
+    Always False for a scorer that is random: because of the result of the audit, or because two
+    fresh processes disagree. `scores` is a stored rescoring, {} where there is none.
     """
     random_scorer = scores.get("wavering") or scores.get("deterministic") is False
     # Examples are the answers whose reward came out differently.

@@ -181,14 +181,14 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
     return KeptSkills(worst, batteries, " ".join(sentence_of(battery) for battery in batteries))
 
 
-def losses(kept: KeptSkills | None) -> list[str]:
+def loss_sentences(skills: KeptSkills | None) -> list[str]:
     """A sentence for each comparison in which skills were forgotten; [] where none were.
 
     There are two comparisons at most: with the run's own start, and with the base model.
     """
-    if kept is None:
+    if skills is None:
         return []
-    comparisons = (kept, kept.against_base)
+    comparisons = (skills, skills.against_base)
     return [
         comparison.summary
         for comparison in comparisons

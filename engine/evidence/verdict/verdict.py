@@ -32,7 +32,7 @@ from engine.evidence.verdict.holdout_reuse import (
     reuse_warning,
 )
 from engine.evidence.verdict.lineage import better_start
-from engine.evidence.verdict.regression import KeptSkills, kept_skills, losses
+from engine.evidence.verdict.regression import KeptSkills, kept_skills, loss_sentences
 from engine.evidence.verdict.sides import Sides, evaluated_models, training_sides
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, redactor_for
@@ -234,7 +234,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     verdict = comparison.outcome.verdict
     uses = holdout_use(run_dir.home, config.env_id if config else "", run_dir.id)
     skills = kept_skills(run_dir)
-    forgotten = losses(skills)
+    forgotten = loss_sentences(skills)
     start = better_start(run_dir, config, sides.step, verdict)
     expected, as_expected = _expectation(config.expect if config else "", verdict)
     warnings = [
