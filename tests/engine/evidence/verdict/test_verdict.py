@@ -412,7 +412,7 @@ def test_copies_of_a_question_are_one_question(rows):
         ]
 
     found = compare_rows(copies(False), copies(True))
-    assert (found.outcome.n, len(found.outcome.gained), found.ids) == (4, 4, 200)
+    assert (found.outcome.n, len(found.outcome.gained), found.id_count) == (4, 4, 200)
     assert found.outcome.verdict == "inconclusive"
     assert found.after is not None and found.after.tasks == 4
 
