@@ -444,7 +444,7 @@ def test_tasks_of_one_prompt_stay_apart_where_the_environment_went_on_talking(ro
         ]
 
     found = compare_rows(episode(False), episode(True))
-    assert (found.outcome.n, found.outcome.verdict, found.ids) == (30, "better", 0)
+    assert (found.outcome.n, found.outcome.verdict, found.id_count) == (30, "better", 0)
 
 
 def test_a_verdict_on_repeated_prompts_says_how_many_differ(make_run, rows):
