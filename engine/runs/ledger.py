@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.core.files import read_json
 from engine.core.reply import Reply
-from engine.evidence.compare.settings_diff import changed_choices, making_of_run
+from engine.evidence.compare.settings_diff import changed_names, making_of_run
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
 from engine.records.run_config import RunConfig, TrainConfig
@@ -72,14 +72,14 @@ def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
     if not of_parent.config:
         return {}
     parent_choices, run_choices = of_parent.choices(), of_run.choices()
-    changed_names = changed_choices(of_parent, of_run)
+    names = changed_names(of_parent, of_run)
     # A name is one of the choices (model, algorithm, env_id), or else a setting.
     return {
         name: [
             parent_choices.get(name, of_parent.setting_values.get(name)),
             run_choices.get(name, of_run.setting_values.get(name)),
         ]
-        for name in changed_names
+        for name in names
     }
 
 

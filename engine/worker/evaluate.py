@@ -141,7 +141,7 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
                 error=t.error is not None,
                 tokens=t.trained_tokens,
                 cut=t.cut,
-                said=t.completion,
+                text=t.completion,
             )
             for t in group.members
         ]

@@ -209,7 +209,12 @@ def gather(home: Home, run_id: str) -> Dossier:
     flips = FlipExamples()
     if sides and comparison:
         flips = flip_examples(
-            comparison, sides.before, sides.after, redact, each=_EXAMPLES, chars=_EXAMPLE_CHARS
+            comparison,
+            sides.before,
+            sides.after,
+            redact,
+            per_direction=_EXAMPLES,
+            chars=_EXAMPLE_CHARS,
         )
     return Dossier(
         row=row,

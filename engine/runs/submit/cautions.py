@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from engine.evidence.compare.settings_diff import Making, changed_choices, making_of_run
+from engine.evidence.compare.settings_diff import Making, changed_names, making_of_run
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -98,15 +98,15 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
         _, base = earlier[0]
     else:
         return []
-    changed_names = changed_choices(base, new)
+    changes = changed_names(base, new)
     # Without a config nothing is known of the run to compare with.
-    if not base.config or len(changed_names) < 2:
+    if not base.config or len(changes) < 2:
         return []
-    names = ", ".join(changed_names[:_MAX_NAMES])
-    if len(changed_names) > _MAX_NAMES:
+    names = ", ".join(changes[:_MAX_NAMES])
+    if len(changes) > _MAX_NAMES:
         names += ", ..."
     return [
-        f"{len(changed_names)} levers move at once against {base.run_id} ({names}): whatever comes "
+        f"{len(changes)} levers move at once against {base.run_id} ({names}): whatever comes "
         "of it, no one of them will be known to be the cause"
     ]
 
@@ -116,7 +116,7 @@ def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
     setting that a run does not have."""
     return {
         name: (old.setting_values.get(name), new.setting_values.get(name))
-        for name in changed_choices(old, new)
+        for name in changed_names(old, new)
         if name in new.setting_values or name in old.setting_values
     }
 
@@ -126,7 +126,7 @@ def _is_different_idea(new: Making, old: Making) -> bool:
     two values are not nearly the same number."""
     changed_settings = _changed_settings(new, old)
     # A change that is in no setting is in the model, the algorithm or the environment.
-    if len(changed_choices(old, new)) > len(changed_settings):
+    if len(changed_names(old, new)) > len(changed_settings):
         return True
     return any(
         not _is_near(old_value, new_value) for old_value, new_value in changed_settings.values()
