@@ -43,14 +43,16 @@ def fit_of(total: int, available: int) -> Fit:
     return "tight" if total > _TIGHT * available else "fits"
 
 
-def lowered(plan: Plan, rate: Speed, over: int | None) -> str:
+def lowered(plan: Plan, rate: Speed, peak_bytes: int | None) -> str:
     """The one setting to lower, as "max_length from 512 to 256"; "" if nothing helps.
 
     Args:
-        over: the peak bytes of the run, to save memory; None to save time instead.
+        peak_bytes: the memory of the run now, to save memory; None to save time instead.
     """
-    name, before, value = _best_lowering(plan, rate, over)
-    return f"{name} from {json.dumps(before)} to {json.dumps(value)}" if name else ""
+    name, before, value = _best_lowering(plan, rate, peak_bytes)
+    if not name:
+        return ""
+    return f"{name} from {json.dumps(before)} to {json.dumps(value)}"
 
 
 def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str, object]:
@@ -75,29 +77,32 @@ def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str,
     return {}
 
 
-def _best_lowering(plan: Plan, rate: Speed, over: int | None) -> _Lowering:
+def _best_lowering(plan: Plan, rate: Speed, peak_bytes: int | None) -> _Lowering:
     """Find the single setting whose lowering saves most.
 
     Returns its name, its value and the smaller value; the name is "" if no lowering helps.
 
     Args:
-        over: the peak bytes of the run now, to save memory; None to save time instead.
+        peak_bytes: the memory of the run now, to save memory; None to save time instead.
     """
     best: _Lowering = ("", None, None)
     most_saved = 0.0
-    # Amounts are bytes if memory is to be saved, else seconds.
-    current_amount = over if over is not None else sum(phases_of(plan, rate, "likely").values())
+    likely_s = _likely_seconds(plan, rate) if peak_bytes is None else 0.0
     for name, before, value in candidates(plan):
         smaller_plan = replace(plan, settings=plan.settings.model_copy(update={name: value}))
-        smaller_amount = (
-            footprint.memory(smaller_plan).total
-            if over is not None
-            else sum(phases_of(smaller_plan, rate, "likely").values())
-        )
-        if current_amount - smaller_amount > most_saved:
+        if peak_bytes is not None:
+            saved = peak_bytes - footprint.memory(smaller_plan).total
+        else:
+            saved = likely_s - _likely_seconds(smaller_plan, rate)
+        if saved > most_saved:
             best = (name, before, value)
-            most_saved = current_amount - smaller_amount
+            most_saved = saved
     return best
+
+
+def _likely_seconds(plan: Plan, rate: Speed) -> float:
+    """The likely seconds of the whole run."""
+    return sum(phases_of(plan, rate, "likely").values())
 
 
 def candidates(plan: Plan) -> list[tuple[str, int, int]]:
@@ -136,7 +141,7 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
 
 
 def _needed_lengths(plan: Plan) -> dict[str, int]:
-    """The values of max_length and max_tokens that 19 in 20 rows need.
+    """The values of max_length and max_tokens that 19 in 20 rows need, by setting.
 
     With lower values more of the rows would be cut or left out. SFT has no max_tokens.
     """

@@ -13,7 +13,7 @@ from engine.cost.flops import (
 from engine.records.estimate import PeakMemory
 from engine.records.settings import GRPOSettings, SFTSettings
 
-_LEAST_LOGIT_ROWS = 128  # tokens whose logits are computed at once at least
+_LEAST_LOGIT_ROWS = 128  # the logits of at least so many tokens are computed at once
 # Bytes per parameter of the adapter: float32 weights, gradients and the two moments of AdamW.
 _ADAPTER_BYTES = 16
 _CHECKPOINT_BYTES, _CHECKPOINT_FILES = 12, 200_000  # weights and moments; other files of one
@@ -32,12 +32,10 @@ def memory(plan: Plan) -> PeakMemory:
     settings = plan.settings
     longest_sequence = _longest_trained_sequence(plan)
     micro_tokens = microbatch_tokens(plan)
-    batch_tokens = _batch_tokens(plan)
-    packed = plan.packed
-    # Packed rows fill a microbatch; otherwise each row is a forward pass of its own.
-    tokens_at_once = (
-        min(batch_tokens, max(longest_sequence, micro_tokens)) if packed else longest_sequence
-    )
+    if plan.packed:  # the rows of a step fill microbatches
+        tokens_at_once = min(_batch_tokens(plan), max(longest_sequence, micro_tokens))
+    else:  # each row is a forward pass of its own
+        tokens_at_once = longest_sequence
     activations = _activation_bytes(plan, tokens_at_once, _usual_length(plan))
     # A chunk of logits, its log-softmax and its gradient in float32.
     chunk_bytes = max(_LEAST_LOGIT_ROWS * 4 * plan.model.vocab, HEAD_BYTES[plan.device.kind])
@@ -101,7 +99,7 @@ def _episode_level(plan: Plan) -> str:
 
     It is "likely" only if finished runs of the base model have measured how long its answers are.
     """
-    return "high" if plan.seen.said is None else "likely"
+    return "high" if plan.seen.written_per_limit is None else "likely"
 
 
 def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
@@ -127,8 +125,9 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
     cache_per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.width
     # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
     copies = 1 + 1 / model.layers
-    # Of the logits there are three float32 tensors at once.
-    return at_once * longest * cache_per_token * copies, at_once * model.vocab * 4 * 3
+    cache_bytes = at_once * longest * cache_per_token * copies
+    logit_bytes = at_once * model.vocab * 4 * 3  # three float32 tensors at once
+    return cache_bytes, logit_bytes
 
 
 def _longest_trained_sequence(plan: Plan) -> float:
@@ -136,7 +135,8 @@ def _longest_trained_sequence(plan: Plan) -> float:
     if isinstance(plan.settings, GRPOSettings):
         return _longest_sampled_sequence(plan)
     limit = plan.settings.max_length
-    return min(limit, plan.env.longest_total or limit)  # 0: no rows were counted
+    longest_row = plan.env.longest_total or limit  # 0: no rows were counted
+    return min(limit, longest_row)
 
 
 def _longest_sampled_sequence(plan: Plan) -> float:
@@ -151,7 +151,8 @@ def _longest_sampled_sequence(plan: Plan) -> float:
     if plan.seen.turns is not None:
         turns = min(turns, math.ceil(1.5 * plan.seen.turns))
     sampled = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)
-    return min(plan.max_length, (plan.env.longest_prompt or plan.max_length) + sampled)
+    longest_prompt = plan.env.longest_prompt or plan.max_length  # 0: no rows were counted
+    return min(plan.max_length, longest_prompt + sampled)
 
 
 def _overhead_bytes(plan: Plan, rest: float) -> float:
@@ -165,7 +166,8 @@ def _overhead_bytes(plan: Plan, rest: float) -> float:
     # The interpreter with torch, then fragmentation and the code that oneDNN compiles for every
     # size of matrix product. The first run of a model in a home also loads it through transformers,
     # to compare the results.
-    return 3.6e8 + 0.08 * rest + (0 if plan.seen.runs else 1.3e8 + plan.weights)
+    first_run_bytes = 0 if plan.seen.runs else 1.3e8 + plan.weights
+    return 3.6e8 + 0.08 * rest + first_run_bytes
 
 
 def _kept_floats_per_token(plan: Plan, length: float) -> float:

@@ -109,7 +109,7 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
         sources.append(_load_source(home, ref, row, step_name))
     run_ids = [source.row.run_id for source in sources]
     repeated = [source.ref for source in sources if run_ids.count(source.row.run_id) > 1]
-    # Single steps of a run may stand side by side, but not the whole run beside one of its steps.
+    # Single steps of a run may stand side by side, but not the whole run (without an @) beside one.
     if any("@" not in ref for ref in repeated):
         raise UserError(
             "BAD_ARGUMENT",
@@ -153,13 +153,12 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
     for file in _answer_files(run, row, config, ref, step_name):
         answers = file.record.read_file(file.path)
         skipped += answers.skipped
-        if answers.records:  # an empty file, or one that does not exist yet, is no source
-            attempts += [
-                _to_attempt(row, file, index, answer)
-                for index, answer in enumerate(answers.records)
-            ]
-            digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
-            hashes[str(file.path.relative_to(run.path))] = digest
+        if not answers.records:  # an empty file, or one that does not exist yet, is no source
+            continue
+        for index, answer in enumerate(answers.records):
+            attempts.append(_to_attempt(row, file, index, answer))
+        digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
+        hashes[str(file.path.relative_to(run.path))] = digest
     if not attempts:
         raise UserError(
             "NO_EVALUATION",
@@ -195,7 +194,7 @@ def _answer_files(
     """
     if row.kind == "train":
         return [
-            _AnswerFile(run.rollouts(step), row.run_id, step, TrajectoryRecord)
+            _AnswerFile(run.rollouts(step), row.run_id, step, record=TrajectoryRecord)
             for step in _chosen_steps(run, row, step_name)
         ]
     if step_name:
@@ -206,7 +205,7 @@ def _answer_files(
             field="source_ids",
         )
     return [
-        _AnswerFile(run.model_evals(index), model, 0, EvaluationRow)
+        _AnswerFile(run.model_evals(index), model, step=0, record=EvaluationRow)
         for index, model in enumerate(config.model_refs)
     ]
 
@@ -222,11 +221,14 @@ def _chosen_steps(run: RunDir, row: RunRow, step_name: str) -> list[int]:
         return steps
     number = step_name.removeprefix("step")
     if not number.isdecimal() or int(number) not in steps:
-        present = f"steps {steps[0]} to {steps[-1]}" if steps else "no rollouts"
+        hint = f"It has no rollouts; write {row.run_id}@stepN."
+        if steps:
+            present = f"steps {steps[0]} to {steps[-1]}"
+            hint = f"It has {present}; write {row.run_id}@step{steps[-1]}."
         raise UserError(
             "BAD_ARGUMENT",
             f"{row.run_id} has no rollouts of {step_name}",
-            hint=f"It has {present}; write {row.run_id}@step{steps[-1] if steps else 'N'}.",
+            hint=hint,
             field="source_ids",
         )
     return [int(number)]
@@ -261,11 +263,13 @@ def _to_attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Atte
 def _attempt_number(answer: Row, index: int) -> int:
     """The number of an answer among the attempts at its task.
 
-    If the line of an evaluation does not hold the number, its `index` in the file stands for it.
+    A line of an evaluation without the number gets the line's `index` in the file instead.
     """
     if isinstance(answer, TrajectoryRecord):
         return answer.member
-    return (answer.attempt or 0) if "attempt" in answer.model_fields_set else index
+    if "attempt" not in answer.model_fields_set:
+        return index
+    return answer.attempt or 0  # null in the line
 
 
 @dataclass(frozen=True)
