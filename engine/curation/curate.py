@@ -411,8 +411,12 @@ def _next_calls(
         for key, value in as_json(choices).items()
         if key != "source_ids" and value != defaults[key]
     }
-    source_ids = as_json(choices)["source_ids"]
-    arguments = {"source_ids": source_ids, "name": name, **given_choices, "preview": False}
+    arguments = {
+        "source_ids": list(choices.source_ids),
+        "name": name,
+        **given_choices,
+        "preview": False,
+    }
     return [Call("curate", arguments)]
 
 
