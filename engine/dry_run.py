@@ -109,11 +109,8 @@ def dry_run(
     Raises UserError BAD_ARGUMENT for `samples` outside 0..256.
     """
     began = time.monotonic()
-    if (
-        isinstance(samples, bool)
-        or not isinstance(samples, int)
-        or not 0 <= samples <= MOST_SAMPLES
-    ):
+    is_count = isinstance(samples, int) and not isinstance(samples, bool)
+    if not is_count or not 0 <= samples <= MOST_SAMPLES:
         raise UserError(
             "BAD_ARGUMENT",
             f"samples = {samples!r} cannot be used",

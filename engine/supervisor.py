@@ -254,6 +254,7 @@ def _elapsed_elsewhere(watch: Watch) -> float:
     """
     rows = watch.store.list_runs(limit=1000, states=HOLDS_DEVICE)  # more than any machine has GPUs
     other_runs = [watch.run.home.run(row.run_id) for row in rows if row.run_id != watch.run.id]
+    # Despite its name it reads the lock file of any run.
     return sum(launcher.elapsed_of_dead(run) for run in other_runs)
 
 
@@ -391,7 +392,8 @@ def _wake_on_signals(watch: Watch) -> int:
 
 def _sleep_until_signal(wakeup: int, seconds: float) -> None:
     """Wait for a signal, at most `seconds`, and empty the pipe `wakeup`."""
-    if select.select([wakeup], [], [], seconds)[0]:
+    readable, _, _ = select.select([wakeup], [], [], seconds)
+    if readable:
         with contextlib.suppress(BlockingIOError):
             os.read(wakeup, 4096)  # a byte for each signal
 

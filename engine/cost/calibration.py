@@ -132,11 +132,11 @@ class Experience:
         factors = self.factors(algorithm)
         log_ratios = []
         for run in self.of(algorithm):
-            corrected = sum(
-                value * factors.get(phase, 1.0) for phase, value in run.predicted.items()
+            corrected_s = sum(
+                seconds * factors.get(phase, 1.0) for phase, seconds in run.predicted.items()
             )
-            if corrected > 0 and run.total > 0:
-                log_ratios.append(math.log(run.total / corrected))
+            if corrected_s > 0 and run.total > 0:
+                log_ratios.append(math.log(run.total / corrected_s))
         return log_ratios
 
 
@@ -198,7 +198,7 @@ def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> Fin
     works = {name: Work(*values) for name, values in predicted_work.works.items()}
     # The time of a score belongs to the environment, so it is the one of that run.
     predicted = replace(rate, score_s=predicted_work.score_s).phases(
-        works, predicted_work.layers, predicted_work.weight_bytes, first=predicted_work.first
+        works, predicted_work.layers, predicted_work.weight_bytes, is_first_run=predicted_work.first
     )
     seconds = {
         phase: measured.seconds[name]
@@ -221,21 +221,24 @@ def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> Fin
     )
 
 
-def _correction_factor(pairs: Sequence[tuple[float, float]], doubt: float = DOUBT) -> float:
-    """The factor by which predictions have to be multiplied, from pairs of (actual, predicted).
+def _correction_factor(
+    actual_and_predicted: Sequence[tuple[float, float]], doubt: float = DOUBT
+) -> float:
+    """The factor by which predictions have to be multiplied.
 
     It is the sum of the actual values over the sum of the predicted ones, so long runs count for
-    more than short ones. With fewer than three pairs it is 1.
+    more than short ones. With fewer than three runs it is 1.
 
     Args:
-        doubt: how many exact predictions of average size are added to the pairs; they pull the
-            factor towards 1.
+        actual_and_predicted: (actual, predicted) of each run.
+        doubt: how many exact predictions of average size are added; they pull the factor towards 1.
     """
-    actual_sum = sum(actual for actual, _ in pairs)
-    predicted_sum = sum(predicted for _, predicted in pairs)
-    if len(pairs) < CALIBRATE_FROM or actual_sum <= 0 or predicted_sum <= 0:
+    actual_sum = sum(actual for actual, _ in actual_and_predicted)
+    predicted_sum = sum(predicted for _, predicted in actual_and_predicted)
+    count = len(actual_and_predicted)
+    if count < CALIBRATE_FROM or actual_sum <= 0 or predicted_sum <= 0:
         return 1.0
-    exact_sum = doubt * predicted_sum / len(pairs)  # of the added predictions, which were exact
+    exact_sum = doubt * predicted_sum / count  # of the added predictions, which were exact
     return (actual_sum + exact_sum) / (predicted_sum + exact_sum)
 
 

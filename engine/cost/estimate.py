@@ -165,7 +165,7 @@ def estimate(
 
     Args:
         download: bytes of weights that are still to be downloaded.
-        base_path: folder of the base model, by which its finished runs are found; None for unknown.
+        base_path: folder of the base model, which tells its finished runs; None for unknown.
     """
     device = hardware.device
     precision = resolved.settings.precision
@@ -287,22 +287,34 @@ def evaluation_hours(
         )
         unknown_prompt = limits.max_length / 4  # a guess, if no prompt was counted
         plan = SamplingPlan(loaded, env, device, limits, seen, unknown_prompt)
-        work = flops.rollouts(plan, rows, rows * attempts, plan.episode("high"))
-        works = {"training": flops.Work(), "evaluation": work, "saving": flops.Work()}
-        phases = rate.phases(
-            works, model_facts.layers, model_facts.weight_bytes, first=not seen.runs
-        )
         factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
-        # Finished runs may raise this limit but not lower it.
-        seconds += sum(
-            phase_seconds * max(1.0, factors.get(phase, 1.0))
-            for phase, phase_seconds in phases.items()
-        )
+        seconds += _sampling_seconds(plan, rate, factors, rows=rows, answers=rows * attempts)
         seconds += hub.missing_bytes(base_path) / _DOWNLOAD_RATE
         if env.multi_turn:  # step() was not timed; assume a score's time for each turn
             seconds += rows * attempts * plan.turns("high") * env.score_s
     _, high_factor = _SPREAD["measured" if rate.measured else "model"]
     return high_factor * seconds / 3600
+
+
+def _sampling_seconds(
+    plan: SamplingPlan,
+    rate: throughput.Speed,
+    factors: Mapping[str, float],
+    rows: int,
+    answers: int,
+) -> float:
+    """The most seconds that a model takes to load, to sample and to be scored.
+
+    Args:
+        factors: corrections of each phase by finished runs; they may only raise the result.
+        rows: number of tasks.
+        answers: number of answers to all tasks together.
+    """
+    work = flops.rollouts(plan, rows, answers, plan.episode("high"))
+    works = {"training": flops.Work(), "evaluation": work, "saving": flops.Work()}
+    model = plan.loaded.model
+    phases = rate.phases(works, model.layers, model.weight_bytes, is_first_run=not plan.seen.runs)
+    return sum(seconds * max(1.0, factors.get(phase, 1.0)) for phase, seconds in phases.items())
 
 
 def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
@@ -448,17 +460,7 @@ def _band(
     "model" (the table of speeds); and the number of finished runs.
     """
     if len(log_ratios) >= CALIBRATE_FROM:
-        # The factor pulls the median towards 0, that is, towards the estimate as it is.
-        log_middle = statistics.median(log_ratios) * len(log_ratios) / (len(log_ratios) + 1)
-        # The standard deviation of the logarithms. A few runs show little of the usual variation,
-        # so it is mixed with `_USUAL_SPREAD`, which counts as much as `_USUAL_RUNS` runs.
-        squares = (len(log_ratios) - 1) * statistics.variance(log_ratios)
-        degrees = len(log_ratios) - 1 + _USUAL_RUNS
-        spread = math.sqrt((squares + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
-        # The last factor makes it an interval for a new run, not for the mean of the runs.
-        half_width = (
-            _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / len(log_ratios))
-        )
+        log_middle, half_width = _prediction_interval(log_ratios)
         likely = corrected["likely"]
         hours = {
             "low": likely * math.exp(log_middle - half_width),
@@ -474,6 +476,21 @@ def _band(
         "high": corrected["high"] * high_factor,
     }
     return hours, basis, len(log_ratios)
+
+
+def _prediction_interval(log_ratios: Sequence[float]) -> tuple[float, float]:
+    """The middle and half the width of a 90 % prediction interval for the next log ratio."""
+    count = len(log_ratios)
+    # The factor pulls the median towards 0, that is, towards the estimate as it is.
+    middle = statistics.median(log_ratios) * count / (count + 1)
+    # A few runs show little of the usual variation, so their standard deviation is mixed with
+    # `_USUAL_SPREAD`, which counts as much as `_USUAL_RUNS` runs.
+    squares = (count - 1) * statistics.variance(log_ratios)
+    degrees = count - 1 + _USUAL_RUNS
+    spread = math.sqrt((squares + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
+    # The last factor makes it an interval for a new run, not for the mean of the runs.
+    half_width = _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / count)
+    return middle, half_width
 
 
 def _corrected_memory(memory: PeakMemory, factor: float) -> PeakMemory:

@@ -242,9 +242,12 @@ class SamplingPlan:
             return 1.0
         limit = self.limits.max_turns
         mean_of_answers = _mean([row.answer_turns for row in self.env.lengths if row.answer_turns])
-        few = min(limit, mean_of_answers) if mean_of_answers else limit / 2
-        turns_by_level = {"low": few, "likely": min(limit, 1.5 * few), "high": float(limit)}
-        return turns_by_level[level]
+        low_turns = min(limit, mean_of_answers) if mean_of_answers else limit / 2
+        if level == "low":
+            return low_turns
+        if level == "likely":
+            return min(limit, 1.5 * low_turns)
+        return float(limit)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from engine.cost.throughput import Speed
 from engine.records.settings import SFTSettings
 
 Fit = Literal["fits", "tight", "too_big"]
-_Lowering = tuple[str, object, object]  # name of a setting, its value, a smaller value
+_Lowering = tuple[str, object, object]  # name of a setting, its value, the value to lower it to
 
 _MOST_LOWERINGS = 24  # steps of lowering one setting after another until a run fits
 _WORTHWHILE = 0.9  # a smaller value must be at most this share of the old one
@@ -30,7 +30,9 @@ def phases_of(plan: Plan, rate: Speed, level: str) -> dict[str, float]:
     """
     model = plan.model
     is_first_run = not plan.seen.runs
-    return rate.phases(works(plan, level), model.layers, model.weight_bytes, first=is_first_run)
+    return rate.phases(
+        works(plan, level), model.layers, model.weight_bytes, is_first_run=is_first_run
+    )
 
 
 def fit_of(total: int, available: int) -> Fit:
@@ -49,10 +51,11 @@ def lowered(plan: Plan, rate: Speed, peak_bytes: int | None) -> str:
     Args:
         peak_bytes: the memory of the run now, to save memory; None to save time instead.
     """
-    name, before, value = _best_lowering(plan, rate, peak_bytes)
-    if not name:
+    lowering = _best_lowering(plan, rate, peak_bytes)
+    if lowering is None:
         return ""
-    return f"{name} from {json.dumps(before)} to {json.dumps(value)}"
+    name, old_value, new_value = lowering
+    return f"{name} from {json.dumps(old_value)} to {json.dumps(new_value)}"
 
 
 def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str, object]:
@@ -69,35 +72,39 @@ def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str,
         total = footprint.memory(plan).total
         if fit_of(int(total * correction), plan.device.memory_total) != "too_big":
             return changed
-        name, _, value = _best_lowering(plan, rate, total)
-        if not name:
+        lowering = _best_lowering(plan, rate, total)
+        if lowering is None:
             break
-        changed[name] = value
-        plan = replace(plan, settings=plan.settings.model_copy(update={name: value}))
+        name, _, new_value = lowering
+        changed[name] = new_value
+        plan = _with_setting(plan, name, new_value)
     return {}
 
 
-def _best_lowering(plan: Plan, rate: Speed, peak_bytes: int | None) -> _Lowering:
-    """Find the single setting whose lowering saves most.
-
-    Returns its name, its value and the smaller value; the name is "" if no lowering helps.
+def _best_lowering(plan: Plan, rate: Speed, peak_bytes: int | None) -> _Lowering | None:
+    """Find the single setting whose lowering saves most; None if no lowering helps.
 
     Args:
         peak_bytes: the memory of the run now, to save memory; None to save time instead.
     """
-    best: _Lowering = ("", None, None)
+    best: _Lowering | None = None
     most_saved = 0.0
     likely_s = _likely_seconds(plan, rate) if peak_bytes is None else 0.0
-    for name, before, value in candidates(plan):
-        smaller_plan = replace(plan, settings=plan.settings.model_copy(update={name: value}))
+    for name, old_value, new_value in candidates(plan):
+        smaller_plan = _with_setting(plan, name, new_value)
         if peak_bytes is not None:
             saved = peak_bytes - footprint.memory(smaller_plan).total
         else:
             saved = likely_s - _likely_seconds(smaller_plan, rate)
         if saved > most_saved:
-            best = (name, before, value)
+            best = (name, old_value, new_value)
             most_saved = saved
     return best
+
+
+def _with_setting(plan: Plan, name: str, value: object) -> Plan:
+    """The plan with one setting changed."""
+    return replace(plan, settings=plan.settings.model_copy(update={name: value}))
 
 
 def _likely_seconds(plan: Plan, rate: Speed) -> float:

@@ -50,7 +50,8 @@ def memory(plan: Plan) -> PeakMemory:
     adapter = plan.adapter * _ADAPTER_BYTES
     if isinstance(settings, GRPOSettings) and settings.async_sampling:
         adapter += plan.adapter * 4  # the copy that samples
-    overhead = _overhead_bytes(plan, weights + adapter + max(training_peak, sampling_peak))
+    model_bytes = weights + adapter + max(training_peak, sampling_peak)
+    overhead = _overhead_bytes(plan, model_bytes)
     return PeakMemory(
         weights=int(weights),
         adapter_and_optimizer=int(adapter),
@@ -58,7 +59,7 @@ def memory(plan: Plan) -> PeakMemory:
         logits=int(logits if training_peak >= sampling_peak else sampled_logits),
         kv_cache=int(kv_cache),
         overhead=int(overhead),
-        total=int(weights + adapter + max(training_peak, sampling_peak) + overhead),
+        total=int(model_bytes + overhead),
     )
 
 
@@ -155,19 +156,19 @@ def _longest_sampled_sequence(plan: Plan) -> float:
     return min(plan.max_length, longest_prompt + sampled)
 
 
-def _overhead_bytes(plan: Plan, rest: float) -> float:
-    """Bytes that come on top of `rest`, the bytes of weights, adapter and activations.
+def _overhead_bytes(plan: Plan, model_bytes: float) -> float:
+    """Bytes that come on top of `model_bytes`, those of weights, adapter, activations and cache.
 
     On a CPU they are the interpreter with torch and its compiled code, on a GPU its context and
     kernels; on both also fragmentation.
     """
     if plan.device.kind == "cuda":
-        return 1.3e9 + 0.06 * rest  # context and kernels, then fragmentation
+        return 1.3e9 + 0.06 * model_bytes  # context and kernels, then fragmentation
     # The interpreter with torch, then fragmentation and the code that oneDNN compiles for every
     # size of matrix product. The first run of a model in a home also loads it through transformers,
     # to compare the results.
     first_run_bytes = 0 if plan.seen.runs else 1.3e8 + plan.weights
-    return 3.6e8 + 0.08 * rest + first_run_bytes
+    return 3.6e8 + 0.08 * model_bytes + first_run_bytes
 
 
 def _kept_floats_per_token(plan: Plan, length: float) -> float:

@@ -96,7 +96,7 @@ class Speed:
         }
 
     def phases(
-        self, works: Mapping[str, Work], layers: int, weight_bytes: int, *, first: bool
+        self, works: Mapping[str, Work], layers: int, weight_bytes: int, *, is_first_run: bool
     ) -> dict[str, float]:
         """Seconds of each phase of a run.
 
@@ -104,11 +104,11 @@ class Speed:
             works: the work of "training", "evaluation" and "saving".
             layers: number of layers of the model.
             weight_bytes: bytes of the model's weights, which are loaded at the start.
-            first: whether the home has no finished run of the model yet. The first run takes longer
+            is_first_run: whether the home has no finished run of the model yet. The first run takes longer
                 to start, because it compares our forward pass with that of transformers.
         """
         training = self.seconds(works["training"], layers)
-        comparison = _COMPARED * self.startup_s if first else 0.0
+        comparison = _COMPARED * self.startup_s if is_first_run else 0.0
         return {
             "startup": self.startup_s + comparison + weight_bytes / self.loaded_bytes_per_s,
             "training": training["training"],

@@ -53,6 +53,7 @@ class _Outcome:
         dropped: how many of the others there are, by reason.
         first_dropped: the first attempt that was dropped, by reason.
         overlaps: how many were contaminated, by kind of match.
+        kept_conversations: the conversations of the kept attempts, by `_conversation_text`.
         unindexed: how many held-out tasks were compared with answers only as a whole, because the
             index of word sequences was full.
     """
@@ -61,6 +62,7 @@ class _Outcome:
     dropped: dict[str, int] = field(default_factory=dict)
     first_dropped: dict[str, Attempt] = field(default_factory=dict)
     overlaps: dict[str, int] = field(default_factory=dict)
+    kept_conversations: set[str] = field(default_factory=set)
     unindexed: int = 0
 
     def drop(self, reason: str, attempts: Sequence[Attempt]) -> None:
@@ -215,7 +217,6 @@ def _keep_or_drop(
     }
     heldout = HeldOut(row for rows in tasks.values() for row in rows if row["split"] == "heldout")
     outcome.unindexed = heldout.unindexed
-    kept_conversations: set[str] = set()
     for (env_hash, task, _model), group in groups.items():
         split = split_of_task.get((env_hash, task))
         if split != "train":  # None: the version has no task of this id
@@ -228,47 +229,46 @@ def _keep_or_drop(
         if not rule_holds:
             outcome.drop("where", without_error)
             continue
-        candidates, ruled_out = ranked(without_error, choices.select)
-        outcome.drop("not_correct", ruled_out)
-        kept_count = 0
-        for attempt in candidates:  # the preferred ones first
-            is_full = choices.select != "all" and kept_count >= choices.max_per_task
-            if is_full:
-                reason = "not_selected"
-            else:
-                reason = _drop_reason(attempt, heldout, kept_conversations, outcome.overlaps)
-            if reason:
-                outcome.drop(reason, [attempt])
-                continue
-            kept_count += 1
-            kept_conversations.add(_conversation_text(attempt))
-            outcome.kept.append(attempt)
+        _keep_best(without_error, choices, heldout, outcome)
     return outcome
 
 
-def _drop_reason(
-    attempt: Attempt, heldout: HeldOut, kept_conversations: set[str], overlaps: dict[str, int]
-) -> str:
+def _keep_best(
+    attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
+) -> None:
+    """Keep the attempts of one group that `choices` prefers; drop the others, into `outcome`."""
+    candidates, ruled_out = ranked(attempts, choices.select)
+    outcome.drop("not_correct", ruled_out)
+    kept_count = 0
+    for attempt in candidates:  # the preferred ones first
+        is_full = choices.select != "all" and kept_count >= choices.max_per_task
+        reason = "not_selected" if is_full else _drop_reason(attempt, heldout, outcome)
+        if reason:
+            outcome.drop(reason, [attempt])
+            continue
+        kept_count += 1
+        outcome.kept_conversations.add(_conversation_text(attempt))
+        outcome.kept.append(attempt)
+
+
+def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
     """Why an attempt cannot become a training row: a key of REASONS, or "" if it can.
 
-    Args:
-        kept_conversations: the conversations of the rows so far, by `_conversation_text`.
-        overlaps: how many attempts hold a held-out task, by kind of match. If this attempt does,
-            its closest match is added to these counts.
+    If it holds a held-out task, its closest match is counted in `outcome.overlaps`.
     """
     if attempt.stop_reason == "length":
         return "truncated"
     last_message = attempt.messages[-1]
     if last_message.get("role") != "assistant" or not text_of([last_message]).strip():
         return "empty"
-    if _conversation_text(attempt) in kept_conversations:
+    if _conversation_text(attempt) in outcome.kept_conversations:
         return "duplicate"
     conversation = [*attempt.prompt, *attempt.messages]
     training_row = {"id": attempt.task, "prompt": attempt.prompt, "gold": conversation}
     matches = heldout.matches(training_row)
     if matches:
         kind = min(matches, key=lambda match: match.rank).kind  # rank 0 is the closest
-        overlaps[kind] = overlaps.get(kind, 0) + 1
+        outcome.overlaps[kind] = outcome.overlaps.get(kind, 0) + 1
         return "contaminated"
     return ""
 

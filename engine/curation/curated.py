@@ -105,27 +105,10 @@ def save_dataset(
             held out become the held-out rows.
         sources, choices: written to the dataset's curation.json.
 
-    Ids of rows are "task#1", "task#2" for the attempts at a task. If the sources are of several
-    environment versions, all ids begin with six digits of the version's hash, because tasks of
-    different versions may have equal ids.
-
     Returns the reply of the push. Raises UserError as `push_env` does.
     """
     records = {source.record.hash: source.record for source in sources}
-    prefixes = dict.fromkeys(records, "")  # of the ids, by the version's hash
-    if len(records) > 1:
-        prefixes = {env_hash: f"{env_hash[:6]}/" for env_hash in records}
-    heldout = [
-        _heldout_row(row, records[env_hash], prefixes[env_hash])
-        for env_hash, rows in tasks.items()
-        for row in rows
-        if row["split"] == "heldout"
-    ]
-    used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
-    train = []
-    for attempt in attempts:
-        row_id = _take_free_id(f"{prefixes[attempt.env_hash]}{attempt.task}", used_ids)
-        train.append(_train_row(attempt, records[attempt.env_hash], row_id))
+    train, heldout = _dataset_rows(attempts, tasks, records)
     card = {
         "made_by": "curate",
         **as_json(choices),
@@ -142,6 +125,37 @@ def save_dataset(
         if heldout:  # else the dataset has no file of that name
             _write_rows(dataset_folder / "datasets" / "heldout.jsonl", heldout)
         return push.push_env(home, dataset_folder, name=name)
+
+
+def _dataset_rows(
+    attempts: Sequence[Attempt],
+    tasks: Mapping[str, list[TaskRow]],
+    records: Mapping[str, EnvRecord],
+) -> tuple[list[DatasetRow], list[DatasetRow]]:
+    """The training rows, one for each attempt, and the held-out rows, from the held-out `tasks`.
+
+    Training rows have the ids "task#1", "task#2" for the attempts at a task. With several
+    environment versions all ids begin with six digits of the version's hash, because tasks of
+    different versions may have equal ids.
+
+    Args:
+        tasks, records: the task rows and the record of each environment version, by its hash.
+    """
+    prefixes = dict.fromkeys(records, "")  # of the ids, by the version's hash
+    if len(records) > 1:
+        prefixes = {env_hash: f"{env_hash[:6]}/" for env_hash in records}
+    heldout = [
+        _heldout_row(row, records[env_hash], prefixes[env_hash])
+        for env_hash, rows in tasks.items()
+        for row in rows
+        if row["split"] == "heldout"
+    ]
+    used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
+    train = []
+    for attempt in attempts:
+        row_id = _take_free_id(f"{prefixes[attempt.env_hash]}{attempt.task}", used_ids)
+        train.append(_train_row(attempt, records[attempt.env_hash], row_id))
+    return train, heldout
 
 
 def _write_rows(path: Path, rows: Sequence[DatasetRow]) -> None:

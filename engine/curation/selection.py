@@ -246,7 +246,8 @@ def check_selection(select: str, max_per_task: int) -> None:
             field="select",
         )
     # True is an int in Python, but no count.
-    if isinstance(max_per_task, bool) or not isinstance(max_per_task, int) or max_per_task < 1:
+    is_count = isinstance(max_per_task, int) and not isinstance(max_per_task, bool)
+    if not is_count or max_per_task < 1:
         raise UserError(
             "BAD_ARGUMENT",
             f"max_per_task={max_per_task!r} cannot be used",

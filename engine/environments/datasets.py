@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -99,22 +99,8 @@ def inspect(path: str | Path) -> DataReport:
         data = read_rows(file)
     except EnvProblem as problem:
         raise UserError(problem.code, str(problem), hint=problem.hint, field="path") from problem
-    tasks: list[Task] = []
-    bad_rows = list(data.bad)
-    shapes: Counter[str] = Counter()
-    line_by_id: dict[str, int] = {}
-    for line, row in data.rows:
-        try:
-            task = to_task(row, f"{file.stem}-{line}", split_of(file))
-            if task.id in line_by_id:
-                raise ValueError(f"the id {task.id!r} is also that of line {line_by_id[task.id]}")
-        except ValueError as error:
-            bad_rows.append(BadRow(line, str(error)))
-            continue
-        line_by_id[task.id] = line
-        shapes[shape_of(row)] += 1
-        tasks.append(task)
-    bad_rows.sort(key=lambda bad_row: bad_row.line)
+    tasks, shapes, invalid_rows = _valid_tasks(data.rows, file)
+    bad_rows = sorted([*data.bad, *invalid_rows], key=lambda bad_row: bad_row.line)
     splits, warnings = _rows_per_split(tasks)
     assistant_turns = [
         sum(message.role == "assistant" for message in task.answer_messages) for task in tasks
@@ -140,6 +126,32 @@ def inspect(path: str | Path) -> DataReport:
         sample=[_sample_row(task) for task in tasks[:SAMPLE_ROWS]],
     )
     return replace(report, summary=_summary(report), warnings=warnings + _warnings(report))
+
+
+def _valid_tasks(
+    rows: Iterable[tuple[int, dict[str, Any]]], file: Path
+) -> tuple[list[Task], Counter[str], list[BadRow]]:
+    """Convert the rows of a data file, each with its line number, to tasks.
+
+    Returns the tasks, the number of them in each shape, and the rows that are no valid task or
+    repeat the id of an earlier one.
+    """
+    tasks: list[Task] = []
+    shapes: Counter[str] = Counter()
+    invalid_rows: list[BadRow] = []
+    line_by_id: dict[str, int] = {}
+    for line, row in rows:
+        try:
+            task = to_task(row, f"{file.stem}-{line}", split_of(file))
+            if task.id in line_by_id:
+                raise ValueError(f"the id {task.id!r} is also that of line {line_by_id[task.id]}")
+        except ValueError as error:
+            invalid_rows.append(BadRow(line, str(error)))
+            continue
+        line_by_id[task.id] = line
+        shapes[shape_of(row)] += 1
+        tasks.append(task)
+    return tasks, shapes, invalid_rows
 
 
 def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:

@@ -1,4 +1,4 @@
-"""Models by hub id: found in a local cache, or fetched over HTTP into the home.
+"""Models by hub id: taken from a local cache, or fetched over HTTP into the home.
 
 A model is examined before it is downloaded: its small files and the headers of its weights (a few
 hundred kilobytes, by range requests) contain everything that the control side needs. The weights

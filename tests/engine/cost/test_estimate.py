@@ -344,7 +344,7 @@ WORKED = {
 def predicted() -> dict[str, float]:
     """Seconds of it by phase, on a CPU that nobody has measured."""
     return throughput.table(CPU.device, CPU.cores, "float32").phases(
-        WORKS, 4, 6_515_968, first=False
+        WORKS, 4, 6_515_968, is_first_run=False
     )
 
 
@@ -494,7 +494,7 @@ def test_a_model_that_never_stops_is_known_by_its_earlier_runs(home: Home):
         assert isinstance(found.uncalibrated, Workload)
         works = {n: flops.Work(*v) for n, v in found.uncalibrated.works.items()}
         table = throughput.table(CPU.device, CPU.cores, "float32")
-        return table.phases(works, 6, 6_515_968, first=False)
+        return table.phases(works, 6, 6_515_968, is_first_run=False)
 
     before = taken()
     shares = {"said_share": 1.0, "turns_mean": 1.0, "effective_share": 0.0}
