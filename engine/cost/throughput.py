@@ -104,8 +104,9 @@ class Speed:
             works: the work of "training", "evaluation" and "saving".
             layers: number of layers of the model.
             weight_bytes: bytes of the model's weights, which are loaded at the start.
-            is_first_run: whether the home has no finished run of the model yet. The first run takes longer
-                to start, because it compares our forward pass with that of transformers.
+            is_first_run: whether the home has no finished run of the model yet. The first run
+                takes longer to start, because it compares our forward pass with that of
+                transformers.
         """
         training = self.seconds(works["training"], layers)
         comparison = _COMPARED * self.startup_s if is_first_run else 0.0

@@ -390,7 +390,7 @@ def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
     if len(steps) <= MOST_STEPS:
         return list(steps)
     required = {steps[0], steps[-1]}
-    if best in steps:
+    if best is not None and best in steps:
         required.add(best)
     room = MOST_STEPS - len(required)
     others = [step for step in steps if step not in required]

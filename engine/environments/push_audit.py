@@ -116,9 +116,9 @@ def run_audit(
     seconds_left = draft.seconds_left - push_limits.CALL_SECONDS - second_process.start_seconds
     # The audit may take OVERRUN times its budget; it gets at least one second, however late it is.
     budget = max(1.0, min(push_limits.AUDIT_SECONDS, seconds_left / OVERRUN))
-    report = audit(env, rows, kind, budget_s=budget, fresh=second_process.fresh)
+    report: JsonObject = {**audit(env, rows, kind, budget_s=budget, fresh=second_process.fresh)}
     if draft.settings.secrets:
-        report = report | {"secrets_unset": draft.unset_secrets}
+        report["secrets_unset"] = draft.unset_secrets
     return report
 
 
