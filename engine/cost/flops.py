@@ -130,13 +130,10 @@ class Work:
 
     def times(self, count: float) -> "Work":
         """The work of doing this `count` times."""
-        return Work(*(value * count for value in self._values()))
+        return Work(*(value * count for value in astuple(self)))
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(*(a + b for a, b in zip(self._values(), other._values(), strict=True)))
-
-    def _values(self) -> tuple[float, ...]:
-        return astuple(self)
+        return Work(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -285,21 +282,6 @@ class Plan:
         return SamplingPlan(
             self.loaded, self.env, self.device, self._limits, self.seen, unknown_prompt
         )
-
-    @property
-    def width(self) -> int:
-        """Bytes of a frozen weight and of an activation."""
-        return self.loaded.width
-
-    @property
-    def weights(self) -> float:
-        """Bytes of the frozen weights."""
-        return self.loaded.weights
-
-    @property
-    def adapter(self) -> int:
-        """Number of parameters of the adapter."""
-        return self.loaded.adapter
 
     @property
     def rows(self) -> int:
@@ -526,7 +508,7 @@ def _update_work(plan: Plan, rows: float, tokens: float, length: float, supervis
     """
     operations = update_operations(
         plan.model,
-        plan.adapter,
+        plan.loaded.adapter,
         tokens=tokens,
         pairs=rows * length**2 / 2,  # each token attends to the tokens before it
         scored=rows * supervised,
@@ -563,7 +545,7 @@ def _forward_operations(plan: Plan, rows: float, tokens: float) -> float:
     model = plan.model
     # 4 operations for each token before it, which are half of the row on average.
     attention = 2 * model.heads * model.head_dim * tokens * model.layers
-    return rows * tokens * (2 * model.linear_params + 2 * plan.adapter + attention)
+    return rows * tokens * (2 * model.linear_params + 2 * plan.loaded.adapter + attention)
 
 
 def microbatch_tokens(plan: Plan) -> float:

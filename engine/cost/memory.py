@@ -46,10 +46,10 @@ def memory(plan: Plan) -> PeakMemory:
     sampling_peak = kv_cache + sampled_logits
     # Two copies: one with the adapter merged in, one in the layout for sampling. The C library
     # keeps the memory of the latter during training.
-    weights = plan.weights + 2 * copy_bytes
-    adapter = plan.adapter * _ADAPTER_BYTES
+    weights = plan.loaded.weights + 2 * copy_bytes
+    adapter = plan.loaded.adapter * _ADAPTER_BYTES
     if isinstance(settings, GRPOSettings) and settings.async_sampling:
-        adapter += plan.adapter * 4  # the copy that samples
+        adapter += plan.loaded.adapter * 4  # the copy that samples
     model_bytes = weights + adapter + max(training_peak, sampling_peak)
     overhead = _overhead_bytes(plan, model_bytes)
     return PeakMemory(
@@ -69,10 +69,10 @@ def _weight_copy_bytes(plan: Plan) -> float:
     On a CPU with enough memory training keeps a copy with the adapter merged in, and sampling makes
     another one in its own layout.
     """
-    has_room = 4 * plan.weights < plan.device.memory_total
+    has_room = 4 * plan.loaded.weights < plan.device.memory_total
     if plan.device.kind != "cpu" or not has_room:
         return 0.0
-    return plan.model.linear_params * plan.width
+    return plan.model.linear_params * plan.loaded.width
 
 
 def _batch_tokens(plan: Plan) -> float:
@@ -123,7 +123,7 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
         at_once = max(at_once, plan.rows)
     at_once = min(at_once, CONCURRENT[plan.device.kind])
     # Bytes of the keys and values of one token.
-    cache_per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.width
+    cache_per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.loaded.width
     # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
     copies = 1 + 1 / model.layers
     cache_bytes = at_once * longest * cache_per_token * copies
@@ -167,7 +167,7 @@ def _overhead_bytes(plan: Plan, model_bytes: float) -> float:
     # The interpreter with torch, then fragmentation and the code that oneDNN compiles for every
     # size of matrix product. The first run of a model in a home also loads it through transformers,
     # to compare the results.
-    first_run_bytes = 0 if plan.seen.runs else 1.3e8 + plan.weights
+    first_run_bytes = 0 if plan.seen.runs else 1.3e8 + plan.loaded.weights
     return 3.6e8 + 0.08 * model_bytes + first_run_bytes
 
 
@@ -201,12 +201,12 @@ def _activation_bytes(plan: Plan, tokens: float, length: float) -> float:
         kept_floats = model.layers * 2 * model.hidden + layer_floats
     else:
         kept_floats = model.layers * layer_floats
-    return plan.width * tokens * (kept_floats + gradient_floats) + 8 * tokens * model.hidden
+    return plan.loaded.width * tokens * (kept_floats + gradient_floats) + 8 * tokens * model.hidden
 
 
 def disk(plan: Plan) -> int:
     """The bytes that a run leaves on disk: checkpoints, rollouts, evaluations, metrics, events."""
-    checkpoint_bytes = plan.adapter * _CHECKPOINT_BYTES + _CHECKPOINT_FILES
+    checkpoint_bytes = plan.loaded.adapter * _CHECKPOINT_BYTES + _CHECKPOINT_FILES
     # Two more than are kept: the best one, and one that is being written.
     checkpoints = min(plan.settings.keep_checkpoints, plan.evaluations) + 2
     episode = plan.episode("high")
