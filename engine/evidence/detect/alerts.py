@@ -72,9 +72,9 @@ class Watch:
         self.exam_tasks = exam_tasks
         self.lines: list[Line] = []
         self.views: list[View] = []
-        self.rows = TrainingRows()
+        self.training_rows = TrainingRows()
         # Id of a raised alert -> steps in a row without the finding.
-        self.active: dict[str, int] = {}
+        self.active_alerts: dict[str, int] = {}
         self._steps_present: dict[str, int] = {}  # id of a finding -> steps in a row with it
         self._beginning: _Beginning | None = None
         self._against_start: StartComparison | None = None
@@ -82,7 +82,7 @@ class Watch:
     def catch_up(self, step: int) -> None:
         """Read the metrics, rollouts and alerts of a run that has already done `step` steps.
 
-        Afterwards `look` continues as if it had seen those steps.
+        Afterwards `check_step` continues as if it had seen those steps.
         """
         self.lines = [line for line in load_metrics(self.run.metrics).lines if line["step"] <= step]
         past_steps = [past_step for past_step in self.run.rollout_steps() if past_step <= step]
@@ -100,15 +100,15 @@ class Watch:
         Events after `step` are ignored, and so are all other kinds of event.
         """
         if event.event == "data":  # the rows are the same at every step
-            self.rows = training_rows(event)
+            self.training_rows = training_rows(event)
         elif event.step is None or event.step > step:
             return  # these steps will be repeated, and their alerts with them
         elif event.event == "alert":
-            self.active[str(event.fields.get("id"))] = 0
+            self.active_alerts[str(event.fields.get("id"))] = 0
         elif event.event == "alert_cleared":
-            self.active.pop(str(event.fields.get("id")), None)
+            self.active_alerts.pop(str(event.fields.get("id")), None)
 
-    def look(
+    def check_step(
         self,
         step: int,
         values: Mapping[str, Any],
@@ -138,7 +138,7 @@ class Watch:
             self.lines,
             self.views,
             exam_tasks=self.exam_tasks,
-            rows=self.rows,
+            training_rows=self.training_rows,
             exam_start=self._beginning.exam,
             against_start=self._against_start,
             gold_tokens=self._beginning.gold_tokens,
@@ -162,22 +162,22 @@ class Watch:
         to_raise = [
             finding
             for finding_id, finding in findings_now.items()
-            if finding_id not in self.active
+            if finding_id not in self.active_alerts
             and self._steps_present[finding_id] >= limits.RAISE_AFTER
         ]
         steps_absent = {
             finding_id: 0 if finding_id in findings_now else steps + 1
-            for finding_id, steps in self.active.items()
+            for finding_id, steps in self.active_alerts.items()
         }
         cleared = [
             finding_id for finding_id, steps in steps_absent.items() if steps >= limits.CLEAR_AFTER
         ]
-        self.active = {
+        self.active_alerts = {
             finding_id: steps
             for finding_id, steps in steps_absent.items()
             if finding_id not in cleared
         }
-        self.active |= dict.fromkeys([finding.id for finding in to_raise], 0)
+        self.active_alerts |= dict.fromkeys([finding.id for finding in to_raise], 0)
         return to_raise, cleared
 
     def _planned_evaluations(self) -> int:

@@ -175,16 +175,16 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
         views=views,
         exam=view_of(0, exam_rows, settings) if exam_rows else None,  # its step is not used
         exam_tasks=len({exam_row.task for exam_row in validation_rows}),
-        rows=_last_training_rows(run),
+        training_rows=_last_training_rows(run),
         failure=_failure(run, row),
         comparison=verdict.comparison if verdict else None,
-        go_on_with=verdict.training.go_on_with if verdict and verdict.training else "",
-        rescored=rescored(run),
+        recommended_model=verdict.training.go_on_with if verdict and verdict.training else "",
+        rescoring=rescored(run),
         exam_start=first_exam(run, settings) if training else None,
         against_start=against_start(run) if training else None,
         gold_tokens=gold_tokens(run) if training else None,
         heldout_rows=split_rows(run.home, row.env_id, split),
-        kept=verdict.kept_skills if verdict else None,
+        kept_skills=verdict.kept_skills if verdict else None,
     )
 
 
@@ -265,13 +265,13 @@ def _looked_at(facts: Facts) -> LookedAt:
     steps = [line["step"] for line in facts.lines if line.get("step", 0) > 0]
     names = ("heldout_success", "heldout_reward", "heldout_loss")
     evaluated = {step for name in names for step, _ in facts.curve(name)}
-    rollouts = sum(view.n for view in facts.views)
+    rollouts = sum(view.answer_count for view in facts.views)
     return LookedAt(len(steps), steps[-1] if steps else 0, rollouts, len(evaluated))
 
 
 def _summary(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
     """What was found, and which model to go on with where training did not improve on the start."""
-    recommended = facts.go_on_with
+    recommended = facts.recommended_model
     advice = f" The start was not beaten: go on with {recommended}." if recommended else ""
     return _findings_sentence(row, facts, findings) + advice
 
@@ -288,10 +288,10 @@ def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -
         return f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}.{other_ids}"
     looked_at = _looked_at(facts)
     extent = f"{counted(looked_at.steps, 'step')}, {counted(looked_at.rollouts, 'rollout')}"
-    if facts.failed:
+    if facts.failure_kind:
         return (
-            f"{row.run_id} failed ({facts.failed}); no detector explains it ({extent} looked at): "
-            "read the error."
+            f"{row.run_id} failed ({facts.failure_kind}); no detector explains it "
+            f"({extent} looked at): read the error."
         )
     if not looked_at.steps and not looked_at.rollouts:
         return f"{row.run_id} is {row.state} and has left nothing to diagnose yet."
