@@ -73,7 +73,7 @@ class Watch:
         self.lines: list[Line] = []
         self.views: list[View] = []
         self.training_rows = TrainingRows()
-        # Id of a raised alert -> steps in a row without the finding.
+        # Id of the finding of a raised alert -> steps in a row without that finding.
         self.active_alerts: dict[str, int] = {}
         self._steps_present: dict[str, int] = {}  # id of a finding -> steps in a row with it
         self._beginning: _Beginning | None = None
@@ -95,7 +95,7 @@ class Watch:
         self._trim()
 
     def _restore(self, event: Event, step: int) -> None:
-        """Take over from a past event the counts of training rows, or an alert raised or cleared.
+        """Take over the counts of training rows, or the alert raised or cleared, of a past event.
 
         Events after `step` are ignored, and so are all other kinds of event.
         """
@@ -125,7 +125,7 @@ class Watch:
         self.lines.append({"step": step, **values})
         self._add_view(view_of(step, rollouts, self.settings))
         self._trim()
-        if self._beginning is None:  # once: step 0 was evaluated before the first step
+        if self._beginning is None:  # read once: step 0 was evaluated before the first step
             exam = first_exam(self.run, self.settings)
             self._beginning = _Beginning(exam, gold_tokens(self.run))
         if evaluated:
@@ -143,7 +143,8 @@ class Watch:
             against_start=self._against_start,
             gold_tokens=self._beginning.gold_tokens,
         )
-        return self._update_alerts({finding.id: finding for finding in find_all(facts, live=True)})
+        findings = find_all(facts, live=True)
+        return self._update_alerts({finding.id: finding for finding in findings})
 
     def _update_alerts(
         self, findings_now: Mapping[str, Finding]
@@ -156,28 +157,25 @@ class Watch:
         `findings_now` are the findings of this step by id. Returns (findings to raise as alerts,
         ids of alerts that are over).
         """
+        active_before = self.active_alerts
+        self.active_alerts = {}
+        cleared = []
+        for finding_id, steps in active_before.items():
+            steps_absent = 0 if finding_id in findings_now else steps + 1
+            if steps_absent >= limits.CLEAR_AFTER:
+                cleared.append(finding_id)
+            else:
+                self.active_alerts[finding_id] = steps_absent
+        # A finding that is absent now is left out, so its count begins again.
         self._steps_present = {
             finding_id: self._steps_present.get(finding_id, 0) + 1 for finding_id in findings_now
         }
-        to_raise = [
-            finding
-            for finding_id, finding in findings_now.items()
-            if finding_id not in self.active_alerts
-            and self._steps_present[finding_id] >= limits.RAISE_AFTER
-        ]
-        steps_absent = {
-            finding_id: 0 if finding_id in findings_now else steps + 1
-            for finding_id, steps in self.active_alerts.items()
-        }
-        cleared = [
-            finding_id for finding_id, steps in steps_absent.items() if steps >= limits.CLEAR_AFTER
-        ]
-        self.active_alerts = {
-            finding_id: steps
-            for finding_id, steps in steps_absent.items()
-            if finding_id not in cleared
-        }
-        self.active_alerts |= dict.fromkeys([finding.id for finding in to_raise], 0)
+        to_raise = []
+        for finding_id, finding in findings_now.items():
+            long_enough = self._steps_present[finding_id] >= limits.RAISE_AFTER
+            if long_enough and finding_id not in active_before:
+                to_raise.append(finding)
+                self.active_alerts[finding_id] = 0
         return to_raise, cleared
 
     def _planned_evaluations(self) -> int:
@@ -205,8 +203,12 @@ def _drop_middle(steps: MutableSequence[Any]) -> None:
 
 def training_rows(event: Event) -> TrainingRows:
     """The counts of training rows in a `data` event; a count that is missing is 0."""
-    counts = [int(event.fields.get(name) or 0) for name in ("rows", "truncated", "dropped")]
-    return TrainingRows(*counts)
+    fields = event.fields
+    return TrainingRows(
+        rows=int(fields.get("rows") or 0),
+        truncated=int(fields.get("truncated") or 0),
+        dropped=int(fields.get("dropped") or 0),
+    )
 
 
 def alert_fields(finding: Finding) -> dict[str, object]:

@@ -37,15 +37,18 @@ class Detector:
 
         True for a detector that needs none.
         """
-        # These two are neither metrics nor attributes of a view.
-        if "rescored" in self.reads and facts.rescoring.get("scored"):
-            return True
-        if "kept" in self.reads and facts.kept_skills is not None:
-            return True
-        return not self.reads or any(
-            facts.curve(name) or (name in _VIEW_ATTRIBUTES and facts.view_values(name))
-            for name in self.reads
-        )
+        return not self.reads or any(_was_recorded(name, facts) for name in self.reads)
+
+
+def _was_recorded(name: str, facts: Facts) -> bool:
+    """Whether the run left what a detector reads by this name (see `Detector.reads`)."""
+    if name == "rescored" and facts.rescoring.get("scored"):
+        return True
+    if name == "kept" and facts.kept_skills is not None:
+        return True
+    if name in _VIEW_ATTRIBUTES and facts.view_values(name):
+        return True
+    return bool(facts.curve(name))  # a metric of that name
 
 
 DETECTORS = (
@@ -86,12 +89,13 @@ def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
 
     With `live` only those detectors are run that also run while training goes on.
     """
-    findings = [
-        finding
-        for detector in DETECTORS
-        if facts.algorithm in detector.algorithms and (detector.live or not live)
-        if (finding := detector.find(facts)) is not None
-    ]
+    findings = []
+    for detector in DETECTORS:
+        if facts.algorithm not in detector.algorithms or (live and not detector.live):
+            continue
+        finding = detector.find(facts)
+        if finding is not None:
+            findings.append(finding)
     return ranked(findings)
 
 
