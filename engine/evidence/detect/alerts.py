@@ -35,7 +35,7 @@ from engine.records.lines.event import Event, read_events
 from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
 
 # Of a long run only its first steps (trends are measured from them) and its last steps are kept.
-_START, _END = 40, 400
+_FIRST_STEPS, _LAST_STEPS = 40, 400
 _SLACK = 100  # more steps than these are let in before the middle is dropped, all at once
 
 
@@ -86,8 +86,9 @@ class Watch:
         """
         self.lines = [line for line in load_metrics(self.run.metrics).lines if line["step"] <= step]
         past_steps = [past_step for past_step in self.run.rollout_steps() if past_step <= step]
-        # Steps in the middle of a long run would be dropped anyway; dict.fromkeys removes repeats.
-        for past_step in dict.fromkeys([*past_steps[:_START], *past_steps[-_START:]]):
+        # The first steps and as many of the last are enough; all would take long to read.
+        ends = [*past_steps[:_FIRST_STEPS], *past_steps[-_FIRST_STEPS:]]
+        for past_step in dict.fromkeys(ends):  # without repeats, in order
             self._read_view(past_step)
         self._against_start = against_start(self.run, step, planned=self._planned_evaluations())
         for event in read_events(self.run.events):
@@ -197,8 +198,8 @@ class Watch:
 
 def _drop_middle(steps: MutableSequence[Any]) -> None:
     """Delete the middle of a list that has grown too long; its start and its end stay."""
-    if len(steps) > _START + _END + _SLACK:
-        del steps[_START : len(steps) - _END]
+    if len(steps) > _FIRST_STEPS + _LAST_STEPS + _SLACK:
+        del steps[_FIRST_STEPS : len(steps) - _LAST_STEPS]
 
 
 def training_rows(event: Event) -> TrainingRows:

@@ -105,7 +105,9 @@ class Examples:
 
     def of(self, finding: Finding) -> list[Example]:
         """At most two rollouts of different tasks that show the finding; [] where none does."""
-        if not finding.pick or (finding.pick == "changed" and self.step >= 0):
+        if not finding.pick:
+            return []
+        if finding.pick == "changed" and self.step >= 0:
             return []  # training rollouts cannot show what changed on held-out tasks
         shows_finding = _SHOWS.get(finding.id)
         rows = [row for row in self.rows if shows_finding is None or shows_finding(row)]
@@ -137,7 +139,10 @@ class Examples:
         return [self._example(nearest, reference_by_task.get(nearest.task, ""))]
 
     def _example(self, row: Answer, reference: str = "") -> Example:
-        """An answer as an example: shortened, with secrets removed."""
+        """An answer as an example: shortened, with secrets removed.
+
+        `reference` is the reference answer of its task, "" to show none.
+        """
         rollout = row if isinstance(row, TrajectoryRecord) else None
         return Example(
             step=self.step if self.step >= 0 else None,

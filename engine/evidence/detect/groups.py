@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from engine.core.hints import Change
-from engine.evidence.detect.findings import Finding, edit_lever, setting_lever
+from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.views import (
     START_STEPS,
     Facts,
@@ -54,27 +54,28 @@ def uniform_groups(facts: Facts) -> Finding | None:
         f"{mean(zero_advantage_shares):.0%} of the completions of the last steps have no advantage"
     )
     if same_text:
-        temperature = facts.settings.temperature or 1.0
-        if temperature < 1.0:
-            lever = setting_lever("temperature", temperature, 1.0)
-        else:
-            lever = edit_lever(
-                "start from a checkpoint or a model that still gives several answers"
-            )
         what = f"{start_of_sentence}: the answers of a group are the same text."
+        lever = _lever_for_same_text(facts.settings.temperature or 1.0)
         return Finding(
             "uniform_groups", what, evidence, lever, playbook="failures", pick="group", root=True
         )
+    what = f"{start_of_sentence}: the answers of a group differ, but not what they are paid."
     if all_solved_share < limits.EFFECTIVE_NONE:
         playbook_section = "rewards"
         edit = "score(): pay part of the way, each tier provably harder than the one before"
     else:
         playbook_section = "curriculum"
         edit = "tasks between the two ends: leave out those solved always and those solved never"
-    what = f"{start_of_sentence}: the answers of a group differ, but not what they are paid."
     return Finding(
         "uniform_groups", what, evidence, edit_lever(edit), playbook=playbook_section, pick="group"
     )
+
+
+def _lever_for_same_text(temperature: float) -> Lever:
+    """The lever against answers of one text: temperature 1, else another start model."""
+    if temperature < 1.0:
+        return setting_lever("temperature", temperature, 1.0)
+    return edit_lever("start from a checkpoint or a model that still gives several answers")
 
 
 def too_hard(facts: Facts) -> Finding | None:

@@ -150,16 +150,10 @@ def reward_hacking(facts: Facts) -> Finding | None:
     if reward_trend is None or not reward_trend.rose:
         return None
     solved_shares = facts.view_values("solved_share")
-    success_follows = _success_follows(facts, solved_shares, reward_trend)
-    success_known = success_follows is not None
-    answer_signals = _signs_of_exploit(facts, success_known=success_known)
-    reward_signals: dict[str, float] = {}
-    wrong_pay = _pay_of_wrong_answers(facts, reward_trend) if success_known else None
-    if wrong_pay is not None:
-        reward_signals["wrong_paid"] = wrong_pay
-    if success_follows is False:
-        reward_signals["success_flat"] = mean(solved_shares[-limits.WINDOW :])
-    if success_follows and wrong_pay is not None:
+    success_follows = _success_follows(facts, reward_trend)
+    reward_signals = _signs_in_reward(facts, reward_trend, success_follows=success_follows)
+    answer_signals = _signs_in_answers(facts, success_known=success_follows is not None)
+    if reward_signals and success_follows:
         answer_signals.pop("form_only", None)  # the form was learnt together with the answers
     if not _is_enough_evidence(reward_signals, answer_signals):
         return None
@@ -199,13 +193,31 @@ def _is_enough_evidence(
     return "longer" in answer_signals and same_for_all_tasks
 
 
-def _success_follows(facts: Facts, solved_shares: list[float], reward_trend: Trend) -> bool | None:
+def _signs_in_reward(
+    facts: Facts, reward_trend: Trend, *, success_follows: bool | None
+) -> dict[str, float]:
+    """The signs of an exploit in the reward: name of the sign -> the number that shows it.
+
+    `success_follows` is what `_success_follows` says; without it (None) there are no signs.
+    """
+    if success_follows is None:
+        return {}
+    signals: dict[str, float] = {}
+    wrong_pay = _pay_of_wrong_answers(facts, reward_trend)
+    if wrong_pay is not None:
+        signals["wrong_paid"] = wrong_pay
+    if not success_follows:
+        signals["success_flat"] = mean(facts.view_values("solved_share")[-limits.WINDOW :])
+    return signals
+
+
+def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
     """Whether the share of right answers rose together with the reward.
 
     True where nearly all answers were right from the start. None where the environment reports no
     success, or where the series is too short.
     """
-    success_trend = trend(solved_shares)
+    success_trend = trend(facts.view_values("solved_share"))
     if success_trend is None:
         return None
     if success_trend.first >= limits.SOLVED_ALWAYS:
@@ -242,7 +254,7 @@ def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
     return wrong_trend.last
 
 
-def _signs_of_exploit(facts: Facts, *, success_known: bool) -> dict[str, float]:
+def _signs_in_answers(facts: Facts, *, success_known: bool) -> dict[str, float]:
     """The signs of an exploit in the answers: name of the sign -> the number that shows it.
 
     Without `success_known` a rising form metric is no sign: the answers may get better with it.

@@ -307,18 +307,18 @@ class _Frame:
     """The mapping from steps and values to pixels of the drawing.
 
     Attributes:
-        first, last: the steps at the ends of the step axis.
+        first_step, last_step: the ends of the step axis.
         ticks: the values with a line and a label; the first and the last end the value axis.
-        left, right: the margins beside the curve.
+        margin_left, margin_right: free beside the curve, for labels.
     """
 
-    first: float
-    last: float
+    first_step: float
+    last_step: float
     ticks: Sequence[float]
     width: int
     height: int
-    left: float
-    right: float
+    margin_left: float
+    margin_right: float
 
     @staticmethod
     def around(curve: Curve, width: int, height: int) -> "_Frame":
@@ -330,23 +330,28 @@ class _Frame:
         ticks = nice_ticks(*_value_range(curve))
         # The labels of the ticks stand on the left, the value at the end of the line on the right.
         longest_tick = max(len(axis_text(tick, curve.is_share)) for tick in ticks)
-        left = _LABEL_GAP + _LETTER * longest_tick
+        margin_left = _LABEL_GAP + _LETTER * longest_tick
+        end_label_length = 0
         end = _line_end(curve)
-        end_label_length = len(axis_text(end[1], curve.is_share)) + 1 if end else 0
+        if end:
+            _, end_value = end
+            end_label_length = len(axis_text(end_value, curve.is_share)) + 1
         # The label at the end is bold, so its characters are wider.
-        right = max(_LEAST_RIGHT, _LABEL_GAP + 1.1 * _LETTER * end_label_length)
+        margin_right = max(_LEAST_RIGHT, _LABEL_GAP + 1.1 * _LETTER * end_label_length)
         last_step = max([*steps, curve.last_step or 0])
-        return _Frame(min(steps), last_step, ticks, width, height, left, right)
+        return _Frame(min(steps), last_step, ticks, width, height, margin_left, margin_right)
 
     def x(self, step: float) -> float:
         """Where a step is drawn, in pixels from the left."""
-        span = (self.last - self.first) or 1.0  # with a single step there is no span
-        return self.left + (step - self.first) / span * (self.width - self.left - self.right)
+        span = (self.last_step - self.first_step) or 1.0  # with a single step there is no span
+        curve_width = self.width - self.margin_left - self.margin_right
+        return self.margin_left + (step - self.first_step) / span * curve_width
 
     def y(self, value: float) -> float:
         """Where a value is drawn, in pixels from the top."""
         low, high = self.ticks[0], self.ticks[-1]
-        return self.height - _BOTTOM - (value - low) / (high - low) * (self.height - _TOP - _BOTTOM)
+        curve_height = self.height - _TOP - _BOTTOM
+        return self.height - _BOTTOM - (value - low) / (high - low) * curve_height
 
 
 def _value_range(curve: Curve) -> tuple[float, float]:
@@ -374,8 +379,8 @@ def _grid(frame: _Frame, is_share: bool) -> str:
     parts = []
     for tick in frame.ticks:
         y = frame.y(tick)
-        parts.append(_line("grid", (frame.left, frame.width - frame.right), (y, y)))
-        parts.append(_text("tick end", frame.left - 8, y + 4, axis_text(tick, is_share)))
+        parts.append(_line("grid", (frame.margin_left, frame.width - frame.margin_right), (y, y)))
+        parts.append(_text("tick end", frame.margin_left - 8, y + 4, axis_text(tick, is_share)))
     return "".join(parts)
 
 
@@ -385,10 +390,10 @@ def _step_labels(frame: _Frame) -> str:
     about = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
     parts = [
         _text("tick mid", frame.x(tick), y, str(int(tick)))
-        for tick in nice_ticks(frame.first, frame.last, about=about)
-        if frame.first <= tick <= frame.last and tick == int(tick)
+        for tick in nice_ticks(frame.first_step, frame.last_step, about=about)
+        if frame.first_step <= tick <= frame.last_step and tick == int(tick)
     ]
-    return "".join(parts) + _text("faint", frame.width - frame.right + 14, y, "step")
+    return "".join(parts) + _text("faint", frame.width - frame.margin_right + 14, y, "step")
 
 
 def _vertical_line(frame: _Frame, step: float, text: str) -> str:
