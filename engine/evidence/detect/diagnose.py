@@ -200,7 +200,9 @@ def _failure(run: RunDir, row: RunRow) -> Failure | None:
     if row.state != "failed":
         return None
     evidence = read_object(run.failure).get("evidence")
-    return Failure(row.reason_kind or "", row.reason or "", str(evidence or ""))
+    return Failure(
+        kind=row.reason_kind or "", message=row.reason or "", evidence=str(evidence or "")
+    )
 
 
 def _last_training_rows(run: RunDir) -> TrainingRows:
@@ -331,25 +333,23 @@ def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -
 
 def _warnings(row: RunRow, facts: Facts) -> list[str]:
     """A warning for a run that is going on and has too few steps for most detectors; else []."""
-    if row.state in TERMINAL or not facts.lines:
+    step_count = _looked_at(facts).steps
+    if row.state in TERMINAL or not facts.lines or step_count >= limits.WINDOW:
         return []
-    steps = _looked_at(facts).steps
-    if steps < limits.WINDOW:
-        return [
-            f"{steps} steps are few: most detectors need {limits.LEAST} to {limits.TREND_STEPS}."
-        ]
-    return []
+    return [
+        f"{step_count} steps are few: most detectors need {limits.LEAST} to {limits.TREND_STEPS}."
+    ]
 
 
 def _next_calls(row: RunRow, findings: Sequence[Finding], step: int) -> list[Call]:
     """The calls that show rollouts of the first finding and what the playbook says about it.
 
-    Without findings: the call that reads the error of a failed run, else none. `step` is that of
-    the example rollouts, -1 where there are none.
+    Without findings: the call that reads the error of a failed run, else none. `step` is the step
+    of the example rollouts, -1 where there are none.
     """
     if not findings:
-        error = Call("read_logs", {"run_id": row.run_id, "view": "error"})
-        return [error] if row.state == "failed" else []
+        read_error = Call("read_logs", {"run_id": row.run_id, "view": "error"})
+        return [read_error] if row.state == "failed" else []
     first = findings[0]
     playbook = Call("read_playbook", {"section": first.playbook})
     if not first.pick:  # rollouts do not show the finding

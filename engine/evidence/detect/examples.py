@@ -20,19 +20,19 @@ _TASK_CHARS = 80  # of a task's id
 _MOST_COMPARED, _COMPARED_CHARS = 200, 400
 
 
-def _cut_short(row: Answer) -> bool:
+def _ran_out_of_tokens(row: Answer) -> bool:
     return row.stop_reason == "length"
 
 
 # Finding id -> whether a rollout shows it; for a finding without an entry every rollout does.
 _SHOWS: Mapping[str, Callable[[Answer], bool | None]] = {
     "truncation": lambda row: row.cut,
-    "overthinking": _cut_short,
+    "overthinking": _ran_out_of_tokens,
     "reward_errors": lambda row: bool(row.error),
     "judge_pleasing": is_pleased_and_wrong,
     "too_hard": lambda row: row.success is False,
     "below_start": lambda row: row.success is not True,
-    "length_grew": _cut_short,
+    "length_grew": _ran_out_of_tokens,
     "too_short": lambda row: row.success is False,
     "unparsed": lambda row: not row.success and not row.error,
 }
@@ -82,7 +82,7 @@ class Examples:
     """Chooses the rollouts that show a finding.
 
     They come from the last step of a GRPO run, or from the last exam of an SFT run; other runs have
-    none. `step` is that of the rollouts, -1 where there are none.
+    none. `step` is the step of the rollouts, -1 for an exam and where there are none.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_
 from engine.evidence.detect.views import (
     START_STEPS,
     Facts,
+    StartComparison,
     change_between,
     mean,
     mean_or_none,
@@ -229,13 +230,8 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     early_entropy = mean(entropies[limits.ENTROPY_EARLY // 2 : limits.ENTROPY_EARLY])
     if max(early_entropy, entropy) >= limits.ENTROPY_LEFT * entropy_start:
         return None
-    exam = facts.against_start
-    if exam is None or exam.measure not in ("success", "reward"):  # no exam of answers
-        return None
-    before, after, difference = exam.before, exam.after, exam.comparison.difference
-    if difference is None or before is None or after is None or difference > 0:
-        return None
-    if exam.measure == "success" and _nearly_all_solved(after):
+    exam = _exam_without_gain(facts)
+    if exam is None:
         return None
     effective_shares = facts.series("groups_effective")
     n = exam.comparison.outcome.n
@@ -243,8 +239,8 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
         "entropy_start": entropy_start,
         "entropy_first_steps": early_entropy,
         "entropy": entropy,
-        "heldout_start": before,
-        "heldout": after,
+        "heldout_start": exam.before,
+        "heldout": exam.after,
         "n": n,
         "p": exam.comparison.p,
         "groups_effective_start": mean_or_none(effective_shares[:1]),
@@ -253,7 +249,7 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     what = (
         f"Entropy fell from {entropy_start:.2g} to {early_entropy:.2g} within "
         f"{limits.ENTROPY_EARLY} steps, and held-out {exam.measure} is not above its start "
-        f"({before:.2g} to {after:.2g} on {n} tasks, which may be chance)."
+        f"({exam.before:.2g} to {exam.after:.2g} on {n} tasks, which may be chance)."
     )
     learning_rate = facts.settings.learning_rate
     lever = setting_lever(
@@ -265,6 +261,22 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     return Finding(
         "entropy_collapse", what, evidence, lever, playbook="stalls", pick="group", severity="low"
     )
+
+
+def _exam_without_gain(facts: Facts) -> StartComparison | None:
+    """The last exam compared with step 0, if it is not above it although there was room.
+
+    None as well where neither success nor reward was measured both times.
+    """
+    exam = facts.against_start
+    if exam is None or exam.measure not in ("success", "reward"):
+        return None
+    difference = exam.comparison.difference
+    if exam.before is None or exam.after is None or difference is None or difference > 0:
+        return None
+    if exam.measure == "success" and _nearly_all_solved(exam.after):
+        return None
+    return exam
 
 
 def is_learning(facts: Facts) -> bool:

@@ -214,8 +214,8 @@ def _signs_in_reward(
 def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
     """Whether the share of right answers rose together with the reward.
 
-    True where nearly all answers were right from the start. None where the environment reports no
-    success, or where the series is too short.
+    True also where nearly all answers were right from the start. None where the environment reports
+    no success, or where the series is too short.
     """
     success_trend = trend(facts.view_values("solved_share"))
     if success_trend is None:

@@ -376,7 +376,7 @@ def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View 
         thinking_share=len(think_sizes) / len(rows),
         think_size=statistics.median(think_sizes) if think_sizes else None,
         judge_gap=_judge_gap(scored),
-        alike_share=alike_share(_one_per_task(rows)),
+        alike_share=alike_share(_one_text_per_task(rows)),
     )
 
 
@@ -480,7 +480,7 @@ def _distinct_share(rows: Sequence[Answer]) -> float | None:
     return mean_or_none(shares)
 
 
-def _one_per_task(rows: Sequence[Answer]) -> list[str]:
+def _one_text_per_task(rows: Sequence[Answer]) -> list[str]:
     """The text of one answer per task.
 
     It is the middle one of the task's answers: where they are sorted by reward, the first or the

@@ -14,6 +14,7 @@ from engine.evidence.verdict.contamination import SharedRows
 from engine.evidence.verdict.fresh_scores import rescored
 from engine.home.rows import TERMINAL
 from engine.records.audit import Audit, ProbeLine
+from engine.records.estimate import Estimate
 from engine.records.run_config import TrainConfig
 from envs.audit.rescore import differing
 
@@ -156,40 +157,55 @@ def _source_row(source: SharedRows) -> list[str]:
 def cost(dossier: Dossier) -> Section | None:
     """The section on device time and money, estimated and used; None where neither is known."""
     hours, estimate = dossier.device_hours, dossier.estimate
-    section_blocks: list[Block] = []
+    panel_blocks: list[Block] = []
     facts = []
     if hours is not None:
         name = "device time used" if dossier.row.state in TERMINAL else "device time used so far"
         facts.append((name, duration(hours)))
     if estimate is not None:
-        expected = estimate.gpu_hours
-        low, likely, high = (
-            duration(expected.low),
-            duration(expected.likely),
-            duration(expected.high),
-        )
-        actual_text = f"used {duration(hours)}" if hours is not None else ""
-        estimate_range = charts.Range(
-            low=expected.low,
-            likely=expected.likely,
-            high=expected.high,
-            actual=hours,
-            texts=(low, f"likely {likely}", high, actual_text),
-        )
-        wide = charts.range_bar(estimate_range, charts.WIDE, "Estimated and used")
-        narrow = charts.range_bar(estimate_range, charts.NARROW - 20, "Estimated and used")
-        section_blocks.append(blocks.Figure(wide, narrow))
-        facts.append(("estimated", f"{likely} ({low} to {high})"))
-        facts.append(("basis of the estimate", estimate.basis))
-        facts.append(("estimated peak memory", size(estimate.peak_memory.total)))
-        if estimate.gpu_hour_price and hours is not None:
-            price = estimate.gpu_hour_price
-            facts.append(("money", f"{price * hours:.2f} at {price:g} an hour"))
+        panel_blocks.append(_estimate_figure(estimate, hours))
+        facts += _estimate_facts(estimate, hours)
     if not facts:
         return None
+    panel_blocks.append(blocks.Facts(facts))
     lead = "What was predicted before the run, and what it took."
-    panel = blocks.Panel([*section_blocks, blocks.Facts(facts)])
-    return Section("Cost against the estimate", "Cost", [panel], [lead])
+    return Section("Cost against the estimate", "Cost", [blocks.Panel(panel_blocks)], [lead])
+
+
+def _estimate_figure(estimate: Estimate, hours_used: float | None) -> blocks.Figure:
+    """The estimated device time as a bar, with the time used as a mark; no mark for None."""
+    expected = estimate.gpu_hours
+    used_text = f"used {duration(hours_used)}" if hours_used is not None else ""
+    estimated = charts.Range(
+        low=expected.low,
+        likely=expected.likely,
+        high=expected.high,
+        actual=hours_used,
+        texts=(
+            duration(expected.low),
+            f"likely {duration(expected.likely)}",
+            duration(expected.high),
+            used_text,
+        ),
+    )
+    wide = charts.range_bar(estimated, charts.WIDE, "Estimated and used")
+    narrow = charts.range_bar(estimated, charts.NARROW - 20, "Estimated and used")
+    return blocks.Figure(wide, narrow)
+
+
+def _estimate_facts(estimate: Estimate, hours_used: float | None) -> list[tuple[str, str]]:
+    """(name, value) facts of an estimate; the money spent only where there is a price."""
+    expected = estimate.gpu_hours
+    bounds = f"{duration(expected.low)} to {duration(expected.high)}"
+    facts = [
+        ("estimated", f"{duration(expected.likely)} ({bounds})"),
+        ("basis of the estimate", estimate.basis),
+        ("estimated peak memory", size(estimate.peak_memory.total)),
+    ]
+    price = estimate.gpu_hour_price
+    if price and hours_used is not None:
+        facts.append(("money", f"{price * hours_used:.2f} at {price:g} an hour"))
+    return facts
 
 
 def settings(dossier: Dossier) -> Section | None:

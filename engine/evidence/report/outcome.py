@@ -177,10 +177,12 @@ def models(dossier: Dossier) -> Section | None:
     evaluation, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
     if evaluation is None or measure is None or measure == "loss":
         return None
-    levels = [
-        (result.model, result.level) for result in evaluation.models if result.level is not None
-    ]
-    interval_ends = [end for _, level in levels for end in level.interval if end is not None]
+    levels: list[tuple[str, Level]] = []
+    interval_ends: list[float] = []
+    for result in evaluation.models:
+        if result.level is not None:
+            levels.append((result.model, result.level))
+            interval_ends += [end for end in result.level.interval if end is not None]
     if not interval_ends:
         return None
     axis = (0.0, 1.0) if measure == "success" else (min(interval_ends), max(interval_ends))
@@ -204,7 +206,7 @@ def models(dossier: Dossier) -> Section | None:
         "Each level with its 95\u00a0% interval; the verdicts compare with the first model, "
         "corrected for their number."
     )
-    table = blocks.Table(heads, rows, styles, "models")
+    table = blocks.Table(heads, rows, styles, style="models")
     return Section("Models, on the same tasks", "Models", [table], [lead])
 
 
