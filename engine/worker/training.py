@@ -152,7 +152,7 @@ class Training:
                 first_result = self.evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
             self.job.metrics(0, first_result.curves)
         self.watch.catch_up(self.done)
-        self.alarmed = self.settings.stop_early == "alert" and bool(self.watch.active)
+        self.alarmed = self.settings.stop_early == "alert" and bool(self.watch.active_alerts)
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each step that is still to do, from 1; the caller does that step.
@@ -176,7 +176,7 @@ class Training:
                 )
                 return
         if self.alarmed:
-            alerts = ", ".join(sorted(self.watch.active))
+            alerts = ", ".join(sorted(self.watch.active_alerts))
             self.job.event("stopped_early", f"alert: {alerts}", step=self.done)
 
     def _is_out_of_patience(self, best: Best) -> bool:
@@ -256,7 +256,7 @@ class Training:
         due = last or step % self.settings.eval_every == 0
         evaluated = self._evaluate(step) if due else HalfResult({})
         values |= evaluated.curves
-        raised, cleared = self.watch.look(step, values, rollouts, evaluated.rows)
+        raised, cleared = self.watch.check_step(step, values, rollouts, evaluated.rows)
         if raised and not last and self.settings.stop_early == "alert":
             self.alarmed = last = True
             values |= {} if due else self._evaluate(step).curves  # not evaluated above
