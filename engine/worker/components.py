@@ -166,7 +166,7 @@ def sampler_rows(base: Base) -> int:
 
 @contextmanager
 def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProcess | None]:
-    """A context with the environment's running process, which ends on exit; None for a dataset
+    """A context with the environment's process, which runs until exit; with None for a dataset
     without a scorer, which needs no process.
 
     Raises:

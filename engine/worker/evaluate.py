@@ -36,7 +36,8 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
     """Play the tasks with every model, model by model, and compare the answers.
 
     Returns the result record:
-        models: one summary per model, in the order of the config (see `_result`).
+        models: for each model, in the order of the config, its success rate, mean reward and the
+            like.
         verdict, evidence: whether the models differ, and the numbers that show it.
         summary: one line for people, such as "base: success 0.310 over 200 tasks; ...".
 
@@ -137,15 +138,15 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 def adapter_loaded(
     components: Components, folder: str | None, base_weights: dict[str, str]
 ) -> Iterator[None]:
-    """A context in which the sampler uses the adapter in `folder`; on exit it is unloaded.
+    """A context in which the sampler uses the adapter in `folder`; on exit the adapter is unloaded.
 
     Args:
         folder: a PEFT folder; None samples from the base alone.
         base_weights: SHA-256 of the base's weight files, by file name.
 
     Raises:
-        WorkerFailure: kind config, when the adapter cannot be read or was trained on other base
-            weights than these.
+        WorkerFailure: kind config, when the adapter cannot be read or was trained on other weights
+            than `base_weights`.
     """
     if folder is None:
         components.sampler.load(None)
@@ -169,8 +170,8 @@ class _PlaySetup:
     """What is the same for every model of an evaluation.
 
     Attributes:
-        tasks: those that fit into the length limit.
-        left_out: how many do not, as their prompts leave no room for an answer.
+        tasks: the tasks that are played.
+        left_out: how many are not, as their prompts leave no room for an answer.
         half_of_task: the half ("select" or "report") of each task, by its id.
         context: the environment, and how prompts are written.
         params: how answers are sampled.

@@ -148,9 +148,9 @@ def update(
 def _sync_check(training: Training, settings: GRPOSettings) -> SyncCheck:
     """A new `SyncCheck`, which watches that sampler and trainer give the same log-probabilities.
 
-    Its limits are those of bfloat16 if the weights are rounded, else those of float32. They apply
-    only where the settings make both distributions the same: no top-p, no sampling ahead, no
-    dropout.
+    It allows the rounding of bfloat16 if the weights are rounded, else that of float32. Where the
+    settings make the two distributions differ (top-p, sampling ahead, dropout), it only watches
+    whether their distance grows.
     """
     network = training.policy.base.network
     rounded = network.dtype != torch.float32 or settings.quantization != "none"

@@ -23,11 +23,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from engine.core.files import write_json
 from engine.worker.components import set_threads
 from engine.worker.core.batch import Row
-from engine.worker.network.adapter import LoraSpec
+from engine.worker.network.adapter import Adapter, LoraSpec
 from engine.worker.network.decoder import Decoder
-from engine.worker.network.network import DecoderNetwork, Micro
+from engine.worker.network.network import DecoderNetwork
 from engine.worker.network.policy import pick_device, pick_dtype
 from engine.worker.network.sampler import SamplerNeeds, SamplingParams
+from engine.worker.ops.packing import Packed
+
+# Of some work: how many units it had (tokens or completions), and the seconds it took.
+Timing = tuple[float, float]
 
 LORA = LoraSpec(rank=16, alpha=32, dropout=0.0, targets=("all-linear",))
 VOCAB = 1024
@@ -76,15 +80,39 @@ def measure(device: torch.device) -> dict[str, float]:
     weights = parameters(model)
     network = DecoderNetwork(Decoder.of(model), VOCAB - 1)
     adapter = network.new_adapter(LORA, seed=0)
+    # Operations per token and weight: 2 forward, 2 more for the gradient of the inputs; the frozen
+    # weights need none of their own. Decoding goes forward only.
+    train_flops, update_s = rate_and_fixed_cost(4 * weights, *time_training(network, adapter))
+    sample_flops, step_s = rate_and_fixed_cost(2 * weights, *time_decoding(network, adapter))
+    return {
+        "train_flops": train_flops,
+        "update_s": update_s,
+        "sample_flops": sample_flops,
+        "decode_step_s": step_s,
+        "layers": LAYERS,
+    }
+
+
+def time_training(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Timing]:
+    """Time a training pass over a single row and one over many. Returns the two timings, the
+    smaller pass first; their units are tokens."""
     # 128 tokens, all trained but the first, which nothing predicts.
     row = Row(ids=list(range(1, 129)), loss_mask=[0] + [1] * 127)
-    large_batch = network.collate([row] * TRAINED_ROWS[device.type])
+    large_batch = network.collate([row] * TRAINED_ROWS[network.device.type])
     small_batch = network.collate([row])
 
-    def train(batch: Micro) -> None:
+    def train(batch: Packed) -> None:
         logprobs, _ = network.logprobs(batch, adapter, training=True)
         logprobs.sum().backward()
 
+    large_s = best_of(lambda: train(large_batch), network.device)
+    small_s = best_of(lambda: train(small_batch), network.device)
+    return (small_batch.ids.numel(), small_s), (large_batch.ids.numel(), large_s)
+
+
+def time_decoding(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Timing]:
+    """Time a decoding step of few completions at once and one of many. Returns the two timings,
+    the smaller step first; their units are completions."""
     # The last id ends a completion, and is never sampled: the network has one id less.
     sampler = network.sampler(
         SamplerNeeds(pad_id=0, stop_ids=[VOCAB - 1], decode=lambda _: "", max_rows=256)
@@ -96,45 +124,24 @@ def measure(device: torch.device) -> dict[str, float]:
         params = SamplingParams(max_tokens=tokens, temperature=1.0)
         sampler.generate([prompt], completions, params)
 
-    def decode_step_s(completions: int) -> float:
+    def step_s(completions: int) -> float:
         """Seconds of one decoding step: the time for prompt and first token is subtracted."""
-        first_s = best_of(lambda: sample(completions, 1), device)
-        all_s = best_of(lambda: sample(completions, 1 + DECODED_STEPS), device)
+        first_s = best_of(lambda: sample(completions, 1), network.device)
+        all_s = best_of(lambda: sample(completions, 1 + DECODED_STEPS), network.device)
         return (all_s - first_s) / DECODED_STEPS
 
-    large_s = best_of(lambda: train(large_batch), device)
-    small_s = best_of(lambda: train(small_batch), device)
-    most, fewest = COMPLETIONS[device.type]
-    most_s = decode_step_s(most)
-    fewest_s = decode_step_s(fewest)
-    # Operations per token and weight: 2 forward, 2 more for the gradient of the inputs; the frozen
-    # weights need none of their own. Decoding goes forward only.
-    train_flops, update_s = rate_and_fixed_cost(
-        4 * weights,
-        smaller=(int(small_batch.ids.numel()), small_s),
-        larger=(int(large_batch.ids.numel()), large_s),
-    )
-    sample_flops, step_s = rate_and_fixed_cost(
-        2 * weights, smaller=(fewest, fewest_s), larger=(most, most_s)
-    )
-    return {
-        "train_flops": train_flops,
-        "update_s": update_s,
-        "sample_flops": sample_flops,
-        "decode_step_s": step_s,
-        "layers": LAYERS,
-    }
+    many, few = COMPLETIONS[network.device.type]
+    many_s, few_s = step_s(many), step_s(few)
+    return (few, few_s), (many, many_s)
 
 
-def rate_and_fixed_cost(
-    operations: float, smaller: tuple[float, float], larger: tuple[float, float]
-) -> tuple[float, float]:
+def rate_and_fixed_cost(operations: float, smaller: Timing, larger: Timing) -> tuple[float, float]:
     """Split the time of some work into a part per unit and a fixed part: the slope of the line
     through two measurements, and where it starts.
 
     Args:
         operations: how many operations one unit of the work takes.
-        smaller, larger: the two measurements, each (units, seconds).
+        smaller, larger: the two measurements.
 
     Returns (operations per second, fixed seconds). The fixed part is at least FIXED_SHARE of the
     smaller measurement. If the larger one took no longer, all of its time counts as operations.

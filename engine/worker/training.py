@@ -134,27 +134,31 @@ class Training:
         )
         isolation = context.process.isolation if context else ""
         write_manifest(self.job, self.components, isolation, params, self.meter.matrix_flops)
-        choosing_count = self.evaluation.choosing_count
-        message = f"{self.total} steps, {len(tasks)} held-out tasks"
-        if tasks:
-            reported_count = len(tasks) - choosing_count
+        self._report_start(len(tasks), self.evaluation.choosing_count)
+        self.watch.exam_tasks = self.evaluation.choosing_count
+        resumed = self._resume()
+        if tasks and not resumed:
+            with self._timed("exam_s"):
+                first_result = self.evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
+            self.job.metrics(step=0, values=first_result.curves)
+        self.watch.catch_up(self.done)
+        # A resumed run has ended already if an alert was raised before.
+        self.ended_by_alert = self.settings.stop_early == "alert" and bool(self.watch.active)
+
+    def _report_start(self, task_count: int, choosing_count: int) -> None:
+        """Write the event `started`. Of the held-out tasks, whose number is `task_count`, the
+        validation half chooses the checkpoint: `choosing_count` tasks."""
+        message = f"{self.total} steps, {task_count} held-out tasks"
+        if task_count > 0:
+            reported_count = task_count - choosing_count
             message += f": {choosing_count} choose the checkpoint, {reported_count} are reported"
         self.job.event(
             "started",
             message,
             total_steps=self.total,
-            heldout_tasks=len(tasks),
+            heldout_tasks=task_count,
             heldout_choose=choosing_count,
         )
-        self.watch.exam_tasks = choosing_count
-        resumed = self._resume()
-        if tasks and not resumed:
-            with self._timed("exam_s"):
-                first_result = self.evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
-            self.job.metrics(0, first_result.curves)
-        self.watch.catch_up(self.done)
-        # A resumed run has ended already if an alert was raised before.
-        self.ended_by_alert = self.settings.stop_early == "alert" and bool(self.watch.active)
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each step that is still to do, from 1; the caller does that step.
@@ -284,11 +288,11 @@ class Training:
             return self.evaluation.evaluate(step, heldout.VALIDATION)
 
     def save(self) -> None:
-        """Save a checkpoint of the step just done, and remove old ones. The last
-        `keep_checkpoints`, the best and this one are kept."""
-        best = self.evaluation.best if self.evaluation is not None else Best()
+        """Save a checkpoint of the step just done, and remove old ones: all but the last
+        `keep_checkpoints`, the best and this one."""
+        best = self.evaluation.best if self.evaluation is not None else Best()  # step -1: none
         state = dict(self.state)
-        if best.step > 0:  # -1 before any evaluation
+        if best.step > 0:
             # JSON has no infinity; a field left out is read back as its default, which is infinite.
             state["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
         progress = checkpoint.Progress(self.done, state)

@@ -118,6 +118,6 @@ def _exit_with_supervisor(descriptor: int) -> None:
     try:
         while os.read(descriptor, 1):  # b"" once the other end is closed
             pass
-    except OSError:  # the pipe is gone too
+    except OSError:  # our end is closed or broken: nobody watches this process either
         pass
     os._exit(9)  # at once, whatever the main thread is doing

@@ -32,7 +32,7 @@ class Completion:
 
 @dataclass
 class Trajectory:
-    """One rollout of one task; `reward` and the fields after it are filled in by scoring.
+    """One rollout of one task; `reward` and the fields after it are set once it is scored.
 
     Attributes:
         reward: the environment's own.

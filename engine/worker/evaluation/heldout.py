@@ -73,7 +73,7 @@ class Summary:
         """The means as columns of metrics.jsonl: `heldout_reward`, `heldout_success` if it is
         known, then `heldout_<name>` for each metric of the environment.
 
-        If the environment has a metric with one of our names, our value is kept.
+        If the environment has a metric with one of our names, ours is used.
         """
         ours = {"heldout_reward": self.reward}
         if self.success is not None:
@@ -103,7 +103,7 @@ def evaluate(
 
 def summarise(trajectories: Iterable[Trajectory]) -> Summary:
     """The means over trajectories; one that could not be scored counts as not solved, with reward
-    0. `success` is None if the environment never said whether a task was solved."""
+    0. `success` is None if no score tells whether its task was solved."""
     answers = list(trajectories)
     scored = [t for t in answers if t.error is None]
     count = max(1, len(answers))  # the means of nothing are 0

@@ -39,7 +39,7 @@ class RolloutBatch:
 
     @property
     def members(self) -> list[Trajectory]:
-        """Every trajectory that was sampled, those of dropped groups last."""
+        """Every trajectory that was sampled; the dropped groups come last."""
         return [t for group in self.groups + self.dropped for t in group.members]
 
 

@@ -116,7 +116,7 @@ class VllmSampler:
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
         """Yield the ids of one completion as they are sampled, the end token included. Yields
-        nothing if the prompt fills the context. Raises WorkerFailure as `generate`."""
+        nothing if the prompt fills the context. Raises WorkerFailure, of kind infra or oom."""
         self._wait_until_ready()
         room = self.limit - len(prompt)
         if room < 1:

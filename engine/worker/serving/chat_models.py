@@ -61,11 +61,11 @@ class Served:
         self.limit = models.limit
 
     def names(self) -> list[str]:
-        """See `Models.names`."""
+        """The names of all models, the base's first."""
         return self.models.names()
 
     def add(self, name: str, folder: Path) -> None:
-        """See `Models.add`."""
+        """Load the adapter in `folder` under the model name `name`. Raises Refused."""
         self.models.add(name, folder)
 
     def prompt_ids(self, request: ChatRequest) -> list[int]:

@@ -6,6 +6,7 @@ their absence for an answer.
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ Reply = dict[str, Any]
 
 MAX_TOKENS = 4096  # of one answer
 DEFAULT_TOKENS = 512  # of one answer, where the request names no number
-MAX_STOPS = 8  # stop strings that count; further ones are ignored
+MAX_STOPS = 8  # stop strings that take effect; further ones are ignored
 MAX_ANSWERS = 16
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 1_000
@@ -58,7 +59,7 @@ def parse_chat(body: Any) -> ChatRequest:
     """Read a chat completion request, the decoded JSON body.
 
     Fields that are left out take OpenAI's defaults, with two exceptions: `max_tokens` is
-    DEFAULT_TOKENS, and the seed is random. Only the first MAX_STOPS stop strings count.
+    DEFAULT_TOKENS, and the seed is random.
 
     Raises:
         Refused: 400, naming the field that is unknown or wrong, or 413 for a prompt that is too
@@ -74,16 +75,7 @@ def parse_chat(body: Any) -> ChatRequest:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise Refused(400, "tools must be a list of objects.")
     _check_size(messages, tools)
-    stop = _checked_stop(body.get("stop") or [])
-    token_limit = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_TOKENS
-    seed = body.get("seed")
-    params = SamplingParams(
-        max_tokens=int(checked_number(token_limit, "max_tokens", low=1, high=MAX_TOKENS)),
-        temperature=checked_number(body.get("temperature", 1.0), "temperature", low=0, high=2),
-        top_p=checked_number(body.get("top_p", 1.0), "top_p", low=1e-6, high=1),  # 0 keeps no token
-        stop=tuple(stop[:MAX_STOPS]),
-        seed=fresh_seed() if seed is None else int(checked_number(seed, "seed", low=0, high=2**53)),
-    )
+    params = _sampling_params(body)
     stream = bool(body.get("stream"))
     n = int(checked_number(body.get("n", 1), "n", low=1, high=MAX_ANSWERS))
     stream_options = body.get("stream_options") or {}
@@ -100,6 +92,21 @@ def parse_chat(body: Any) -> ChatRequest:
         n=n,
         stream=stream,
         include_usage=bool(stream_options.get("include_usage")),
+    )
+
+
+def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
+    """How the request's answers are sampled, with a random seed if it names none. Only the first
+    MAX_STOPS stop strings take effect. Raises Refused (400) when a field is wrong."""
+    stop = _checked_stop(body.get("stop") or [])
+    token_limit = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_TOKENS
+    seed = body.get("seed")
+    return SamplingParams(
+        max_tokens=int(checked_number(token_limit, "max_tokens", low=1, high=MAX_TOKENS)),
+        temperature=checked_number(body.get("temperature", 1.0), "temperature", low=0, high=2),
+        top_p=checked_number(body.get("top_p", 1.0), "top_p", low=1e-6, high=1),  # 0 keeps no token
+        stop=tuple(stop[:MAX_STOPS]),
+        seed=fresh_seed() if seed is None else int(checked_number(seed, "seed", low=0, high=2**53)),
     )
 
 

@@ -134,8 +134,8 @@ class Server:
         return check_and_handle
 
     def guarded(self, handler: Handler) -> Handler:
-        """Wrap `handler` as `local` does, and answer only requests with the deployment's bearer
-        token. An error `Refused` of the handler becomes an error response."""
+        """Wrap `handler` so that it answers only requests from this machine (see `local`) that have
+        the deployment's bearer token. If it raises `Refused`, that becomes an error response."""
 
         async def check_and_handle(request: Request) -> Response:
             """Return `handler`'s response, or an error response: 401 if the bearer token is missing

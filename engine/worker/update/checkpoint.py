@@ -174,8 +174,8 @@ def set_aside(folder: Path) -> Path:
 
 
 def _damage(folder: Path) -> str:
-    """What is damaged in a checkpoint, such as "optimizer.safetensors is missing"; "" if all files
-    match the manifest. Names only the first damaged file, or the manifest if it cannot be read."""
+    """What is wrong with the first damaged file of a checkpoint, such as "optimizer.safetensors is
+    missing", or that its manifest cannot be read; "" if all files match the manifest."""
     try:
         hashes = {
             name: facts["sha256"] for name, facts in read_json(folder / MANIFEST)["files"].items()
@@ -205,7 +205,7 @@ def require_base(folder: Path, base_weights: dict[str, str]) -> None:
     """
     try:
         trained_weights = read_json(folder / MANIFEST).get("base_weights") or {}
-    except FileNotFoundError:
+    except FileNotFoundError:  # not made by this program
         return
     if trained_weights and base_weights and trained_weights != base_weights:
         raise WorkerFailure(
@@ -226,7 +226,7 @@ def mark_best(run: RunDir, step: int) -> None:
 
 
 def prune(run: RunDir, keep: int, pinned: set[int]) -> None:
-    """Delete all checkpoints except the last `keep` and those of the steps in `pinned`."""
+    """Delete all checkpoints except the last `keep`, and except those whose step is in `pinned`."""
     steps = run.checkpoint_steps()
     older_steps = steps[: max(0, len(steps) - keep)]
     for step in older_steps:

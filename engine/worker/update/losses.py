@@ -80,11 +80,9 @@ def dapo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
 
 
 def gspo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
-    """The ratio is that of a whole trajectory, exp(mean log ratio) (arXiv 2507.18071); the loss is
-    the mean over trajectories.
-
-    A trajectory's term is divided evenly among its tokens; only the sum over them matters.
-    """
+    """All tokens of a trajectory have the same ratio, exp(mean log ratio) (arXiv 2507.18071); the
+    loss is the mean over trajectories. A trajectory's term is divided evenly among its tokens: only
+    the sum over the tokens matters."""
     sums = torch.zeros_like(t.lengths).index_add(0, t.row, t.policy - t.old)  # per trajectory
     ratio = torch.exp(sums / t.lengths)[t.row]
     term = clipped_loss(ratio, t.advantage, clip) * t.correction

@@ -37,7 +37,7 @@ class BatchPass(Protocol[Sums]):
 
 
 def tokens_at_once(budget: int, state: LoopState) -> int:
-    """The most tokens of a microbatch: `budget`, halved as often as `state` counts, at least 1."""
+    """The most tokens of a microbatch: `budget` after the halvings that `state` counts."""
     return max(1, budget >> int(state.get(HALVINGS_KEY, 0)))
 
 
@@ -71,12 +71,12 @@ class MemoryRetry:
             random_state = _random_state()
             try:
                 return batch_pass.run(token_limit)
-            except (RuntimeError, MemoryError) as error:
+            except (RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
                 if not out_of_memory(error):
                     raise
                 text = str(error).strip() or type(error).__name__
                 message = text.splitlines()[0][:300]  # torch's messages are long
-            # Outside the except block: inside, the traceback keeps the pass's activations alive.
+            # After the except block: within it the traceback keeps the pass's activations alive.
             every_row_alone = batch_pass.is_finest(token_limit)
             self._halve(token_limit, message, every_row_alone=every_row_alone)
             _restore_random_state(random_state)

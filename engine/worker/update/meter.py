@@ -54,11 +54,12 @@ class Meter:
         )
 
     def step(self, train_s: float) -> dict[str, float]:
-        """The metrics of the microbatches counted since the last call: `mfu`, the rate of their
-        operations as a share of the machine's, and `peak_memory`, in bytes, of the run so far.
+        """The metrics of the microbatches that were counted since the last call: `mfu`, their
+        operations per second as a share of what the machine can do, and `peak_memory`, in bytes, of
+        the run so far.
 
         Args:
-            train_s: the seconds they took; with 0, `mfu` is 0.
+            train_s: the seconds that the microbatches took; with 0, `mfu` is 0.
         """
         flops_per_s = self._operations / train_s if train_s > 0 else 0.0
         self._operations = 0.0
@@ -142,7 +143,7 @@ def totals(run: RunDir) -> Result:
         seconds: by phase, `sample_s`, `reward_s` and `train_s`; a phase that some step lacks is
             left out, as SFT samples nothing.
         tokens_per_s: the median of the steps.
-        mfu: the utilisation (see `Meter.step`), weighted by the seconds of each step.
+        mfu: the share of the machine's rate that was used, the mean over all seconds of training.
         peak_memory: in bytes.
         effective_share: the mean share of groups whose rewards differ; only where the run has
             groups (GRPO).

@@ -174,8 +174,8 @@ class PolicyPass:
 
     def _backward(self, micro: Microbatch) -> PassSums:
         """Run one microbatch forward and backward, which adds to the gradients, and return its
-        sums. The first pass also stores the policy's log-probabilities in `micro.old`, and replaces
-        those that the sampler did not give."""
+        sums. The first pass also stores the policy's log-probabilities in `micro.old`, and puts
+        them where the sampler gave none."""
         settings = self.settings
         first = self.first
         policy, entropy = self.policy.logprobs(micro.batch, settings.temperature, entropies=first)
@@ -247,7 +247,7 @@ def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> N
 def pass_metrics(all_sums: Sequence[PassSums]) -> dict[str, float]:
     """The metrics of a step, by name, from the sums of all its microbatches in all passes
     (engine/core/metrics.py explains them). Means are per trained token. Entropy and the gap to the
-    sampler are those of the first pass, of which there must be at least one microbatch."""
+    sampler come from the first pass; at least one microbatch must belong to it."""
     tokens = sum(sums.tokens for sums in all_sums)
     first_sums = [sums for sums in all_sums if sums.first]
     first_tokens = sum(sums.tokens for sums in first_sums)
