@@ -96,7 +96,10 @@ def loading_of(config: RunConfig) -> Loading:
             return Loading(settings.precision, settings.quantization, settings.steps)
         case GRPOConfig(settings=settings) | ProbeConfig(settings=settings):
             return Loading(
-                settings.precision, settings.quantization, settings.steps, settings.thinking
+                precision=settings.precision,
+                quantization=settings.quantization,
+                steps=settings.steps,
+                thinking=settings.thinking,
             )
         case EvaluateConfig(settings=settings):
             return Loading(thinking=settings.thinking)
@@ -106,7 +109,7 @@ def loading_of(config: RunConfig) -> Loading:
 
 def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     """Load the base model in `base_path`, make the sampler and find the environment of the run.
-    Writes the event `kernels` where faster functions were ruled out.
+    Writes the event `kernels` if faster functions than torch's own were ruled out.
 
     Raises:
         WorkerFailure: kind config when the model cannot be loaded, env_import when the environment
@@ -197,11 +200,10 @@ def tasks_of(components: Components, split: str) -> list[TaskRow]:
 
 
 def evaluation_limits(job: Job[SFTConfig], components: Components) -> EvaluationLimits:
-    """The limits of answers in the evaluations of an SFT run, whose settings have none.
-
-    They follow from the lengths in the dataset and the model's context (defaults.exam_limits).
-    """
-    config, context = job.config, components.base.network.shape.context
+    """The limits of answers in the evaluations of an SFT run, whose settings have none. They follow
+    from the lengths in the dataset and the model's context."""
+    config = job.config
+    context = components.base.network.shape.context
     facts = env_facts(job.run.home, components.env, Path(config.base.path))
     limits = defaults.exam_limits(facts, context, config.settings.max_length)
     return EvaluationLimits(limits.max_tokens, limits.max_turns, limits.max_length)

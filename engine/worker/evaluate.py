@@ -213,8 +213,8 @@ def _play_setup(
 
 
 def _sampling(settings: EvaluationSettings, attempts: int) -> SamplingParams:
-    """How answers are sampled: greedily with one attempt per task; with several at the settings'
-    temperature, as greedy answers would all be the same."""
+    """How answers are sampled: greedily with one attempt per task; with several attempts at the
+    settings' temperature, as greedy answers to a task would all be the same."""
     if attempts == 1:
         return SamplingParams.greedy(settings, settings.seed)
     return SamplingParams.drawn(settings, settings.seed)

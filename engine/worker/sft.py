@@ -124,7 +124,7 @@ class SupervisedPass:
         if not self.packing:
             return [[row] for row in self.batch]
         groups = self.policy.split(self.batch, tokens)
-        return [[self.batch[i] for i in members] for members in groups]
+        return [[self.batch[i] for i in indices] for indices in groups]
 
 
 def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]:
@@ -140,13 +140,13 @@ def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]
     return order[index * batch_size : (index + 1) * batch_size]
 
 
-def sample_rows(tasks: list[TaskRow], wanted: int | None, seed: int) -> list[TaskRow]:
-    """Draw `wanted` tasks by the seed and return them in their original order. All tasks are
-    returned if `wanted` is None or 0, or is not below their number."""
-    if not wanted or wanted >= len(tasks):
+def sample_rows(tasks: list[TaskRow], limit: int | None, seed: int) -> list[TaskRow]:
+    """Draw `limit` tasks by the seed and return them in their original order. All tasks are
+    returned if `limit` is None or 0, or if there are not more."""
+    if not limit or limit >= len(tasks):
         return tasks
-    chosen = random.Random(f"{seed}-examples").sample(range(len(tasks)), wanted)
-    return [tasks[i] for i in sorted(chosen)]
+    indices = random.Random(f"{seed}-examples").sample(range(len(tasks)), limit)
+    return [tasks[i] for i in sorted(indices)]
 
 
 def render(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[Row]:

@@ -281,7 +281,7 @@ class Training:
 
     def _evaluate(self, step: int) -> HalfResult:
         """Evaluate the policy after `step` on the validation half of the held-out tasks, and return
-        the result: an empty `HalfResult` where there are no held-out tasks."""
+        the result; an empty `HalfResult` if there are no held-out tasks."""
         if self.evaluation is None or not self.evaluation.tasks:
             return HalfResult({})
         with self._timed("exam_s"):
@@ -311,10 +311,13 @@ class Training:
         self._last_saved_step = self.done
 
     def require_finite(self, value: float, what: str) -> None:
-        """Check `value` before it reaches the weights; `what` names it in the message.
+        """Check a value, such as the loss, before it reaches the weights.
+
+        Args:
+            what: names the value in the message.
 
         Raises:
-            WorkerFailure: kind nonfinite, when it is NaN or infinite.
+            WorkerFailure: kind nonfinite, when the value is NaN or infinite.
         """
         if not math.isfinite(value):
             raise WorkerFailure(

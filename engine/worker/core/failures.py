@@ -111,9 +111,10 @@ def is_full_or_read_only(error: BaseException) -> bool:
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     if isinstance(error, OSError):
         return error.errno in codes
-    # safetensors writes in Rust: the number of the system's error stands in its text alone.
-    message = str(error)
-    return isinstance(error, SafetensorError) and any(f"os error {c})" in message for c in codes)
+    if not isinstance(error, SafetensorError):
+        return False
+    # safetensors writes in Rust: only its text has the number of the system's error.
+    return any(f"os error {code})" in str(error) for code in codes)
 
 
 def _record(kind: str, message: str, evidence: str, hint: Hint) -> Failure:

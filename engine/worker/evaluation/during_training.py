@@ -208,7 +208,7 @@ class HeldoutEvaluation:
 
     def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> EvaluationRow:
         """The row of a task whose loss was measured, for the evaluation file. `loss` is the mean
-        over its supervised tokens, whose number is `tokens`."""
+        over the task's supervised tokens, `tokens` in number."""
         return EvaluationRow(
             model=self.job.run.id,
             task=task_id,

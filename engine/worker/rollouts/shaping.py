@@ -75,8 +75,8 @@ def _turns(trajectory: Trajectory) -> Iterator[list[int]]:
     """Yield the ids of each assistant turn of a trajectory. Turns are runs of trained tokens; the
     environment's tokens between them are not trained."""
     turn_ids: list[int] = []
-    for token, trained in zip(trajectory.ids, trajectory.loss_mask, strict=True):
-        if trained:
+    for token, is_trained in zip(trajectory.ids, trajectory.loss_mask, strict=True):
+        if is_trained:
             turn_ids.append(token)
         elif turn_ids:
             yield turn_ids

@@ -156,7 +156,7 @@ class VllmClient:
         VllmError. Its message ends with the last lines of the server's log."""
         try:
             yield
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, ValueError) as error:  # ValueError: no JSON
             message = f"{type(error).__name__}: {error}"
             raise VllmError(f"{message}; its log ends: {self.process.last_words()}") from error
 

@@ -235,8 +235,8 @@ class VllmSampler:
 
 
 def _is_same_version(first: tuple[Adapter, int] | None, second: tuple[Adapter, int] | None) -> bool:
-    """Whether both are the same adapter at the same version, given as (adapter, version), or both
-    the base alone (None)."""
+    """Whether both are the same adapter at the same version, or both the base alone. Each is given
+    as (adapter, version); None for the base alone."""
     if first is None or second is None:
         return first is second
     return first[0] is second[0] and first[1] == second[1]

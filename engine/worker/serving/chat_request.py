@@ -182,11 +182,10 @@ def tool_call_as_openai(tool_call: ChatMessage) -> ChatMessage:
     return tool_call | {"function": {"name": function["name"], "arguments": arguments_text}}
 
 
-def usage(prompt: int, completion: int) -> dict[str, int]:
-    """OpenAI's `usage` object. `prompt` and `completion` are numbers of tokens, the latter over all
-    completions."""
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """OpenAI's `usage` object; `completion_tokens` is the sum over all completions."""
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
     }

@@ -77,8 +77,8 @@ class ImpatientStream(StreamingResponse):
             await super().__call__(scope, receive, send_in_time)
         finally:
             pieces = self.body_iterator
-            if isinstance(pieces, AsyncGenerator):  # at once, so that the model is free again
-                await pieces.aclose()
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()  # the model is free again at once
 
 
 class Server:
@@ -95,9 +95,9 @@ class Server:
         self.folder = folder
         self.served = served
         self.key = folder.key.read_text().strip().encode()
-        self.idle_s = idle_minutes * 60
+        self.idle_s = idle_minutes * 60  # 0: never stops
         self.last_used = time.monotonic()
-        self.busy = 0  # answers in progress
+        self.busy = 0  # how many answers are in progress
         self.uvicorn: uvicorn.Server | None = None
         self.port = 0  # known once it listens
 
@@ -283,8 +283,8 @@ class Server:
             # A vLLM server that has died: stop, so that the next call starts a new deployment.
             if not self.served.models.is_alive:
                 server.should_exit = True
-            idle = time.monotonic() - self.last_used
-            if self.idle_s > 0 and self.busy == 0 and idle > self.idle_s:
+            unused_s = time.monotonic() - self.last_used
+            if self.idle_s > 0 and self.busy == 0 and unused_s > self.idle_s:
                 server.should_exit = True
         await serving
 

@@ -40,7 +40,8 @@ class OwnModels:
             thinking: whether prompts open a think block.
             base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
                 weights are refused. None: not checked.
-            compared: the file with results of comparing forwards; see `load_base`.
+            compared: a file that keeps whether our own forward agreed with transformers', so that
+                it is compared once per base; None keeps nothing.
 
         Raises:
             WorkerFailure: kind config, when the base cannot be loaded.

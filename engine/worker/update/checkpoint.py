@@ -65,6 +65,7 @@ def save(
     if (final / MANIFEST).exists():
         return final
     sweep(run)
+    # Written aside and renamed, so that the checkpoint is complete or absent.
     temporary = final.with_name(f".{final.name}.{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
@@ -118,14 +119,11 @@ def sweep(run: RunDir) -> None:
     """Delete what an earlier attempt left if it died while it saved or deleted a checkpoint:
     temporary files, and checkpoints without a manifest. Safe, since no other process writes into
     the folder now."""
-    without_manifest = [
-        path for path in run.checkpoints.glob("step_*") if not (path / MANIFEST).exists()
-    ]
-    for leftover in [
-        *run.checkpoints.glob(".step_*"),
-        *run.checkpoints.glob(".best.*"),
-        *without_manifest,
-    ]:
+    leftovers = [*run.checkpoints.glob(".step_*"), *run.checkpoints.glob(".best.*")]
+    for folder in run.checkpoints.glob("step_*"):
+        if not (folder / MANIFEST).exists():
+            leftovers.append(folder)
+    for leftover in leftovers:
         if leftover.is_symlink():  # a half-made `best`
             leftover.unlink()
         else:

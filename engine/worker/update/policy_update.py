@@ -129,8 +129,8 @@ class PolicyPass:
         log-probabilities if there is a KL term.
 
         Args:
-            earlier: the microbatches with which the first pass was made, and whose
-                log-probabilities are taken over; [] before the first pass.
+            earlier: the microbatches of the first pass, whose log-probabilities are taken over; []
+                if the first pass is still to come.
         """
         rows = self._rows()
         microbatches = []
