@@ -199,7 +199,7 @@ def _answer(choice: Body) -> Answer:
     positions = (choice.get("logprobs") or {}).get("content") or [None] * len(ids)
     logprobs = []
     for token, position in zip(ids, positions, strict=True):
-        fields = {} if position is None else position
+        fields: Body = {} if position is None else position
         if fields.get("token_id", token) != token:
             raise ValueError(
                 f"log-probability of id {fields['token_id']} where {token} was sampled"
