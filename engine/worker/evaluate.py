@@ -48,7 +48,7 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
     models = job.config.models
     results: dict[int, Result] = {}  # by the model's index
     job.event("started", f"{len(models)} models", total_steps=len(models))
-    # Each base once, in the order of the models.
+    # Models that share a base are played together, so that each base is loaded once.
     for base_path in dict.fromkeys(model.base_path for model in models):
         components = prepare(job, Path(base_path))
         with environment(components, job) as process:
@@ -68,11 +68,11 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
                 results[index] = result
                 job.event("evaluated", f"{model.ref}: {_result_in_words(result)}", **result)
                 job.metrics(len(results), {"model": model.ref} | _metric_curves(groups))
-    ordered = [results[i] for i in range(len(models))]
-    summary = "; ".join(f"{r['ref']}: {_result_in_words(r)}" for r in ordered)
+    ordered_results = [results[index] for index in range(len(models))]
+    summary = "; ".join(f"{r['ref']}: {_result_in_words(r)}" for r in ordered_results)
     evidence = run_verdict(job.run).to_json()
     return {
-        "models": ordered,
+        "models": ordered_results,
         "verdict": evidence["verdict"],
         "evidence": evidence,
         "summary": summary,

@@ -114,11 +114,11 @@ class Training:
 
         Args:
             tasks: the held-out tasks, in the order of `heldout.ordered`.
-            context: the environment that plays them, and how prompts are written; None where the
+            context: the environment that plays them, and how prompts are written; None if the
                 environment scores nothing.
             limits: how long answers may get.
             budget: the most padded tokens of one forward pass.
-            loss_rows: the same tasks as conversations, where their held-out loss is measured (SFT).
+            loss_rows: the same tasks as conversations, if their loss is measured too (SFT).
 
         Raises:
             WorkerFailure: kind config, when the checkpoint to resume from was trained on another
@@ -146,8 +146,8 @@ class Training:
         self.ended_by_alert = self.settings.stop_early == "alert" and bool(self.watch.active)
 
     def _report_start(self, task_count: int, choosing_count: int) -> None:
-        """Write the event `started`. Of the held-out tasks, whose number is `task_count`, the
-        validation half chooses the checkpoint: `choosing_count` tasks."""
+        """Write the event `started`. Of the `task_count` held-out tasks, `choosing_count` choose the
+        checkpoint; the model's result is reported on the others."""
         message = f"{self.total} steps, {task_count} held-out tasks"
         if task_count > 0:
             reported_count = task_count - choosing_count

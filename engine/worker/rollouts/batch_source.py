@@ -76,7 +76,7 @@ class Collector:
         for round_number in range(1, settings.resample_uniform + 1):
             uniform_indices = [index for index, group in enumerate(groups) if group.uniform]
             chosen_tasks = fresh_tasks(
-                (step, round_number), count, len(uniform_indices), used_tasks, settings.seed
+                step, round_number, count, len(uniform_indices), used_tasks, settings.seed
             )
             if not chosen_tasks:
                 break
@@ -149,16 +149,16 @@ def _shuffled(count: int, seed: str) -> tuple[int, ...]:
 
 
 def fresh_tasks(
-    place: tuple[int, int], count: int, limit: int, used: set[int], seed: int
+    step: int, round_number: int, count: int, limit: int, used: set[int], seed: int
 ) -> list[int]:
     """Choose at most `limit` tasks, out of `count`, that the step has not played yet. Returns their
     indices; fewer than `limit`, or [], if too few remain.
 
     Args:
-        place: (step, round within the step); with the seed it decides the choice.
+        step, round_number: number of the step and of the round within it; with the seed they
+            decide the choice.
         used: indices of the tasks that the step has played already.
     """
-    step, round_number = place
     order = list(range(count))
     random.Random(f"{seed}-{step}-{round_number}").shuffle(order)
     return [index for index in order if index not in used][:limit]
