@@ -146,8 +146,8 @@ class Training:
         self.ended_by_alert = self.settings.stop_early == "alert" and bool(self.watch.active)
 
     def _report_start(self, task_count: int, choosing_count: int) -> None:
-        """Write the event `started`. Of the `task_count` held-out tasks, `choosing_count` choose the
-        checkpoint; the model's result is reported on the others."""
+        """Write the event `started`. Of the `task_count` held-out tasks, `choosing_count` choose
+        the checkpoint; the result is reported on the others."""
         message = f"{self.total} steps, {task_count} held-out tasks"
         if task_count > 0:
             reported_count = task_count - choosing_count
@@ -396,9 +396,10 @@ class Training:
         Raises:
             WorkerFailure: kind config, when the checkpoint was trained on another base.
         """
+        assert self.evaluation is not None  # `start`, the only caller, has made it
         checkpoint.sweep(self.job.run)
         folder = self._newest_undamaged_checkpoint()
-        if folder is None or self.evaluation is None:
+        if folder is None:
             self.job.rewind(step=-1)  # -1: drop all metrics
             return False
         checkpoint.require_base(folder, self.base_weights)
@@ -409,7 +410,7 @@ class Training:
             self.evaluation.best = Best(**best)
             # The run may have been killed after it saved the checkpoint and before it marked it.
             checkpoint.mark_best(self.job.run, best["step"])
-        elif best:  # its checkpoint was damaged or deleted: the next evaluation starts anew
+        elif best:  # its checkpoint was damaged or deleted: the next evaluation is the best again
             self.job.event("best_lost", f"the checkpoint of step {best['step']} is gone")
         self.state = progress.state
         self.evaluation.budget = tokens_at_once(self.evaluation.budget, self.state)
