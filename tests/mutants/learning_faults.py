@@ -155,9 +155,9 @@ LEARNING = [
     Fault(
         "grpo forgets the lengths",
         "update/losses.py",
-        "term = clipped(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction\n"
+        "term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction\n"
         "    return term / (t.lengths[t.row] * norm.trajectories)",
-        "term = clipped(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction\n"
+        "term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction\n"
         "    return term / norm.tokens",
         (gradient("grpo"),),
     ),
@@ -235,7 +235,7 @@ LEARNING = [
         "groups that teach nothing do not count",
         "grpo.py",
         "trajectories=len(scored),",
-        "trajectories=len(used),",
+        "trajectories=len(trained),",
         (gradient("grpo", kl=0.0), gradient("dr_grpo", kl=0.0)),
     ),
     Fault(
@@ -314,8 +314,8 @@ LEARNING = [
     Fault(
         "the rate falls one step early",
         "update/schedule.py",
-        "done = (step - 1 - warmup) / max(1, total - warmup)",
-        "done = (step - warmup) / max(1, total - warmup)",
+        "done_share = (step - 1 - warmup_steps) / max(1, total - warmup_steps)",
+        "done_share = (step - warmup_steps) / max(1, total - warmup_steps)",
         (STEPS + "[linear]", STEPS + "[cosine]"),
     ),
     Fault(
