@@ -164,7 +164,8 @@ def _pip(order: Order) -> int:
     """Run `pip install` for `order` in this process; returns its exit status, 0 for success."""
     sys.argv = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
     sys.argv += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    sys.argv += [] if order.source_builds else ["--only-binary", ":all:"]
+    if not order.source_builds:
+        sys.argv += ["--only-binary", ":all:"]
     sys.argv += ["--", *order.requirements]
     runner = Path(order.pip, "pip", "__pip-runner__.py")
     try:
@@ -175,7 +176,9 @@ def _pip(order: Order) -> int:
             runpy.run_module("pip", run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         # As Python treats sys.exit: a number is the status, None is 0, anything else is 1.
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, int):
+            return ended.code
+        return 0 if ended.code is None else 1
     return 0
 
 

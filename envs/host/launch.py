@@ -52,13 +52,11 @@ class Launch:
         """The launch that `to_json` wrote. Raises KeyError or TypeError for any other JSON."""
         fields = json.loads(text)
         reach = fields["reach"]  # its values are tuples, which JSON turned into lists
-        return Launch(
-            **fields
-            | {
-                "limits": Limits(**fields["limits"]),
-                "packages": Packages(**fields["packages"]),
-                "sandbox": Sandbox(**fields["sandbox"]),
-                "reach": Reach(**{name: tuple(values) for name, values in reach.items()}),
-                "install": Order(**fields["install"]) if fields["install"] else None,
-            }
-        )
+        records = {
+            "limits": Limits(**fields["limits"]),
+            "packages": Packages(**fields["packages"]),
+            "sandbox": Sandbox(**fields["sandbox"]),
+            "reach": Reach(**{name: tuple(values) for name, values in reach.items()}),
+            "install": Order(**fields["install"]) if fields["install"] else None,
+        }
+        return Launch(**(fields | records))

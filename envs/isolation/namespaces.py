@@ -87,7 +87,8 @@ def bwrap(network: bool) -> list[str]:
     if program is None:
         return []
     command = [program, "--unshare-all", "--die-with-parent", "--dev-bind", "/", "/"]
-    command += ["--share-net"] if network else []
+    if network:
+        command.append("--share-net")
     command += ["--proc", "/proc", "--"]
     import subprocess  # noqa: PLC0415 - rarely needed, and doubles the start of an env process
 
@@ -110,14 +111,14 @@ def first_process(
     uid: int,
     room_mb: int,
     status: int,
-    work: Callable[[], None],
+    run_child: Callable[[], None],
     writable: Iterable[str] = (),
 ) -> NoReturn:
     """Be the first process of the namespaces, and never return.
 
-    It forks a child that runs `work`, and collects orphans until that child ends. Then it writes
-    the child's exit status to `status` and exits, so that the kernel ends everything else in the
-    namespaces.
+    It forks a child that calls `run_child`, and collects orphans until that child ends. Then it
+    writes the child's exit status to `status` and exits, so that the kernel ends everything else in
+    the namespaces.
 
     Args:
         box: the private folder; it stays writable, and its folder `work` is put into memory.
@@ -125,19 +126,19 @@ def first_process(
         room_mb: MiB that the files in `work` may take together; those in /dev/shm may take as much
             again.
         status: descriptor for the exit status: as text, the number that os.waitpid gives.
-        work: what the child does.
+        run_child: what the child does.
         writable: further folders that stay writable.
     """
     kernel.die_with_parent()
     _mount_files(box, uid, room_mb, writable)
     pid = os.fork()
     if pid == 0:
-        work()
+        run_child()
         os._exit(0)
     while True:
         with contextlib.suppress(InterruptedError):
-            ended, exit_status = os.wait()
-            if ended == pid:
+            ended_pid, exit_status = os.wait()
+            if ended_pid == pid:
                 os.write(status, str(exit_status).encode())
                 os._exit(0)
 
