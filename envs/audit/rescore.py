@@ -9,7 +9,7 @@ does not, the scorer is random.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from envs.audit.audit_report import Rescoring
@@ -60,51 +60,29 @@ def score_again(
         clock: the time in seconds. It limits the third process, which has `THIRD_S` seconds even
             if the time is up.
     """
-    scored = 0
-    skipped: dict[str, int] = {}  # reason -> number of answers
-    changed: list[_Changed] = []
+    progress = _Progress()
     why = ""
-    cold_start_forgiven = False
     try:
         process = start_process() if answers else None
         for answer in answers:
-            if time_is_up():
+            if time_is_up() or not progress.score(answer, process, time_is_up):
                 why = "the time was up"
                 break
-            second = answer.score(process)
-            if isinstance(second, str):  # the reason why it cannot be scored
-                skipped[second] = skipped.get(second, 0) + 1
-                continue
-            if second["reward"] != answer.reward:
-                if time_is_up():  # a reward that could not be asked for twice does not count
-                    why = "the time was up"
-                    break
-                differing_score = _differing_again(answer, second, process)
-                if differing_score is not None:
-                    changed.append(_Changed(answer, differing_score))
-                elif second["error"]:
-                    pass  # the failure did not repeat itself
-                elif not cold_start_forgiven:
-                    # The first call of a process may be slow beyond a limit inside of score(), so
-                    # one reward that differed and then came back does not count.
-                    cold_start_forgiven = True
-                else:
-                    changed.append(_Changed(answer, second))
-            scored += 1
-        _ask_third_process(changed, start_process, clock)
+        _ask_third_process(progress.changed, start_process, clock)
     except EnvProblem as problem:
         why = str(problem)[:ERROR_CHARS]
+    changed = progress.changed
     failed = sum(item.failed for item in changed)
     # Confirmed ones come first: False sorts before True.
     first_examples = sorted(changed, key=lambda item: not item.confirmed)[:SHOWN]
     return {
         "asked": len(answers),
-        "scored": scored,
+        "scored": progress.scored,
         "differing": len(changed) - failed,
         "failed": failed,
         "confirmed": sum(item.confirmed for item in changed),
         "wavering": sum(item.wavering for item in changed),
-        "skipped": skipped,
+        "skipped": progress.skipped,
         "examples": [item.example() for item in first_examples],
         "why": why,
     }
@@ -182,6 +160,51 @@ class _Changed:
         if self.failed:
             example["error"] = str(self.second["error"])[:ERROR_CHARS]
         return example
+
+
+@dataclass
+class _Progress:
+    """What scoring again has shown so far.
+
+    Attributes:
+        scored: how many answers were scored again.
+        skipped: reason -> how many answers could not be scored again.
+        changed: those that got another reward.
+        cold_start_forgiven: whether one reward that differed and then came back was let pass.
+    """
+
+    scored: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    changed: list[_Changed] = field(default_factory=list)
+    cold_start_forgiven: bool = False
+
+    def score(self, answer: Scored, process: Any, time_is_up: Callable[[], bool]) -> bool:
+        """Score an answer again with `process`.
+
+        Returns False if its reward differs and the time is up, so that it cannot be asked for twice
+        and does not count.
+        """
+        second = answer.score(process)
+        if isinstance(second, str):  # the reason why it cannot be scored
+            self.skipped[second] = self.skipped.get(second, 0) + 1
+            return True
+        if second["reward"] != answer.reward:
+            if time_is_up():
+                return False
+            self._judge_difference(answer, second, process)
+        self.scored += 1
+        return True
+
+    def _judge_difference(self, answer: Scored, second: ScoreReply, process: Any) -> None:
+        """Add an answer to `changed` unless its first reward comes back and that is forgiven."""
+        differing_score = _differing_again(answer, second, process)
+        if differing_score is not None:
+            self.changed.append(_Changed(answer, differing_score))
+        elif not second["error"]:  # a failure that does not repeat itself is always forgiven
+            if self.cold_start_forgiven:
+                self.changed.append(_Changed(answer, second))
+            # The first call of a process may be slow beyond a limit inside of score().
+            self.cold_start_forgiven = True
 
 
 def _differing_again(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.config.problem import EnvProblem
-from envs.isolation.packages import Order, path_files
+from envs.isolation.packages import InstallOrder, path_files
 from envs.json_types import Reply
 
 WHEELS_ONLY = (
@@ -41,7 +41,7 @@ _SHOWN = 5  # packages named in a message
 _REASON_CHARS = 600  # of an unforeseen error, in the reply
 
 
-def serve(replies: int, order: Order) -> None:
+def serve(replies: int, order: InstallOrder) -> None:
     """Install the packages and write one JSON line to the descriptor `replies`. Never raises.
 
     The line is {"ready": ...} or {"problem": ...}, as an env process sends it when it starts, so
@@ -61,7 +61,7 @@ def serve(replies: int, order: Order) -> None:
     os.write(replies, (json.dumps(reply) + "\n").encode())
 
 
-def install(order: Order) -> None:
+def install(order: InstallOrder) -> None:
     """Build the virtual environment `order.target` with pip.
 
     Raises EnvProblem ENV_DEPS when pip fails, a source distribution would have to be built without
@@ -160,7 +160,7 @@ def _start_no_program(refused_commands: list[str]) -> None:
     sys.addaudithook(hook)
 
 
-def _pip(order: Order) -> int:
+def _pip(order: InstallOrder) -> int:
     """Run `pip install` for `order` in this process; returns its exit status, 0 for success."""
     sys.argv = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
     sys.argv += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from envs.config.settings import Limits
-from envs.isolation.packages import Order, Packages
+from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Reach, Sandbox
 
 
@@ -35,7 +35,7 @@ class Launch:
     log: str
     log_cap: int
     secrets: tuple[str, ...]
-    install: Order | None = None
+    install: InstallOrder | None = None
     spaces: str = ""
 
     def to_json(self) -> str:
@@ -57,6 +57,6 @@ class Launch:
             "packages": Packages(**fields["packages"]),
             "sandbox": Sandbox(**fields["sandbox"]),
             "reach": Reach(**{name: tuple(values) for name, values in reach.items()}),
-            "install": Order(**fields["install"]) if fields["install"] else None,
+            "install": InstallOrder(**fields["install"]) if fields["install"] else None,
         }
         return Launch(**(fields | records))

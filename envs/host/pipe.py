@@ -22,7 +22,7 @@ from envs.config.problem import EnvProblem
 from envs.config.settings import Limits
 from envs.host.launch import Launch
 from envs.host.redact import SecretFilter
-from envs.isolation.packages import Order, Packages
+from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Held, Reach, Sandbox
 from envs.json_types import Reply, Request
 
@@ -74,7 +74,7 @@ class Pipe:
         secrets: Mapping[str, str],
         log: Path | None,
         sandbox: Sandbox,
-        install: Order | None = None,
+        install: InstallOrder | None = None,
         reach: Reach | None = None,
     ) -> None:
         """Start the parent. Raises EnvProblem ENV_IMPORT when the interpreter does not start."""
@@ -107,18 +107,7 @@ class Pipe:
         if install is not None:
             variables |= install.variables
         try:
-            self.parent = subprocess.Popen(
-                # -S: without the module `site` neither path files nor sitecustomize run code.
-                # Not -I: it would also ignore PYTHONHASHSEED, which `_clean_environment` sets.
-                [sys.executable, "-P", "-s", "-S", "-B", "-u", str(PARENT), launch.to_json()],
-                stdin=child_lifeline,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                cwd="/",
-                env=variables,
-                pass_fds=(child_requests, child_replies),
-                start_new_session=True,
-            )
+            self.parent = _start_parent(launch, child_lifeline, variables)
         except OSError as error:
             for fd in (self.requests, self.replies, self.lifeline):
                 os.close(fd)
@@ -315,6 +304,27 @@ class Pipe:
                 output = self.parent.stderr.read(4000).decode("utf-8", "replace").strip()
         cause = output.splitlines()[-1] if output else f"exit status {self.parent.returncode}"
         return f"the env process was lost during {doing} ({cause[:TAIL_CHARS]})"
+
+
+def _start_parent(
+    launch: Launch, lifeline: int, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start sandbox_parent.py with `lifeline` as its descriptor 0 and only these variables.
+
+    Raises OSError if the interpreter does not start.
+    """
+    return subprocess.Popen(
+        # -S: without the module `site` neither path files nor sitecustomize run code.
+        # Not -I: it would also ignore PYTHONHASHSEED, which `_clean_environment` sets.
+        [sys.executable, "-P", "-s", "-S", "-B", "-u", str(PARENT), launch.to_json()],
+        stdin=lifeline,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        env=variables,
+        pass_fds=(launch.requests, launch.replies),
+        start_new_session=True,
+    )
 
 
 @functools.cache

@@ -81,18 +81,18 @@ class Log:
         lines = (self.pending + data).split(b"\n")
         self.pending = lines.pop()
         for line in lines:
-            self._line(line + b"\n")
+            self._write_line(line + b"\n")
         if len(self.pending) > LOG_LINE:
-            self._line(self.pending + b"\n")
+            self._write_line(self.pending + b"\n")
             self.pending = b""
 
     def close(self) -> str:
         """Write what is pending; returns the last output, at most TAIL bytes, as text."""
         if self.pending:
-            self._line(self.pending + b"\n")
+            self._write_line(self.pending + b"\n")
         return self.tail.decode("utf-8", "replace")
 
-    def _line(self, line: bytes) -> None:
+    def _write_line(self, line: bytes) -> None:
         """Take the secrets out of one line, then append it to the tail and, up to `cap`, the file.
 
         At the first line that no longer fits, the file gets a note that the rest is dropped.
@@ -273,15 +273,7 @@ def _run_child(
     """
     box, requests, replies = Path(launch.box), launch.requests, launch.replies
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.setpgid(0, 0)  # a group of its own, which `_kill_descendants` kills
-        work = box / "work"
-        os.chdir(work)
-        os.environ.update(HOME=str(work), TMPDIR=str(work))
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        _separate(box / "work", output)
         _close_all_but(requests, replies)
         held = confine_process()
         # Set after the change of uid, which clears it: this process dies with its parent.
@@ -309,6 +301,21 @@ def _run_child(
     finally:
         sys.stdout.flush()
         os._exit(0)
+
+
+def _separate(work: Path, output: int) -> None:
+    """Give this process a group, a working folder and standard streams of its own.
+
+    `output` is the descriptor to which standard output and error go.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setpgid(0, 0)  # a group of its own, which `_kill_descendants` kills
+    os.chdir(work)
+    os.environ.update(HOME=str(work), TMPDIR=str(work))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
 
 
 def _send(replies: int, message: Reply) -> None:
@@ -415,7 +422,8 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
     Reads at most 64 times, or only once with `once`, so that a child that keeps on printing cannot
     hold this process here.
     """
-    for _ in range(1 if once else 64):
+    max_reads = 1 if once else 64
+    for _ in range(max_reads):
         try:
             data = os.read(output, 1 << 16)
         except BlockingIOError:

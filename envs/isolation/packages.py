@@ -39,8 +39,8 @@ class Packages:
 
 
 @dataclass(frozen=True)
-class Order:
-    """One installation.
+class InstallOrder:
+    """Which packages to install, and where.
 
     Args:
         requirements: as in requirements.txt, one each.

@@ -150,29 +150,13 @@ def close(
         offline: whether its network namespace is empty.
         reach: what else it needs, beside the system's files and `box`.
     """
-    in_namespaces = spaces != ""
     holds = ["own process", "clean environment"]
-    holds += confine.apply(limits, uid, counted_apart=in_namespaces)
+    holds += confine.apply(limits, uid, counted_apart=spaces != "")
     if sandbox.mode == "off":  # the owner wants no more than limits
         holds.append("no network" if offline else "network open")
         return Held(LIMITS, tuple(holds), ('config.toml says sandbox = "off"',))
     kernel.drop_capabilities()
-    has_own_proc = in_namespaces and _has_own_proc()
-    readable = _readable_paths(box, has_own_proc, reach.readable)
-    shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
-    writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
-    abi = 0  # the version of Landlock; 0 for none
-    with contextlib.suppress(OSError):
-        abi = landlock.restrict(readable, writable, limits.network, reach.ports)
-    signals_confined = uid is not None or in_namespaces or abi >= landlock.HOLDS_SIGNALS
-    has_filter = False
-    with contextlib.suppress(OSError):
-        seccomp.install(
-            network=limits.network,
-            signals=signals_confined,
-            truncate=abi >= landlock.HOLDS_TRUNCATION,
-        )
-        has_filter = True
+    abi, has_filter = _restrict(limits, box, uid, spaces, reach)
     escaped = escapes(box, limits.network, sandbox.hidden)
     # A measure counts only if the self-test found no way around it.
     files_confined = abi > 0 and not {"read", "write"} & escaped
@@ -198,6 +182,33 @@ def close(
     if files_confined and calls_refused and not escaped:
         level = FULL if spaces else NO_NAMESPACES
     return Held(level, tuple(holds), (*gaps, *_gaps(box, uid, spaces)))
+
+
+def _restrict(
+    limits: Limits, box: Path, uid: int | None, spaces: str, reach: Reach
+) -> tuple[int, bool]:
+    """Restrict files by Landlock and system calls by seccomp, for good; arguments as in `close`.
+
+    Returns the version of Landlock, 0 if this kernel has none, and whether the seccomp filter could
+    be installed.
+    """
+    has_own_proc = spaces != "" and _has_own_proc()
+    readable = _readable_paths(box, has_own_proc, reach.readable)
+    shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
+    writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
+    abi = 0
+    with contextlib.suppress(OSError):
+        abi = landlock.restrict(readable, writable, limits.network, reach.ports)
+    # Something else keeps signals from processes of others: another uid, namespaces or Landlock.
+    signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
+    with contextlib.suppress(OSError):
+        seccomp.install(
+            network=limits.network,
+            signals=signals_confined,
+            truncate=abi >= landlock.HOLDS_TRUNCATION,
+        )
+        return abi, True
+    return abi, False
 
 
 def _gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
