@@ -108,11 +108,12 @@ def sentence(rescoring: Mapping[str, Any]) -> str:
     """
     example = rescoring["examples"][0]
     second = "scoring failed there" if example.get("error") else f"and there {example['second']:g}"
-    conclusion = "a third one has not confirmed that"
     if rescoring["wavering"]:
         conclusion = "a third one did not agree with that either, so there is chance in it"
     elif rescoring.get("confirmed"):
         conclusion = "what it pays depends on what its process has done before"
+    else:
+        conclusion = "a third one has not confirmed that"
     return (
         f"{differing(rescoring)} of {rescoring['scored']} answers got another reward in a new env "
         f"process (task {_short(example['task'])}: {example['first']:g}, {second}): {conclusion}"

@@ -80,7 +80,7 @@ def audit(
     order = rng.sample(range(len(rows)), len(rows))
     pool = [Task.from_row(rows[index]) for index in order[:POOL]]
     findings = Findings()
-    probed = _probed_with_messages if kind == "multi" else _probed_with_texts
+    make_row = _row_with_messages if kind == "multi" else _row_with_texts
     first_scores: list[_FirstScore] = []
 
     def time_is_up() -> bool:
@@ -88,9 +88,10 @@ def audit(
         return clock() - began > OVERRUN * budget_s
 
     for index in order:
-        if clock() - began > budget_s and (findings.rows >= LEAST_ROWS or time_is_up()):
+        over_budget = clock() - began > budget_s
+        if over_budget and (findings.rows >= LEAST_ROWS or time_is_up()):
             break
-        row = probed(rows[index], pool, rng)
+        row = make_row(rows[index], pool, rng)
         first_score = _score_all(row, scorer, findings, time_is_up)
         if first_score is not None and len(first_scores) < AGAIN:
             first_scores.append(first_score)
@@ -135,9 +136,7 @@ class _FirstScore:
         findings.count_revisited(self.task_id, self.reward, self.score_again()["reward"])
 
 
-def _probed_with_texts(
-    row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random
-) -> _ProbedRow:
+def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random) -> _ProbedRow:
     """A single-turn row with its probes.
 
     `pool` holds tasks whose reference answers serve as wrong ones; `rng` makes random choices.
@@ -149,10 +148,10 @@ def _probed_with_texts(
     return _ProbedRow(task.id, probes, lambda scorer, text: scorer.score(row, text))
 
 
-def _probed_with_messages(
+def _row_with_messages(
     row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random
 ) -> _ProbedRow:
-    """A multi-turn row with its probes; arguments as in `_probed_with_texts`."""
+    """A multi-turn row with its probes; arguments as in `_row_with_texts`."""
     task = Task.from_row(row)
     others = [_assistant(other) for other in pool if other.id != task.id and other.answer]
     probes = message_probes(task.prompt_text, _assistant(task), others, rng)

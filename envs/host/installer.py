@@ -65,7 +65,7 @@ def install(order: InstallOrder) -> None:
     """Build the virtual environment `order.target` with pip.
 
     Raises EnvProblem ENV_DEPS when pip fails, a source distribution would have to be built without
-    consent, or a package is of a kind that is refused (see `check`).
+    consent, or a package is of a kind that is refused (see `refuse_unusable`).
     """
     target = Path(order.target)
     venv.EnvBuilder(symlinks=True, with_pip=False).create(target)
@@ -87,18 +87,16 @@ def install(order: InstallOrder) -> None:
     if status != 0:
         hint = "" if order.source_builds else WHEELS_ONLY
         raise EnvProblem("ENV_DEPS", "pip could not install them", hint)
-    check(folders)
+    refuse_unusable(folders)
     for folder in folders:
         _compile(folder)
 
 
-def check(folders: list[Path]) -> None:
+def refuse_unusable(folders: list[Path]) -> None:
     """Refuse packages that came from a direct address or that work only through a path file.
 
-    Raises EnvProblem ENV_DEPS, which names up to five of them.
-
-    Args:
-        folders: where packages were installed.
+    `folders` are where packages were installed. Raises EnvProblem ENV_DEPS, which names up to five
+    of them.
     """
     # pip writes direct_url.json only for a package that did not come from an index.
     direct = sorted(
@@ -112,9 +110,9 @@ def check(folders: list[Path]) -> None:
             f"a requirement names an address in place of an index: {', '.join(direct[:_SHOWN])}",
             hint="Name packages by name and version, and leave out those that ask for addresses.",
         )
-    needed = path_files(map(str, folders))
-    if needed:
-        names = ", ".join(f"{owner} ({file})" for file, owner in needed[:_SHOWN])
+    needed_files = path_files(map(str, folders))
+    if needed_files:
+        names = ", ".join(f"{owner} ({file})" for file, owner in needed_files[:_SHOWN])
         raise EnvProblem(
             "ENV_DEPS",
             f"these packages work through path files, which are never run: {names}",

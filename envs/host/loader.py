@@ -110,8 +110,9 @@ def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
     needs_answer = kind_of(env) == "sft"
     for index, task in enumerate(tasks):
         problem = task_problem(task, index, index_of_id, needs_answer)
-        if problem:
-            raise _problem_at(source, folder, *problem)
+        if problem is not None:
+            message, hint = problem
+            raise _problem_at(source, folder, message, hint)
         index_of_id[task.id] = index
         rows.append(task.to_row())
     return rows

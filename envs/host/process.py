@@ -433,8 +433,9 @@ def _checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise EnvProblem("ENV_INVALID", f"tasks()[{index}] is no task: {error}") from error
         problem = task_problem(task, index, index_of_id, needs_answer)
-        if problem:
-            raise EnvProblem("ENV_INVALID", *problem)
+        if problem is not None:
+            message, hint = problem
+            raise EnvProblem("ENV_INVALID", message, hint)
         index_of_id[task.id] = index
         checked.append(task.to_row())
     return checked

@@ -132,11 +132,11 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
         raise _last_error(f"mount {target}")
 
 
-def set_read_only(path: str, on: bool, below: bool) -> None:
+def set_read_only(path: str, on: bool, recursive: bool) -> None:
     """Make the mount at `path` read-only, or writable again if `on` is False.
 
     Args:
-        below: whether to change all mounts inside it too.
+        recursive: whether to change all mounts inside it too.
 
     Raises:
         OSError: the kernel refuses it, or is older than 5.12 and has no such call.
@@ -146,7 +146,7 @@ def set_read_only(path: str, on: bool, below: bool) -> None:
     to_set, to_clear = (1, 0) if on else (0, 1)
     attributes = (ctypes.c_uint64 * 4)(to_set, to_clear, 0, 0)
     mount_point = ctypes.c_char_p(os.fsencode(path))
-    flags = _AT_RECURSIVE if below else 0
+    flags = _AT_RECURSIVE if recursive else 0
     # 32: the size of the struct in bytes.
     call(_MOUNT_SETATTR, _AT_FDCWD, mount_point, flags, ctypes.byref(attributes), 32)
 
