@@ -62,9 +62,10 @@ class EnvProblem(Exception):
         ENV_INVALID, a missing message gets a general one, other missing fields become "" or 0.
         """
         code, line = data.get("code"), data.get("line")
-        is_known = isinstance(code, str) and code in CODES
+        if not isinstance(code, str) or code not in CODES:
+            code = "ENV_INVALID"
         return EnvProblem(
-            code=code if is_known else "ENV_INVALID",
+            code=code,
             message=str(data.get("message") or "the environment could not be loaded"),
             hint=str(data.get("hint") or ""),
             file=str(data.get("file") or ""),
