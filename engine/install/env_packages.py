@@ -30,7 +30,7 @@ from engine.install import pip_index
 from envs.config.problem import EnvProblem
 from envs.config.settings import Limits
 from envs.host.pipe import Fault, Pipe
-from envs.isolation.packages import Order, packages_of
+from envs.isolation.packages import InstallOrder, packages_of
 from envs.isolation.sandbox import Reach, Sandbox
 
 FILE = "requirements.txt"
@@ -235,7 +235,7 @@ def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
     config = home.user_config()
     pip = _pip_path()
     index = pip_index.read(pip)
-    order = Order(
+    order = InstallOrder(
         requirements=tuple(requirements),
         target=str(venv.folder),
         pip=str(pip),

@@ -262,7 +262,7 @@ class Training:
         evaluation_is_due = is_last or step % self.settings.eval_every == 0
         evaluated = self._evaluate(step) if evaluation_is_due else HalfResult({})
         values |= evaluated.curves
-        alerts, cleared_alerts = self.watch.look(step, values, rollouts, evaluated.rows)
+        alerts, cleared_alerts = self.watch.check_step(step, values, rollouts, evaluated.rows)
         if alerts and not is_last and self.settings.stop_early == "alert":
             self.ended_by_alert = is_last = True
             if not evaluation_is_due:

@@ -205,8 +205,10 @@ def _answer(choice: Body) -> Answer:
                 f"log-probability of id {fields['token_id']} where {token} was sampled"
             )
         value = fields.get("logprob")
-        is_usable = isinstance(value, int | float) and NO_LOGPROB < value < math.inf
-        logprobs.append(float(value) if is_usable else math.nan)
+        if isinstance(value, int | float) and NO_LOGPROB < value < math.inf:
+            logprobs.append(float(value))
+        else:
+            logprobs.append(math.nan)
     return Answer(ids, logprobs, finished=choice["finish_reason"] == "stop")
 
 
