@@ -320,7 +320,9 @@ class Caught:
 
     def __init__(self, own: Ours, moved: State) -> None:
         self.policy = own.policy
-        self.meter = SimpleNamespace(ran=lambda rows: None)  # counts work, changes none
+        self.meter = SimpleNamespace(
+            count_microbatch=lambda rows: None
+        )  # counts work, changes none
         self.updates: list[tuple[float, State]] = []
         self._own, self._moved, self._sum = own, moved, 0.0
 

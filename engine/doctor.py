@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -35,7 +35,7 @@ GB = 1_000_000_000
 _ENOUGH_DISK = 5 * GB  # for the checkpoints of a few runs
 _LEAST_DISK = GB  # below it a run would soon fail
 _TORCH_S = 120.0  # loading torch from a cold disk may take a minute
-_MOST_FAULTS = 5
+_MOST_FAULTS = 5  # damaged config.json files that one finding lists
 KERNELS = "HONESMITH_KERNELS"  # engine/worker/ops/fused_ops.py reads it
 # flock and a write-ahead log are unsafe or unknown on these.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "glusterfs", "ceph", "9p", "fuse.sshfs")
@@ -90,9 +90,10 @@ def examine(
     checks: list[Reply] = []
     for check in (*CHECKS, partial(filesystem, mounts=mounts)):
         for finding in _findings_of(check, home):
+            reply = _as_reply(finding)
             findings.append(finding)
-            checks.append(_as_reply(finding))
-            report_check(checks[-1])
+            checks.append(reply)
+            report_check(reply)
     failed_count = sum(finding.status == "fail" for finding in findings)
     warned_count = sum(finding.status == "warn" for finding in findings)
     if failed_count:
@@ -139,7 +140,11 @@ def sdk(home: Home) -> Iterator[Finding]:
 def storage(home: Home) -> Iterator[Finding]:
     """Whether the disk of the home has room, and whether other users may read the home."""
     free = shutil.disk_usage(home.root).free
-    status: Status = "pass" if free > _ENOUGH_DISK else "warn" if free > _LEAST_DISK else "fail"
+    status: Status = "fail"
+    if free > _ENOUGH_DISK:
+        status = "pass"
+    elif free > _LEAST_DISK:
+        status = "warn"
     detail = f"{home.root}, {free / GB:.1f} GB free"
     yield Finding("home", status, detail, "Free some space or move HONESMITH_HOME.")
     others_mode = home.root.stat().st_mode & 0o077  # the permissions of group and others
@@ -160,14 +165,18 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
         lines = mounts.read_text("utf-8", "replace").splitlines()
     except OSError:
         return
-    mounted = [(fields[1], fields[2]) for fields in map(str.split, lines) if len(fields) > 2]
-    root = str(home.root.resolve())
-    above_home = [
-        (point, kind) for point, kind in mounted if root == point or root.startswith(f"{point}/")
-    ]
-    above_home += [(point, kind) for point, kind in mounted if point == "/"]
-    # The home is on the mount with the longest path above it.
-    kind = max(above_home, key=lambda pair: len(pair[0]))[1] if above_home else "unknown"
+    home_folder = str(home.root.resolve())
+    longest_point, kind = "", "unknown"  # of the mount that holds the home
+    for line in lines:
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point, point_kind = fields[1], fields[2]
+        folder_prefix = point if point == "/" else f"{point}/"
+        holds_home = home_folder == point or home_folder.startswith(folder_prefix)
+        # The home is on the mount with the longest path above it.
+        if holds_home and len(point) > len(longest_point):
+            longest_point, kind = point, point_kind
     if kind.startswith(NETWORK_FILESYSTEMS):
         yield Finding(
             "filesystem",
@@ -180,13 +189,13 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
 
 
 def database(home: Home) -> Iterator[Finding]:
-    """Whether the database is intact. Warns where it was once found damaged and was made again from
-    the run folders. Raises UserError where it is damaged and cannot be mended now."""
+    """Whether the database is intact. Warns where it was damaged once and was made again from the
+    run folders. Raises UserError where it is damaged and cannot be mended now."""
     with Store(home) as store:
         store.check()
         count = len(store.list_runs(1000))  # not more: only to show that rows can be read
     detail = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
-    damaged_names = [path.name for path in home.dbs_aside()]
+    damaged_names = [path.name for path in home.dbs_aside()]  # kept when it was made again
     if damaged_names:
         yield Finding(
             "database",
@@ -207,8 +216,8 @@ def configuration(home: Home) -> Iterator[Finding]:
 
 
 def isolation(home: Home) -> Iterator[Finding]:
-    """How user code is confined on this machine, and what cannot be prevented here. It is found out
-    by running a confined process."""
+    """How user code is confined on this machine, and what cannot be prevented here. To see that, a
+    confined process is run."""
     try:
         confinement = isolation_here(registry.sandbox_of(home))
     except EnvProblem as problem:
@@ -253,16 +262,18 @@ def training(home: Home) -> Iterator[Finding]:
     )
     if process.returncode == 0:
         # As VERSIONS prints them; the third is missing where Liger is not installed.
-        torch, transformers, *liger = process.stdout.split()
+        torch, transformers, *optional = process.stdout.split()
+        liger = optional[0] if optional else ""
         yield Finding("training", "pass", f"torch {torch}, transformers {transformers}")
-        yield Finding("kernels", "pass", _kernels_in_words(hardware.detect(home.root), *liger))
+        kernels = _kernels_in_words(hardware.detect(home.root), liger)
+        yield Finding("kernels", "pass", kernels)
     else:
-        last_line = (process.stderr.strip().splitlines() or ["no output"])[-1]
+        lines = process.stderr.strip().splitlines() or ["no output"]
         # The last line of a traceback is the error itself; it may be very long.
-        yield Finding("training", "fail", last_line[:300], "honesmith setup --again")
+        yield Finding("training", "fail", lines[-1][:300], "honesmith setup --again")
 
 
-def _kernels_in_words(machine: hardware.Hardware, liger: str = "") -> str:
+def _kernels_in_words(machine: hardware.Hardware, liger: str) -> str:
     """Which kernels would compute the operations between matrix products in our own forward pass,
     in words. Which of them a model really gets is decided only when it is tried.
 
@@ -294,8 +305,8 @@ def tools(home: Home) -> Iterator[Finding]:
 
 
 def runs(home: Home) -> Iterator[Finding]:
-    """Yields a warning where runs hold a device although no process works on them, and one for each
-    of the last three failures with its remedy."""
+    """Whether a process works on every run that holds a device. Also yields a warning for each of
+    the last three failures, with its remedy."""
     with Store(home) as store:
         open_runs = store.list_runs(50, states=OPEN)
         failed = store.list_runs(3, states=("failed",))
@@ -359,15 +370,17 @@ def _findings_of(check: Check, home: Home) -> list[Finding]:
 
     A check that raises becomes one failed finding, named after the check's function.
     """
-    # The only check without a name is `filesystem`, which is bound to its list of mounts.
+    # The only check without a name is `filesystem`, which is bound to its list of mounts. A lambda
+    # has the name "<lambda>".
     name = getattr(check, "__name__", "filesystem").strip("<>")
     try:
         findings = list(check(home))
     except UserError as error:
         return [Finding(name, "fail", error.message, error.advice)]
+    # OSError: a file or a program is missing. SubprocessError: a program took too long. ValueError:
+    # a file or an output has another form than expected.
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return [Finding(name, "fail", f"{type(error).__name__}: {error}")]
     return [
-        Finding(item.name, item.status, item.detail, "" if item.status == "pass" else item.fix)
-        for item in findings
+        replace(finding, fix="") if finding.status == "pass" else finding for finding in findings
     ]

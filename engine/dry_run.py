@@ -21,7 +21,7 @@ from engine.cost import estimate, throughput
 from engine.cost.estimate import Forecast
 from engine.environments import env_facts, registry
 from engine.environments.registry import EnvRecord
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
@@ -59,7 +59,15 @@ _SHARED_SETTINGS = ("seed", "precision")  # what an SFT plan and its probe have 
 
 @dataclass
 class Facts:
-    """What checks found out for later checks; None or empty until the check has been made."""
+    """What earlier checks stored for later ones; None or empty until the check has been made.
+
+    Attributes:
+        row: for SFT, one row as it would be trained on.
+        audit: the environment's stored reward audit.
+        probe: the result of the probe; None until it is done.
+        probe_run_id: the run of the probe; "" if none was started.
+        too_hard: whether the probe shows that GRPO would learn next to nothing.
+    """
 
     record: EnvRecord | None = None
     model: ModelRef | None = None
@@ -71,11 +79,11 @@ class Facts:
     audit: Reply = field(default_factory=dict)
     forecast: Forecast | None = None
     probe: Reply | None = None
-    run_id: str = ""
+    probe_run_id: str = ""
     too_hard: bool = False
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def dry_run(
     home: Home,
     env_id: str,
@@ -101,11 +109,8 @@ def dry_run(
     Raises UserError BAD_ARGUMENT for `samples` outside 0..256.
     """
     began = time.monotonic()
-    if (
-        isinstance(samples, bool)
-        or not isinstance(samples, int)
-        or not 0 <= samples <= MOST_SAMPLES
-    ):
+    is_count = isinstance(samples, int) and not isinstance(samples, bool)
+    if not is_count or not 0 <= samples <= MOST_SAMPLES:
         raise UserError(
             "BAD_ARGUMENT",
             f"samples = {samples!r} cannot be used",
@@ -121,7 +126,7 @@ def dry_run(
     return report | {
         "checks": [check.to_json() for check in check_list.checks],
         "probe": plan.facts.probe,
-        "run_id": plan.facts.run_id,
+        "run_id": plan.facts.probe_run_id,
         "summary": _summary(plan),
         "next": [call.to_json() for call in _next_calls(plan)],
         "warnings": _warnings(plan),
@@ -129,7 +134,7 @@ def dry_run(
 
 
 class DryRun:
-    """One dry run: what was asked for, its checks (a method each), and what they found out.
+    """One dry run: what was asked for, its checks (a method each), and what they have stored.
 
     A check stores in `facts` what later ones need. A UserError that it raises makes it fail.
     """
@@ -217,7 +222,10 @@ class DryRun:
         return Outcome("pass", detail)
 
     def check_interpreter(self) -> Outcome:
-        """Whether there is an interpreter that can train with these settings."""
+        """Whether there is an interpreter that can train with these settings.
+
+        Raises UserError if there is none.
+        """
         python = launcher.worker_python(self.home)
         if self.facts.resolved is not None:
             launcher.require_quantizer(self.home, self.facts.resolved.settings.quantization)
@@ -244,8 +252,9 @@ class DryRun:
         """Whether all secrets that the environment names are set. Raises UserError ENV_SECRETS."""
         record = required(self.facts.record)
         admission.check_secrets(record)
-        named = ", ".join(record.secrets)
-        return Outcome("pass", f"{named} set" if named else "the environment names none")
+        if not record.secrets:
+            return Outcome("pass", "the environment names none")
+        return Outcome("pass", f"{', '.join(record.secrets)} set")
 
     def check_isolation(self) -> Outcome:
         """Whether the environment's code can be confined on this machine, and how well."""
@@ -299,7 +308,8 @@ class DryRun:
         if audit.get("verdict") != "risk":
             return Outcome("pass", headline)
         fix = "Mend the reward and push again"
-        if self.algorithm == "grpo" and not resolution.wants(self.settings, "accept_reward_risk"):
+        is_accepted = resolution.wants(self.settings, "accept_reward_risk")
+        if self.algorithm == "grpo" and not is_accepted:
             fix += ", or set accept_reward_risk = true to train on it knowingly."
             return Outcome("fail", headline, fix, "REWARD_RISK")
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
@@ -336,12 +346,11 @@ class DryRun:
             # No reason to warn: memory in use now may be free when the run starts.
             detail += f", of which {size(figures.memory_free)} are free now"
         if figures.fits:
-            if figures.fit == "tight":
-                return Outcome("warn", f"{detail}: tight", f"Lower {figures.lower_this}.")
-            return Outcome("pass", detail)
-        lower = figures.lower_this
-        change = estimate.change_of(forecast.lower_to)
-        fix = Hint(f"Lower {lower}." if lower else "", change=change)
+            if figures.fit != "tight":
+                return Outcome("pass", detail)
+            return Outcome("warn", f"{detail}: tight", f"Lower {figures.lower_this}.")
+        advice = f"Lower {figures.lower_this}." if figures.lower_this else ""
+        fix = Hint(advice, change=estimate.change_of(forecast.lower_to))
         return Outcome("fail", detail, fix, "DOES_NOT_FIT")
 
     def check_disk(self) -> Outcome:
@@ -355,22 +364,34 @@ class DryRun:
         return Outcome("fail", detail, fix, "DISK_FULL")
 
     def check_budget(self) -> Outcome:
-        """Whether the run is expected to stay within the default cap and the home's total."""
+        """Whether the run is expected to stay within the default cap and the home's total.
+
+        Raises UserError BUDGET if it likely does not.
+        """
         figures = required(self.facts.forecast).estimate
         call = self.arguments()
         with Store(self.home) as store:
-            doubts = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, call)
-        if doubts:
-            return Outcome("warn", doubts[0], "Give the run a larger max_gpu_hours.")
+            warnings = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, call)
+        if warnings:
+            return Outcome("warn", warnings[0], "Give the run a larger max_gpu_hours.")
         detail = f"at most {figures.gpu_hours.high:g} GPU-hours; {DEFAULT_GPU_HOURS:g} are allowed"
         return Outcome("pass", detail)
 
     def arguments(self) -> Mapping[str, object]:
-        """The arguments of the call of submit_train that this dry run checks."""
+        """The arguments of the call of submit_train that this dry run checks.
+
+        `env_id` is the whole id where the environment was looked up, else as the caller gave it.
+        """
         record = self.facts.record
         env_id = record.env_id if record else self.env_id
-        plan = {"env_id": env_id, "model": self.model, "algorithm": self.algorithm}
-        return plan | ({"settings": self.settings} if self.settings else {})
+        arguments: dict[str, object] = {
+            "env_id": env_id,
+            "model": self.model,
+            "algorithm": self.algorithm,
+        }
+        if self.settings:
+            arguments["settings"] = self.settings
+        return arguments
 
     def sft_arguments(self) -> Mapping[str, object]:
         """The arguments of a submit_train by SFT on the same tasks; {} where the tasks have no
@@ -378,12 +399,16 @@ class DryRun:
         rows = self.facts.rows
         if rows is None or not rows.answered_rows:
             return {}
-        shared_settings = {
-            name: self.settings[name] for name in _SHARED_SETTINGS if name in self.settings
-        }
-        arguments = {**self.arguments(), "algorithm": "sft"}
+        arguments: dict[str, object] = {**self.arguments(), "algorithm": "sft"}
         arguments.pop("settings", None)  # most of GRPO's do not apply to SFT
-        return arguments | ({"settings": shared_settings} if shared_settings else {})
+        shared_settings = self._shared_settings()
+        if shared_settings:
+            arguments["settings"] = shared_settings
+        return arguments
+
+    def _shared_settings(self) -> GivenSettings:
+        """The settings given that SFT and GRPO have in common."""
+        return {name: self.settings[name] for name in _SHARED_SETTINGS if name in self.settings}
 
     def check_probe(
         self, samples: int, began: float, afford: Callable[[float], float] | None
@@ -397,14 +422,10 @@ class DryRun:
         if not record.scored:
             return Outcome("skip", "the environment scores nothing")
         # A probe takes settings of GRPO; SFT has only a few of them.
-        probe_settings = self.settings
-        if self.algorithm != "grpo":
-            probe_settings = {
-                name: probe_settings[name] for name in _SHARED_SETTINGS if name in probe_settings
-            }
+        probe_settings = self.settings if self.algorithm == "grpo" else self._shared_settings()
         request = ProbeRequest(record.env_id, self.model, samples, probe_settings)
         answer = lifecycle.submit_probe(self.home, request, afford)
-        run_id = self.facts.run_id = answer["run_id"]
+        run_id = self.facts.probe_run_id = answer["run_id"]
         seconds_left = max(0.0, CALL_S - (time.monotonic() - began))
         status = lifecycle.wait(self.home, run_id, "end", seconds_left)
         if status["state"] == "done":
@@ -466,10 +487,9 @@ def _summary(plan: DryRun) -> str:
     failed = check_list.failed
     if failed:
         first_failure = failed[0]
-        how_many = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
-        return f"Not ready: {first_failure.name}: {first_failure.detail}{how_many}."
+        count_note = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
+        return f"Not ready: {first_failure.name}: {first_failure.detail}{count_note}."
     warned = [check.name for check in check_list.checks if check.status == "warn"]
-    sentence = f"Ready to train, about {words(required(facts.forecast).estimate.hours.likely)}"
     if facts.too_hard:
         probe = required(facts.probe)
         first_step = "train by SFT first" if plan.sft_arguments() else "give partial credit"
@@ -477,6 +497,8 @@ def _summary(plan: DryRun) -> str:
             f"GRPO would learn little: {probe['too_hard']:.0%} of {probe['tasks']} groups are too "
             f"hard; {first_step}, or take easier tasks"
         )
+    else:
+        sentence = f"Ready to train, about {words(required(facts.forecast).estimate.hours.likely)}"
     return f"{sentence}; look at {', '.join(warned)}." if warned else f"{sentence}."
 
 
@@ -489,10 +511,12 @@ def _next_calls(plan: DryRun) -> list[Call]:
     if facts.too_hard:
         sft = plan.sft_arguments()
         calls = [Call("submit_train", sft)] if sft else []
-        return [*calls, Call("read_rollouts", {"run_id": facts.run_id, "pick": "best"})]
+        return [*calls, Call("read_rollouts", {"run_id": facts.probe_run_id, "pick": "best"})]
     calls = [Call("submit_train", plan.arguments())]
-    if facts.run_id and check_list.status("probe") == "skip":
-        calls.insert(0, Call("wait_run", {"run_id": facts.run_id}))
+    # `check_probe` returns "skip" for a probe that has not ended in time.
+    probe_unfinished = facts.probe_run_id and check_list.status("probe") == "skip"
+    if probe_unfinished:
+        calls.insert(0, Call("wait_run", {"run_id": facts.probe_run_id}))
     return calls
 
 
@@ -501,5 +525,5 @@ def _warnings(plan: DryRun) -> list[str]:
     for every check with a warning."""
     record = plan.facts.record
     prefix_warnings = registry.prefix_meant(plan.env_id, record) if record else []
-    doubts = [check for check in plan.check_list.checks if check.status == "warn"]
-    return prefix_warnings + [f"{check.name}: {check.detail}" for check in doubts]
+    warned = [check for check in plan.check_list.checks if check.status == "warn"]
+    return prefix_warnings + [f"{check.name}: {check.detail}" for check in warned]

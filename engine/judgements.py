@@ -68,10 +68,17 @@ class Check:
     code: str
 
     def to_json(self) -> dict[str, object]:
-        """The check as a JSON object: name, status, detail and fix; also call and code, where it
-        has them."""
-        fields = {"name": self.name, "status": self.status, "detail": self.detail}
-        return fields | self.fix.as_fields("fix") | ({"code": self.code} if self.code else {})
+        """The check as a JSON object: name, status, detail and fix; also the fix's call and the
+        code, where there are any."""
+        fields: dict[str, object] = {
+            "name": self.name,
+            "status": self.status,
+            "detail": self.detail,
+        }
+        fields |= self.fix.as_fields("fix")
+        if self.code:
+            fields["code"] = self.code
+        return fields
 
 
 class CheckList:
@@ -94,6 +101,7 @@ class CheckList:
                 skipped; a warning counts as passed.
             check: makes the check. A UserError that it raises makes the check fail.
         """
+        # The status of a need that was never made is "skip" too.
         not_passed = [need for need in needs if self.status(need) not in ("pass", "warn")]
         if not_passed:
             outcome = Outcome("skip", f"needs {not_passed[0]}")
@@ -152,27 +160,29 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
     if not weaknesses:
         return Outcome("pass", detail)
     text = "; ".join(weakness for weakness, _ in weaknesses)
-    return Outcome("warn", f"{detail}; {text}", " ".join(fix for _, fix in weaknesses if fix))
+    fixes = " ".join(fix for _, fix in weaknesses if fix)
+    return Outcome("warn", f"{detail}; {text}", fixes)
 
 
 def _data_weaknesses(
     statistics: Reply, rows: EnvFacts, settings: TrainSettings
 ) -> list[tuple[str, str]]:
-    """The weaknesses of training rows that can be used: (weakness in words, remedy in words or "")
-    each."""
+    """What is weak about training rows that can be used: (weakness, remedy) each, both in words.
+
+    The remedy is "" where there is none. The arguments are those of `judge_data`.
+    """
     weaknesses: list[tuple[str, str]] = []
     if statistics["dropped"]:
         weaknesses.append(
             (f"{statistics['dropped']} rows do not fit and are left out", "Raise max_length.")
         )
     if statistics["truncated_share"] > _MANY_TRUNCATED:
-        name, limit = (
-            ("max_length", settings.max_length)
-            if isinstance(settings, SFTSettings)
-            else ("max_tokens", settings.max_tokens)
-        )
-        share = f"{statistics['truncated_share']:.0%} of the answers are cut at {name}"
-        weaknesses.append((f"{share} = {limit}", f"Raise {name}."))
+        if isinstance(settings, SFTSettings):
+            limit_name, limit = "max_length", settings.max_length
+        else:
+            limit_name, limit = "max_tokens", settings.max_tokens
+        share = f"{statistics['truncated_share']:.0%} of the answers"
+        weaknesses.append((f"{share} are cut at {limit_name} = {limit}", f"Raise {limit_name}."))
     if isinstance(settings, SFTSettings) and statistics["without_answer"]:
         weaknesses.append(
             (f"{statistics['without_answer']} rows have no answer and are left out", "")
@@ -192,18 +202,25 @@ def _data_weaknesses(
 
 
 def too_hard(result: ProbeResult) -> bool:
-    """Whether GRPO would learn next to nothing because hardly any answer is right: too few groups
-    have differing rewards, and of the other groups at least as many are all wrong as all right."""
-    hard, easy = result.too_hard, result.too_easy
-    return result.effective < _FEW_EFFECTIVE and hard >= easy and hard > 0
+    """Whether GRPO would learn next to nothing because hardly any answer is right.
+
+    That is so if too few groups have differing rewards, and among the others the groups of wrong
+    answers are at least as many as the groups of right ones.
+    """
+    if result.effective >= _FEW_EFFECTIVE:
+        return False
+    hard_share, easy_share = result.too_hard, result.too_easy
+    return hard_share >= easy_share and hard_share > 0
 
 
 def warn_of_degenerate(outcome: Outcome, result: ProbeResult, audit: Reply) -> Outcome:
     """Turn the outcome of a probe into a warning if a degenerate answer (empty, repeated, ...)
-    earns more than the model does on average: GRPO would learn that answer first. Otherwise, and
-    where the outcome is a failure, it is returned as it is.
+    earns more than the model does on average: GRPO would learn that answer first.
+
+    An outcome that is a failure, or that needs no such warning, is returned unchanged.
 
     Args:
+        outcome: what `judge_probe` returned.
         result: what the probe measured of the model.
         audit: the environment's reward audit; {} without one.
     """
@@ -219,8 +236,8 @@ def warn_of_degenerate(outcome: Outcome, result: ProbeResult, audit: Reply) -> O
         f"{probe} is the best it can reach"
     )
     fix = f"Pay less for {probe} than for a first try, and push again, or train by SFT first."
-    fix = f"{fix} {outcome.fix}".strip()
-    return Outcome("warn", f"{text}; {outcome.detail}", fix, outcome.code)
+    fixes = f"{fix} {outcome.fix}".strip()
+    return Outcome("warn", f"{text}; {outcome.detail}", fixes, outcome.code)
 
 
 def judge_probe(result: ProbeResult) -> Outcome:
@@ -233,25 +250,29 @@ def judge_probe(result: ProbeResult) -> Outcome:
         f"({result.too_hard:.0%} too hard, {result.too_easy:.0%} too easy), {passes}, "
         f"{truncated:.0%} truncated"
     )
-    if shares_by_size := result.gradient_share:
-        listed = ", ".join(f"{size}: {share:.0%}" for size, share in shares_by_size.items())
+    if result.gradient_share:
+        share_by_size = result.gradient_share.items()
+        listed = ", ".join(f"{size}: {share:.0%}" for size, share in share_by_size)
         detail += f"; groups that would teach, by group_size: {listed}"
+    groups_outcome = _judge_groups(result, detail)
     if not result.error_share:
-        return _judge_groups(result, detail)
+        return groups_outcome
     detail = f"{result.error_share:.0%} of the scores failed; {detail}"
     fix = "Mend score() and push again."
     if result.error_share > BROKEN:
         return Outcome("fail", detail, fix, "ENV_INVALID")
-    return Outcome("warn", detail, f"{fix} {_judge_groups(result, detail).fix}".strip())
+    # Some scores failed: always a warning, with the advice on the groups after its own.
+    return Outcome("warn", detail, f"{fix} {groups_outcome.fix}".strip())
 
 
 def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
     """Judge whether GRPO could learn from the sampled groups. `detail` becomes the detail of the
     outcome."""
-    effective, truncated = result.effective, result.truncated_share
-    if truncated > _MANY_CUT_SAMPLES:
-        then = " If the groups stay too hard: train by SFT first." if too_hard(result) else ""
-        return Outcome("warn", detail, f"Raise max_tokens, or ask for shorter answers.{then}")
+    if result.truncated_share > _MANY_CUT_SAMPLES:
+        fix = "Raise max_tokens, or ask for shorter answers."
+        if too_hard(result):
+            fix += " If the groups stay too hard: train by SFT first."
+        return Outcome("warn", detail, fix)
     if too_hard(result):
         return Outcome(
             "warn",
@@ -259,11 +280,13 @@ def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
             "GRPO has little to select: train by SFT first, take easier tasks, give partial "
             "credit or raise group_size.",
         )
-    if effective < _FEW_EFFECTIVE and result.too_easy:
+    # Few groups teach, but not because they are too hard: any that is too easy tells the reason.
+    if result.effective < _FEW_EFFECTIVE and result.too_easy > 0:
         return Outcome("warn", detail, "The tasks are solved already: take harder ones.")
-    text = "; ".join(item.say for item in result.advice)
-    # The advice as a sentence.
-    return Outcome("pass", detail, f"{text[:1].upper()}{text[1:]}." if text else "")
+    advice = "; ".join(item.say for item in result.advice)
+    if advice:
+        advice = f"{advice[:1].upper()}{advice[1:]}."  # as a sentence
+    return Outcome("pass", detail, advice)
 
 
 def short_audit(audit: Reply) -> Reply:
@@ -271,8 +294,8 @@ def short_audit(audit: Reply) -> Reply:
     the most important keys."""
     short = {key: audit[key] for key in _AUDIT_KEYS if key in audit}
     if "probes" in audit:
-        names = ("probe", "mean", "success", "errors", "verdict", "example")
+        probe_keys = ("probe", "mean", "success", "errors", "verdict", "example")
         short["probes"] = [
-            {name: line[name] for name in names if name in line} for line in audit["probes"]
+            {key: probe[key] for key in probe_keys if key in probe} for probe in audit["probes"]
         ]
     return short

@@ -41,13 +41,13 @@ class Watch:
     run: RunDir
     store: Store
     row: RunRow
-    lock: int
-    wall_limit_s: float | None = None  # of this attempt; none of a training run
+    lock: int  # descriptor that holds the run's lock
+    wall_limit_s: float | None = None  # of this attempt; a training run has none
     began: float = field(default_factory=time.monotonic)
-    child: int = 0
+    trainer_pid: int = 0  # 0: not started
     status: int | None = None  # exit status of the trainer, or minus its signal
-    told_to_stop: float | None = None  # when SIGTERM was sent to the trainer
-    lifeline: int = -1  # the end this process keeps
+    sigterm_sent_at: float | None = None  # to the trainer
+    lifeline: int = -1  # the end of the trainer's pipe that this process keeps open
     leaving: bool = False  # this process was told to end: the run is to be continued later
 
     @property
@@ -63,6 +63,8 @@ def supervise(path: Path) -> int:
     - 0: the attempt was carried out, or was left for another supervisor to continue;
     - 1: there is nothing to supervise: another process holds the run's lock, or the run's state is
       neither preparing nor stopping.
+
+    Afterwards the runs that wait for a device are started.
     """
     run = RunDir(path)
     lock = _inherited_lock() or take_lock(run.lock)
@@ -98,15 +100,20 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
         for stale in (run.exit_record, run.result, run.failure):
             stale.unlink(missing_ok=True)
         _record_elapsed(watch)
-        if stopped := make_room(run.home, run, watch.row.device or ""):
-            message = f"{', '.join(stopped)} stopped: the run needs the memory"
-            outcome.note_event(run, "room_made", message, deployments=stopped)
-        kills_before = _memory_kills()  # more of them afterwards: the kernel ran out of memory
+        stopped_deployments = make_room(run.home, run, watch.row.device or "")
+        if stopped_deployments:
+            message = f"{', '.join(stopped_deployments)} stopped: the run needs the memory"
+            outcome.note_event(run, "room_made", message, deployments=stopped_deployments)
+        # If the kernel has killed more processes afterwards, memory ran out during the attempt.
+        kills_before = _memory_kills()
+        # A run whose limit is reached, or that was cancelled meanwhile, is not started any more.
         if not _stop_at_limit(watch) and watch.row.state == "preparing":
             _start_trainer(watch)
             watch.wall_limit_s = _wall_limit(watch)
             _watch_until_end(watch, wakeup)
-    except (OSError, ValueError, UserError) as error:  # a file of the home or the device is gone
+    # OSError: a file cannot be read or written, or the trainer cannot be started. ValueError: a
+    # record is damaged, or the device is gone. UserError: the home cannot be used.
+    except (OSError, ValueError, UserError) as error:
         _end_descendants(watch)
         return outcome.abandon(
             run,
@@ -119,8 +126,9 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
     if watch.leaving and watch.status not in (outcome.EXIT_DONE, outcome.EXIT_FAILED):
         outcome.note_event(run, "supervisor_left", "the supervisor was told to end")
         return None
-    # None: no trainer was started, because the run was to stop already.
-    status = watch.status if watch.status is not None else outcome.EXIT_STOPPED
+    status = watch.status
+    if status is None:  # no trainer was started, because the run was to stop already
+        status = outcome.EXIT_STOPPED
     return outcome.decide(
         run,
         watch.store.get_run(run.id),
@@ -139,8 +147,8 @@ def _start_trainer(watch: Watch) -> None:
     """
     run, row = watch.run, watch.row
     command = launcher.trainer_command(run.home, row.algorithm)
-    # `kept_end` closes when this process ends; the trainer sees that and ends too.
-    lifeline, kept_end = os.pipe()
+    # `write_end` closes when this process ends; the trainer sees that at `read_end` and ends too.
+    read_end, write_end = os.pipe()
     outcome.note_event(
         run, "attempt_started", f"attempt {row.attempt}", attempt=row.attempt, device=row.device
     )
@@ -148,19 +156,19 @@ def _start_trainer(watch: Watch) -> None:
         process = subprocess.Popen(
             [*command, str(run.path)],
             cwd=run.path,
-            env=_trainer_environment(watch, lifeline),
+            env=_trainer_environment(watch, lifeline=read_end),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             process_group=0,
-            pass_fds=(watch.lock, lifeline),
-            # Bound to the thread that forks: this process has one.
+            pass_fds=(watch.lock, read_end),
+            # The kernel ends the child with the thread that forked it; this process has only one.
             preexec_fn=kernel.die_with_parent if kernel.LINUX else None,
         )
-    os.close(lifeline)
-    watch.child, watch.lifeline = process.pid, kept_end
-    # So that Popen does not wait for the process itself: `_reap_children` does.
-    process.returncode = 0
+    os.close(read_end)
+    watch.trainer_pid = process.pid
+    watch.lifeline = write_end
+    process.returncode = 0  # makes Popen believe that it ended: `_reap_children` waits for it
     write_json(
         run.started_record,
         {
@@ -182,7 +190,7 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
     Args:
         wakeup: the read end of the pipe that `_wake_on_signals` made.
     """
-    next_status = time.monotonic() + _STATUS_S
+    next_status_at = time.monotonic() + _STATUS_S
     while watch.status is None:
         _sleep_until_signal(wakeup, POLL_S)
         _reap_children(watch)
@@ -194,19 +202,19 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
             _stop_at_limit(watch)
         if watch.row.state == "stopping" or watch.leaving:
             _stop(watch)
-        if time.monotonic() > next_status:
+        if time.monotonic() > next_status_at:
             write_status(watch.run, watch.row)
-            next_status = time.monotonic() + _STATUS_S
+            next_status_at = time.monotonic() + _STATUS_S
 
 
 def _stop(watch: Watch) -> None:
     """Stop the trainer. It is called at every poll: the first call sends SIGTERM, a later one kills
     the trainer's process group once the grace period is over."""
-    if watch.told_to_stop is None:
-        watch.told_to_stop = time.monotonic()
-        _signal(watch.child, signal.SIGTERM)
-    elif time.monotonic() - watch.told_to_stop > _stop_grace_s():
-        _signal_group(watch.child, signal.SIGKILL)
+    if watch.sigterm_sent_at is None:
+        watch.sigterm_sent_at = time.monotonic()
+        _signal(watch.trainer_pid, signal.SIGTERM)
+    elif time.monotonic() - watch.sigterm_sent_at > _stop_grace_s():
+        _signal_group(watch.trainer_pid, signal.SIGKILL)
 
 
 def _limits(watch: Watch) -> list[tuple[float, str, str]]:
@@ -215,14 +223,16 @@ def _limits(watch: Watch) -> list[tuple[float, str, str]]:
     row, home = watch.row, watch.run.home
     limits = []
     if row.max_gpu_hours > 0:
-        left_hours = row.max_gpu_hours - (row.spent_hours - row.spent_before)
+        # The cap counts from the last resume on; what was spent before does not count.
+        spent_hours = row.spent_hours - row.spent_before
         reason = f"max_gpu_hours={row.max_gpu_hours:g} is spent"
-        limits.append((left_hours * 3600, "budget", reason))
+        limits.append(((row.max_gpu_hours - spent_hours) * 3600, "budget", reason))
     total = home.user_config().max_gpu_hours_total
     if total is not None:
         left_s = (total - watch.store.spent_hours()) * 3600 - _elapsed_elsewhere(watch)
         limits.append((left_s, "budget", f"max_gpu_hours_total={total:g} of this home is spent"))
-    if wall_s := watch.wall_limit_s:
+    wall_s = watch.wall_limit_s
+    if wall_s:
         limits.append((wall_s, "timeout", f"the run took longer than {wall_s / 3600:g} hours"))
     return sorted(limits)
 
@@ -244,6 +254,7 @@ def _elapsed_elsewhere(watch: Watch) -> float:
     """
     rows = watch.store.list_runs(limit=1000, states=HOLDS_DEVICE)  # more than any machine has GPUs
     other_runs = [watch.run.home.run(row.run_id) for row in rows if row.run_id != watch.run.id]
+    # Despite its name it reads the lock file of any run.
     return sum(launcher.elapsed_of_dead(run) for run in other_runs)
 
 
@@ -254,14 +265,14 @@ def _stop_at_limit(watch: Watch) -> bool:
     if not limits or watch.elapsed < limits[0][0]:
         return False
     _, kind, reason = limits[0]
-    asked_to_stop = watch.store.set_state(
+    state_was_set = watch.store.set_state(
         watch.run.id,
         "stopping",
         only_from={"preparing", "running"},
         reason_kind=kind,
         reason=reason,
     )
-    if asked_to_stop:  # else it was stopping already, perhaps for another reason
+    if state_was_set:  # else it was stopping already, perhaps for another reason
         watch.row = watch.store.get_run(watch.run.id)
         write_status(watch.run, watch.row)
     return True
@@ -272,7 +283,7 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
     run that was done at its first attempt, also its estimated and actual hours, by which later
     estimates are corrected. Whatever cannot be written is left out."""
     run = watch.run
-    row = watch.store.get_run(watch.run.id)
+    row = watch.store.get_run(run.id)
     with contextlib.suppress(OSError):
         outcome.note_event(
             run,
@@ -374,14 +385,15 @@ def _wake_on_signals(watch: Watch) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written
     signal.signal(signal.SIGTERM, leave)
     # Handlers that do nothing: unlike SIG_IGN they are not inherited by the trainer.
-    for ignored in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(ignored, lambda *_: None)
+    signal.signal(signal.SIGINT, lambda *_: None)
+    signal.signal(signal.SIGHUP, lambda *_: None)
     return read_end
 
 
 def _sleep_until_signal(wakeup: int, seconds: float) -> None:
     """Wait for a signal, at most `seconds`, and empty the pipe `wakeup`."""
-    if select.select([wakeup], [], [], seconds)[0]:
+    readable, _, _ = select.select([wakeup], [], [], seconds)
+    if readable:
         with contextlib.suppress(BlockingIOError):
             os.read(wakeup, 4096)  # a byte for each signal
 
@@ -397,7 +409,7 @@ def _reap_children(watch: Watch) -> bool:
             return False
         if pid == 0:  # there are children, but none of them has ended
             return True
-        if pid == watch.child:
+        if pid == watch.trainer_pid:
             watch.status = os.waitstatus_to_exitcode(status)
 
 
@@ -405,8 +417,8 @@ def _end_descendants(watch: Watch) -> None:
     """Kill the trainer, if it still runs, and every process that it left behind. On Linux this
     process has adopted them, so all of them are its children."""
     # On other systems nothing is adopted, and the process group is the only way to reach them.
-    if watch.child and (watch.status is None or not kernel.LINUX):
-        _signal_group(watch.child, signal.SIGKILL)
+    if watch.trainer_pid and (watch.status is None or not kernel.LINUX):
+        _signal_group(watch.trainer_pid, signal.SIGKILL)
     deadline = time.monotonic() + _KILL_PATIENCE_S
     while _reap_children(watch) and time.monotonic() < deadline:
         for pid in _children():
@@ -420,12 +432,12 @@ def _children() -> list[int]:
     When one is killed, its own children become direct children of this process. So killing all of
     them again and again ends the whole tree.
     """
-    with contextlib.suppress(OSError):
-        pid = os.getpid()
-        return [
-            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        ]
-    return []
+    pid = os.getpid()
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:  # no such file
+        return []
+    return [int(child) for child in text.split()]
 
 
 def _signal(pid: int, signal_number: int) -> None:
@@ -459,8 +471,10 @@ def _memory_kills() -> int:
 
 
 def _boot_id() -> str:
-    """The id that this start of the machine got from the kernel; "" where there is none. A process
-    id of another start means nothing."""
+    """The id that the kernel gave this start of the machine; "" where there is none.
+
+    It is stored beside process ids, which mean nothing after the next start.
+    """
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

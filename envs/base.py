@@ -65,22 +65,23 @@ class ToolCall:
         `arguments` may be an object or a JSON string. A string that holds no JSON object is kept in
         `invalid`. Raises ValueError if the function has no name.
         """
-        inner = data.get("function", data)
-        if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+        function = data.get("function", data)
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ValueError(f"a tool call needs a function name, got {_short_repr(data)}")
-        call_id = data.get("id") or ""
-        raw = inner.get("arguments")
-        if isinstance(raw, Mapping):
-            return ToolCall(inner["name"], dict(raw), str(call_id))
-        if raw is None or raw == "":
-            return ToolCall(inner["name"], {}, str(call_id))
+        name, call_id = function["name"], str(data.get("id") or "")
+        raw_arguments = function.get("arguments")
+        if isinstance(raw_arguments, Mapping):
+            return ToolCall(name, dict(raw_arguments), call_id)
+        if raw_arguments is None or raw_arguments == "":
+            return ToolCall(name, arguments={}, id=call_id)
         try:
-            parsed = json.loads(raw)
+            arguments = json.loads(raw_arguments)
+        # TypeError: not a text; ValueError: no JSON; RecursionError: nested too deep.
         except (TypeError, ValueError, RecursionError):
-            parsed = None
-        if not isinstance(parsed, dict):
-            return ToolCall(inner["name"], {}, str(call_id), invalid=str(raw))
-        return ToolCall(inner["name"], parsed, str(call_id))
+            arguments = None
+        if not isinstance(arguments, dict):
+            return ToolCall(name, arguments={}, id=call_id, invalid=str(raw_arguments))
+        return ToolCall(name, arguments, call_id)
 
     def to_dict(self) -> JsonObject:
         """The call in OpenAI's shape: {"type", "function": {"name", "arguments"}, "id"}.
@@ -148,10 +149,10 @@ class Message:
         role = "system" if data["role"] == "developer" else data["role"]
         return Message(
             role,
-            data.get("content") or "",
-            data.get("tool_calls") or [],
-            str(data.get("tool_call_id") or ""),
-            str(data.get("name") or ""),
+            content=data.get("content") or "",
+            tool_calls=data.get("tool_calls") or [],
+            tool_call_id=str(data.get("tool_call_id") or ""),
+            name=str(data.get("name") or ""),
         )
 
     def to_dict(self) -> ChatMessage:
@@ -237,14 +238,14 @@ class Task:
         `text` lists which of the two were strings, such as ["prompt", "answer"].
         """
         answer = None if self.answer is None else [m.to_dict() for m in self.answer_messages]
-        text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
+        given_as_text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
         return {
             "id": self.id,
             "prompt": [message.to_dict() for message in self.messages],
             "answer": answer,
             "split": self.split,
             "metadata": self.metadata,
-            "text": text,
+            "text": given_as_text,
         }
 
     @staticmethod
@@ -259,10 +260,10 @@ class Task:
             fields[key] = fields[key][0]["content"]
         return Task(
             row["id"],
-            fields["prompt"],
-            fields["answer"],
-            row.get("split"),
-            row.get("metadata") or {},
+            prompt=fields["prompt"],
+            answer=fields["answer"],
+            split=row.get("split"),
+            metadata=row.get("metadata") or {},
         )
 
 
@@ -329,7 +330,7 @@ def is_scored(env: Env) -> bool:
 
 
 def kind_of(env: Env) -> str:
-    """The kind of an environment: `sft` where it has no scorer, else `multi` or `single`."""
+    """The kind of an environment: `sft` if it has no scorer, else `multi` or `single`."""
     if not is_scored(env):
         return "sft"
     return "multi" if isinstance(env, MultiTurnEnv) else "single"
@@ -366,8 +367,9 @@ def _text(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return _check_encodable(content, "a message's content")
+    parts = content if isinstance(content, list) else [content]  # one part without a list passes
     texts = []
-    for part in content if isinstance(content, list) else [content]:
+    for part in parts:
         text = part.get("text") if isinstance(part, Mapping) else None
         if not isinstance(text, str):
             raise ValueError(f"a message's content is text, got {_short_repr(content)}")

@@ -83,15 +83,17 @@ def code(
     programs = [test for test in tests if "stdin" in test and "stdout" in test]
     if not tests or len(calls) + len(programs) != len(tests):
         raise ValueError('tests are {"call", "expect"} or {"stdin", "stdout"}, at least one')
-    text = extract(completion)
+    source = extract(completion)
     passed = 0
     if calls:
-        output = _run(text, [str(test["call"]) for test in calls], "", timeout_s, memory_mb)
+        expressions = [str(test["call"]) for test in calls]
+        output = _run(source, expressions, stdin="", timeout_s=timeout_s, memory_mb=memory_mb)
         # One line per call; there are fewer where the code was stopped.
         for test, line in zip(calls, output.splitlines(), strict=False):
             passed += _equal(_returned_value(line), test["expect"])
     for test in programs:
-        printed = _run(text, None, str(test["stdin"]), timeout_s, memory_mb)
+        stdin = str(test["stdin"])
+        printed = _run(source, calls=None, stdin=stdin, timeout_s=timeout_s, memory_mb=memory_mb)
         passed += _comparable_lines(printed) == _comparable_lines(str(test["stdout"]))
     return passed / len(tests)
 
@@ -102,11 +104,11 @@ def extract(completion: str) -> str:
     return blocks[-1] if blocks else completion
 
 
-def _run(text: str, calls: list[str] | None, stdin: str, timeout_s: float, memory_mb: int) -> str:
+def _run(source: str, calls: list[str] | None, stdin: str, timeout_s: float, memory_mb: int) -> str:
     """Run code in a process of its own, under limits, and return what it wrote.
 
     Args:
-        text: the code.
+        source: the code.
         calls: expressions to evaluate after the code has run. None to run it as a program.
         stdin: what the program reads from standard input.
         timeout_s: seconds until the process is killed.
@@ -126,7 +128,7 @@ def _run(text: str, calls: list[str] | None, stdin: str, timeout_s: float, memor
         readable, writable = sandbox.inside(folder)
         job_file = Path(folder, "job.json")
         job = {
-            "code": text,
+            "code": source,
             "calls": calls,
             "limits": limits,
             "seconds": timeout_s + KEEPER_SECONDS,
@@ -151,20 +153,31 @@ def _run(text: str, calls: list[str] | None, stdin: str, timeout_s: float, memor
                 env={"PATH": os.defpath, "LANG": "C.UTF-8", "TMPDIR": folder},
                 start_new_session=True,
             )
-            try:
-                process.wait(timeout_s)
-                finished = True
-            except subprocess.TimeoutExpired:
-                finished = False
-            finally:
-                # Kills the keeper and the code; the group may have ended by itself.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            has_finished = _wait_and_kill(process, timeout_s)
             out.seek(0)
             printed = out.read(OUTPUT_BYTES).decode("utf-8", "replace")
-            # Calls that returned in time count; the output of a killed program does not.
-            return printed if finished or calls is not None else ""
+        # Calls that returned in time count; the output of a killed program does not.
+        if calls is None and not has_finished:
+            return ""
+        return printed
+
+
+def _wait_and_kill(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Wait for the end of `process`, then kill what is left of its process group.
+
+    Returns whether the process ended by itself within `timeout_s` seconds.
+    """
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return False
+    else:
+        return True
+    finally:
+        # Kills the keeper and the code; the group may have ended by itself.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _returned_value(line: str) -> Any:
@@ -175,6 +188,7 @@ def _returned_value(line: str) -> Any:
     """
     try:
         return json.loads(line).get("value", _Nothing)
+    # ValueError: no JSON; AttributeError: no object; RecursionError: nested too deep.
     except (ValueError, AttributeError, RecursionError):
         return _Nothing
 
@@ -197,10 +211,10 @@ def _equal(returned: Any, expected: Any) -> bool:
     if isinstance(returned, list) and isinstance(expected, list | tuple):
         return len(returned) == len(expected) and all(map(_equal, returned, expected))
     if isinstance(returned, dict) and isinstance(expected, Mapping):
-        by_text = {str(key): value for key, value in expected.items()}
-        return returned.keys() == by_text.keys() and all(
-            _equal(returned[k], by_text[k]) for k in by_text
-        )
+        expected_by_text = {str(key): value for key, value in expected.items()}
+        if returned.keys() != expected_by_text.keys():
+            return False
+        return all(_equal(returned[key], value) for key, value in expected_by_text.items())
     return type(returned) is type(expected) and returned == expected
 
 

@@ -118,7 +118,7 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
     """
     tasks: list[Task] = []
     place_of_id: dict[str, str] = {}  # such as "train.jsonl:12", to name an id that occurs twice
-    read: list[DataFile] = []
+    data_of_files: list[DataFile] = []
     file_problems: list[EnvProblem] = []  # of files that cannot be read at all
     for name in files:
         try:
@@ -128,7 +128,7 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
         except EnvProblem as problem:
             file_problems.append(problem)
             data = DataFile(Path(name), bad=[BadRow(0, problem.message)])
-        read.append(data)
+        data_of_files.append(data)
         split = split_of(data.path)
         for line, row in data.rows:
             try:
@@ -141,11 +141,11 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
                 continue
             place_of_id[task.id] = f"{data.path.name}:{line}"
             tasks.append(task)
-    faulty = [data for data in read if data.bad]
+    faulty = [data for data in data_of_files if data.bad]
     if file_problems and len(faulty) == 1:  # its own error, with its hint, says more than a list
         raise file_problems[0]
     if faulty:
-        raise _bad_lines_error(read)
+        raise _bad_lines_error(data_of_files)
     return tasks
 
 
@@ -199,15 +199,17 @@ def shape_of(row: JsonObject) -> str:
     - such as "question": a prompt without an answer
     - "": none of these
     """
-    for name in ("messages", "conversations"):
-        if isinstance(row.get(name), list):
-            return name
-    for prompt, answers in PAIRS:
-        if _has_value(row.get(prompt)):
-            answer = next((name for name in answers if _has_value(row.get(name))), "")
-            # `input` alone may be anything; it is a prompt only beside an output.
-            if answer or prompt != "input":
-                return f"{prompt}/{answer}" if answer else prompt
+    for chat_key in ("messages", "conversations"):
+        if isinstance(row.get(chat_key), list):
+            return chat_key
+    for prompt_key, answer_keys in PAIRS:
+        if not _has_value(row.get(prompt_key)):
+            continue
+        for answer_key in answer_keys:
+            if _has_value(row.get(answer_key)):
+                return f"{prompt_key}/{answer_key}"
+        if prompt_key != "input":  # alone it may be anything; it is a prompt only beside an output
+            return prompt_key
     return ""
 
 
@@ -224,7 +226,7 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
     metadata = row.get("metadata")
     if metadata is not None and not isinstance(metadata, dict):
         raise ValueError(f"metadata is an object, got {type(metadata).__name__}")
-    unused = {k: v for k, v in row.items() if k not in used and k not in RESERVED}
+    unused = {key: row[key] for key in row if key not in used and key not in RESERVED}
     if row.get("tools"):
         unused["tools"] = _tools(row["tools"])
     task_split = row.get("split") if _has_value(row.get("split")) else split
@@ -301,14 +303,15 @@ def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
         messages.append(Message.from_dict(item))
     if not messages:
         raise ValueError("messages is empty")
-    first = next((i for i, m in enumerate(messages) if m.role == "assistant"), None)
-    if first == 0:
-        raise ValueError("messages begins with the assistant; there is no prompt")
-    if first is None:
+    roles = [message.role for message in messages]
+    if "assistant" not in roles:
         return messages, None
-    if messages[-1].role != "assistant":
-        raise ValueError(f"messages ends with {messages[-1].role}, not with the assistant")
-    return messages[:first], messages[first:]
+    answer_start = roles.index("assistant")
+    if answer_start == 0:
+        raise ValueError("messages begins with the assistant; there is no prompt")
+    if roles[-1] != "assistant":
+        raise ValueError(f"messages ends with {roles[-1]}, not with the assistant")
+    return messages[:answer_start], messages[answer_start:]
 
 
 def _text_or_chat(value: Any, key: str) -> str | list[Message]:
@@ -341,21 +344,21 @@ def _read_jsonl(data: DataFile) -> None:
     """Read one object per line. Blank lines are skipped; a line that is too long is a bad row."""
     # Read as bytes, so that a line that is not UTF-8 spoils only itself.
     with data.path.open("rb") as file:
-        number = 0
+        line_number = 0
         while line := file.readline(MAX_ROW_BYTES + 1):
-            number += 1
+            line_number += 1
             if len(line) > MAX_ROW_BYTES:
-                data.bad.append(BadRow(number, f"longer than {MAX_ROW_BYTES >> 20} MB"))
+                data.bad.append(BadRow(line_number, f"longer than {MAX_ROW_BYTES >> 20} MB"))
                 # Read on to the end of this line.
                 while line and not line.endswith(b"\n"):
                     line = file.readline(MAX_ROW_BYTES)
                 continue
-            if number == 1:
+            if line_number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of UTF-8
             if line.strip():
                 # Without the line's end, so that an error at the end gets the right column.
-                stripped = line.rstrip(b"\r\n")
-                _add_row(data, number, lambda raw=stripped: _loads(raw.decode("utf-8")))
+                content = line.rstrip(b"\r\n")
+                _add_row(data, line_number, lambda raw=content: _loads(raw.decode("utf-8")))
 
 
 def _read_json(data: DataFile) -> None:
@@ -373,7 +376,7 @@ def _read_json(data: DataFile) -> None:
             data.path, "is not a list of objects", "Write [{...}, {...}] or JSONL."
         )
     for line, value in _elements(text, start + 1, data):  # + 1: behind the opening bracket
-        _add_row(data, line, lambda row=value: row)
+        _add_row(data, line, lambda row=value: row)  # parsed already; `_add_row` checks its type
 
 
 def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, Any]]:
@@ -387,37 +390,36 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
         data: the file, for errors.
     """
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    line = 1
-    counted = 0  # `line` is the line of this position: line ends before it have been counted
-    first = True
-    while True:
-        while position < len(text) and text[position] in " \t\r\n":
-            position += 1
-        line += text.count("\n", counted, position)
-        counted = position
-        if position < len(text) and text[position] == "]":
-            if text[position + 1 :].strip():
-                data.bad.append(BadRow(line, "there is text after the list"))
-            return
-        if not first:  # a comma separates this element from the one before
-            if position >= len(text) or text[position] != ",":
-                data.bad.append(BadRow(line, "a comma or ] is missing here; the rest is not read"))
-                return
-            position += 1
-            while position < len(text) and text[position] in " \t\r\n":
-                position += 1
-            line += text.count("\n", counted, position)
-            counted = position
-        first = False
+    line = 1 + text.count("\n", 0, position)
+    position, line = _skip_space(text, position, line)
+    is_end = text.startswith("]", position)
+    while not is_end:
         try:
             value, end = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
-            # Nested too deep: the error knows no line, so the element's first line is named.
-            where = error.lineno if isinstance(error, json.JSONDecodeError) else line
-            data.bad.append(BadRow(where, f"{_fault_of(error)}; the rest is not read"))
+            # Other errors know no line, so the first line of the element is named.
+            fault_line = error.lineno if isinstance(error, json.JSONDecodeError) else line
+            data.bad.append(BadRow(fault_line, f"{_fault_of(error)}; the rest is not read"))
             return
         yield line, value
-        position = end
+        line += text.count("\n", position, end)
+        position, line = _skip_space(text, end, line)
+        is_end = text.startswith("]", position)
+        if not is_end:
+            if not text.startswith(",", position):
+                data.bad.append(BadRow(line, "a comma or ] is missing here; the rest is not read"))
+                return
+            position, line = _skip_space(text, position + 1, line)
+    if text[position + 1 :].strip():
+        data.bad.append(BadRow(line, "there is text after the list"))
+
+
+def _skip_space(text: str, position: int, line: int) -> tuple[int, int]:
+    """The next position without white space, and its line; `line` is that of `position`."""
+    start = position
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position, line + text.count("\n", start, position)
 
 
 def _read_csv(data: DataFile) -> None:
@@ -434,17 +436,8 @@ def _read_csv(data: DataFile) -> None:
     previous = csv.field_size_limit(MAX_ROW_BYTES)  # a setting of the whole process
     try:
         delimiter = "\t" if data.path.suffix.lower() == ".tsv" else ","
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
         header: list[str] = []
-        while True:
-            line = reader.line_num + 1  # a row may span lines; this is its first
-            try:
-                cells = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                data.bad.append(BadRow(line, f"{error}; the rest is not read"))
-                return
+        for line, cells in _csv_lines(text, delimiter, data):
             if not header:
                 header = [name.strip() for name in cells]
                 if len(set(header)) < len(header):
@@ -453,6 +446,21 @@ def _read_csv(data: DataFile) -> None:
                 _add_row(data, line, lambda cells=cells, header=header: _csv_row(header, cells))
     finally:
         csv.field_size_limit(previous)
+
+
+def _csv_lines(text: str, delimiter: str, data: DataFile) -> Iterator[tuple[int, list[str]]]:
+    """Yields (first line, cells) of each row; a syntax error is added to `data.bad` and ends it."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    while True:
+        line = reader.line_num + 1  # a row may span lines; this is its first
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            data.bad.append(BadRow(line, f"{error}; the rest is not read"))
+            return
+        yield line, cells
 
 
 def _csv_row(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
@@ -506,7 +514,8 @@ def _add_row(data: DataFile, line: int, parse: Callable[[], Any]) -> None:
         if not isinstance(row, dict):
             raise ValueError(f"a row is an object, got {type(row).__name__}")
         data.rows.append((line, row))
-    except (ValueError, TypeError, RecursionError) as error:  # the last: JSON nested too deep
+    # TypeError: a value of parquet that JSON cannot hold; RecursionError: JSON nested too deep.
+    except (ValueError, TypeError, RecursionError) as error:
         data.bad.append(BadRow(line, _fault_of(error)))
 
 
@@ -544,32 +553,34 @@ def _fault_of(error: BaseException) -> str:
     return str(error)[:FAULT_CHARS]
 
 
-def _bad_lines_error(read: Sequence[DataFile]) -> EnvProblem:
-    """The error that lists the bad lines of all files, at least one of which has one.
+def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
+    """The error that lists the bad lines of all `files`, at least one of which has one.
 
     For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". It
     lists as many as fit into a reply and counts the others. Its file and line are those of the
     first.
     """
-    faulty = [data for data in read if data.bad]
+    faulty = [data for data in files if data.bad]
     faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]
-    listed = []
-    room = SHOWN_CHARS
+    texts: list[str] = []
     for data, row in faults[:SHOWN]:
-        name = "" if len(faulty) == 1 else f"{data.path.name} "
-        fault = f"{name}line {row.line}: {row.message}"[:FAULT_CHARS] if row.line else row.message
-        listed.append(fault)
-        room -= len(fault) + len("; ")
-        if room < 0 and len(listed) > 1:
-            listed.pop()
+        text = row.message
+        if row.line:  # 0: the message names the file itself
+            file_name = "" if len(faulty) == 1 else f"{data.path.name} "
+            text = f"{file_name}line {row.line}: {row.message}"[:FAULT_CHARS]
+        texts.append(text)
+        if len("; ".join(texts) + "; ") > SHOWN_CHARS and len(texts) > 1:
+            texts.pop()
             break
-    more = f"; and {len(faults) - len(listed)} more" if len(faults) > len(listed) else ""
-    # A line may have a row and a fault at once (a row that is no task): it is counted once.
-    total = sum(len({row.line for row in data.bad} | {n for n, _ in data.rows}) for data in read)
+    more = f"; and {len(faults) - len(texts)} more" if len(faults) > len(texts) else ""
+    row_count = 0
+    for data in files:
+        # A line may have a row and a fault at once (a row that is no task): it is counted once.
+        row_count += len({row.line for row in data.bad} | {line for line, _ in data.rows})
     data, first = faults[0]
     return EnvProblem(
         "DATASET_INVALID",
-        f"{len(faults)} of {total} rows cannot be read: {'; '.join(listed)}{more}",
+        f"{len(faults)} of {row_count} rows cannot be read: {'; '.join(texts)}{more}",
         hint="Correct or remove those lines.",
         file=_path_in_environment(data.path),
         line=first.line,

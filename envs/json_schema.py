@@ -60,8 +60,10 @@ def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$"
     if unknown:
         raise ValueError(f"the schema uses keywords that are not known: {', '.join(unknown)}")
     errors = _type_errors(value, schema, place)
-    if "enum" in schema and _canonical(value) not in {_canonical(item) for item in schema["enum"]}:
-        errors.append(f"{place}: not one of {schema['enum']}")
+    if "enum" in schema:
+        allowed = {_canonical(item) for item in schema["enum"]}
+        if _canonical(value) not in allowed:
+            errors.append(f"{place}: not one of {schema['enum']}")
     if "const" in schema and _canonical(value) != _canonical(schema["const"]):
         errors.append(f"{place}: not {schema['const']!r}")
     for name, (kind, fits) in BOUNDS.items():
@@ -81,8 +83,9 @@ def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]
 
     [] also if the schema names no type. Raises ValueError for an unknown type.
     """
-    names = schema.get("type", [])
-    names = [names] if isinstance(names, str) else names
+    names = schema.get("type", [])  # a name, or a list of names
+    if isinstance(names, str):
+        names = [names]
     for name in names:
         if name not in TYPES:
             raise ValueError(f"the schema names an unknown type: {name!r}")
@@ -116,9 +119,9 @@ def _joined_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[st
         errors += schema_errors(value, part, place)
     for name in ("anyOf", "oneOf"):
         if name in schema:
-            fitting = sum(not schema_errors(value, part, place) for part in schema[name])
-            if not fitting or (name == "oneOf" and fitting > 1):
-                errors.append(f"{place}: fits {fitting} of {name}")
+            fit_count = sum(not schema_errors(value, part, place) for part in schema[name])
+            if fit_count == 0 or (name == "oneOf" and fit_count > 1):
+                errors.append(f"{place}: fits {fit_count} of {name}")
     if "not" in schema and not schema_errors(value, schema["not"], place):
         errors.append(f"{place}: is what it must not be")
     return errors

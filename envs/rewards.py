@@ -60,16 +60,18 @@ def combine(
     Raises ValueError for a weight that is not above 0, a required name that is not a part, or no
     parts.
     """
-    unknown = [name for name in require if name not in parts]
-    if unknown or not parts or any(weight <= 0 for weight, _ in parts.values()):
+    has_unknown = any(name not in parts for name in require)
+    has_low_weight = any(weight <= 0 for weight, _ in parts.values())
+    if has_unknown or has_low_weight or not parts:
         raise ValueError(f"parts need weights above 0 and the required names {list(require)}")
     metrics = {name: float(value) for name, (_, value) in parts.items()}
     required_met = all(metrics[name] >= 1.0 for name in require)
-    total = math.fsum(weight for weight, _ in parts.values())
-    reward = math.fsum(weight * value for weight, value in parts.values()) / total
+    total_weight = math.fsum(weight for weight, _ in parts.values())
+    reward = math.fsum(weight * value for weight, value in parts.values()) / total_weight
     if not required_met:
         reward = 0.0
-    return Score(reward, success=required_met if require else reward >= success_at, metrics=metrics)
+    success = required_met if require else reward >= success_at
+    return Score(reward, success=success, metrics=metrics)
 
 
 def final_answer(completion: str) -> str:
@@ -80,16 +82,16 @@ def final_answer(completion: str) -> str:
     mark and box it is the whole completion.
     """
     marks = list(ANSWER_MARK.finditer(completion))
-    start = marks[-1].end() if marks else 0
-    boxed = completion.rfind("\\boxed{")
-    if boxed >= start:
-        inside = _inside_braces(completion, boxed + len("\\boxed{"))
-        if inside is not None:
-            return inside.strip()
-    tail = completion[start:]
+    mark_end = marks[-1].end() if marks else 0
+    box_start = completion.rfind("\\boxed{")  # -1 if there is none
+    if box_start >= mark_end:
+        boxed = _inside_braces(completion, box_start + len("\\boxed{"))
+        if boxed is not None:
+            return boxed.strip()
+    answer = completion[mark_end:]
     if marks and marks[-1].group().lower() == "<answer>":
-        tail = tail.partition("</answer>")[0]
-    return tail.strip()
+        answer, _, _ = answer.partition("</answer>")
+    return answer.strip()
 
 
 def exact(completion: str, expected: str, *, ignore_case: bool = False) -> float:
@@ -125,16 +127,16 @@ def parse_number(text: str) -> Fraction | None:
     Signs of currency and percent are ignored: 12% is 12. None if the text is not a number, divides
     by 0, or has more than 60 characters.
     """
-    plain = text.strip().rstrip(".").strip().strip("$€£% ").strip()
-    if len(plain) > LONGEST_NUMBER:
+    unsigned = text.strip().rstrip(".").strip().strip("$€£% ").strip()
+    if len(unsigned) > LONGEST_NUMBER:
         return None
-    fraction = re.fullmatch(r"([-+]?\d{1,20})\s*/\s*(\d{1,20})", plain)
+    fraction = re.fullmatch(r"([-+]?\d{1,20})\s*/\s*(\d{1,20})", unsigned)
     if fraction:
         numerator, denominator = int(fraction[1]), int(fraction[2])
         return Fraction(numerator, denominator) if denominator else None
-    if not NUMBER.fullmatch(plain):
+    if not NUMBER.fullmatch(unsigned):
         return None
-    return Fraction(plain.replace(",", ""))
+    return Fraction(unsigned.replace(",", ""))
 
 
 def last_number(text: str) -> int | float | None:
@@ -145,9 +147,9 @@ def last_number(text: str) -> int | float | None:
     numbers = NUMBER.findall(text)
     if not numbers:
         return None
-    plain = numbers[-1].replace(",", "")
+    digits = numbers[-1].replace(",", "")
     # int() refuses thousands of digits; float() makes infinity of them.
-    return int(plain) if re.fullmatch(r"[-+]?\d{1,300}", plain) else float(plain)
+    return int(digits) if re.fullmatch(r"[-+]?\d{1,300}", digits) else float(digits)
 
 
 def choice(completion: str, expected: str, options: str | Mapping[str, str] = "ABCD") -> float:
@@ -157,18 +159,17 @@ def choice(completion: str, expected: str, options: str | Mapping[str, str] = "A
     the letter B; with a dict so do "B) its text" and the text alone. Case does not matter.
     """
     answer = final_answer(completion).strip()
-    letters = "".join(options)
-    match = re.fullmatch(rf"[(\[]?([{re.escape(letters)}])[)\].:]?", answer, re.IGNORECASE)
-    if match:
-        return float(match.group(1).casefold() == expected.casefold())
-    if isinstance(options, Mapping):
-        target = " ".join(str(options[expected]).split()).casefold()
-        # The letter may stand before the text, as in "b) ".
-        letter_prefix = rf"(?:[(\[]?{re.escape(expected)}[)\].:]\s*)?"
-        text = " ".join(answer.split()).casefold().rstrip(".")
-        pattern = letter_prefix.casefold() + re.escape(target.rstrip("."))
-        return float(re.fullmatch(pattern, text) is not None)
-    return 0.0
+    letters = re.escape("".join(options))
+    lone_letter = re.fullmatch(rf"[(\[]?([{letters}])[)\].:]?", answer, re.IGNORECASE)
+    if lone_letter:
+        return float(lone_letter.group(1).casefold() == expected.casefold())
+    if not isinstance(options, Mapping):
+        return 0.0
+    # The letter may stand before the text, as in "b) ".
+    letter_prefix = rf"(?:[(\[]?{re.escape(expected)}[)\].:]\s*)?".casefold()
+    option_text = " ".join(str(options[expected]).split()).casefold().rstrip(".")
+    answer_text = " ".join(answer.split()).casefold().rstrip(".")
+    return float(re.fullmatch(letter_prefix + re.escape(option_text), answer_text) is not None)
 
 
 def regex(completion: str, pattern: str, expected: str | None = None) -> float:
@@ -178,9 +179,12 @@ def regex(completion: str, pattern: str, expected: str | None = None) -> float:
     the whole match must be that text.
     """
     match = re.fullmatch(pattern, completion.strip(), re.DOTALL)
-    if match is None or expected is None:
-        return float(match is not None)
-    return float((match.group(1) if match.re.groups else match.group()) == expected)
+    if match is None:
+        return 0.0
+    if expected is None:
+        return 1.0
+    matched_text = match.group(1) if match.re.groups else match.group()
+    return float(matched_text == expected)
 
 
 def json_value(completion: str) -> Any:
@@ -215,16 +219,16 @@ def f1(completion: str, expected: str) -> float:
     """The harmonic mean of precision and recall over words; articles and punctuation are ignored.
 
     This is the word overlap of SQuAD (Rajpurkar et al. 2016). It pays for parts of an answer, so
-    it also pays for hedging: use it beside a stricter part. If one side has no words: 1 if neither
-    has any, else 0.
+    it also pays for hedging: use it beside a stricter part. Without words in one of the two texts
+    it is 0, without words in both 1.
     """
     actual, target = _words(completion), _words(expected)
     if not actual or not target:
         return float(actual == target)
-    common = sum((Counter(actual) & Counter(target)).values())
-    if not common:
+    common_count = sum((Counter(actual) & Counter(target)).values())
+    if not common_count:
         return 0.0
-    precision, recall = common / len(actual), common / len(target)
+    precision, recall = common_count / len(actual), common_count / len(target)
     return 2 * precision * recall / (precision + recall)
 
 
@@ -256,12 +260,16 @@ def _words(text: str) -> list[str]:
 def _inside_braces(text: str, start: int) -> str | None:
     """The content of a pair of braces; `start` is the position behind the opening brace.
 
-    None if the brace is never closed. If words follow the closing brace, the result is all of the
-    text from `start` on: they may be another answer, so the box alone is not the answer.
+    None if the brace is never closed. If words follow the closing brace, the result is all text
+    from `start` on, that brace included: the words may be another answer, so the content of the
+    braces alone must not count.
     """
     depth = 1
     for position in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if text[position] == "{":
+            depth += 1
+        elif text[position] == "}":
+            depth -= 1
         if depth == 0:
             words_follow = re.search(r"\w", text[position + 1 :])
             return text[start:] if words_follow else text[start:position]

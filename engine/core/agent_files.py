@@ -24,10 +24,10 @@ def is_agent_file(path: str) -> bool:
     True for "CLAUDE.md", "docs/CLAUDE.md" and ".git/hooks/pre-commit".
     """
     parts = [part.lower() for part in Path(path).parts]
+    # A checkout that an agent works in is a project like others: only what follows
+    # `.claude/worktrees/<name>` counts.
     for index, part in enumerate(parts[:-1]):
         if part == "worktrees" and parts[index - 1] in (".claude", ".cursor"):
-            # A checkout that an agent works in is a project like others: only what follows
-            # `.claude/worktrees/<name>` counts.
             parts = parts[index + 2 :]
             break
     return any(part in FOLDERS or part in FILES for part in parts)

@@ -24,7 +24,7 @@ JsonObject = dict[str, Any]
 
 _BLOCK = 65_536  # bytes that are read at once when a file is searched from its end
 # NaN and infinity are no JSON; nothing here writes them, and a reader takes them for null.
-_LINES = json.JSONDecoder(parse_constant=lambda _: None)
+_LINE_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
 def write_json(path: Path, obj: Any, fsync: bool = True) -> None:
@@ -120,7 +120,7 @@ class Appender:
     """Appends JSON objects to a file, each as one compact line.
 
     Several processes may append to one file: each line is written under a lock on the file. A last
-    line without its end, whose writer was killed, is removed when the file is opened; a line that
+    line without a newline, whose writer was killed, is removed when the file is opened; a line that
     did not fit onto the disk is removed at once. NaN and infinity become null.
     """
 
@@ -139,9 +139,10 @@ class Appender:
         with self._locked():
             size = os.fstat(self._fd).st_size
             try:
-                rest = memoryview(line)  # os.write may write only a part of it
-                while rest:
-                    rest = rest[os.write(self._fd, rest) :]
+                unwritten = memoryview(line)
+                while unwritten:
+                    written_bytes = os.write(self._fd, unwritten)  # perhaps only a part
+                    unwritten = unwritten[written_bytes:]
             except OSError as error:
                 os.ftruncate(self._fd, size)
                 if error.filename is None:  # an error about a descriptor names no file
@@ -232,7 +233,7 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
     try:
         file = open_file(path)
     except FileNotFoundError:
-        return Chunk([], 0, 0)
+        return Chunk([], damaged=0, end=0)
     with file:
         size = os.fstat(file.fileno()).st_size
         start = min(max(cursor, 0), size)
@@ -240,15 +241,16 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
         if start and file.read(1) != b"\n":  # the cursor lies inside a line
             rest_of_line = file.readline()
             if not rest_of_line.endswith(b"\n"):
-                return Chunk([], 0, start)
+                return Chunk([], damaged=0, end=start)
             start += len(rest_of_line)
         data = file.read(max(max_bytes, 1))
         if b"\n" not in data:  # one line that is longer than `max_bytes`
             data += file.readline()
-        end = data.rfind(b"\n") + 1
-    lines = [line for line in data[:end].split(b"\n") if line.strip()]
-    rows = [row for line in lines if (row := _parse_line(line)) is not None]
-    return Chunk(rows, len(lines) - len(rows), start + end)
+        complete_bytes = data.rfind(b"\n") + 1
+    lines = [line for line in data[:complete_bytes].split(b"\n") if line.strip()]
+    parsed = [_parse_line(line) for line in lines]
+    rows = [row for row in parsed if row is not None]
+    return Chunk(rows, damaged=len(lines) - len(rows), end=start + complete_bytes)
 
 
 def keep_lines(path: Path, is_wanted: Callable[[JsonObject], bool]) -> None:
@@ -265,7 +267,7 @@ def keep_lines(path: Path, is_wanted: Callable[[JsonObject], bool]) -> None:
         try:
             if line.endswith(b"\n") and is_wanted(json.loads(line)):
                 kept_lines.append(line)
-        except (ValueError, KeyError):
+        except (ValueError, KeyError):  # no valid JSON; `is_wanted` misses a key
             continue
     new_file = path.with_name(f".{path.name}.{os.getpid()}")
     with new_file.open("wb") as file:
@@ -276,10 +278,10 @@ def keep_lines(path: Path, is_wanted: Callable[[JsonObject], bool]) -> None:
 
 
 def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
-    """The last JSON object in a file of JSON lines: of its last complete line that holds one.
+    """The JSON object on the last complete line of a file that holds one.
 
-    None where no line holds one, or the file is missing. The last `window` bytes are read first,
-    and more only where they hold no such line.
+    None where no line holds an object, or the file is missing. The last `window` bytes are read
+    first, and more only where they hold no such line.
     """
     try:
         file = open_file(path)
@@ -292,8 +294,9 @@ def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
             file.seek(start)
             data = file.read(size - start)
             lines = data[: data.rfind(b"\n") + 1].split(b"\n")
-            # Unless the block begins at the head of the file, its first line may be incomplete.
-            for line in reversed(lines if start == 0 else lines[1:]):
+            if start > 0:
+                lines = lines[1:]  # the first line may have begun before the block
+            for line in reversed(lines):
                 row = _parse_line(line)
                 if row is not None:
                     return row
@@ -368,8 +371,8 @@ def is_locked(path: Path) -> bool:
 
 
 def _dump_line(obj: JsonObject) -> bytes:
-    """`obj` as one line of compact JSON with its newline. NaN and infinity become null; a line that
-    holds a lone surrogate is escaped to plain ASCII."""
+    """`obj` as one line of compact JSON with its newline. NaN and infinity become null; if a text
+    holds a lone surrogate, the whole line is escaped to plain ASCII."""
     try:
         text = json.dumps(obj, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     except ValueError:  # NaN or infinity; they are rare, so the object is searched only now
@@ -394,7 +397,7 @@ def _finite(value: Any) -> Any:
 def _parse_line(line: bytes) -> JsonObject | None:
     """The JSON object in `line`; None when the line is damaged or holds another JSON value."""
     try:
-        row = _LINES.decode(line.decode())
-    except (ValueError, RecursionError):  # no UTF-8, no JSON, or nested too deeply
+        row = _LINE_DECODER.decode(line.decode())
+    except (ValueError, RecursionError):  # ValueError: no UTF-8 or no JSON; else nested too deeply
         return None
     return row if isinstance(row, dict) else None

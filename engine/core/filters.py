@@ -17,7 +17,7 @@ from engine.core.errors import UserError
 
 LONGEST = 500  # characters of an expression
 _SHOWN_CHARS = 200  # of it in an error
-_MOST_DIGITS = 15  # a float has no more; a million of them would never be worked out
+_MOST_DIGITS = 15  # a float has no more; a million digits would never be computed
 _LOGIC = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not)
 _COMPARISONS = (ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _MEMBERSHIP = (ast.In, ast.NotIn, ast.Is, ast.IsNot)
@@ -41,14 +41,14 @@ def _rounded(value: float, digits: int = 0) -> float:
 
 
 def _numbers_only(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wrap an arithmetic operation so that it raises TypeError unless both sides are numbers.
+    """Wrap an arithmetic operation so that it raises TypeError unless both operands are numbers.
 
     Python's own operators also take text, which could fill the memory: "%999999999d" % 1, or
     "a" * 10**9.
     """
 
     def apply(left: Any, right: Any) -> Any:
-        if not all(isinstance(side, int | float) for side in (left, right)):
+        if not isinstance(left, int | float) or not isinstance(right, int | float):
             raise TypeError("arithmetic needs numbers on both sides")
         return operation(left, right)
 
@@ -106,10 +106,10 @@ class Where:
         self._tree: ast.expr | None = None
         if self.expression:
             self._tree = self._parse()
-        # The names of values that the expression uses. An empty expression has no tree; a constant
-        # stands in for it, which uses no name.
-        nodes = ast.walk(self._tree or ast.Constant(True))
-        self._used = {node.id for node in nodes if isinstance(node, ast.Name)} & self._known
+        self._used: set[str] = set()  # the names of values that the expression uses
+        if self._tree is not None:
+            names_in_tree = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
+            self._used = names_in_tree & self._known
         self._engine = simpleeval.EvalWithCompoundTypes(
             operators=_OPERATORS, functions=dict(_FUNCTIONS), allowed_attrs={}
         )
@@ -135,12 +135,16 @@ class Where:
             result = self._engine.eval(self.expression, previously_parsed=ast.Expr(self._tree))
         except ZeroDivisionError:
             raise self._error(f"divides by zero on task {task!r}") from None
-        except (TypeError, KeyError) as error:
-            # KeyError: metrics["name"] is missing. TypeError with a None among the values: the
-            # expression compares or computes with a value that the row does not have.
-            if isinstance(error, KeyError) or any(row[name] is None for name in self._used):
+        except KeyError:  # metrics["name"] is missing
+            return False
+        except TypeError as error:
+            # With a None among the values, the expression compares or computes with a value that
+            # the row does not have.
+            if any(row[name] is None for name in self._used):
                 return False
             raise self._error(f"cannot be worked out on task {task!r}: {error}") from None
+        # InvalidExpression: a limit of simpleeval. ValueError, ArithmeticError: min() of nothing, a
+        # number that is too large. IndexError: [1, 2][5].
         except (simpleeval.InvalidExpression, ValueError, ArithmeticError, IndexError) as error:
             raise self._error(f"cannot be worked out on task {task!r}: {error}") from None
         if result is None:  # the expression is a bare name, of a value that the row does not have
@@ -159,6 +163,7 @@ class Where:
             raise self._error(f"is longer than {LONGEST} characters")
         try:
             tree = ast.parse(self.expression, mode="eval")
+        # ValueError: a NUL byte or too many digits. RecursionError, MemoryError: nested too deeply.
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             reason = getattr(error, "msg", None) or "it cannot be parsed"
             raise self._error(f"is no expression: {reason}") from None
@@ -174,18 +179,18 @@ class Where:
         """
         if not isinstance(node, _NODES):
             raise self._error(f"uses {type(node).__name__}, which is not available")
-        if isinstance(node, ast.Constant) and not isinstance(
-            node.value, bool | int | float | str | None
-        ):
-            raise self._error(f"uses the value {node.value!r}, which is not available")
-        if isinstance(node, ast.Call) and not (
-            isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
-        ):
-            raise self._error(f"calls something other than {', '.join(_FUNCTIONS)}")
+        if isinstance(node, ast.Constant):
+            is_plain = isinstance(node.value, bool | int | float | str | None)
+            if not is_plain:  # bytes, a complex number or `...`
+                raise self._error(f"uses the value {node.value!r}, which is not available")
+        if isinstance(node, ast.Call):
+            is_known = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
+            if not is_known or node.keywords:
+                raise self._error(f"calls something other than {', '.join(_FUNCTIONS)}")
         if isinstance(node, ast.Subscript) and not isinstance(node.value, ast.Name):
             raise self._error('may use [...] only as metrics["name"]')
         if isinstance(node, ast.Name) and node.id not in self._known | {*_WORDS, *_FUNCTIONS}:
-            similar = difflib.get_close_matches(node.id, sorted(self._known), 1)
+            similar = difflib.get_close_matches(node.id, sorted(self._known), n=1)
             suggestion = f"; did you mean {similar[0]!r}?" if similar else ""
             raise self._error(f"uses the unknown name {node.id!r}{suggestion}")
 

@@ -18,7 +18,8 @@ def size(count: float) -> str:
 def words(hours: float) -> str:
     """A duration, given in hours, as text: "40 s", "12 min" or "3.5 h"; "1 s" at least."""
     seconds = hours * 3600
-    # A unit is used from one and a half of it on: below 1.5 min seconds, below 1.5 h minutes.
-    if seconds < 90:
+    if seconds < 90:  # 1.5 min
         return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{hours:.1f} h"
+    if seconds < 5400:  # 1.5 h
+        return f"{seconds / 60:.0f} min"
+    return f"{hours:.1f} h"

@@ -65,8 +65,18 @@ def detect(disk: Path | None = None) -> Hardware:
         disk: a folder on the disk whose free space is measured; None means the current folder.
     """
     ram_total, ram_free = _memory()
-    found_devices = _gpus() or (Device("cpu", _processor_name(), "cpu", ram_total, ram_free),)
-    return Hardware(found_devices, _cores(), ram_total, ram_free, _disk_free(disk or Path.cwd()))
+    all_devices = _gpus()
+    if not all_devices:
+        cpu = Device(
+            id="cpu",
+            name=_processor_name(),
+            kind="cpu",
+            memory_total=ram_total,
+            memory_free=ram_free,
+        )
+        all_devices = (cpu,)
+    disk_free = _disk_free(disk or Path.cwd())
+    return Hardware(all_devices, _cores(), ram_total, ram_free, disk_free)
 
 
 def devices() -> list[str]:
@@ -129,12 +139,13 @@ def _visible_gpus(gpus: list[Device]) -> tuple[Device, ...]:
     if visible_names is None:
         return tuple(gpus)
     chosen: list[Device] = []
-    for name in (part.strip() for part in visible_names.split(",")):
-        matches = [gpu for gpu in gpus if _names_gpu(name, gpu)]
+    for part in visible_names.split(","):
+        matches = [gpu for gpu in gpus if _names_gpu(part.strip(), gpu)]
         if not matches:  # CUDA itself ignores everything from the first unknown entry on
             break
-        # A name that fits several GPUs means the first; a GPU that is named twice counts once.
-        chosen.extend(gpu for gpu in matches[:1] if gpu not in chosen)
+        first_match = matches[0]  # a name that fits several GPUs means the first of them
+        if first_match not in chosen:  # a GPU that is named twice counts once
+            chosen.append(first_match)
     return tuple(chosen)
 
 
@@ -172,23 +183,25 @@ def _cores() -> int:
     else:
         cores = os.cpu_count() or 1
     quota = _cpu_quota()
-    return max(1, min(cores, int(quota)) if quota else cores)
+    if quota:
+        cores = min(cores, int(quota))
+    return max(1, cores)
 
 
 def _cpu_quota() -> float | None:
     """How many cores the smallest CPU quota of this process's cgroups allows, such as 1.5; None
     where none of them has a quota."""
-    values = []
+    allowed_cores = []
     for folder in _cgroup_folders(""):  # version 2: "QUOTA PERIOD", or "max PERIOD" for no quota
         parts = _read_text(folder / "cpu.max").split()
         if len(parts) == 2 and parts[0].isdigit() and parts[1].isdigit() and int(parts[1]):
-            values.append(int(parts[0]) / int(parts[1]))
+            allowed_cores.append(int(parts[0]) / int(parts[1]))
     for folder in _cgroup_folders("cpu"):  # version 1: a file each; a quota of -1 is no quota
         quota = _read_number(folder / "cpu.cfs_quota_us")
         period = _read_number(folder / "cpu.cfs_period_us")
         if quota and period and quota > 0:
-            values.append(quota / period)
-    return min(values, default=None)
+            allowed_cores.append(quota / period)
+    return min(allowed_cores, default=None)
 
 
 def _memory() -> tuple[int, int]:
@@ -206,11 +219,9 @@ def _memory_limits() -> list[tuple[int, int]]:
     """The memory limits of this process's cgroups, of version 2 and 1: (limit, used) in bytes each.
     File cache does not count as used where the kernel can drop it at any time."""
     limits = []
-    # The files of version 2, then those of version 1.
-    for controller, limit_name, used_name, cache_key in (
-        ("", "memory.max", "memory.current", "inactive_file"),
-        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
+    version_2 = ("", "memory.max", "memory.current", "inactive_file")
+    version_1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    for controller, limit_name, used_name, cache_key in (version_2, version_1):
         for folder in _cgroup_folders(controller):
             limit = _read_number(folder / limit_name)
             if limit is None or limit > _UNLIMITED:
@@ -234,12 +245,14 @@ def _cgroup_folders(controller: str) -> list[Path]:
     root = _CGROUP / controller if controller else _CGROUP
     relative = ""
     for line in _read_text(_PROC_CGROUP).splitlines():
-        # A line is `hierarchy:controllers:path`; a part that a damaged line lacks becomes "".
-        # Version 2 has the hierarchy 0 and names no controllers.
-        hierarchy, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if (controller and controller in controllers.split(",")) or (
-            not controller and hierarchy == "0"
-        ):
+        # A line is `hierarchy:controllers:path`; of a damaged line the missing parts are "".
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller:
+            is_wanted = controller in controllers.split(",")
+        else:
+            is_wanted = hierarchy == "0"  # the hierarchy of version 2, which names no controllers
+        if is_wanted:
             relative = path.strip("/")
     folders = [root]
     for part in Path(relative).parts:

@@ -36,7 +36,7 @@ class Call:
 
     @staticmethod
     def from_json(value: object) -> "Call | None":
-        """The call whose `to_json` gave `value`; None for a value that is no such object."""
+        """The call that `to_json` turned into `value`; None for a value of another form."""
         if not isinstance(value, Mapping):
             return None
         fields = cast(Mapping[str, object], value)
@@ -70,14 +70,17 @@ class Change:
             for name, value in refused.arguments.items()
             if name not in self.without_arguments
         }
-        arguments = {**arguments, **self.arguments}
+        arguments |= self.arguments
         if self.settings or self.without:
             old_settings = arguments.get("settings")
             if not isinstance(old_settings, Mapping):  # none were given, or the value is invalid
                 old_settings = {}
-            settings = dict(cast(Mapping[str, object], old_settings))
-            settings = {name: value for name, value in settings.items() if name not in self.without}
-            arguments["settings"] = {**settings, **self.settings}
+            kept_settings = {
+                name: value
+                for name, value in cast(Mapping[str, object], old_settings).items()
+                if name not in self.without
+            }
+            arguments["settings"] = {**kept_settings, **self.settings}
         return Call(refused.tool, arguments)
 
 
@@ -97,7 +100,9 @@ class Hint:
 
     def __str__(self) -> str:
         """The hint as one text for an agent: the sentence, then the call."""
-        return f"{self.text} {self.call}".strip() if self.call else self.text
+        if self.call is None:
+            return self.text
+        return f"{self.text} {self.call}".strip()
 
     def __bool__(self) -> bool:
         """False for a hint that says nothing. A change alone says nothing yet."""
@@ -124,8 +129,8 @@ class Hint:
 
     @staticmethod
     def from_json(value: object) -> "Hint":
-        """The hint whose `to_json` gave `value`. Any value but an object is taken as the sentence,
-        because older releases stored hints as plain text; None gives an empty hint."""
+        """The hint that `to_json` turned into `value`. Any value but an object is taken as the
+        sentence, because older releases stored hints as plain text; None gives an empty hint."""
         if isinstance(value, Mapping):
             body = cast(Mapping[str, object], value)
             return Hint(str(body.get("text") or ""), Call.from_json(body.get("call")))
@@ -139,11 +144,11 @@ class Hint:
 
     @staticmethod
     def load(stored: str) -> "Hint":
-        """The hint whose `dump` gave the text `stored`."""
+        """The hint that `dump` turned into the text `stored`."""
         if stored.startswith('{"text": '):  # as the JSON of a hint with a call begins
             try:
                 return Hint.from_json(json.loads(stored))
-            except ValueError:  # a sentence that only looks like JSON
+            except ValueError:  # a sentence that begins like JSON
                 return Hint(stored)
         return Hint(stored)
 
@@ -151,12 +156,14 @@ class Hint:
         """The hint as fields of a result: its text (sentence and call) under the key `name`, and
         its call as a JSON object under "call", left out where it has none."""
         fields: dict[str, object] = {name: str(self)}
-        return fields | ({"call": self.call.to_json()} if self.call else {})
+        if self.call:
+            fields["call"] = self.call.to_json()
+        return fields
 
     @staticmethod
     def from_fields(text: str, call: object) -> "Hint":
-        """The hint whose `as_fields` gave these two fields: its text, and its call as a JSON object
-        (None for no call)."""
+        """The hint that `as_fields` turned into these two fields: its text, and its call as a JSON
+        object (None for no call)."""
         parsed_call = Call.from_json(call)
         # The text ends with the call (see `__str__`); the sentence is what comes before it.
         sentence = text.removesuffix(str(parsed_call)).rstrip() if parsed_call else text

@@ -224,4 +224,7 @@ def curve_name(scored: str) -> str:
     `heldout_` to the column.
     """
     is_taken = scored in METRICS or scored in LINE_KEYS or f"{HELDOUT}{scored}" in METRICS
-    return f"env_{scored}" if is_taken or scored.startswith(HELDOUT) else scored
+    # A name with the prefix of evaluations could not be told from the column of one.
+    if is_taken or scored.startswith(HELDOUT):
+        return f"env_{scored}"
+    return scored

@@ -56,8 +56,8 @@ def page_before(
 ) -> Page:
     """The last `limit` matching lines before byte `end`, in file order.
 
-    Pass the page's `start` as `end` to get the page of older lines; it is 0 when the head of the
-    file was reached. A missing file gives an empty page.
+    For the page of older lines, pass this page's `start` as `end`. A `start` of 0 means that there
+    are none. A missing file gives an empty page.
 
     Args:
         end: the start of a line, or the size of the file.
@@ -68,7 +68,7 @@ def page_before(
     try:
         file = open(path, "rb")  # noqa: SIM115  the with below closes it
     except FileNotFoundError:
-        return Page([], 0, 0, 0)
+        return Page([], start=0, end=0, scanned=0)
     with file:
         end = min(end, os.fstat(file.fileno()).st_size)
         page_start = end
@@ -80,8 +80,8 @@ def page_before(
                     if len(lines) == limit:
                         page_start = line.start
                         break
-    lines.reverse()  # they were found from the last to the first
-    return Page(lines, page_start, end, end - page_start)
+    lines.reverse()  # they were read from the last to the first
+    return Page(lines, page_start, end, scanned=end - page_start)
 
 
 def _lines_before(file: BinaryIO, end: int) -> tuple[int, list[Line]]:
@@ -96,9 +96,11 @@ def _lines_before(file: BinaryIO, end: int) -> tuple[int, list[Line]]:
         start = max(0, end - block_size)
         file.seek(start)
         data = file.read(end - start)
-        # The newline at the very end closes the last line, it does not start one.
-        first_line = data.find(b"\n", 0, len(data) - 1) + 1 if start else 0
-        if first_line or not start or block_size >= _LONGEST_LINE:
+        first_line = 0  # where the first whole line begins in `data`; 0 also if none does
+        if start > 0:
+            # The newline at the very end closes the last line, it does not start one.
+            first_line = data.find(b"\n", 0, len(data) - 1) + 1
+        if start == 0 or first_line > 0 or block_size >= _LONGEST_LINE:
             return start + first_line, _lines_of(data[first_line:], start + first_line)
         block_size = min(block_size * 4, _LONGEST_LINE)
 
@@ -108,8 +110,8 @@ def page_after(
 ) -> Page:
     """The first `limit` complete matching lines from byte `start` on, in file order.
 
-    Pass the page's `end` as `start` to get the page of newer lines. A last line without a newline
-    is still being written and is left for that page. A missing file gives an empty page.
+    For the page of newer lines, pass this page's `end` as `start`. A last line without a newline is
+    still being written and is left for that page. A missing file gives an empty page.
 
     Args:
         start: any byte; inside a line it moves to the start of the next line.
@@ -120,27 +122,29 @@ def page_after(
     try:
         file = open(path, "rb")  # noqa: SIM115  the with below closes it
     except FileNotFoundError:
-        return Page([], 0, 0, 0)
+        return Page([], start=0, end=0, scanned=0)
     with file:
-        start = _next_line_start(file, min(max(start, 0), os.fstat(file.fileno()).st_size))
+        size = os.fstat(file.fileno()).st_size
+        start = _next_line_start(file, offset=min(max(start, 0), size))
         file.seek(start)
         position = start
         while len(lines) < limit and position - start < budget:
             raw = file.readline(_LONGEST_LINE)
-            # The end of the file, or a last line that is still being written. A line as long as
-            # the longest allowed is a piece of an even longer one, and counts.
-            if not raw or (not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE):
+            # A line as long as the longest allowed is a piece of an even longer one, and counts.
+            is_complete = raw.endswith(b"\n") or len(raw) >= _LONGEST_LINE
+            if not is_complete:  # the end of the file, or a line that is still being written
                 break
             line = Line(position, position + len(raw), _shown_text(raw))
             position += len(raw)
             if match is None or match(line.text):
                 lines.append(line)
-    return Page(lines, start, position, position - start)
+    return Page(lines, start, end=position, scanned=position - start)
 
 
 def torn_tail(path: Path) -> str:
     """The text after the last newline of the file: a line still being written, such as a progress
-    bar. "" where the file is missing or ends with a newline; only the end of a very long line."""
+    bar. "" where the file is missing or ends with a newline. Of a line longer than 64 KB only the
+    end is returned."""
     size = size_of(path)
     if size == 0:
         return ""
@@ -177,7 +181,7 @@ def _next_line_start(file: BinaryIO, offset: int) -> int:
     """`offset` if a line starts there, else the start of the next line."""
     if offset == 0:
         return 0
-    # From one byte earlier: where that byte is a newline, readline takes only it.
+    # If the byte before `offset` is a newline, readline reads only that byte.
     file.seek(offset - 1)
     return offset - 1 + len(file.readline(_LONGEST_LINE))
 

@@ -28,12 +28,12 @@ def as_json(value: Any) -> Any:
     - Other values stay as they are.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        items = ((field, getattr(value, field.name)) for field in fields(value))
-        return {
-            field.name: as_json(item)
-            for field, item in items
-            if item is not None or "shown_as_null" in field.metadata
-        }
+        result: Reply = {}
+        for field in fields(value):
+            item = getattr(value, field.name)
+            if item is not None or "shown_as_null" in field.metadata:
+                result[field.name] = as_json(item)
+        return result
     if isinstance(value, Mapping):
         return {name: as_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

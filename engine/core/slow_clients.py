@@ -42,7 +42,8 @@ class ImpatientProtocol(H11Protocol):
         The first bytes of a request start the timer for its headers. Once all headers have arrived,
         the timer stops and the connection is no longer idle.
         """
-        if self._header_timer is None and (self.cycle is None or self.cycle.response_complete):
+        awaits_request = self.cycle is None or self.cycle.response_complete
+        if awaits_request and self._header_timer is None:
             self._start_header_timer()
         cycle_before = self.cycle
         super().data_received(data)
@@ -78,21 +79,18 @@ class ImpatientProtocol(H11Protocol):
             self._idle_connections(known).pop(self, None)
 
     def _close_oldest_idle_at_limit(self) -> None:
-        """If there are as many connections as `limit_concurrency` allows, close the one that has
-        been idle for the longest; those of unknown clients are closed first.
+        """Close idle connections until there are fewer than `limit_concurrency` allows.
 
+        The longest idle is closed first; those of known clients only after all of unknown ones.
         Nothing is closed where every other connection is busy: uvicorn then refuses the request.
         """
         while self.limit_concurrency and len(self.connections) >= self.limit_concurrency:
-            others = (
-                other
-                for known in (False, True)
-                for other in self._idle_connections(known)
-                if other is not self
-            )
-            oldest = next(others, None)
-            if oldest is None:  # all others are being answered
+            # Unknown clients first; within each kind the longest idle first.
+            idle = [*self._idle_connections(known=False), *self._idle_connections(known=True)]
+            others = [connection for connection in idle if connection is not self]
+            if not others:  # all others are being answered
                 return
+            oldest = others[0]
             oldest._forget_as_idle()
             self.connections.discard(oldest)
             oldest.transport.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 HELDOUT_SHARE = 0.2  # of the rows, where the rows do not say a side
 HELDOUT_LEAST = 50  # rows, or half of them where there are fewer than 100
-REPEATED_FROM = 9  # a push warns when fewer of ten held-out rows have a prompt of their own
+REPEATED_FROM = 9  # a push warns if ten held-out rows have fewer different prompts than this
 # What a row may call its side.
 NAMES = {
     "train": "train",
@@ -58,38 +58,43 @@ def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
     named_sides = [_named_side(row) for row in rows]
     warnings: list[str] = []
     side_of_prompt = _named_side_of_prompts(keys, named_sides)
-    moved = sum(
-        side is not None and side_of_prompt[key] != side
+    moved_count = sum(
+        side == "train" and side_of_prompt[key] == "heldout"
         for key, side in zip(keys, named_sides, strict=True)
     )
-    if moved:
+    if moved_count:
         warnings.append(
-            f"{moved} training rows have the prompt of a held-out row and are held out with it"
+            f"{moved_count} training rows have the prompt of a held-out row and are held out with "
+            "it"
         )
-    unnamed_keys = [key for key, side in zip(keys, named_sides, strict=True) if side is None]
-    undecided_keys = [key for key in unnamed_keys if key not in side_of_prompt]
+    undecided_keys = [key for key in keys if key not in side_of_prompt]
     if "heldout" in named_sides:
-        chosen_side = dict.fromkeys(undecided_keys, "train")
+        side_of_prompt |= dict.fromkeys(undecided_keys, "train")
     else:
-        chosen_side = _split_by_hash(undecided_keys)
-    sides = [side_of_prompt.get(key) or chosen_side[key] for key in keys]
+        side_of_prompt |= _split_by_hash(undecided_keys)
+    sides = [side_of_prompt[key] for key in keys]
     if "heldout" not in sides:
         reason = "every row says train" if "train" in named_sides else "there are too few prompts"
         warnings.append(f"no row is held out ({reason}): no verdict can be given")
     if "train" not in sides:
         warnings.append("every row is held out: there is nothing to train on")
-    warnings += _repetition_warning(
-        [key for key, side in zip(keys, sides, strict=True) if side == "heldout"]
-    )
-    source = "hash" if len(unnamed_keys) == len(rows) else "mixed" if unnamed_keys else "rows"
+    heldout_keys = [key for key, side in zip(keys, sides, strict=True) if side == "heldout"]
+    warnings += _repetition_warning(heldout_keys)
+    unnamed_count = named_sides.count(None)
+    if unnamed_count == len(rows):
+        source = "hash"
+    elif unnamed_count:
+        source = "mixed"
+    else:
+        source = "rows"
     return Split(sides, source, warnings)
 
 
 def _named_side_of_prompts(
     keys: Sequence[str], named_sides: Sequence[str | None]
 ) -> dict[str, str]:
-    """Map each prompt key to the side that its rows name. If they disagree, "heldout" wins. Keys
-    of which no row names a side are left out.
+    """The side that the rows of each prompt name, by prompt key. If they disagree, "heldout" wins.
+    A prompt of which no row names a side is left out.
 
     Args:
         keys: the prompt key of each row.
@@ -105,7 +110,7 @@ def _named_side_of_prompts(
 
 
 def _repetition_warning(heldout: Sequence[str]) -> list[str]:
-    """A warning if more than one in ten held-out rows repeats the prompt of another; else [].
+    """One warning if more than one in ten held-out rows repeats the prompt of another; else [].
 
     Args:
         heldout: the prompt keys of the held-out rows.

@@ -47,7 +47,7 @@ class FinishedRun:
         predicted: seconds of each phase as the estimate would predict them now, uncorrected.
         total: seconds of the whole run.
         base: path of its base model.
-        said, turns, effective: see `Seen`; None if the run did not measure it.
+        written_per_limit, turns, effective_share: see `Seen`; None if the run did not measure it.
         memory, predicted_memory: peak bytes, measured and predicted.
     """
 
@@ -56,9 +56,9 @@ class FinishedRun:
     predicted: Mapping[str, float]
     total: float
     base: str
-    said: float | None
+    written_per_limit: float | None
     turns: float | None
-    effective: float | None
+    effective_share: float | None
     memory: float
     predicted_memory: float
 
@@ -69,7 +69,8 @@ class Experience:
 
     Attributes:
         past: the runs that can be used.
-        left_out: a sentence for each run with a damaged file, naming run, file and fault.
+        left_out: a sentence for each run with a damaged file, naming the run, the file and what is
+            wrong with it.
     """
 
     past: Sequence[FinishedRun] = ()
@@ -87,9 +88,13 @@ class Experience:
         runs = [run for run in self.past if run.base == base]
         return Seen(
             runs=len(runs),
-            said=_mean([run.said for run in runs if run.said is not None]),
+            written_per_limit=_mean(
+                [run.written_per_limit for run in runs if run.written_per_limit is not None]
+            ),
             turns=_mean([run.turns for run in runs if run.turns is not None]),
-            effective=_mean([run.effective for run in runs if run.effective is not None]),
+            effective_share=_mean(
+                [run.effective_share for run in runs if run.effective_share is not None]
+            ),
         )
 
     def factors(self, algorithm: str) -> dict[str, float]:
@@ -101,21 +106,23 @@ class Experience:
         for phase in ("startup", *MEASURED):
             # Start, evaluations and checkpoints are the same work under every algorithm.
             runs = self.past if phase in SHARED else self.of(algorithm)
-            factors[phase] = _correction_factor(
-                [
-                    (run.seconds[phase], run.predicted[phase])
-                    for run in runs
-                    if phase in run.seconds and phase in run.predicted
-                ]
-            )
+            actual_and_predicted = [
+                (run.seconds[phase], run.predicted[phase])
+                for run in runs
+                if phase in run.seconds and phase in run.predicted
+            ]
+            factors[phase] = _correction_factor(actual_and_predicted)
         return factors
 
     def memory_factor(self, algorithm: str) -> float:
         """The factor that corrects the predicted peak memory; 1 if too few runs show it."""
         runs = self.of(algorithm)
-        # 0: the run did not measure its memory.
-        pairs = [(run.memory, run.predicted_memory) for run in runs if run.memory > 0]
-        return _correction_factor(pairs, MEMORY_DOUBT)
+        actual_and_predicted = [
+            (run.memory, run.predicted_memory)
+            for run in runs
+            if run.memory > 0  # 0: the run did not measure it
+        ]
+        return _correction_factor(actual_and_predicted, MEMORY_DOUBT)
 
     def log_time_ratios(self, algorithm: str) -> list[float]:
         """For each run of the algorithm: log(actual seconds / predicted and corrected seconds).
@@ -125,11 +132,11 @@ class Experience:
         factors = self.factors(algorithm)
         log_ratios = []
         for run in self.of(algorithm):
-            corrected = sum(
-                value * factors.get(phase, 1.0) for phase, value in run.predicted.items()
+            corrected_s = sum(
+                seconds * factors.get(phase, 1.0) for phase, seconds in run.predicted.items()
             )
-            if corrected > 0 and run.total > 0:
-                log_ratios.append(math.log(run.total / corrected))
+            if corrected_s > 0 and run.total > 0:
+                log_ratios.append(math.log(run.total / corrected_s))
         return log_ratios
 
 
@@ -153,9 +160,9 @@ def experience(home: Home, rate: Speed, kind: str) -> Experience:
             rows = store.calibration(algorithm, limit=RUNS)
         for row in rows:
             features = row["features"]
-            # A device is named "cpu" or "cuda:0".
-            on_cpu = str(features.get("device") or "cpu").startswith("cpu")
-            if on_cpu != (kind == "cpu"):
+            device = str(features.get("device") or "cpu")  # "cpu" or "cuda:0"
+            run_was_on_cpu = device.startswith("cpu")
+            if run_was_on_cpu != (kind == "cpu"):
                 continue
             run = home.run(str(features["run_id"]))
             total_seconds = 3600 * float(row["actual"])  # the database has hours
@@ -191,7 +198,7 @@ def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> Fin
     works = {name: Work(*values) for name, values in predicted_work.works.items()}
     # The time of a score belongs to the environment, so it is the one of that run.
     predicted = replace(rate, score_s=predicted_work.score_s).phases(
-        works, predicted_work.layers, predicted_work.weight_bytes, first=predicted_work.first
+        works, predicted_work.layers, predicted_work.weight_bytes, is_first_run=predicted_work.first
     )
     seconds = {
         phase: measured.seconds[name]
@@ -206,30 +213,33 @@ def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> Fin
         predicted=predicted,
         total=total,
         base=config.base.path,
-        said=measured.said_share,
+        written_per_limit=measured.said_share,
         turns=measured.turns_mean,
-        effective=measured.effective_share,
+        effective_share=measured.effective_share,
         memory=measured.peak_memory,
         predicted_memory=predicted_work.memory,
     )
 
 
-def _correction_factor(pairs: Sequence[tuple[float, float]], doubt: float = DOUBT) -> float:
-    """The factor by which predictions have to be multiplied, from pairs of (actual, predicted).
+def _correction_factor(
+    actual_and_predicted: Sequence[tuple[float, float]], doubt: float = DOUBT
+) -> float:
+    """The factor by which predictions have to be multiplied.
 
     It is the sum of the actual values over the sum of the predicted ones, so long runs count for
-    more than short ones. With fewer than three pairs it is 1.
+    more than short ones. With fewer than three runs it is 1.
 
     Args:
-        doubt: how many exact predictions of average size are added to the pairs; they pull the
-            factor towards 1.
+        actual_and_predicted: (actual, predicted) of each run.
+        doubt: how many exact predictions of average size are added; they pull the factor towards 1.
     """
-    actual = sum(a for a, _ in pairs)
-    predicted = sum(p for _, p in pairs)
-    if len(pairs) < CALIBRATE_FROM or actual <= 0 or predicted <= 0:
+    actual_sum = sum(actual for actual, _ in actual_and_predicted)
+    predicted_sum = sum(predicted for _, predicted in actual_and_predicted)
+    count = len(actual_and_predicted)
+    if count < CALIBRATE_FROM or actual_sum <= 0 or predicted_sum <= 0:
         return 1.0
-    exact_sum = doubt * predicted / len(pairs)
-    return (actual + exact_sum) / (predicted + exact_sum)
+    exact_sum = doubt * predicted_sum / count  # of the added predictions, which were exact
+    return (actual_sum + exact_sum) / (predicted_sum + exact_sum)
 
 
 def _mean(values: Sequence[float]) -> float | None:

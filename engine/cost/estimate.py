@@ -29,7 +29,7 @@ from engine.cost.flops import Battery, Lengths, LoadedModel, Plan, SamplingPlan
 from engine.cost.lowering import phases_of
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts, RowLengths
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.install import vllm_env
@@ -49,7 +49,7 @@ _CALIBRATION_FLOOR = 0.08  # least standard deviation of the logarithm of a run'
 _USUAL_SPREAD, _USUAL_RUNS = 0.25, 6
 
 _NORMAL_90 = 1.645  # standard deviations on each side of a 90 % interval
-_USUAL_RANK = 16  # of an adapter that is evaluated
+_USUAL_RANK = 16  # assumed for an adapter that is evaluated
 _DOWNLOAD_RATE = 2e7  # bytes per second
 _TRANSFER_S = 1e-4  # that the way to the env process and back adds to a score
 DISK_RESERVE = 500_000_000  # bytes that must stay free
@@ -72,7 +72,7 @@ class Forecast:
     left_out: tuple[str, ...] = ()
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def estimate_cost(
     home: Home,
     env_id: str,
@@ -115,14 +115,24 @@ def estimate_cost(
         base_path=model_ref.base_path,
     )
     figures = forecast.estimate
-    arguments = {"env_id": record.env_id, "model": model_ref.ref, "algorithm": algorithm}
-    submit_call = Call("submit_train", arguments | ({"settings": settings} if settings else {}))
-    no_rows = none_fit(env_facts.statistics(facts, resolved.settings), resolved.settings)
-    can_be_submitted = figures.fits and not no_rows
-    next_calls = [submit_call.to_json()] if can_be_submitted else []
-    row_warnings = [f"{no_rows}: nothing would be trained. Raise max_length."] if no_rows else []
+    text = summary(figures)
+    row_warnings = []
+    misfit = none_fit(env_facts.statistics(facts, resolved.settings), resolved.settings)
+    if misfit:
+        text = f"{text} But {misfit}."
+        row_warnings = [f"{misfit}: nothing would be trained. Raise max_length."]
+    next_calls = []
+    if figures.fits and not misfit:
+        arguments: dict[str, object] = {
+            "env_id": record.env_id,
+            "model": model_ref.ref,
+            "algorithm": algorithm,
+        }
+        if settings:
+            arguments["settings"] = settings
+        next_calls = [Call("submit_train", arguments).to_json()]
     return shown(figures) | {
-        "summary": f"{summary(figures)} But {no_rows}." if no_rows else summary(figures),
+        "summary": text,
         "next": next_calls,
         "warnings": [*row_warnings, *resolved.warnings, *_forecast_warnings(forecast)],
     }
@@ -155,7 +165,7 @@ def estimate(
 
     Args:
         download: bytes of weights that are still to be downloaded.
-        base_path: folder of the base model, by which its finished runs are found; None for unknown.
+        base_path: folder of the base model, which tells its finished runs; None for unknown.
     """
     device = hardware.device
     precision = resolved.settings.precision
@@ -169,8 +179,7 @@ def estimate(
         seen=past_runs.seen(str(base_path or "")),
         batteries=batteries(home, base_path),
     )
-    if env.score_s:  # as the audit measured it
-        rate = replace(rate, score_s=env.score_s + _TRANSFER_S)
+    rate = _with_score_time(rate, env)
     phases = _corrected_phases(plan, rate, past_runs.factors(resolved.algorithm), download)
     totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
     hours, basis, runs = _band(past_runs.log_time_ratios(resolved.algorithm), totals, rate.measured)
@@ -180,6 +189,8 @@ def estimate(
     available = plan.device.memory_total
     disk_bytes = footprint.disk(plan) + download
     memory_fit = lowering.fit_of(memory.total, available)
+    # Lower a setting for the memory if that is short or tight, else (None) for the time.
+    bytes_to_save = None if memory_fit == "fits" else memory.total
     figures = Estimate(
         steps=resolved.settings.steps,
         hours=_rounded(hours),
@@ -196,14 +207,18 @@ def estimate(
         fit=memory_fit,
         disk_bytes=disk_bytes,
         disk_fits=disk_bytes + DISK_RESERVE <= hardware.disk_free,
-        # What to lower: for memory if that is short or tight, else for time.
-        lower_this=lowering.lowered(plan, rate, memory.total if memory_fit != "fits" else None),
+        lower_this=lowering.lowered(plan, rate, bytes_to_save),
         basis=basis,
         calibrated_on_runs=runs,
         uncalibrated=_workload(plan, rate.score_s, raw_memory.total),
     )
     lower_to = lowering.lower_until_it_fits(plan, rate, memory.total / raw_memory.total)
     return Forecast(figures, lower_to, past_runs.left_out)
+
+
+def _with_score_time(rate: throughput.Speed, env: EnvFacts) -> throughput.Speed:
+    """The speed with the time of a score that the environment's audit measured, if it did."""
+    return replace(rate, score_s=env.score_s + _TRANSFER_S) if env.score_s else rate
 
 
 def _corrected_phases(
@@ -247,9 +262,11 @@ def evaluation_hours(
     rows: int,
     attempts: int,
 ) -> float:
-    """The most device hours that an evaluation takes: `rows` tasks, `attempts` answers to each.
+    """An upper estimate of the device hours of an evaluation, summed over `models`.
 
     Args:
+        rows: number of tasks.
+        attempts: number of answers to each task.
         limits: the most tokens and turns of an answer.
         models: the models that answer; of each the facts and the folder of its base model.
     """
@@ -257,29 +274,47 @@ def evaluation_hours(
     precision = "bfloat16" if device.bf16 else "float32"
     rate = throughput.load(home, device, hardware.cores, precision)
     past_runs = experience(home, rate, device.kind)
+    rate = _with_score_time(rate, env)
     seconds = 0.0
     for model_facts, base_path in models:
         seen = past_runs.seen(str(base_path))
-        loaded = LoadedModel(model_facts, precision, "none", _USUAL_RANK, PROJECTIONS)
-        # A quarter of max_length is assumed for a prompt, if no prompt was counted.
-        plan = SamplingPlan(loaded, env, device, limits, seen, limits.max_length / 4)
-        work = flops.rollouts(plan, rows, rows * attempts, plan.episode("high"))
-        model_rate = replace(rate, score_s=env.score_s + _TRANSFER_S) if env.score_s else rate
-        works = {"training": flops.Work(), "evaluation": work, "saving": flops.Work()}
-        phases = model_rate.phases(
-            works, model_facts.layers, model_facts.weight_bytes, first=not seen.runs
+        loaded = LoadedModel(
+            model_facts,
+            precision,
+            quantization="none",
+            lora_rank=_USUAL_RANK,
+            lora_targets=PROJECTIONS,
         )
+        unknown_prompt = limits.max_length / 4  # a guess, if no prompt was counted
+        plan = SamplingPlan(loaded, env, device, limits, seen, unknown_prompt)
         factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
-        # Finished runs may raise this limit but not lower it.
-        seconds += sum(
-            phase_seconds * max(1.0, factors.get(phase, 1.0))
-            for phase, phase_seconds in phases.items()
-        )
+        seconds += _sampling_seconds(plan, rate, factors, rows=rows, answers=rows * attempts)
         seconds += hub.missing_bytes(base_path) / _DOWNLOAD_RATE
         if env.multi_turn:  # step() was not timed; assume a score's time for each turn
             seconds += rows * attempts * plan.turns("high") * env.score_s
     _, high_factor = _SPREAD["measured" if rate.measured else "model"]
     return high_factor * seconds / 3600
+
+
+def _sampling_seconds(
+    plan: SamplingPlan,
+    rate: throughput.Speed,
+    factors: Mapping[str, float],
+    rows: int,
+    answers: int,
+) -> float:
+    """The most seconds that a model takes to load, to sample and to be scored.
+
+    Args:
+        factors: corrections of each phase by finished runs; they may only raise the result.
+        rows: number of tasks.
+        answers: number of answers to all tasks together.
+    """
+    work = flops.rollouts(plan, rows, answers, plan.episode("high"))
+    works = {"training": flops.Work(), "evaluation": work, "saving": flops.Work()}
+    model = plan.loaded.model
+    phases = rate.phases(works, model.layers, model.weight_bytes, is_first_run=not plan.seen.runs)
+    return sum(seconds * max(1.0, factors.get(phase, 1.0)) for phase, seconds in phases.items())
 
 
 def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
@@ -299,7 +334,7 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
     if base_path is not None and home.db.is_file():
         with contextlib.suppress(UserError):  # usually there is no such environment
             record = registry.find_env(home, flops.KEEP)
-            # The look-up also completes prefixes, so another name may have been found.
+            # The look-up also completes prefixes, so this may be another environment.
             if record.name == flops.KEEP and record.scored:
                 lengths = env_facts.env_facts(home, record, base_path).lengths
                 chosen.append(_keep_battery(lengths))
@@ -312,22 +347,30 @@ def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
     A model's answers are assumed to be 1.5 times as long as the reference answers, the longest 3
     times. If no rows were counted, a prompt counts as 32 tokens and a reference answer as 16.
     """
-    prompt = statistics.fmean([row.prompt for row in rows]) if rows else 32.0
-    usual_answer = 1.5 * statistics.fmean([row.total - row.prompt for row in rows] or [16.0])
-    lengths = Lengths(prompt, max(8.0, usual_answer), max(16.0, 2 * usual_answer))
-    return Battery(min(flops.KEEP_TASKS, max(1, len(rows))), lengths)
+    mean_prompt, mean_answer = 32.0, 16.0
+    if rows:
+        mean_prompt = statistics.fmean([row.prompt for row in rows])
+        mean_answer = statistics.fmean([row.total - row.prompt for row in rows])
+    usual_answer = 1.5 * mean_answer
+    lengths = Lengths(
+        prompt=mean_prompt,
+        turn_tokens=max(8.0, usual_answer),
+        longest_turn=max(16.0, 2 * usual_answer),
+    )
+    return Battery(tasks=min(flops.KEEP_TASKS, max(1, len(rows))), answer=lengths)
 
 
 def _gym_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
     """The questions of reasoning-gym, in tokens of one model.
 
-    One question and one answer stand for all. An answer may have twice the tokens of that answer
-    and 16 more, as the worker allows.
+    One question and one answer stand for all. A model may write twice the tokens of the answer and
+    16 more, as the worker allows; 12 tokens are taken as usual.
     """
     question = [{"role": "user", "content": flops.GYM_QUESTION}]
     prompt = len(tokenizer.format().prompt(question))
     most_tokens = 2 * (tokenizer.count(flops.GYM_ANSWER)) + 16
-    return Battery(flops.GYM_TASKS, Lengths(prompt, min(12, most_tokens), most_tokens))
+    lengths = Lengths(prompt, turn_tokens=min(12, most_tokens), longest_turn=most_tokens)
+    return Battery(flops.GYM_TASKS, lengths)
 
 
 def summary(figures: Estimate) -> str:
@@ -383,8 +426,10 @@ def check_budget(
             field="max_gpu_hours",
         )
     total_cap = home.user_config().max_gpu_hours_total
-    hours_left = None if total_cap is None else max(0.0, total_cap - store.committed_hours())
-    if hours_left is not None and likely > hours_left:
+    hours_left = math.inf
+    if total_cap is not None:
+        hours_left = max(0.0, total_cap - store.committed_hours())
+    if likely > hours_left:
         raise UserError(
             "BUDGET",
             f"the run likely takes {likely:.2f} GPU-hours; {hours_left:.2f} are left of this "
@@ -401,7 +446,7 @@ def check_budget(
 def _band(
     log_ratios: Sequence[float], corrected: dict[str, float], measured: bool
 ) -> tuple[dict[str, float], str, int]:
-    """Compute the low, likely and high hours of a run.
+    """Compute the low, likely and high hours of a run from its corrected hours.
 
     With three or more finished runs they are a 90 % prediction interval from the runs' ratios of
     actual to corrected time. With fewer, low and high are multiplied by fixed factors.
@@ -415,21 +460,12 @@ def _band(
     "model" (the table of speeds); and the number of finished runs.
     """
     if len(log_ratios) >= CALIBRATE_FROM:
-        # The factor pulls the median towards 0, that is, towards the estimate as it is.
-        log_middle = statistics.median(log_ratios) * len(log_ratios) / (len(log_ratios) + 1)
-        # The standard deviation of the logarithms. A few runs show little of the usual variation,
-        # so it is mixed with `_USUAL_SPREAD`, which counts as much as `_USUAL_RUNS` runs.
-        squares = (len(log_ratios) - 1) * statistics.variance(log_ratios)
-        degrees = len(log_ratios) - 1 + _USUAL_RUNS
-        spread = math.sqrt((squares + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
-        # The last factor makes it an interval for a new run, not for the mean of the runs.
-        half_width = (
-            _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / len(log_ratios))
-        )
-        factors = (log_middle - half_width, log_middle, log_middle + half_width)
+        log_middle, half_width = _prediction_interval(log_ratios)
+        likely = corrected["likely"]
         hours = {
-            level: corrected["likely"] * math.exp(log_factor)
-            for level, log_factor in zip(LEVELS, factors, strict=True)
+            "low": likely * math.exp(log_middle - half_width),
+            "likely": likely * math.exp(log_middle),
+            "high": likely * math.exp(log_middle + half_width),
         }
         return hours, "measured", len(log_ratios)
     basis = "measured" if measured else "model"
@@ -440,6 +476,21 @@ def _band(
         "high": corrected["high"] * high_factor,
     }
     return hours, basis, len(log_ratios)
+
+
+def _prediction_interval(log_ratios: Sequence[float]) -> tuple[float, float]:
+    """The middle and half the width of a 90 % prediction interval for the next log ratio."""
+    count = len(log_ratios)
+    # The factor pulls the median towards 0, that is, towards the estimate as it is.
+    middle = statistics.median(log_ratios) * count / (count + 1)
+    # A few runs show little of the usual variation, so their standard deviation is mixed with
+    # `_USUAL_SPREAD`, which counts as much as `_USUAL_RUNS` runs.
+    squares = (count - 1) * statistics.variance(log_ratios)
+    degrees = count - 1 + _USUAL_RUNS
+    spread = math.sqrt((squares + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
+    # The last factor makes it an interval for a new run, not for the mean of the runs.
+    half_width = _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / count)
+    return middle, half_width
 
 
 def _corrected_memory(memory: PeakMemory, factor: float) -> PeakMemory:
@@ -453,9 +504,9 @@ def _corrected_memory(memory: PeakMemory, factor: float) -> PeakMemory:
 
 
 def _token_counts(plan: Plan) -> TokenCounts:
-    """The likely number of tokens that the run trains on, and of those that it samples.
+    """The likely number of tokens that the run trains on, and that it samples.
 
-    Sampled tokens include those of the evaluations.
+    The evaluations sample tokens too.
     """
     rows = plan.rows * plan.settings.steps  # of the whole run
     if isinstance(plan.settings, SFTSettings):
@@ -464,10 +515,10 @@ def _token_counts(plan: Plan) -> TokenCounts:
     else:
         episode = plan.episode("likely")
         trained = rows * episode.total
-        sampled = rows * episode.said * episode.turns
+        sampled = rows * episode.turn_tokens * episode.turns
     if plan.env.scored:
         episode = plan.episode("likely")
-        sampled += plan.evaluated_rows * episode.said * episode.turns
+        sampled += plan.evaluated_rows * episode.turn_tokens * episode.turns
     return TokenCounts(trained=int(trained), generated=int(sampled))
 
 

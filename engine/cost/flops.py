@@ -31,7 +31,8 @@ MICRO_FLOOR = 512.0  # tokens of a microbatch at least
 MICRO_SHARE = 0.25  # of the device's memory that one microbatch may fill
 # Share of the completions in groups whose rewards differ; only these are trained on.
 _EFFECTIVE = {"low": 0.4, "likely": 0.75, "high": 1.0}
-# Share of the groups whose rewards are all equal; resample_uniform samples them again.
+# Share of the groups whose rewards are all equal; resample_uniform samples them again. At "high"
+# both shares are large, because more training and more sampling take more time.
 _UNIFORM = {"low": 0.0, "likely": 0.25, "high": 0.6}
 BETWEEN_TURNS = 32  # tokens that an environment says between two turns, as a guess
 
@@ -42,20 +43,21 @@ class Lengths:
 
     Attributes:
         prompt: tokens of the prompt.
-        said: tokens of an assistant turn.
-        longest: tokens of the longest assistant turn of a batch.
+        turn_tokens: tokens of an assistant turn.
+        longest_turn: tokens of the longest assistant turn of a batch.
         turns: number of assistant turns.
     """
 
     prompt: float
-    said: float
-    longest: float
+    turn_tokens: float
+    longest_turn: float
     turns: float = 1.0
 
     @property
     def total(self) -> float:
         """Tokens of the prompt and of all that policy and environment say."""
-        return self.prompt + self.said * self.turns + BETWEEN_TURNS * max(0.0, self.turns - 1)
+        environment_tokens = BETWEEN_TURNS * max(0.0, self.turns - 1)
+        return self.prompt + self.turn_tokens * self.turns + environment_tokens
 
 
 @dataclass(frozen=True)
@@ -64,15 +66,15 @@ class Seen:
 
     Attributes:
         runs: number of these runs.
-        said: mean tokens of an episode, in multiples of max_tokens.
+        written_per_limit: mean tokens that the model wrote in an episode, divided by max_tokens.
         turns: mean turns of an episode.
-        effective: mean share of the groups whose rewards differ.
+        effective_share: mean share of the groups whose rewards differ.
     """
 
     runs: int = 0
-    said: float | None = None
+    written_per_limit: float | None = None
     turns: float | None = None
-    effective: float | None = None
+    effective_share: float | None = None
 
 
 UNSEEN = Seen()
@@ -94,7 +96,7 @@ class Battery:
 
 
 # The skills of pebble, and the questions of reasoning-gym for every other base model.
-PEBBLE_SKILLS = Battery(48, Lengths(prompt=24, said=8, longest=24))
+PEBBLE_SKILLS = Battery(48, Lengths(prompt=24, turn_tokens=8, longest_turn=24))
 GYM_TASKS = 40
 GYM_QUESTION = (
     "Find the Greatest Common Divisor (GCD) of these numbers: 49, 8. Give only the GCD as your "
@@ -106,35 +108,32 @@ KEEP, KEEP_TASKS = "keep", 40  # a user's environment of this name adds so many 
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one phase.
+    """The work of one phase. config.json stores the values of these fields in their order.
 
     Attributes:
-        train: floating-point operations of forward and backward passes.
-        sample: operations of prefill and decoding.
-        steps: decoding steps, each a pass through all layers for one token of every row.
-        moved: bytes of weights and cache read while decoding.
-        updates: forward and backward passes, one for each microbatch.
-        scored: completions that the environment scores.
+        train_operations: floating-point operations of forward and backward passes.
+        sample_operations: operations of prefill and decoding.
+        decode_steps: decoding steps, each a pass through all layers for one token of every row.
+        moved_bytes: bytes of weights and cache read while decoding.
+        microbatches: forward and backward passes, one for each microbatch.
+        scores: completions that the environment scores.
         saves: checkpoints that are written.
     """
 
-    train: float = 0.0
-    sample: float = 0.0
-    steps: float = 0.0
-    moved: float = 0.0
-    updates: float = 0.0
-    scored: float = 0.0
+    train_operations: float = 0.0
+    sample_operations: float = 0.0
+    decode_steps: float = 0.0
+    moved_bytes: float = 0.0
+    microbatches: float = 0.0
+    scores: float = 0.0
     saves: float = 0.0
 
     def times(self, count: float) -> "Work":
         """The work of doing this `count` times."""
-        return Work(*(value * count for value in self._values()))
+        return Work(*(value * count for value in astuple(self)))
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(*(a + b for a, b in zip(self._values(), other._values(), strict=True)))
-
-    def _values(self) -> tuple[float, ...]:
-        return astuple(self)
+        return Work(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -199,19 +198,35 @@ class SamplingPlan:
                 long. Measurements of finished runs count for "likely" only.
         """
         limit = self.limits.max_tokens
-        answers = self.env.answers
         turns = self.turns(level)
         if level == "likely" and self.seen.turns is not None:
             turns = max(1.0, min(turns, self.seen.turns))
-        # Tokens of a turn of the reference answers; without them half of the limit.
-        usual = _mean(list(answers)) / max(1.0, self.turns("low")) if answers else limit / 2
-        tokens_said = {"low": usual, "likely": 1.5 * usual, "high": float(limit)}[level]
-        if self.seen.said is not None and level == "likely":
-            # `said` is measured per episode, in multiples of max_tokens.
-            tokens_said = self.seen.said * limit / turns
-        longest = {"low": 1.5 * usual, "likely": float(limit), "high": float(limit)}[level]
-        prompt = _mean([row.prompt for row in self.env.lengths]) or self.unknown_prompt  # 0: none
-        return Lengths(prompt, min(tokens_said, limit), min(longest, limit), turns)
+        reference_tokens = self._reference_turn_tokens()
+        longest_turn = float(limit)
+        if level == "low":
+            turn_tokens = reference_tokens
+            longest_turn = 1.5 * reference_tokens
+        elif level == "high":
+            turn_tokens = float(limit)
+        elif self.seen.written_per_limit is not None:
+            # It is measured per episode, in multiples of max_tokens.
+            turn_tokens = self.seen.written_per_limit * limit / turns
+        else:
+            turn_tokens = 1.5 * reference_tokens
+        mean_prompt = _mean([row.prompt for row in self.env.lengths])  # 0: none was counted
+        return Lengths(
+            prompt=mean_prompt or self.unknown_prompt,
+            turn_tokens=min(turn_tokens, limit),
+            longest_turn=min(longest_turn, limit),
+            turns=turns,
+        )
+
+    def _reference_turn_tokens(self) -> float:
+        """Mean tokens of a turn of the reference answers; without these half of max_tokens."""
+        answers = self.env.answers
+        if not answers:
+            return self.limits.max_tokens / 2
+        return _mean(list(answers)) / max(1.0, self.turns("low"))
 
     def turns(self, level: str) -> float:
         """Assistant turns of an episode; 1 in a single-turn environment.
@@ -224,8 +239,12 @@ class SamplingPlan:
             return 1.0
         limit = self.limits.max_turns
         mean_of_answers = _mean([row.answer_turns for row in self.env.lengths if row.answer_turns])
-        few = min(limit, mean_of_answers) if mean_of_answers else limit / 2
-        return {"low": few, "likely": min(limit, 1.5 * few), "high": float(limit)}[level]
+        low_turns = min(limit, mean_of_answers) if mean_of_answers else limit / 2
+        if level == "low":
+            return low_turns
+        if level == "likely":
+            return min(limit, 1.5 * low_turns)
+        return float(limit)
 
 
 @dataclass(frozen=True)
@@ -265,21 +284,6 @@ class Plan:
         )
 
     @property
-    def width(self) -> int:
-        """Bytes of a frozen weight and of an activation."""
-        return self.loaded.width
-
-    @property
-    def weights(self) -> float:
-        """Bytes of the frozen weights."""
-        return self.loaded.weights
-
-    @property
-    def adapter(self) -> int:
-        """Number of parameters of the adapter."""
-        return self.loaded.adapter
-
-    @property
     def rows(self) -> int:
         """Sequences of one optimizer step."""
         settings = self.settings
@@ -309,7 +313,7 @@ class Plan:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of a turn: the setting, or in SFT the limit of its evaluations."""
+        """Most tokens of a turn: the setting, or in SFT the limit of evaluations."""
         return self._limits.max_tokens
 
     @property
@@ -319,7 +323,7 @@ class Plan:
 
     @cached_property
     def _limits(self) -> SamplingLimits:
-        """Limits of sampling: the settings, or in SFT those of its evaluations."""
+        """The limits of an answer: those in the settings, or in SFT the limits of evaluations."""
         settings = self.settings
         if isinstance(settings, SFTSettings):
             return exam_limits(self.env, self.model.max_positions, settings.max_length)
@@ -336,20 +340,23 @@ class Plan:
     def sft_row(self) -> Lengths:
         """The mean train row of SFT after the cut at max_length.
 
-        `said` are its supervised tokens, `prompt` all others, `longest` is the longest row. If no
-        row with an answer was counted, each of them is half of max_length.
+        In the result `turn_tokens` are the tokens with loss, `prompt` all others, and
+        `longest_turn` is the length of the longest row. If no row with an answer was counted, each
+        of the three is half of max_length.
         """
         settings = self.settings
         loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
         limit = settings.max_length
         rows = [row for row in self.env.lengths if row.turns]
         if not rows:
-            return Lengths(limit / 2, limit / 2, limit / 2)
+            return Lengths(prompt=limit / 2, turn_tokens=limit / 2, longest_turn=limit / 2)
         supervised = _mean([row.supervised(loss_on, limit) for row in rows])
-        total = _mean([min(row.total, limit) for row in rows])
-        # What carries no loss counts as the prompt.
+        row_lengths = [min(row.total, limit) for row in rows]
+        mean_length = _mean(row_lengths)
         return Lengths(
-            total - min(supervised, total), supervised, max(min(r.total, limit) for r in rows)
+            prompt=mean_length - min(supervised, mean_length),
+            turn_tokens=supervised,
+            longest_turn=max(row_lengths),
         )
 
 
@@ -370,7 +377,13 @@ def train_work(plan: Plan, level: str) -> Work:
     """The work of all optimizer steps; in GRPO including the sampling and scoring of rollouts."""
     if isinstance(plan.settings, SFTSettings):
         row = plan.sft_row()
-        step = _update_work(plan, plan.rows, plan.rows * row.total, row.total, row.said)
+        step = _update_work(
+            plan,
+            plan.rows,
+            tokens=plan.rows * row.total,
+            length=row.total,
+            supervised=row.turn_tokens,
+        )
     else:
         step = _grpo_step_work(plan, plan.settings, level)
     return step.times(plan.settings.steps)
@@ -383,28 +396,31 @@ def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     resample_uniform times.
     """
     episode = plan.episode(level)
-    effective = _EFFECTIVE[level]
-    if plan.seen.effective is not None and level == "likely":
-        effective = plan.seen.effective
+    effective_share = _EFFECTIVE[level]
+    if plan.seen.effective_share is not None and level == "likely":
+        effective_share = plan.seen.effective_share
     # Uniform groups, whose rewards are all equal, teach nothing. Each round of sampling leaves the
     # same share of the groups uniform.
-    uniform = (1 - effective) ** (1 + settings.resample_uniform)
-    trained = plan.rows * (1 - uniform)
-    # The prompt of a group goes through the model once.
-    repeated_prompts = trained * (1 - 1 / settings.group_size) * episode.prompt
-    tokens = trained * episode.total - repeated_prompts
-    tokens_said = episode.said * episode.turns
-    step = _update_work(plan, trained, tokens, episode.total, tokens_said).times(
-        settings.updates_per_batch
+    uniform_share = (1 - effective_share) ** (1 + settings.resample_uniform)
+    trained_rows = plan.rows * (1 - uniform_share)
+    # The prompt of a group goes through the model once, not once for each of its rows.
+    saved_tokens = trained_rows * (1 - 1 / settings.group_size) * episode.prompt
+    update = _update_work(
+        plan,
+        trained_rows,
+        tokens=trained_rows * episode.total - saved_tokens,
+        length=episode.total,
+        supervised=episode.turn_tokens * episode.turns,
     )
+    step = update.times(settings.updates_per_batch)
     if settings.kl_coef > 0:  # the reference model reads every completion once
-        step += Work(train=_forward_operations(plan, plan.rows, episode.total))
+        step += Work(train_operations=_forward_operations(plan, plan.rows, episode.total))
     # Rounds of sampling, in multiples of a whole batch: each repeats the uniform groups only.
     repeats = range(1, settings.resample_uniform + 1)
     rounds = 1 + sum(_UNIFORM[level] ** number for number in repeats)
     prompts = settings.prompts_per_step * rounds
-    sampled = plan.rows * rounds
-    return step + rollouts(plan.sampling, prompts, sampled, episode, batches=math.ceil(rounds))
+    sampled_rows = plan.rows * rounds
+    return step + rollouts(plan.sampling, prompts, sampled_rows, episode, batches=math.ceil(rounds))
 
 
 def evaluation_work(plan: Plan, level: str) -> Work:
@@ -419,18 +435,23 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     work = Work()
     if isinstance(plan.settings, SFTSettings):
         row = plan.sft_row()
-        output_layer = 2 * plan.model.head_params * row.said * rows
-        work += Work(train=_forward_operations(plan, rows, row.total) + output_layer)
+        output_layer = 2 * plan.model.head_params * row.turn_tokens * rows
+        work += Work(train_operations=_forward_operations(plan, rows, row.total) + output_layer)
     if plan.env.scored:
         # One batch for each half: two at step 0, one at each evaluation, one at the end.
         episode = plan.episode(level)
-        work += rollouts(plan.sampling, rows, rows, episode, batches=plan.evaluations + 3)
+        work += rollouts(
+            plan.sampling, prompts=rows, rows=rows, episode=episode, batches=plan.evaluations + 3
+        )
     for battery in plan.batteries:
         questions = 2 * battery.tasks  # asked at step 0 and at the end
         answer = battery.answer
-        if plan.seen.said is not None and level == "likely":
-            answer = replace(answer, said=min(1.0, plan.seen.said) * answer.longest)
-        work += rollouts(plan.sampling, questions, questions, answer, batches=2)
+        if plan.seen.written_per_limit is not None and level == "likely":
+            share_of_limit = min(1.0, plan.seen.written_per_limit)
+            answer = replace(answer, turn_tokens=share_of_limit * answer.longest_turn)
+        work += rollouts(
+            plan.sampling, prompts=questions, rows=questions, episode=answer, batches=2
+        )
     return work
 
 
@@ -457,21 +478,22 @@ def rollouts(
     model = loaded.model
     context = min(episode.total, plan.limits.max_length)
     # Two operations, a multiplication and an addition, for each parameter.
-    per_token = 2 * (model.linear_params + model.head_params) + 2 * loaded.adapter
-    tokens_written = rows * episode.said * episode.turns
-    attention = 4 * model.heads * model.head_dim * context * model.layers
+    operations_per_token = 2 * (model.linear_params + model.head_params) + 2 * loaded.adapter
+    tokens_written = rows * episode.turn_tokens * episode.turns
+    attention_per_token = 4 * model.heads * model.head_dim * context * model.layers
     # Every turn after the first reads the conversation so far again.
     tokens_read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
     # A batch takes as many steps as its longest answer has tokens.
     batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
-    steps = batch_count * episode.longest * episode.turns
-    # Keys and values.
+    steps = batch_count * episode.longest_turn * episode.turns
+    # 2: keys and values.
     cache_bytes_per_token = 2 * model.layers * model.kv_heads * model.head_dim * loaded.width
+    decode_operations = tokens_written * (operations_per_token + attention_per_token)
     return Work(
-        sample=tokens_written * (per_token + attention) + 2 * model.linear_params * tokens_read,
-        steps=steps,
-        moved=steps * loaded.weights + tokens_written * context * cache_bytes_per_token,
-        scored=rows,
+        sample_operations=decode_operations + 2 * model.linear_params * tokens_read,
+        decode_steps=steps,
+        moved_bytes=steps * loaded.weights + tokens_written * context * cache_bytes_per_token,
+        scores=rows,
     )
 
 
@@ -486,7 +508,7 @@ def _update_work(plan: Plan, rows: float, tokens: float, length: float, supervis
     """
     operations = update_operations(
         plan.model,
-        plan.adapter,
+        plan.loaded.adapter,
         tokens=tokens,
         pairs=rows * length**2 / 2,  # each token attends to the tokens before it
         scored=rows * supervised,
@@ -496,7 +518,7 @@ def _update_work(plan: Plan, rows: float, tokens: float, length: float, supervis
     microbatches = max(1.0, tokens / microbatch_tokens(plan))
     if not plan.packed:  # each row is a forward pass of its own
         microbatches = rows
-    return Work(train=operations, updates=microbatches)
+    return Work(train_operations=operations, microbatches=microbatches)
 
 
 def update_operations(
@@ -523,7 +545,7 @@ def _forward_operations(plan: Plan, rows: float, tokens: float) -> float:
     model = plan.model
     # 4 operations for each token before it, which are half of the row on average.
     attention = 2 * model.heads * model.head_dim * tokens * model.layers
-    return rows * tokens * (2 * model.linear_params + 2 * plan.adapter + attention)
+    return rows * tokens * (2 * model.linear_params + 2 * plan.loaded.adapter + attention)
 
 
 def microbatch_tokens(plan: Plan) -> float:
@@ -552,8 +574,8 @@ def tokens_at_once(
 ) -> float:
     """Tokens of a microbatch: as many as fit into `MICRO_SHARE` of the device's memory.
 
-    At least 512, at most `MICRO_CEILING`. Each token counts with the bytes that the forward pass
-    that keeps most of it would keep.
+    At least 512, at most `MICRO_CEILING`. Several forward passes are in use; the bytes of a token
+    are those of the one that keeps most.
 
     Args:
         hidden, intermediate, layers, vocab: sizes of the model.
@@ -565,8 +587,10 @@ def tokens_at_once(
     # two of them. To these come three float32 numbers per entry of the vocabulary: the logits,
     # their log-softmax and its gradient.
     floats_per_layer = 18 * hidden + 5 * intermediate
-    per_token = 4 * ((2 if checkpointing else layers) * floats_per_layer + 4 * hidden) + 12 * vocab
-    return max(MICRO_FLOOR, min(MICRO_CEILING[kind], MICRO_SHARE * memory / per_token))
+    kept_layers = 2 if checkpointing else layers
+    bytes_per_token = 4 * (kept_layers * floats_per_layer + 4 * hidden) + 12 * vocab
+    fitting_tokens = MICRO_SHARE * memory / bytes_per_token
+    return max(MICRO_FLOOR, min(MICRO_CEILING[kind], fitting_tokens))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from engine.cost.throughput import Speed
 from engine.records.settings import SFTSettings
 
 Fit = Literal["fits", "tight", "too_big"]
-_Lowering = tuple[str, object, object]  # name of a setting, its value, a smaller value
+_Lowering = tuple[str, object, object]  # name of a setting, its value, the value to lower it to
 
 _MOST_LOWERINGS = 24  # steps of lowering one setting after another until a run fits
 _WORTHWHILE = 0.9  # a smaller value must be at most this share of the old one
@@ -30,7 +30,9 @@ def phases_of(plan: Plan, rate: Speed, level: str) -> dict[str, float]:
     """
     model = plan.model
     is_first_run = not plan.seen.runs
-    return rate.phases(works(plan, level), model.layers, model.weight_bytes, first=is_first_run)
+    return rate.phases(
+        works(plan, level), model.layers, model.weight_bytes, is_first_run=is_first_run
+    )
 
 
 def fit_of(total: int, available: int) -> Fit:
@@ -43,14 +45,17 @@ def fit_of(total: int, available: int) -> Fit:
     return "tight" if total > _TIGHT * available else "fits"
 
 
-def lowered(plan: Plan, rate: Speed, over: int | None) -> str:
+def lowered(plan: Plan, rate: Speed, peak_bytes: int | None) -> str:
     """The one setting to lower, as "max_length from 512 to 256"; "" if nothing helps.
 
     Args:
-        over: the peak bytes of the run, to save memory; None to save time instead.
+        peak_bytes: the memory of the run now, to save memory; None to save time instead.
     """
-    name, before, value = _best_lowering(plan, rate, over)
-    return f"{name} from {json.dumps(before)} to {json.dumps(value)}" if name else ""
+    lowering = _best_lowering(plan, rate, peak_bytes)
+    if lowering is None:
+        return ""
+    name, old_value, new_value = lowering
+    return f"{name} from {json.dumps(old_value)} to {json.dumps(new_value)}"
 
 
 def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str, object]:
@@ -67,37 +72,44 @@ def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str,
         total = footprint.memory(plan).total
         if fit_of(int(total * correction), plan.device.memory_total) != "too_big":
             return changed
-        name, _, value = _best_lowering(plan, rate, total)
-        if not name:
+        lowering = _best_lowering(plan, rate, total)
+        if lowering is None:
             break
-        changed[name] = value
-        plan = replace(plan, settings=plan.settings.model_copy(update={name: value}))
+        name, _, new_value = lowering
+        changed[name] = new_value
+        plan = _with_setting(plan, name, new_value)
     return {}
 
 
-def _best_lowering(plan: Plan, rate: Speed, over: int | None) -> _Lowering:
-    """Find the single setting whose lowering saves most.
-
-    Returns its name, its value and the smaller value; the name is "" if no lowering helps.
+def _best_lowering(plan: Plan, rate: Speed, peak_bytes: int | None) -> _Lowering | None:
+    """Find the single setting whose lowering saves most; None if no lowering helps.
 
     Args:
-        over: the peak bytes of the run now, to save memory; None to save time instead.
+        peak_bytes: the memory of the run now, to save memory; None to save time instead.
     """
-    best: _Lowering = ("", None, None)
+    best: _Lowering | None = None
     most_saved = 0.0
-    # Amounts are bytes if memory is to be saved, else seconds.
-    current_amount = over if over is not None else sum(phases_of(plan, rate, "likely").values())
-    for name, before, value in candidates(plan):
-        smaller_plan = replace(plan, settings=plan.settings.model_copy(update={name: value}))
-        smaller_amount = (
-            footprint.memory(smaller_plan).total
-            if over is not None
-            else sum(phases_of(smaller_plan, rate, "likely").values())
-        )
-        if current_amount - smaller_amount > most_saved:
-            best = (name, before, value)
-            most_saved = current_amount - smaller_amount
+    likely_s = _likely_seconds(plan, rate) if peak_bytes is None else 0.0
+    for name, old_value, new_value in candidates(plan):
+        smaller_plan = _with_setting(plan, name, new_value)
+        if peak_bytes is not None:
+            saved = peak_bytes - footprint.memory(smaller_plan).total
+        else:
+            saved = likely_s - _likely_seconds(smaller_plan, rate)
+        if saved > most_saved:
+            best = (name, old_value, new_value)
+            most_saved = saved
     return best
+
+
+def _with_setting(plan: Plan, name: str, value: object) -> Plan:
+    """The plan with one setting changed."""
+    return replace(plan, settings=plan.settings.model_copy(update={name: value}))
+
+
+def _likely_seconds(plan: Plan, rate: Speed) -> float:
+    """The likely seconds of the whole run."""
+    return sum(phases_of(plan, rate, "likely").values())
 
 
 def candidates(plan: Plan) -> list[tuple[str, int, int]]:
@@ -136,7 +148,7 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
 
 
 def _needed_lengths(plan: Plan) -> dict[str, int]:
-    """The values of max_length and max_tokens that 19 in 20 rows need.
+    """The values of max_length and max_tokens that 19 in 20 rows need, by setting.
 
     With lower values more of the rows would be cut or left out. SFT has no max_tokens.
     """

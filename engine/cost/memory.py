@@ -13,7 +13,7 @@ from engine.cost.flops import (
 from engine.records.estimate import PeakMemory
 from engine.records.settings import GRPOSettings, SFTSettings
 
-_LEAST_LOGIT_ROWS = 128  # tokens whose logits are computed at once at least
+_LEAST_LOGIT_ROWS = 128  # the logits of at least so many tokens are computed at once
 # Bytes per parameter of the adapter: float32 weights, gradients and the two moments of AdamW.
 _ADAPTER_BYTES = 16
 _CHECKPOINT_BYTES, _CHECKPOINT_FILES = 12, 200_000  # weights and moments; other files of one
@@ -32,12 +32,10 @@ def memory(plan: Plan) -> PeakMemory:
     settings = plan.settings
     longest_sequence = _longest_trained_sequence(plan)
     micro_tokens = microbatch_tokens(plan)
-    batch_tokens = _batch_tokens(plan)
-    packed = plan.packed
-    # Packed rows fill a microbatch; otherwise each row is a forward pass of its own.
-    tokens_at_once = (
-        min(batch_tokens, max(longest_sequence, micro_tokens)) if packed else longest_sequence
-    )
+    if plan.packed:  # the rows of a step fill microbatches
+        tokens_at_once = min(_batch_tokens(plan), max(longest_sequence, micro_tokens))
+    else:  # each row is a forward pass of its own
+        tokens_at_once = longest_sequence
     activations = _activation_bytes(plan, tokens_at_once, _usual_length(plan))
     # A chunk of logits, its log-softmax and its gradient in float32.
     chunk_bytes = max(_LEAST_LOGIT_ROWS * 4 * plan.model.vocab, HEAD_BYTES[plan.device.kind])
@@ -48,11 +46,12 @@ def memory(plan: Plan) -> PeakMemory:
     sampling_peak = kv_cache + sampled_logits
     # Two copies: one with the adapter merged in, one in the layout for sampling. The C library
     # keeps the memory of the latter during training.
-    weights = plan.weights + 2 * copy_bytes
-    adapter = plan.adapter * _ADAPTER_BYTES
+    weights = plan.loaded.weights + 2 * copy_bytes
+    adapter = plan.loaded.adapter * _ADAPTER_BYTES
     if isinstance(settings, GRPOSettings) and settings.async_sampling:
-        adapter += plan.adapter * 4  # the copy that samples
-    overhead = _overhead_bytes(plan, weights + adapter + max(training_peak, sampling_peak))
+        adapter += plan.loaded.adapter * 4  # the copy that samples
+    model_bytes = weights + adapter + max(training_peak, sampling_peak)
+    overhead = _overhead_bytes(plan, model_bytes)
     return PeakMemory(
         weights=int(weights),
         adapter_and_optimizer=int(adapter),
@@ -60,7 +59,7 @@ def memory(plan: Plan) -> PeakMemory:
         logits=int(logits if training_peak >= sampling_peak else sampled_logits),
         kv_cache=int(kv_cache),
         overhead=int(overhead),
-        total=int(weights + adapter + max(training_peak, sampling_peak) + overhead),
+        total=int(model_bytes + overhead),
     )
 
 
@@ -70,10 +69,10 @@ def _weight_copy_bytes(plan: Plan) -> float:
     On a CPU with enough memory training keeps a copy with the adapter merged in, and sampling makes
     another one in its own layout.
     """
-    has_room = 4 * plan.weights < plan.device.memory_total
+    has_room = 4 * plan.loaded.weights < plan.device.memory_total
     if plan.device.kind != "cpu" or not has_room:
         return 0.0
-    return plan.model.linear_params * plan.width
+    return plan.model.linear_params * plan.loaded.width
 
 
 def _batch_tokens(plan: Plan) -> float:
@@ -101,7 +100,7 @@ def _episode_level(plan: Plan) -> str:
 
     It is "likely" only if finished runs of the base model have measured how long its answers are.
     """
-    return "high" if plan.seen.said is None else "likely"
+    return "high" if plan.seen.written_per_limit is None else "likely"
 
 
 def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
@@ -124,11 +123,12 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
         at_once = max(at_once, plan.rows)
     at_once = min(at_once, CONCURRENT[plan.device.kind])
     # Bytes of the keys and values of one token.
-    cache_per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.width
+    cache_per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.loaded.width
     # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
     copies = 1 + 1 / model.layers
-    # Of the logits there are three float32 tensors at once.
-    return at_once * longest * cache_per_token * copies, at_once * model.vocab * 4 * 3
+    cache_bytes = at_once * longest * cache_per_token * copies
+    logit_bytes = at_once * model.vocab * 4 * 3  # three float32 tensors at once
+    return cache_bytes, logit_bytes
 
 
 def _longest_trained_sequence(plan: Plan) -> float:
@@ -136,7 +136,8 @@ def _longest_trained_sequence(plan: Plan) -> float:
     if isinstance(plan.settings, GRPOSettings):
         return _longest_sampled_sequence(plan)
     limit = plan.settings.max_length
-    return min(limit, plan.env.longest_total or limit)  # 0: no rows were counted
+    longest_row = plan.env.longest_total or limit  # 0: no rows were counted
+    return min(limit, longest_row)
 
 
 def _longest_sampled_sequence(plan: Plan) -> float:
@@ -151,21 +152,23 @@ def _longest_sampled_sequence(plan: Plan) -> float:
     if plan.seen.turns is not None:
         turns = min(turns, math.ceil(1.5 * plan.seen.turns))
     sampled = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)
-    return min(plan.max_length, (plan.env.longest_prompt or plan.max_length) + sampled)
+    longest_prompt = plan.env.longest_prompt or plan.max_length  # 0: no rows were counted
+    return min(plan.max_length, longest_prompt + sampled)
 
 
-def _overhead_bytes(plan: Plan, rest: float) -> float:
-    """Bytes that come on top of `rest`, the bytes of weights, adapter and activations.
+def _overhead_bytes(plan: Plan, model_bytes: float) -> float:
+    """Bytes that come on top of `model_bytes`, those of weights, adapter, activations and cache.
 
     On a CPU they are the interpreter with torch and its compiled code, on a GPU its context and
     kernels; on both also fragmentation.
     """
     if plan.device.kind == "cuda":
-        return 1.3e9 + 0.06 * rest  # context and kernels, then fragmentation
+        return 1.3e9 + 0.06 * model_bytes  # context and kernels, then fragmentation
     # The interpreter with torch, then fragmentation and the code that oneDNN compiles for every
     # size of matrix product. The first run of a model in a home also loads it through transformers,
     # to compare the results.
-    return 3.6e8 + 0.08 * rest + (0 if plan.seen.runs else 1.3e8 + plan.weights)
+    first_run_bytes = 0 if plan.seen.runs else 1.3e8 + plan.loaded.weights
+    return 3.6e8 + 0.08 * model_bytes + first_run_bytes
 
 
 def _kept_floats_per_token(plan: Plan, length: float) -> float:
@@ -198,12 +201,12 @@ def _activation_bytes(plan: Plan, tokens: float, length: float) -> float:
         kept_floats = model.layers * 2 * model.hidden + layer_floats
     else:
         kept_floats = model.layers * layer_floats
-    return plan.width * tokens * (kept_floats + gradient_floats) + 8 * tokens * model.hidden
+    return plan.loaded.width * tokens * (kept_floats + gradient_floats) + 8 * tokens * model.hidden
 
 
 def disk(plan: Plan) -> int:
     """The bytes that a run leaves on disk: checkpoints, rollouts, evaluations, metrics, events."""
-    checkpoint_bytes = plan.adapter * _CHECKPOINT_BYTES + _CHECKPOINT_FILES
+    checkpoint_bytes = plan.loaded.adapter * _CHECKPOINT_BYTES + _CHECKPOINT_FILES
     # Two more than are kept: the best one, and one that is being written.
     checkpoints = min(plan.settings.keep_checkpoints, plan.evaluations) + 2
     episode = plan.episode("high")

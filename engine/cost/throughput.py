@@ -46,7 +46,9 @@ _GPUS = (
 _UNKNOWN_GPU = (3.0e13, 3.0e11)  # the same rates, guessed low
 _POLL_S = 0.05
 _PATIENCE_S = 3.0  # how long a call waits for a probe that another call started
-_COMPARED = 0.6  # of start_s: extra time to load a model through transformers too, at its first run
+# Share of startup_s by which the first run of a model starts later: it also loads the model through
+# transformers.
+_COMPARED = 0.6
 _PROBE_CPU_S = 120  # limit of CPU time: a probe takes seconds, and one that hangs must end
 
 
@@ -55,26 +57,26 @@ class Speed:
     """Rates and fixed times of one device.
 
     Attributes:
-        train_flops, sample_flops: sustained operations per second of the two phases.
-        moved_bytes: bytes per second read while decoding.
-        layer_s: fixed seconds per layer of a decoding step, the same for any batch.
-        update_s: fixed seconds per microbatch and layer, forward and backward.
+        train_flops_per_s, sample_flops_per_s: sustained operations of the two phases.
+        moved_bytes_per_s: bytes read while decoding.
+        layer_decode_s: fixed seconds per layer of a decoding step, the same for any batch.
+        layer_update_s: fixed seconds per microbatch and layer, forward and backward.
         score_s: seconds an environment takes per completion.
         save_s: seconds per checkpoint.
-        start_s: seconds from the start of a run to its first evaluation, loading left out.
-        load_bytes: bytes of weights loaded per second.
+        startup_s: seconds from the start of a run to its first evaluation, loading left out.
+        loaded_bytes_per_s: bytes of weights.
         measured: whether a probe measured the rates on this device.
     """
 
-    train_flops: float
-    sample_flops: float
-    moved_bytes: float
-    layer_s: float
-    update_s: float
+    train_flops_per_s: float
+    sample_flops_per_s: float
+    moved_bytes_per_s: float
+    layer_decode_s: float
+    layer_update_s: float
     score_s: float
     save_s: float
-    start_s: float
-    load_bytes: float
+    startup_s: float
+    loaded_bytes_per_s: float
     measured: bool = False
 
     def seconds(self, work: Work, layers: int) -> dict[str, float]:
@@ -83,16 +85,18 @@ class Speed:
         Args:
             layers: number of layers of the model.
         """
-        rollouts = work.sample / self.sample_flops + work.moved / self.moved_bytes
+        sampling_s = work.sample_operations / self.sample_flops_per_s
+        moving_s = work.moved_bytes / self.moved_bytes_per_s
         return {
-            "training": work.train / self.train_flops + work.updates * layers * self.update_s,
-            "rollouts": rollouts + work.steps * layers * self.layer_s,
-            "rewards": work.scored * self.score_s,
+            "training": work.train_operations / self.train_flops_per_s
+            + work.microbatches * layers * self.layer_update_s,
+            "rollouts": sampling_s + moving_s + work.decode_steps * layers * self.layer_decode_s,
+            "rewards": work.scores * self.score_s,
             "checkpoints": work.saves * self.save_s,
         }
 
     def phases(
-        self, works: Mapping[str, Work], layers: int, weight_bytes: int, *, first: bool
+        self, works: Mapping[str, Work], layers: int, weight_bytes: int, *, is_first_run: bool
     ) -> dict[str, float]:
         """Seconds of each phase of a run.
 
@@ -100,13 +104,14 @@ class Speed:
             works: the work of "training", "evaluation" and "saving".
             layers: number of layers of the model.
             weight_bytes: bytes of the model's weights, which are loaded at the start.
-            first: whether the home has no finished run of the model yet. The first run takes longer
-                to start, because it compares our forward pass with that of transformers.
+            is_first_run: whether the home has no finished run of the model yet. The first run
+                takes longer to start, because it compares our forward pass with that of
+                transformers.
         """
         training = self.seconds(works["training"], layers)
-        comparison = _COMPARED * self.start_s if first else 0.0
+        comparison = _COMPARED * self.startup_s if is_first_run else 0.0
         return {
-            "startup": self.start_s + comparison + weight_bytes / self.load_bytes,
+            "startup": self.startup_s + comparison + weight_bytes / self.loaded_bytes_per_s,
             "training": training["training"],
             "rollouts": training["rollouts"],
             "rewards": training["rewards"],
@@ -127,29 +132,29 @@ def table(device: Device, cores: int, precision: str) -> Speed:
     if device.kind == "cpu":
         threads = min(cores, 16) ** 0.85  # cores share one memory, so more of them help less
         return Speed(
-            train_flops=2.2e10 * threads,
-            sample_flops=1.5e10 * threads,
-            moved_bytes=1.0e10,
-            layer_s=1.2e-3,
-            update_s=6e-3,
+            train_flops_per_s=2.2e10 * threads,
+            sample_flops_per_s=1.5e10 * threads,
+            moved_bytes_per_s=1.0e10,
+            layer_decode_s=1.2e-3,
+            layer_update_s=6e-3,
             score_s=5e-4,
             save_s=0.2,
-            start_s=14.0,
-            load_bytes=4e8,
+            startup_s=14.0,
+            loaded_bytes_per_s=4e8,
         )
     peak, moved = next((rates for name, *rates in _GPUS if name in device.name), _UNKNOWN_GPU)
     if precision == "float32":  # about eight times slower than bf16
         peak /= 8
     return Speed(
-        train_flops=0.2 * peak,
-        sample_flops=0.1 * peak,
-        moved_bytes=0.4 * moved,
-        layer_s=1.0e-3,
-        update_s=2.5e-3,
+        train_flops_per_s=0.2 * peak,
+        sample_flops_per_s=0.1 * peak,
+        moved_bytes_per_s=0.4 * moved,
+        layer_decode_s=1.0e-3,
+        layer_update_s=2.5e-3,
         score_s=5e-4,
         save_s=0.5,
-        start_s=25.0,
-        load_bytes=8e8,
+        startup_s=25.0,
+        loaded_bytes_per_s=8e8,
     )
 
 
@@ -167,23 +172,31 @@ def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
     if not isinstance(stored, dict) or stored.get("device") != device.kind:
         return by_table
     rates = _speed_fields({name: value for name, value in stored.items() if _is_rate(value)})
-    # A probe of an earlier version lacks some of these. Then the machine is measured again.
-    is_complete = {"train_flops", "sample_flops", "layer_s", "update_s"} <= rates.keys()
-    return replace(by_table, **rates, measured=True) if is_complete else by_table
+    needed = {"train_flops_per_s", "sample_flops_per_s", "layer_decode_s", "layer_update_s"}
+    if not needed <= rates.keys():  # by a probe of an earlier version: it is measured again
+        return by_table
+    return replace(by_table, **rates, measured=True)
 
 
 def _speed_fields(probe: dict[str, float]) -> dict[str, float]:
-    """The fields of Speed, by name, that can be computed from a probe's figures."""
+    """The fields of Speed, by name, that can be computed from a probe's figures.
+
+    Args:
+        probe: any of train_flops and sample_flops (operations per second), decode_step_s and
+            update_s (fixed seconds of a decoding step and of a microbatch, all layers together),
+            layers (their number), and startup_s.
+    """
     speed = {}
     if "train_flops" in probe:
-        speed["train_flops"] = probe["train_flops"]
+        speed["train_flops_per_s"] = probe["train_flops"]
     if "sample_flops" in probe:
-        speed["sample_flops"] = probe["sample_flops"]
+        speed["sample_flops_per_s"] = probe["sample_flops"]
     if {"decode_step_s", "update_s", "layers"} <= probe.keys():
-        speed["layer_s"] = probe["decode_step_s"] / probe["layers"]
-        speed["update_s"] = probe["update_s"] / probe["layers"]
-    if "startup_s" in probe:  # a run imports less, loads a model and starts an environment
-        speed["start_s"] = probe["startup_s"]
+        speed["layer_decode_s"] = probe["decode_step_s"] / probe["layers"]
+        speed["layer_update_s"] = probe["update_s"] / probe["layers"]
+    # It stands for the start of a run too: a run imports less, but also starts an environment.
+    if "startup_s" in probe:
+        speed["startup_s"] = probe["startup_s"]
     return speed
 
 
@@ -196,9 +209,9 @@ def _is_rate(value: Any) -> bool:
 def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
     """Make sure that this machine is measured, if that takes at most `wait_s` seconds.
 
-    If it never was, a probe is started and waited for. A probe that takes longer goes on and serves
-    later calls. No probe is started while a run holds the device, because it would measure a busy
-    device, nor without an interpreter that has torch.
+    If it never was measured, a probe is started and waited for. A probe that takes longer than
+    `wait_s` goes on and serves later calls. No probe is started while a run holds the device,
+    because it would measure a busy device, nor without an interpreter that has torch.
 
     Returns whether there is a measurement now.
     """
@@ -223,7 +236,7 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
 def is_measured(home: Home, device: Device) -> bool:
     """Whether the home holds a measurement of this device."""
     # Cores and precision make no difference to whether there is one.
-    return load(home, device, 1, "float32").measured
+    return load(home, device, cores=1, precision="float32").measured
 
 
 def _probe_lock_file(home: Home) -> Path:

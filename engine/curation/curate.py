@@ -51,23 +51,25 @@ class _Outcome:
     Attributes:
         kept: those that become training rows.
         dropped: how many of the others there are, by reason.
-        first: the first attempt that was dropped, by reason.
+        first_dropped: the first attempt that was dropped, by reason.
         overlaps: how many were contaminated, by kind of match.
+        kept_conversations: the conversations of the kept attempts, by `_conversation_text`.
         unindexed: how many held-out tasks were compared with answers only as a whole, because the
             index of word sequences was full.
     """
 
     kept: list[Attempt] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
-    first: dict[str, Attempt] = field(default_factory=dict)
+    first_dropped: dict[str, Attempt] = field(default_factory=dict)
     overlaps: dict[str, int] = field(default_factory=dict)
+    kept_conversations: set[str] = field(default_factory=set)
     unindexed: int = 0
 
     def drop(self, reason: str, attempts: Sequence[Attempt]) -> None:
         """Count attempts as dropped; `reason` is a key of REASONS."""
         if attempts:
             self.dropped[reason] = self.dropped.get(reason, 0) + len(attempts)
-            self.first.setdefault(reason, attempts[0])
+            self.first_dropped.setdefault(reason, attempts[0])
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     # A rule may use every metric that any attempt has.
     rule = Rule(choices.where, {metric for attempt in attempts for metric in attempt.metrics})
     records = {source.record.hash: source.record for source in sources}
-    tasks = {key: registry.read_tasks(record) for key, record in sorted(records.items())}
+    tasks = {env_hash: registry.read_tasks(record) for env_hash, record in sorted(records.items())}
     groups = groups_of(attempts, choices.pool_models)
     outcome = _keep_or_drop(groups, tasks, rule, choices)
     reply = _reply_of(outcome, groups, tasks, sources, _redactor_of_sources(home, sources))
@@ -146,15 +148,14 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
         pushed = save_dataset(home, name, outcome.kept, tasks, sources, choices)
         reply = replace(reply, env_id=pushed.env_id)
         # The push warns of some of the same things.
-        warnings += [note for note in pushed.warnings if note not in warnings]
-    return _shortened_to_fit(
-        replace(
-            reply,
-            summary=_sentence(reply, name),
-            next=_next_calls(reply, name, choices, sources),
-            warnings=warnings,
-        )
+        warnings += [warning for warning in pushed.warnings if warning not in warnings]
+    complete_reply = replace(
+        reply,
+        summary=_sentence(reply, name),
+        next=_next_calls(reply, name, choices, sources),
+        warnings=warnings,
     )
+    return _shortened_to_fit(complete_reply)
 
 
 def _reply_of(
@@ -185,9 +186,9 @@ def _reply_of(
         env_id="",
         examples=[_example(redact, attempt) for attempt in outcome.kept[:_EXAMPLES]],
         dropped_examples={
-            reason: replace(_example(redact, outcome.first[reason]), why=why)
+            reason: replace(_example(redact, outcome.first_dropped[reason]), why=why)
             for reason, why in REASONS.items()
-            if reason in outcome.first
+            if reason in outcome.first_dropped
         },
         contaminated=outcome.overlaps or None,
     )
@@ -201,21 +202,23 @@ def _keep_or_drop(
 ) -> _Outcome:
     """Decide for every attempt whether it is kept or dropped, and why.
 
-    An attempt is dropped for the first reason that holds: its task, an error, the rule, a wrong
-    answer, then enough answers at its task, and last what `_drop_reason` finds.
+    An attempt is dropped for the first of these reasons that holds: its task is no training task,
+    it has an error, its group does not match the rule, it is wrong and `choices.select` takes right
+    answers only, its task has enough answers, or what `_drop_reason` returns.
 
     Args:
         groups: the attempts of each group, as `groups_of` returns them.
         tasks: the task rows of each environment version, by the version's hash.
-        rule: the `where` of `choices`.
+        rule: `choices.where`, parsed.
     """
     outcome = _Outcome()
-    splits = {(env, row["id"]): row["split"] for env, rows in tasks.items() for row in rows}
+    split_of_task = {
+        (env_hash, row["id"]): row["split"] for env_hash, rows in tasks.items() for row in rows
+    }
     heldout = HeldOut(row for rows in tasks.values() for row in rows if row["split"] == "heldout")
     outcome.unindexed = heldout.unindexed
-    kept_conversations: set[str] = set()
-    for (env_hash, task, _), group in groups.items():
-        split = splits.get((env_hash, task))
+    for (env_hash, task, _model), group in groups.items():
+        split = split_of_task.get((env_hash, task))
         if split != "train":  # None: the version has no task of this id
             outcome.drop("heldout" if split == "heldout" else "unknown_task", group)
             continue
@@ -226,46 +229,46 @@ def _keep_or_drop(
         if not rule_holds:
             outcome.drop("where", without_error)
             continue
-        candidates, ruled_out = ranked(without_error, choices.select)
-        outcome.drop("not_correct", ruled_out)
-        kept_count = 0
-        for attempt in candidates:
-            if kept_count >= choices.max_per_task and choices.select != "all":
-                reason = "not_selected"
-            else:
-                reason = _drop_reason(attempt, heldout, kept_conversations, outcome.overlaps)
-            if reason:
-                outcome.drop(reason, [attempt])
-                continue
-            kept_count += 1
-            kept_conversations.add(_conversation_text(attempt))
-            outcome.kept.append(attempt)
+        _keep_best(without_error, choices, heldout, outcome)
     return outcome
 
 
-def _drop_reason(
-    attempt: Attempt, heldout: HeldOut, kept_conversations: set[str], overlaps: dict[str, int]
-) -> str:
+def _keep_best(
+    attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
+) -> None:
+    """Keep the attempts of one group that `choices` prefers; drop the others, into `outcome`."""
+    candidates, ruled_out = ranked(attempts, choices.select)
+    outcome.drop("not_correct", ruled_out)
+    kept_count = 0
+    for attempt in candidates:  # the preferred ones first
+        is_full = choices.select != "all" and kept_count >= choices.max_per_task
+        reason = "not_selected" if is_full else _drop_reason(attempt, heldout, outcome)
+        if reason:
+            outcome.drop(reason, [attempt])
+            continue
+        kept_count += 1
+        outcome.kept_conversations.add(_conversation_text(attempt))
+        outcome.kept.append(attempt)
+
+
+def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
     """Why an attempt cannot become a training row: a key of REASONS, or "" if it can.
 
-    Args:
-        kept_conversations: the conversations of the rows so far, by `_conversation_text`.
-        overlaps: counts of attempts that hold a held-out task, by kind of match; the closest match
-            of such an attempt is counted here.
+    If it holds a held-out task, its closest match is counted in `outcome.overlaps`.
     """
     if attempt.stop_reason == "length":
         return "truncated"
     last_message = attempt.messages[-1]
     if last_message.get("role") != "assistant" or not text_of([last_message]).strip():
         return "empty"
-    if _conversation_text(attempt) in kept_conversations:
+    if _conversation_text(attempt) in outcome.kept_conversations:
         return "duplicate"
-    # Compared as if the attempt were a training row.
-    row = {"id": attempt.task, "prompt": attempt.prompt}
-    matches = heldout.matches(row | {"gold": [*attempt.prompt, *attempt.messages]})
+    conversation = [*attempt.prompt, *attempt.messages]
+    training_row = {"id": attempt.task, "prompt": attempt.prompt, "gold": conversation}
+    matches = heldout.matches(training_row)
     if matches:
         kind = min(matches, key=lambda match: match.rank).kind  # rank 0 is the closest
-        overlaps[kind] = overlaps.get(kind, 0) + 1
+        outcome.overlaps[kind] = outcome.overlaps.get(kind, 0) + 1
         return "contaminated"
     return ""
 
@@ -291,7 +294,7 @@ def _redactor_of_sources(home: Home, sources: Sequence[Source]) -> Redactor:
 
 
 class _AllRedactors(Redactor):
-    """Several redactors, one after the other."""
+    """Hides what any of several redactors hides."""
 
     def __init__(self, redactors: Sequence[Redactor]) -> None:
         super().__init__()
@@ -318,39 +321,39 @@ def _example(redact: Redactor, attempt: Attempt) -> Example:
 
 def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list[str]:
     """Warnings about the chosen rows, for whoever trains on them; [] if there are none."""
-    notes = skipped_lines(sum(source.skipped for source in sources))
+    warnings = skipped_lines(sum(source.skipped for source in sources))
     incorrect_count = sum(not attempt.correct for attempt in outcome.kept)
     if incorrect_count and select not in ("correct", "shortest"):  # these keep right answers only
-        notes.append(
+        warnings.append(
             f"{incorrect_count} of the {len(outcome.kept)} rows are not correct answers; "
             'where="solved" with select="correct" keeps right ones only.'
         )
     if 0 < len(outcome.kept) < FEW_ROWS:
-        notes.append(f"{len(outcome.kept)} rows are few to learn from; more attempts give more.")
+        warnings.append(f"{len(outcome.kept)} rows are few to learn from; more attempts give more.")
     if outcome.dropped.get("heldout"):
-        notes.append(
+        warnings.append(
             f"{outcome.dropped['heldout']} attempts are at held-out tasks, which never become "
             "training rows."
         )
     if outcome.unindexed:
-        notes.append(
+        warnings.append(
             f"{outcome.unindexed} held-out tasks are past the size of the index: answers were "
             "compared with them as a whole, not by shared word sequences."
         )
     if len({source.record.hash for source in sources}) > 1:
         names = sorted({source.record.env_id for source in sources})
-        notes.append(f"Tasks of {', '.join(names)} are kept apart, also where their ids agree.")
-    return notes
+        warnings.append(f"Tasks of {', '.join(names)} are kept apart, also where their ids agree.")
+    return warnings
 
 
 def _advice_without_rows(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
     """What to do if no attempt is kept: play training tasks, loosen `where`, or preview."""
-    total = sum(outcome.dropped.values())
-    if outcome.dropped.get("heldout") == total:  # every attempt was at a held-out task
-        first = sources[0]
+    dropped_count = sum(outcome.dropped.values())
+    if outcome.dropped.get("heldout") == dropped_count:  # every attempt was at a held-out task
+        first_source = sources[0]
         evaluation = {
-            "env_id": first.record.env_id,
-            "models": list(first.models),
+            "env_id": first_source.record.env_id,
+            "models": list(first_source.models),
             "split": "train",
             "attempts": 8,
         }
@@ -395,15 +398,25 @@ def _next_calls(
         training = {"env_id": reply.env_id, "algorithm": "sft"}
         if len(models) == 1:
             [model] = models
+            # "": the answers do not name their model.
             if model and len(model) < _LONGEST_MODEL:
                 training["model"] = model
         return [Call("submit_train", training)]
     if not reply.kept:
         return []
+    # Choices that have their default are left out; `source_ids` is in every call, and comes first.
     defaults = as_json(Choices(source_ids=[]))
-    non_default = {key: value for key, value in as_json(choices).items() if value != defaults[key]}
-    source_ids = non_default.pop("source_ids")  # never empty: without sources nothing is kept
-    arguments = {"source_ids": source_ids, "name": name, **non_default, "preview": False}
+    given_choices = {
+        key: value
+        for key, value in as_json(choices).items()
+        if key != "source_ids" and value != defaults[key]
+    }
+    arguments = {
+        "source_ids": list(choices.source_ids),
+        "name": name,
+        **given_choices,
+        "preview": False,
+    }
     return [Call("curate", arguments)]
 
 
@@ -425,7 +438,9 @@ def _shortened_to_fit(reply: CurationReply) -> CurationReply:
     if _fits(reply):
         return reply
     reply = replace(reply, examples=reply.examples[:1], dropped_examples={})
-    return reply if _fits(reply) else replace(reply, sources=reply.sources[:5])
+    if _fits(reply):
+        return reply
+    return replace(reply, sources=reply.sources[:5])
 
 
 def _fits(reply: CurationReply) -> bool:

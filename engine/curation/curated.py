@@ -105,26 +105,10 @@ def save_dataset(
             held out become the held-out rows.
         sources, choices: written to the dataset's curation.json.
 
-    Ids of rows are "task#1", "task#2" for the attempts at a task. If the sources are of several
-    environment versions, all ids begin with six digits of the version's hash, because tasks of
-    different versions may have equal ids.
-
     Returns the reply of the push. Raises UserError as `push_env` does.
     """
     records = {source.record.hash: source.record for source in sources}
-    has_several_versions = len(records) > 1
-    heldout = [
-        _heldout_row(row, records[env_hash], f"{env_hash[:6]}/" if has_several_versions else "")
-        for env_hash, rows in tasks.items()
-        for row in rows
-        if row["split"] == "heldout"
-    ]
-    used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
-    train = []
-    for attempt in attempts:
-        prefix = f"{attempt.env_hash[:6]}/" if has_several_versions else ""
-        row_id = _take_free_id(f"{prefix}{attempt.task}", used_ids)
-        train.append(_train_row(attempt, records[attempt.env_hash], row_id))
+    train, heldout = _dataset_rows(attempts, tasks, records)
     card = {
         "made_by": "curate",
         **as_json(choices),
@@ -141,6 +125,37 @@ def save_dataset(
         if heldout:  # else the dataset has no file of that name
             _write_rows(dataset_folder / "datasets" / "heldout.jsonl", heldout)
         return push.push_env(home, dataset_folder, name=name)
+
+
+def _dataset_rows(
+    attempts: Sequence[Attempt],
+    tasks: Mapping[str, list[TaskRow]],
+    records: Mapping[str, EnvRecord],
+) -> tuple[list[DatasetRow], list[DatasetRow]]:
+    """The training rows, one for each attempt, and the held-out rows, from the held-out `tasks`.
+
+    Training rows have the ids "task#1", "task#2" for the attempts at a task. With several
+    environment versions all ids begin with six digits of the version's hash, because tasks of
+    different versions may have equal ids.
+
+    Args:
+        tasks, records: the task rows and the record of each environment version, by its hash.
+    """
+    prefixes = dict.fromkeys(records, "")  # of the ids, by the version's hash
+    if len(records) > 1:
+        prefixes = {env_hash: f"{env_hash[:6]}/" for env_hash in records}
+    heldout = [
+        _heldout_row(row, records[env_hash], prefixes[env_hash])
+        for env_hash, rows in tasks.items()
+        for row in rows
+        if row["split"] == "heldout"
+    ]
+    used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
+    train = []
+    for attempt in attempts:
+        row_id = _take_free_id(f"{prefixes[attempt.env_hash]}{attempt.task}", used_ids)
+        train.append(_train_row(attempt, records[attempt.env_hash], row_id))
+    return train, heldout
 
 
 def _write_rows(path: Path, rows: Sequence[DatasetRow]) -> None:
@@ -162,7 +177,14 @@ def _train_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow:
     )
     metadata = RowMetadata(origin)
     tools = record.tools or None  # None: an empty list would stand in every row
-    return DatasetRow(row_id, "train", attempt.prompt, attempt.messages, metadata, tools)
+    return DatasetRow(
+        id=row_id,
+        split="train",
+        prompt=attempt.prompt,
+        completion=attempt.messages,
+        metadata=metadata,
+        tools=tools,
+    )
 
 
 def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
@@ -177,22 +199,31 @@ def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
     prompt = row["prompt"][0]["content"] if "prompt" in string_fields else row["prompt"]
     # A task with an answer to learn has "gold", the prompt and the answer after it; a task that is
     # only scored may have "answer", or neither.
-    answer = row["gold"][len(row["prompt"]) :] if row.get("gold") else row.get("answer")
+    answer = row.get("answer")
+    if row.get("gold"):
+        answer = row["gold"][len(row["prompt"]) :]
     # An answer of several messages cannot be written as a string.
     if answer and "answer" in string_fields and len(answer) == 1:
         answer = answer[0]["content"]
     metadata = RowMetadata(Origin(record.env_id, row["id"]))
-    tools = record.tools or None
-    return DatasetRow(prefix + row["id"], "heldout", prompt, answer or None, metadata, tools)
+    return DatasetRow(
+        id=prefix + row["id"],
+        split="heldout",
+        prompt=prompt,
+        completion=answer or None,
+        metadata=metadata,
+        tools=record.tools or None,
+    )
 
 
 def _take_free_id(base: str, used_ids: set[str]) -> str:
-    """The first of `base#1`, `base#2` and so on that is not in `used_ids`; it is added there."""
+    """The first of `base#1`, `base#2` and so on that is not in `used_ids`; adds it to them."""
     number = 1
     while f"{base}#{number}" in used_ids:
         number += 1
-    used_ids.add(f"{base}#{number}")
-    return f"{base}#{number}"
+    free_id = f"{base}#{number}"
+    used_ids.add(free_id)
+    return free_id
 
 
 def checked_name(home: Home, name: str) -> str:
@@ -209,12 +240,16 @@ def checked_name(home: Home, name: str) -> str:
             field="name",
         )
     with Store(home) as store:
+        # The look-up also returns names that only begin with `name`.
         versions = [row for row in store.find_env(name) if row.name == name]
-    # Only curated datasets have a card. The newest version stands first.
-    if versions and not (home.env(name, versions[0].hash) / registry.SOURCE / CARD).is_file():
+    if not versions:
+        return name
+    newest = versions[0]
+    card = home.env(name, newest.hash) / registry.SOURCE / CARD
+    if not card.is_file():  # only curated datasets have a card
         raise UserError(
             "BAD_ARGUMENT",
-            f"{name} is an environment already ({versions[0].env_id})",
+            f"{name} is an environment already ({newest.env_id})",
             hint=f'Choose a name of its own, such as "{name[:35]}-best".',
             field="name",
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 
 from engine.core.errors import UserError
 from engine.core.filters import Where
-from engine.evidence.stats.inference import pass_at_k
+from engine.evidence.stats.distributions import pass_at_k
 from envs.json_types import ChatMessage
 
 SELECTS = ("correct", "best", "best_n", "shortest", "all")
@@ -69,10 +69,9 @@ class Attempt:
 
     @property
     def sort_key(self) -> tuple[str, int, int, str, str]:
-        """Decides the order of attempts that are otherwise equal.
+        """A key that sorts attempts in the same way, whatever order the sources were given in.
 
-        It does not depend on the order in which sources were given. The text comes last; it decides
-        between two answers that are equal in everything else.
+        The text comes last; it decides between two answers that are equal in everything else.
         """
         text = "\n".join(str(message.get("content", "")) for message in self.messages)
         return (self.source, self.step, self.member, self.model, text)
@@ -121,7 +120,9 @@ def groups_of(attempts: Iterable[Attempt], pool_models: bool) -> dict[Key, list[
     for attempt in attempts:
         model = "" if pool_models else attempt.model
         groups.setdefault((attempt.env_hash, attempt.task, model), []).append(attempt)
-    return {key: sorted(groups[key], key=lambda a: a.sort_key) for key in sorted(groups)}
+    return {
+        key: sorted(groups[key], key=lambda attempt: attempt.sort_key) for key in sorted(groups)
+    }
 
 
 class Rule:
@@ -156,9 +157,9 @@ class Rule:
     def matches(self, group: Sequence[Attempt]) -> bool:
         """Whether the attempts at one task match the rule.
 
-        A comparison with a value that they do not have is false. Raises UserError BAD_ARGUMENT,
-        naming the task, if the expression divides by zero, is neither true nor false, or asks for
-        pass@k of fewer than k scored attempts.
+        They do not if the rule compares a value that they do not have. Raises UserError
+        BAD_ARGUMENT, naming the task, if the expression divides by zero, is neither true nor false,
+        or asks for pass@k of fewer than k scored attempts.
         """
         facts = facts_of(group)
         # A fact wins over a metric of the same name.
@@ -174,9 +175,9 @@ class Rule:
         return self._where.matches(values, group[0].task)
 
     def _variable_of(self, match: re.Match[str]) -> str:
-        """The replacement for a match of `_PASS_AT_K`.
+        """The text that replaces a match of `_PASS_AT_K` in the expression.
 
-        For `pass@4` it is the variable `pass_at_4`, which is added to `k_by_variable`. Text in
+        `pass@4` becomes the variable `pass_at_4`, which is added to `k_by_variable`. Text in
         quotes stays as it is. Raises UserError BAD_ARGUMENT for another name before the @, or for
         a k that is not a number from 1 to 1024.
         """
@@ -189,7 +190,9 @@ class Rule:
                 "pass@4 is the chance that one of 4 attempts is correct; avg, best and worst are "
                 "over all attempts.",
             )
-        if not (k.isascii() and k.isdigit()) or not 1 <= int(k) <= _MOST_K:
+        # isdigit alone also accepts digits that int() refuses, such as "²".
+        is_number = k.isascii() and k.isdigit()
+        if not is_number or not 1 <= int(k) <= _MOST_K:
             raise self._error(
                 f"uses pass@{k}", f"Write pass@ with a whole number from 1 to {_MOST_K}, as pass@4."
             )
@@ -230,8 +233,10 @@ def facts_of(group: Sequence[Attempt]) -> TaskFacts:
 def check_selection(select: str, max_per_task: int) -> None:
     """Check how attempts are to be selected.
 
-    Raises UserError BAD_ARGUMENT if `select` does not exist, if `max_per_task` is not a number from
-    1, or if it is given although this `select` ignores it.
+    Raises UserError BAD_ARGUMENT:
+    - `select` is not one of SELECTS;
+    - `max_per_task` is not an integer of at least 1;
+    - `max_per_task` is given although this `select` ignores it.
     """
     if select not in SELECTS:
         raise UserError(
@@ -241,7 +246,8 @@ def check_selection(select: str, max_per_task: int) -> None:
             field="select",
         )
     # True is an int in Python, but no count.
-    if isinstance(max_per_task, bool) or not isinstance(max_per_task, int) or max_per_task < 1:
+    is_count = isinstance(max_per_task, int) and not isinstance(max_per_task, bool)
+    if not is_count or max_per_task < 1:
         raise UserError(
             "BAD_ARGUMENT",
             f"max_per_task={max_per_task!r} cannot be used",
@@ -268,15 +274,16 @@ def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[A
     Returns two lists: the attempts that may be taken, in this order; and those that are ruled out.
     correct and shortest rule out attempts that are not correct, the others rule out none.
     """
-    correct_only = select in ("correct", "shortest")
-    candidates = [attempt for attempt in group if attempt.correct or not correct_only]
-    ruled_out = [attempt for attempt in group if correct_only and not attempt.correct]
+    candidates, ruled_out = list(group), []
+    if select in ("correct", "shortest"):
+        candidates = [attempt for attempt in group if attempt.correct]
+        ruled_out = [attempt for attempt in group if not attempt.correct]
     if select == "shortest":
-        candidates.sort(key=lambda a: (a.tokens, -a.reward, a.sort_key))
+        candidates.sort(key=lambda attempt: (attempt.tokens, -attempt.reward, attempt.sort_key))
     elif select == "all":
-        candidates.sort(key=lambda a: a.sort_key)
+        candidates.sort(key=lambda attempt: attempt.sort_key)
     else:
-        candidates.sort(key=lambda a: (-a.reward, a.tokens, a.sort_key))
+        candidates.sort(key=lambda attempt: (-attempt.reward, attempt.tokens, attempt.sort_key))
     return candidates, ruled_out
 
 

@@ -109,7 +109,7 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
         sources.append(_load_source(home, ref, row, step_name))
     run_ids = [source.row.run_id for source in sources]
     repeated = [source.ref for source in sources if run_ids.count(source.row.run_id) > 1]
-    # Single steps of a run may stand side by side, but not the whole run beside one of its steps.
+    # Single steps of a run may stand side by side, but not the whole run (without an @) beside one.
     if any("@" not in ref for ref in repeated):
         raise UserError(
             "BAD_ARGUMENT",
@@ -153,13 +153,12 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
     for file in _answer_files(run, row, config, ref, step_name):
         answers = file.record.read_file(file.path)
         skipped += answers.skipped
-        if answers.records:  # an empty file, or one that does not exist yet, is no source
-            attempts += [
-                _to_attempt(row, file, index, answer)
-                for index, answer in enumerate(answers.records)
-            ]
-            digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
-            hashes[str(file.path.relative_to(run.path))] = digest
+        if not answers.records:  # an empty file, or one that does not exist yet, is no source
+            continue
+        for index, answer in enumerate(answers.records):
+            attempts.append(_to_attempt(row, file, index, answer))
+        digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
+        hashes[str(file.path.relative_to(run.path))] = digest
     if not attempts:
         raise UserError(
             "NO_EVALUATION",
@@ -195,7 +194,7 @@ def _answer_files(
     """
     if row.kind == "train":
         return [
-            _AnswerFile(run.rollouts(step), row.run_id, step, TrajectoryRecord)
+            _AnswerFile(run.rollouts(step), row.run_id, step, record=TrajectoryRecord)
             for step in _chosen_steps(run, row, step_name)
         ]
     if step_name:
@@ -206,7 +205,7 @@ def _answer_files(
             field="source_ids",
         )
     return [
-        _AnswerFile(run.model_evals(index), model, 0, EvaluationRow)
+        _AnswerFile(run.model_evals(index), model, step=0, record=EvaluationRow)
         for index, model in enumerate(config.model_refs)
     ]
 
@@ -222,11 +221,14 @@ def _chosen_steps(run: RunDir, row: RunRow, step_name: str) -> list[int]:
         return steps
     number = step_name.removeprefix("step")
     if not number.isdecimal() or int(number) not in steps:
-        present = f"steps {steps[0]} to {steps[-1]}" if steps else "no rollouts"
+        hint = f"It has no rollouts; write {row.run_id}@stepN."
+        if steps:
+            present = f"steps {steps[0]} to {steps[-1]}"
+            hint = f"It has {present}; write {row.run_id}@step{steps[-1]}."
         raise UserError(
             "BAD_ARGUMENT",
             f"{row.run_id} has no rollouts of {step_name}",
-            hint=f"It has {present}; write {row.run_id}@step{steps[-1] if steps else 'N'}.",
+            hint=hint,
             field="source_ids",
         )
     return [int(number)]
@@ -261,11 +263,13 @@ def _to_attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Atte
 def _attempt_number(answer: Row, index: int) -> int:
     """The number of an answer among the attempts at its task.
 
-    If the line of an evaluation does not hold the number, its `index` in the file stands for it.
+    A line of an evaluation without the number gets the line's `index` in the file instead.
     """
     if isinstance(answer, TrajectoryRecord):
         return answer.member
-    return (answer.attempt or 0) if "attempt" in answer.model_fields_set else index
+    if "attempt" not in answer.model_fields_set:
+        return index
+    return answer.attempt or 0  # null in the line
 
 
 @dataclass(frozen=True)
@@ -291,13 +295,13 @@ class Stored:
 def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     """Find the stored answers that `evaluate(regrade=run_id)` scores again.
 
-    - of an evaluation or a probe: the answers of all its models;
-    - of a training run with split="heldout": its held-out answers at up to eight steps, among them
-      the first, the best and the last;
-    - of a training run with split="train": its rollouts of up to eight steps.
+    - Evaluation or probe: the answers of all its models.
+    - Training run, split="heldout": its held-out answers at up to eight steps, among them the
+      first, the best and the last.
+    - Training run, split="train": its rollouts of up to eight steps.
 
-    Raises UserError RUN_NOT_FOUND, RUN_STATE (an evaluation has not ended) or NO_EVALUATION (no
-    answer has a reward).
+    Raises UserError RUN_NOT_FOUND, RUN_STATE (an evaluation or a probe has not ended) or
+    NO_EVALUATION (no answer has a reward).
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -312,29 +316,20 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
             retryable=True,
         )
     settings = config.settings
-    attempts = 1
-    warnings: list[str] = []
     # A regraded evaluation has its settings as a plain dict.
     sampling = settings if isinstance(settings, dict) else settings.model_dump()
+    warnings: list[str] = []
     if not isinstance(config, TrainConfig):
         files = [(model, run.model_evals(index)) for index, model in enumerate(config.model_refs)]
-        attempts = (
-            config.settings.group_size if isinstance(config, ProbeConfig) else config.attempts
-        )
     elif split == "train":
         steps = _spread_steps(run.rollout_steps(), best=None)
         files = [(f"{row.run_id}, rollouts of step {step}", run.rollouts(step)) for step in steps]
-        attempts = config.settings.group_size if isinstance(config, GRPOConfig) else 1
     else:
         files, warnings = _heldout_files(run, config.model)
         sampling |= _evaluation_sampling(run)
     answers_by_ref = {ref: Answer.read_all(path) for ref, path in files}
-    scored = [
-        answer
-        for answers in answers_by_ref.values()
-        for answer in answers
-        if answer.reward is not None
-    ]
+    all_answers = [answer for answers in answers_by_ref.values() for answer in answers]
+    scored = [answer for answer in all_answers if answer.reward is not None]
     if not scored:
         raise UserError(
             "NO_EVALUATION",
@@ -349,10 +344,21 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
             (ref, str(path.relative_to(run.path))) for ref, path in files if answers_by_ref[ref]
         ],
         tasks=len({answer.task for answer in scored}),
-        attempts=attempts,
+        attempts=_attempts_per_task(config, split),
         sampling=sampling,
         warnings=warnings,
     )
+
+
+def _attempts_per_task(config: RunConfig, split: str) -> int:
+    """How many answers the run stored for each task of `split`, as its config asks for them."""
+    if isinstance(config, TrainConfig):
+        if split == "train" and isinstance(config, GRPOConfig):
+            return config.settings.group_size
+        return 1  # held-out tasks are answered once; SFT has no rollouts
+    if isinstance(config, ProbeConfig):
+        return config.settings.group_size
+    return config.attempts
 
 
 def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]], list[str]]:
@@ -361,12 +367,15 @@ def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]
     Returns (model, file) of each chosen step, such as ("r-1@step20", its file), and the warnings.
     The answers at step 0 are those of `start_model`, which the run started from.
     """
-    evaluated = run.eval_steps()
+    evaluated_steps = run.eval_steps()
     best = run.resolve_checkpoint("best")
     best_step = int(best.name.rpartition("_")[2]) if best else None  # from "step_000020"
-    steps = _spread_steps(evaluated, best_step)
-    files = [(f"{run.id}@step{step}" if step else start_model, run.evals(step)) for step in steps]
-    left_out = len(evaluated) - len(steps)
+    steps = _spread_steps(evaluated_steps, best_step)
+    files = []
+    for step in steps:
+        model = f"{run.id}@step{step}" if step else start_model
+        files.append((model, run.evals(step)))
+    left_out = len(evaluated_steps) - len(steps)
     if not left_out:
         return files, []
     return files, [f"{left_out} of the evaluated steps are left out; at most {MOST_STEPS} are"]
@@ -380,12 +389,15 @@ def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
     """
     if len(steps) <= MOST_STEPS:
         return list(steps)
-    required = {steps[0], steps[-1], *([best] if best in steps else [])}
+    required = {steps[0], steps[-1]}
+    if best is not None and best in steps:
+        required.add(best)
     room = MOST_STEPS - len(required)
     others = [step for step in steps if step not in required]
     # Evenly spaced positions among the others, without both ends.
-    between = {others[round((index + 1) * (len(others) - 1) / (room + 1))] for index in range(room)}
-    return sorted(required | between)
+    gaps = room + 1
+    positions = {round(number * (len(others) - 1) / gaps) for number in range(1, gaps)}
+    return sorted(required | {others[position] for position in positions})
 
 
 def _evaluation_sampling(run: RunDir) -> JsonObject:

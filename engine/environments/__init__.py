@@ -1,5 +1,5 @@
 """Versions of tasks: a folder is pushed, stored, read, compared and thrown away. Start with
-`push.py` for how one is made and `registry.py` for how it is found.
+`push.py` for how one is made and `registry.py` for how it is looked up.
 
     datasets.py      checks and describes a data file
     draft.py         a version while it is made, and its folder

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class DataReport(ReplyBase):
         shapes: rows by shape (envs/dataset.py names the shapes).
         with_answer, with_tools: rows that have some.
         turns: assistant turns per row: min, p50, p95, max.
-        splits: rows per side, as a push would have them.
+        splits: rows per side ("train", "heldout"), as a push would assign them.
     """
 
     path: str
@@ -99,33 +99,24 @@ def inspect(path: str | Path) -> DataReport:
         data = read_rows(file)
     except EnvProblem as problem:
         raise UserError(problem.code, str(problem), hint=problem.hint, field="path") from problem
-    tasks: list[Task] = []
-    bad = list(data.bad)
-    shapes: Counter[str] = Counter()
-    line_by_id: dict[str, int] = {}
-    for line, row in data.rows:
-        try:
-            task = to_task(row, f"{file.stem}-{line}", split_of(file))
-            if task.id in line_by_id:
-                raise ValueError(f"the id {task.id!r} is also that of line {line_by_id[task.id]}")
-        except ValueError as error:
-            bad.append(BadRow(line, str(error)))
-            continue
-        line_by_id[task.id] = line
-        shapes[shape_of(row)] += 1
-        tasks.append(task)
-    bad.sort(key=lambda bad_row: bad_row.line)
+    tasks, shapes, invalid_rows = _valid_tasks(data.rows, file)
+    bad_rows = sorted([*data.bad, *invalid_rows], key=lambda bad_row: bad_row.line)
     splits, warnings = _rows_per_split(tasks)
+    assistant_turns = [
+        sum(message.role == "assistant" for message in task.answer_messages) for task in tasks
+    ]
     report = DataReport(
         path=str(file),
         hash=_short_hash(file),
         rows=len(tasks),
-        bad=len(bad),
-        bad_rows=[ShownBadRow(bad_row.line, bad_row.message) for bad_row in bad[:MOST_BAD_ROWS]],
+        bad=len(bad_rows),
+        bad_rows=[
+            ShownBadRow(bad_row.line, bad_row.message) for bad_row in bad_rows[:MOST_BAD_ROWS]
+        ],
         shapes=dict(shapes),
         with_answer=sum(1 for task in tasks if task.answer_messages),
         with_tools=sum(1 for task in tasks if task.metadata.get("tools")),
-        turns=spread([sum(m.role == "assistant" for m in t.answer_messages) for t in tasks]),
+        turns=spread(assistant_turns),
         duplicates=_duplicates(tasks),
         splits=splits,
         lengths=Lengths(
@@ -137,6 +128,32 @@ def inspect(path: str | Path) -> DataReport:
     return replace(report, summary=_summary(report), warnings=warnings + _warnings(report))
 
 
+def _valid_tasks(
+    rows: Iterable[tuple[int, dict[str, Any]]], file: Path
+) -> tuple[list[Task], Counter[str], list[BadRow]]:
+    """Convert the rows of a data file, each with its line number, to tasks.
+
+    Returns the tasks, the number of them in each shape, and the rows that are no valid task or
+    repeat the id of an earlier one.
+    """
+    tasks: list[Task] = []
+    shapes: Counter[str] = Counter()
+    invalid_rows: list[BadRow] = []
+    line_by_id: dict[str, int] = {}
+    for line, row in rows:
+        try:
+            task = to_task(row, f"{file.stem}-{line}", split_of(file))
+            if task.id in line_by_id:
+                raise ValueError(f"the id {task.id!r} is also that of line {line_by_id[task.id]}")
+        except ValueError as error:
+            invalid_rows.append(BadRow(line, str(error)))
+            continue
+        line_by_id[task.id] = line
+        shapes[shape_of(row)] += 1
+        tasks.append(task)
+    return tasks, shapes, invalid_rows
+
+
 def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
     """Count the rows per split, as a push would assign them.
 
@@ -146,26 +163,23 @@ def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
     if not tasks:
         return {"train": 0, "heldout": 0}, []
     try:
-        sides = split_rows([task.to_row() for task in tasks])
+        split = split_rows([task.to_row() for task in tasks])
     except UnknownSplit as error:
         return {"train": 0, "heldout": 0}, [str(error)]
-    return {side: sides.sides.count(side) for side in ("train", "heldout")}, sides.warnings
+    counts = {side: split.sides.count(side) for side in ("train", "heldout")}
+    return counts, split.warnings
 
 
 def _duplicates(tasks: Sequence[Task]) -> Duplicates:
     """Count the tasks that repeat the prompt, or both prompt and answer, of an earlier task."""
     known_prompts: set[str] = set()
-    known_rows: set[str] = set()
-    repeated_rows = repeated_prompts = 0
+    known_rows: set[str] = set()  # prompt and answer
     for task in tasks:
         row = task.to_row()
         prompt = prompt_key(row["prompt"])
-        prompt_and_answer = prompt + json.dumps(row["answer"], sort_keys=True)
-        repeated_rows += prompt_and_answer in known_rows
-        repeated_prompts += prompt in known_prompts
-        known_rows.add(prompt_and_answer)
         known_prompts.add(prompt)
-    return Duplicates(repeated_rows, repeated_prompts)
+        known_rows.add(prompt + json.dumps(row["answer"], sort_keys=True))
+    return Duplicates(rows=len(tasks) - len(known_rows), prompts=len(tasks) - len(known_prompts))
 
 
 def _count_characters(messages: Sequence[Any]) -> int:

@@ -71,19 +71,20 @@ class Draft:
     def process(self) -> EnvProcess:
         """A new env process of the version, not started yet.
 
-        Its time limits are those of the version, shortened to what the push can spare. Even a push
-        that is late spares `push_limits.START_SECONDS` for the start.
+        Its time limits are those of the version, or less: the start may take what is left of the
+        push, but always `push_limits.START_SECONDS`; a call at most `push_limits.CALL_SECONDS`.
         """
         limits = self.settings.limits
-        start_seconds = max(push_limits.START_SECONDS, self.seconds_left - push_limits.AFTER_START)
+        spare_seconds = max(push_limits.START_SECONDS, self.seconds_left - push_limits.AFTER_START)
+        push_time_limits = replace(
+            limits,
+            start_seconds=min(limits.start_seconds, spare_seconds),
+            call_seconds=min(limits.call_seconds, push_limits.CALL_SECONDS),
+        )
         return EnvProcess(
             self.source,
             python=self.python or None,
-            limits=replace(
-                limits,
-                start_seconds=min(limits.start_seconds, start_seconds),
-                call_seconds=min(limits.call_seconds, push_limits.CALL_SECONDS),
-            ),
+            limits=push_time_limits,
             secrets=self.secrets,
             sandbox=registry.sandbox_of(self.home),
         )
@@ -91,8 +92,8 @@ class Draft:
     def timed(self, limit: float, call: Callable[[], _T]) -> tuple[_T, float]:
         """Call `call` and return its result and the seconds it took.
 
-        `limit` is the time in seconds that the call was given; it is not enforced here. Raises the
-        EnvProblem of `call`; if the call used up its time, with a hint about the time limits.
+        `limit` is the time in seconds that the call was given; it is not enforced here. An
+        EnvProblem of `call` passes; if the call used up its time, it gets a hint about the limits.
         """
         began = time.monotonic()
         try:
@@ -114,8 +115,8 @@ def staging(home: Home, name: str) -> Iterator[Path]:
     """Context manager: make a new staging folder beside the versions of `name`.
 
     After the block the folder is removed, unless it was renamed to a version. It is locked for the
-    whole block: a staging folder without a lock is left over from a killed push, and the next push
-    removes it. This one first removes all of those.
+    whole block: a staging folder without a lock is left over from a killed push. All of these are
+    removed first.
     """
     for other in home.envs.glob(f"*/{_STAGING}*"):
         _remove_abandoned(other)
@@ -147,7 +148,8 @@ def publish(folder: Path, final: Path) -> None:
     try:
         os.rename(folder, final)
     except OSError:
-        if database_row(final) is None:  # otherwise another push has just stored the same content
+        another_push_stored_it = database_row(final) is not None
+        if not another_push_stored_it:
             raise
     sync_folder(final.parent)
 

@@ -53,8 +53,10 @@ class RowLengths:
         """
         # A turn that begins after the cut contributes 0.
         row_end = self.total if max_length is None else min(self.total, max_length)
+        if not self.turns:
+            return 0
         if loss_on == "all":
-            return max(0, row_end - 1) if self.turns else 0
+            return max(0, row_end - 1)
         turns = self.turns[-1:] if loss_on == "last" else self.turns
         return sum(max(0, min(turn_end, row_end) - turn_start) for turn_start, turn_end in turns)
 
@@ -89,7 +91,7 @@ class EnvFacts:
         duplicate_share: share of train rows whose prompt an earlier train row has.
         score_s: seconds one score takes (95th percentile of the audit); 0 if unknown.
         refused: number of counted rows that the chat template refuses.
-        refusal: the template's message for the first of them, "" if there are none.
+        refusal: the template's message for the first refused row; "" if there are none.
     """
 
     env_id: str
@@ -172,8 +174,9 @@ class _CachedCounts(Record):
     """The counts of a version's rows, as the home's cache keeps them.
 
     Attributes:
-        lengths: (prompt, total, turns) of each counted row, as in RowLengths. The other fields
-            are those of EnvFacts.
+        lengths: (prompt, total, turns) of each counted row, as in RowLengths.
+
+    All other fields mean the same as in EnvFacts.
     """
 
     train_rows: int
@@ -201,8 +204,8 @@ def _count_rows(
 ) -> _CachedCounts:
     """Count the tokens of at most `SAMPLE` train rows, a seeded sample if there are more.
 
-    Rows that the chat template refuses get no lengths; `refused` counts them and `refusal` quotes
-    the first.
+    Rows that the chat template refuses get no lengths; `refused` is their number, and `refusal` has
+    the template's message for the first one.
     """
     train = [row for row in rows if row["split"] == "train"]
     sample = train
@@ -216,7 +219,8 @@ def _count_rows(
             lengths.append(_row_lengths(row, tools, tokenizer, thinking))
         except TemplateError as error:
             refused += 1
-            refusal = refusal or f"row {row['id']}: {error}"
+            if not refusal:
+                refusal = f"row {row['id']}: {error}"
     prompts = {json.dumps(row["prompt"], sort_keys=True) for row in train}
     return _CachedCounts(
         train_rows=len(train),
@@ -251,15 +255,16 @@ def _row_lengths(
 def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
     """Token statistics of the train rows under the resolved `settings`, as a JSON object.
 
-    - rows, counted: all train rows, and those behind the numbers below.
+    - rows: number of all train rows.
+    - counted: number of the rows that the figures below are about; in SFT only rows with an answer.
     - prompt, target, total: percentiles of tokens. `target` is what is learnt: tokens with loss in
       SFT, the reference answer in GRPO.
     - truncated_share: share of rows that max_length (in GRPO max_tokens) would cut.
-    - dropped: rows that are too long to learn from.
+    - dropped: number of rows that are too long to learn from.
     - duplicate_share: share of train rows whose prompt an earlier one has.
-    - zero_supervision: rows without a token to learn.
-    - without_answer: rows without a reference answer.
-    - refused_by_template: counted rows that the chat template refuses.
+    - zero_supervision: number of rows without a token to learn.
+    - without_answer: number of train rows without a reference answer.
+    - refused_by_template: number of rows that the chat template refuses.
     """
     rows = facts.lengths
     max_length = settings.max_length
@@ -283,7 +288,7 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
         "truncated_share": _share(len(truncated), len(rows)),
         "dropped": len(dropped),
         "duplicate_share": round(facts.duplicate_share, 4),
-        "zero_supervision": sum(1 for number in target_tokens if number == 0),
+        "zero_supervision": target_tokens.count(0),
         "without_answer": facts.train_rows - facts.answered_rows,
         "refused_by_template": facts.refused,
     }

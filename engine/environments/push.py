@@ -5,7 +5,6 @@ reference answers and audits the scorer. All of it is written to a staging folde
 at the end, so a push that fails leaves nothing behind.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -31,7 +30,7 @@ from engine.environments import (
 from engine.environments.draft import Draft, database_row, publish, staging
 from engine.environments.registry import AUDIT, FACTS, SOURCE, TASKS
 from engine.evidence.stats import overlap
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor
 from engine.home.store import Store
@@ -85,7 +84,7 @@ class PushReply(ReplyBase):
     warnings: list[str]
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def push_env(
     home: Home,
     path: str | Path,
@@ -128,6 +127,7 @@ def push_env(
             else:
                 if install:
                     _reinstall_packages(draft)
+                # With secrets that were missing at the audit, but only if the caller may use them.
                 if push_audit.is_outdated(draft) and _passes_check(allowed, draft.settings):
                     push_audit.repeat_audit(draft, version_folder)
                 _make_newest(draft, version_folder)
@@ -143,8 +143,10 @@ def _root_of_stored_version(home: Home, path: str | Path) -> list[Path]:
     is not allowed, because it also holds the held-out rows.
     """
     folder = Path(path)
-    # A stored version lies at home.envs / name / hash / source.
-    return [folder] if folder.name == SOURCE and folder.parents[2:3] == (home.envs,) else []
+    # A stored version lies at home.envs / name / hash / source. A slice, because a short path has
+    # fewer than three folders above it.
+    is_stored_version = folder.name == SOURCE and folder.parents[2:3] == (home.envs,)
+    return [folder] if is_stored_version else []
 
 
 def as_user_error(problem: EnvProblem) -> UserError:
@@ -168,17 +170,17 @@ def _reinstall_packages(draft: Draft) -> None:
 
 
 def _build_version(draft: Draft, install: bool) -> None:
-    """Write everything that a version holds besides its files: rows, audit and env.json.
+    """Write the rows, the audit and env.json of a new version into the draft's folder.
 
-    They go into the draft's folder. Raises EnvProblem for a fault of the environment, or UserError
+    Its files are there already. Raises EnvProblem for a fault of the environment, or UserError
     ENV_DEPS (its packages) or ENV_INVALID (a split of an unknown name).
     """
     draft.python = _interpreter(draft, install)
     with draft.process() as env, draft.process() as second_env:
         description, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
         # What the push can spare, but never more than the environment's own limit.
-        tasks_limit = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
-        tasks_limit = min(env.limits.start_seconds, tasks_limit)
+        spare_seconds = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
+        tasks_limit = min(env.limits.start_seconds, spare_seconds)
         rows, tasks_seconds = draft.timed(tasks_limit, lambda: env.tasks(tasks_limit))
         first_rows = [dict(row) for row in rows]  # copies: the rows are changed below
         # For checks that need a process that has scored nothing; it starts when it is used.
@@ -240,19 +242,21 @@ def _passes_check(allowed: SettingsCheck | None, settings: EnvSettings) -> bool:
     A version that is not accepted stays stored, but its audit is not repeated: that would run its
     code with the secrets that are set now.
     """
-    with contextlib.suppress(UserError):
-        if allowed is not None:
-            allowed(settings)
+    if allowed is None:
         return True
-    return False
+    try:
+        allowed(settings)
+    except UserError:
+        return False
+    return True
 
 
 def _interpreter(draft: Draft, install: bool) -> str:
     """Path of the interpreter that has the packages of the environment's requirements.txt.
 
-    "" if the file names no packages. If packages are missing, they are installed, or refused if
-    `install` is False. Raises UserError ENV_DEPS if packages are missing and may not be installed,
-    if the installation failed, or if it left too little time for the rest of the push.
+    "" if the file names no packages. Missing packages are installed if `install` is True. Raises
+    UserError ENV_DEPS if packages are missing and `install` is False, if the installation failed,
+    or if it left too little time for the rest of the push.
     """
     needed = env_packages.read_requirements(draft.source)
     if not needed:
@@ -285,30 +289,30 @@ def _interpreter(draft: Draft, install: bool) -> str:
     return str(python)
 
 
-def _publish_version(draft: Draft, final: Path) -> None:
-    """Move the draft to `final` and add it to the database.
+def _publish_version(draft: Draft, version_folder: Path) -> None:
+    """Move the draft to `version_folder` and add it to the database.
 
     The database is opened first, so that nothing is moved if that fails.
     """
     row = database_row(draft.folder)
     assert row is not None  # _build_version has just written it
     with Store(draft.home) as store:
-        publish(draft.folder, final)
+        publish(draft.folder, version_folder)
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
 
 
-def _make_newest(draft: Draft, final: Path) -> None:
+def _make_newest(draft: Draft, version_folder: Path) -> None:
     """Write the database row of a stored version again, so that it is the newest of its name."""
-    row = database_row(final)
+    row = database_row(version_folder)
     assert row is not None  # push_env has looked it up before
     with Store(draft.home) as store:
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
 
 
-def _reply(record: registry.EnvRecord, shot: snapshot.Snapshot) -> PushReply:
+def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
     """The reply of a push, with secrets hidden in every text that the environment wrote.
 
-    `record` is the stored version, `shot` the copy of its files.
+    `record` is the stored version, `copied` tells which files were copied.
     """
     audit = record.audit.as_written()
     warnings = push_audit.warnings_of(record)
@@ -325,8 +329,8 @@ def _reply(record: registry.EnvRecord, shot: snapshot.Snapshot) -> PushReply:
         kind=record.kind,
         rows=record.rows,
         split=record.version.split,
-        files=len(shot.files),
-        left_out=shot.left_out,
+        files=len(copied.files),
+        left_out=copied.left_out,
         audit=redact.value({key: audit[key] for key in _AUDIT_KEYS_IN_REPLY if key in audit}),
         problems=[
             ShownProblem(redact.text(problem.message)) for problem in record.version.problems
@@ -346,17 +350,17 @@ def _version_name(requested: str, source: Path) -> str:
 
     Raises UserError BAD_ARGUMENT for a name that NAME does not allow.
     """
-    if requested:
-        if not NAME.fullmatch(requested):
-            raise UserError(
-                "BAD_ARGUMENT",
-                f"{requested[:60]!r} is no name",
-                field="name",
-                hint="Use up to 40 of a-z, 0-9, dot, - and _, beginning with a letter or digit"
-                f": {_nearest_name(requested)!r}.",
-            )
-        return requested
-    return _nearest_name(source.name)
+    if not requested:
+        return _nearest_name(source.name)
+    if not NAME.fullmatch(requested):
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{requested[:60]!r} is no name",
+            field="name",
+            hint="Use up to 40 of a-z, 0-9, dot, - and _, beginning with a letter or digit"
+            f": {_nearest_name(requested)!r}.",
+        )
+    return requested
 
 
 def _nearest_name(name: str) -> str:
@@ -364,6 +368,6 @@ def _nearest_name(name: str) -> str:
 
     "env" if no character of `name` can be used.
     """
-    # Stripped again at the end: the cut at 40 may leave a dash there.
-    usable_part = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-")
-    return usable_part or "env"
+    words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    shortened = words[:40].strip("-")  # the cut may leave a dash at the end
+    return shortened or "env"

@@ -45,7 +45,7 @@ class SecondProcess:
     tasks_seconds: float
     deadline: float
     repeat_warnings: list[str] | None = None
-    _handed_out: bool = False
+    _handed_out: bool = False  # whether `fresh` has returned it before
 
     def fresh(self) -> EnvProcess:
         """A process that has scored nothing: this one, restarted if it was handed out before.
@@ -53,10 +53,11 @@ class SecondProcess:
         Raises EnvProblem ENV_LIMITS if the push has too little time left to start it, or another
         EnvProblem if the start fails.
         """
-        # Twice the start, because it may take longer than the first one did. A restarted process is
-        # the third of a push; the audit gives it THIRD_S seconds more.
-        needed = 2 * self.start_seconds + push_limits.CALL_SECONDS
-        if self._seconds_left() < needed + (THIRD_S if self._handed_out else 0.0):
+        # Twice the start, because it may take longer than the first one did.
+        needed_seconds = 2 * self.start_seconds + push_limits.CALL_SECONDS
+        if self._handed_out:  # the third process of a push; the audit gives it THIRD_S seconds more
+            needed_seconds += THIRD_S
+        if self._seconds_left() < needed_seconds:
             message = f"it takes {self.start_seconds:.1f} s to start: too long for another"
             raise EnvProblem("ENV_LIMITS", message)
         if self._handed_out:
@@ -95,11 +96,12 @@ class SecondProcess:
         if repeated_rows == self.rows:
             return ""
         # Rows that only the longer list has are not counted.
-        differing = sum(a != b for a, b in zip(self.rows, repeated_rows, strict=False))
+        row_pairs = zip(self.rows, repeated_rows, strict=False)
+        differing_count = sum(row != repeated_row for row, repeated_row in row_pairs)
         return (
             f"tasks() gave other rows when called again ({len(self.rows)} and "
-            f"{len(repeated_rows)} rows, {differing} differ): seed it; the rows of the first call "
-            "are stored"
+            f"{len(repeated_rows)} rows, {differing_count} differ): seed it; the rows of the first "
+            "call are stored"
         )
 
 
@@ -112,10 +114,12 @@ def run_audit(
     that has them can repeat the audit.
     """
     seconds_left = draft.seconds_left - push_limits.CALL_SECONDS - second_process.start_seconds
-    # The audit may take OVERRUN times its budget; it gets one second however late it is.
+    # The audit may take OVERRUN times its budget; it gets at least one second, however late it is.
     budget = max(1.0, min(push_limits.AUDIT_SECONDS, seconds_left / OVERRUN))
-    report = audit(env, rows, kind, budget_s=budget, fresh=second_process.fresh)
-    return report | ({"secrets_unset": draft.unset_secrets} if draft.settings.secrets else {})
+    report: JsonObject = {**audit(env, rows, kind, budget_s=budget, fresh=second_process.fresh)}
+    if draft.settings.secrets:
+        report["secrets_unset"] = draft.unset_secrets
+    return report
 
 
 def is_outdated(draft: Draft) -> bool:
@@ -124,8 +128,8 @@ def is_outdated(draft: Draft) -> bool:
     return record.scored and bool(_secrets_unset_at_audit(record) & set(draft.secrets))
 
 
-def repeat_audit(draft: Draft, final: Path) -> None:
-    """Replace the audit of the stored version in `final`; its rows and env.json stay as they are.
+def repeat_audit(draft: Draft, version_folder: Path) -> None:
+    """Replace the audit of the stored version in `version_folder`; nothing else there changes.
 
     The old audit is kept in the folder EARLIER under its hash, because earlier runs were sealed
     with it.
@@ -137,15 +141,20 @@ def repeat_audit(draft: Draft, final: Path) -> None:
         _, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
         # With `repeat_warnings` given, tasks() is not called again: the stored rows stay.
         second_process = SecondProcess(
-            second_env, rows, start_seconds, 0.0, draft.deadline, repeat_warnings=[]
+            second_env,
+            rows,
+            start_seconds,
+            tasks_seconds=0.0,
+            deadline=draft.deadline,
+            repeat_warnings=[],
         )
         report = run_audit(env, rows, record.kind, second_process, draft)
-    old_audit = (final / AUDIT).read_bytes()
-    copy = final / EARLIER / f"{hashlib.sha256(old_audit).hexdigest()}.json"
+    old_audit = (version_folder / AUDIT).read_bytes()
+    copy = version_folder / EARLIER / f"{hashlib.sha256(old_audit).hexdigest()}.json"
     copy.parent.mkdir(exist_ok=True)
     write_text(copy, old_audit.decode())
     sync_folder(copy.parent)
-    write_json(final / AUDIT, Redactor(draft.secrets).value(report))
+    write_json(version_folder / AUDIT, Redactor(draft.secrets).value(report))
 
 
 def warnings_of(record: registry.EnvRecord) -> list[str]:
@@ -156,9 +165,10 @@ def warnings_of(record: registry.EnvRecord) -> list[str]:
     stored = [text for text in record.version.warnings if not text.startswith(_UNSET_PREFIX)]
     unset = [name for name in record.secrets if not os.environ.get(name)]
     secret_warnings = [_UNSET_PREFIX + ", ".join(unset)] if unset else []
-    set_since = sorted(_secrets_unset_at_audit(record) - set(unset))
-    if set_since:
-        secret_warnings.append(f"the audit was made without the secrets {', '.join(set_since)}")
+    set_after_audit = sorted(_secrets_unset_at_audit(record) - set(unset))
+    if set_after_audit:
+        names = ", ".join(set_after_audit)
+        secret_warnings.append(f"the audit was made without the secrets {names}")
     return [*secret_warnings, *stored, *record.audit.problems]
 
 
@@ -167,6 +177,7 @@ def _secrets_unset_at_audit(record: registry.EnvRecord) -> set[str]:
     if record.audit.secrets_unset is not None:
         return set(record.audit.secrets_unset)
     # Older releases wrote the names into a warning of the version instead.
-    stored = [text for text in record.version.warnings if text.startswith(_UNSET_PREFIX)]
-    # There is at most one such warning: "secrets not set for this server: A, B".
-    return set(" ".join(stored).removeprefix(_UNSET_PREFIX).split(", ")) if stored else set()
+    for text in record.version.warnings:
+        if text.startswith(_UNSET_PREFIX):  # "secrets not set for this server: A, B"
+            return set(text.removeprefix(_UNSET_PREFIX).split(", "))
+    return set()

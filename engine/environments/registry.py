@@ -111,14 +111,14 @@ def find_env(home: Home, ref: str) -> EnvRecord:
         if not matches and stored_name != ref:
             matches = store.find_env(stored_name)
             ref = stored_name
-        stored_versions = [] if matches else store.list_envs()  # for the hint of the error
-    if not matches:
-        raise _not_found(ref, stored_versions)
+        if not matches:
+            raise _not_found(ref, store.list_envs())
     newest = matches[0]
     is_exact = ref in (newest.env_id, newest.name)
-    # A prefix with an @ must fit a single version. Without an @ it must fit a single name, and
-    # means the newest version of it.
-    candidates = {match.env_id if "@" in ref else match.name for match in matches}
+    if "@" in ref:  # a prefix with an @ must fit a single version
+        candidates = {match.env_id for match in matches}
+    else:  # one without must fit a single name, and means the newest version of that name
+        candidates = {match.name for match in matches}
     if not is_exact and len(candidates) > 1:
         names = ", ".join(sorted(candidates)[:5])
         raise UserError(
@@ -131,9 +131,9 @@ def find_env(home: Home, ref: str) -> EnvRecord:
 
 
 def prefix_meant(ref: str, record: EnvRecord) -> list[str]:
-    """One warning that `ref` was read as a prefix of the version's id.
+    """One warning if `ref` was only a prefix of the version's name or id, else [].
 
-    [] if `ref` was the whole name, in either spelling, or the whole id.
+    The name may be spelt with _ or -.
     """
     if record.name in (ref, ref.lower().replace("_", "-")):
         return []
@@ -187,7 +187,7 @@ def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
 
 
 def sandbox_of(home: Home) -> Sandbox:
-    """How code of environments is isolated, as the home's config.toml says.
+    """How the code of environments is isolated, as the home's config.toml says.
 
     The home itself is hidden from that code. Raises UserError if config.toml is invalid.
     """
@@ -274,15 +274,13 @@ def _read_folder(folder: Path, name: str, hash12: str) -> EnvRecord:
 def _not_found(ref: str, stored_versions: list[EnvRow]) -> UserError:
     """The error for a reference that fits no stored version; its hint names similar ones."""
     names = list(dict.fromkeys(row.name for row in stored_versions))
-    # Up to three names, with a similarity of at least 0.5; the first is the closest.
-    similar = difflib.get_close_matches(ref.partition("@")[0], names, 3, 0.5)
-    hint = (
-        "Push one with push_env (honesmith env push)."
-        if not names
-        else f"Known: {', '.join(names[:5])}."
-    )
+    if names:
+        hint = f"Known: {', '.join(names[:5])}."
+    else:
+        hint = "Push one with push_env (honesmith env push)."
+    similar = difflib.get_close_matches(ref.partition("@")[0], names, n=1, cutoff=0.5)
     if similar:
-        hint = f"Did you mean {similar[0]}? " + hint
+        hint = f"Did you mean {similar[0]}? {hint}"
     return UserError(
         "ENV_NOT_FOUND", f"no environment matches {ref[:80]!r}", field="env_id", hint=hint
     )

@@ -67,7 +67,8 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
         folder = Path(os.path.expanduser(text)).resolve()
         folder.is_dir()  # a name longer than the file system takes raises here
         is_inside = roots is None or any(folder.is_relative_to(root.resolve()) for root in roots)
-    # RuntimeError: links in a circle. ValueError: characters that no path can have.
+    # OSError: a name is too long, or a folder may not be read. RuntimeError: links in a circle.
+    # ValueError: characters that no path can have.
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
             "ENV_INVALID",
@@ -83,16 +84,17 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
             field="path",
             hint=_hint_for_outside(text),
         )
-    if not folder.is_dir():
-        what = "is a file" if folder.is_file() else "does not exist"
-        parent = f" Pass its folder {str(folder.parent)!r}." if folder.is_file() else ""
-        raise UserError(
-            "ENV_INVALID",
-            f"the folder {shown!r} {what}",
-            field="path",
-            hint=f"path is the folder that holds environment.py.{parent}",
-        )
-    return folder
+    if folder.is_dir():
+        return folder
+    fault, advice = "does not exist", ""
+    if folder.is_file():
+        fault, advice = "is a file", f" Pass its folder {str(folder.parent)!r}."
+    raise UserError(
+        "ENV_INVALID",
+        f"the folder {shown!r} {fault}",
+        field="path",
+        hint=f"path is the folder that holds environment.py.{advice}",
+    )
 
 
 def _hint_for_outside(path: str) -> str:
@@ -116,18 +118,20 @@ def take(source: Path, target: Path) -> Snapshot:
     try:
         folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            copier.folder(folder, "")
+            copier.folder(folder, prefix="")
         finally:
             os.close(folder)
     except OSError as error:
+        # The disk or the user's quota is full, or a limit on file sizes is reached. That is not the
+        # folder's fault; push_env reports it.
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise  # the disk is full, which is not the folder's fault; push_env reports it
+            raise
         raise _invalid_file(
             f"{error.filename} cannot be copied: {error.strerror or error}"
         ) from error
-    if copier.size > MAX_PACKED:
+    if copier.size > MAX_PACKED:  # else it is not larger when compressed either
         _check_packed(target, sorted(copier.digests))
-    # The length before each name keeps apart what would otherwise read the same.
+    # With its length before each name, no two different folders give the same bytes to hash.
     content_hash = hashlib.sha256()
     for name, digest in sorted(copier.digests.items()):
         encoded = name.encode()
@@ -174,8 +178,8 @@ class _Copier:
             path = prefix + name
             info = os.stat(name, dir_fd=fd, follow_symlinks=False)
             is_folder = stat.S_ISDIR(info.st_mode)
-            # A virtual environment has a pyvenv.cfg, whatever its folder is called.
             reason = _reason_to_leave_out(name)
+            # A virtual environment has a pyvenv.cfg, whatever its folder is called.
             if not reason and is_folder and _folder_contains(fd, name, "pyvenv.cfg"):
                 reason = "a virtual environment"
             if reason:
@@ -190,8 +194,9 @@ class _Copier:
             elif stat.S_ISREG(info.st_mode):
                 self.file(fd, name, path)
             else:
-                what = "a link" if stat.S_ISLNK(info.st_mode) else "a device, socket or pipe"
-                raise _invalid_file(f"{path} is {what}; a push takes regular files alone")
+                is_link = stat.S_ISLNK(info.st_mode)
+                kind = "a link" if is_link else "a device, socket or pipe"
+                raise _invalid_file(f"{path} is {kind}; a push takes regular files alone")
 
     def file(self, folder: int, name: str, path: str) -> None:
         """Copy and hash one file.
@@ -207,8 +212,12 @@ class _Copier:
             raise _too_large(f"it has more than {MAX_FILES:,} files")
         # O_NONBLOCK: a pipe put in the file's place must not block the open.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+        def open_in_folder(file_name: str, _: int) -> int:
+            return os.open(file_name, flags, dir_fd=folder)
+
         digest = hashlib.sha256()
-        with open(name, "rb", opener=lambda n, _: os.open(n, flags, dir_fd=folder)) as source:
+        with open(name, "rb", opener=open_in_folder) as source:
             info = os.fstat(source.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise _invalid_file(f"{path} is no regular file")

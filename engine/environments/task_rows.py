@@ -20,11 +20,11 @@ _WARNING_CHARS, _PROBLEM_CHARS = 200, 300  # of a failure's text
 def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
     """Set each row's `split` to "train" or "heldout"; warnings go to the draft.
 
-    Returns the side of every row and how it was decided. Raises UserError ENV_INVALID if a row
-    names an unknown split.
+    Returns the side of every row and how the sides were decided. Raises UserError ENV_INVALID if a
+    row names an unknown split.
     """
     try:
-        sides = split.split_rows(rows)
+        decided_split = split.split_rows(rows)
     except split.UnknownSplit as error:
         raise UserError(
             "ENV_INVALID",
@@ -32,18 +32,18 @@ def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
             field="path",
             hint='Use "train" or "heldout" ("test", "eval", "validation"), or leave it out.',
         ) from error
-    draft.warnings += sides.warnings
-    for row, side in zip(rows, sides.sides, strict=True):
+    draft.warnings += decided_split.warnings
+    for row, side in zip(rows, decided_split.sides, strict=True):
         row["split"] = side
-    return sides
+    return decided_split
 
 
 def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> None:
     """Set each row's `gold` to the whole conversation with the reference answer, or to None.
 
     In a multi-turn environment (`kind` "multi") the answer is played against the environment to get
-    its replies. None stands for a row without an answer, and for one whose replay failed or had no
-    time left; of these the draft gets a warning.
+    its replies. None stands for a row without an answer, and for a row whose replay failed or had
+    no time left. The draft gets warnings about failed and missing replays.
     """
     failures: list[str] = []
     not_replayed = 0
@@ -63,8 +63,10 @@ def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> N
             except EpisodeFailed as error:
                 failures.append(f"{row['id']}: {error}")
     if failures:
-        failed = f"{len(failures)} reference answers cannot be replayed"
-        draft.warnings.append(f"{failed}, the first is {failures[0][:_WARNING_CHARS]}")
+        first_failure = failures[0][:_WARNING_CHARS]
+        draft.warnings.append(
+            f"{len(failures)} reference answers cannot be replayed, the first is {first_failure}"
+        )
         draft.problems += [failure[:_PROBLEM_CHARS] for failure in failures[:_MOST_PROBLEMS]]
     if not_replayed:
         draft.warnings.append(

@@ -2,6 +2,7 @@
 
 import difflib
 import shutil
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,7 +92,7 @@ def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackage
 
 
 def diff(home: Home, before: str, after: str) -> VersionDiff:
-    """Compare the files of two versions, which `before` and `after` name as in `find_env`.
+    """Compare the files of two versions; `before` and `after` are ids, names or prefixes of them.
 
     The diff is cut after 400 lines, with a warning. Raises UserError ENV_NOT_FOUND or
     ENV_AMBIGUOUS.
@@ -103,22 +104,30 @@ def diff(home: Home, before: str, after: str) -> VersionDiff:
     files: dict[str, str] = {}
     lines: list[str] = []
     for name in sorted({*old_files, *new_files}):
-        if name not in new_files or name not in old_files:
-            files[name] = "removed" if name in old_files else "added"
+        if name not in new_files:
+            files[name] = "removed"
+        elif name not in old_files:
+            files[name] = "added"
         elif old_files[name] != new_files[name]:
             files[name] = "changed"
         else:
             continue
         lines += _diff_lines(name, old_files.get(name, b""), new_files.get(name, b""))
-    counts = {kind: list(files.values()).count(kind) for kind in ("added", "removed", "changed")}
-    changes = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "no file"
-    is_cut = len(lines) > DIFF_LINES
+    count_by_kind = Counter(files.values())
+    changes = ", ".join(
+        f"{count_by_kind[kind]} {kind}"
+        for kind in ("added", "removed", "changed")
+        if count_by_kind[kind]
+    )
+    warnings = []
+    if len(lines) > DIFF_LINES:
+        warnings = [f"{counted(len(lines) - DIFF_LINES, 'line')} left out"]
     return VersionDiff(
         files=files,
         rows={old.env_id: old.rows, new.env_id: new.rows},
         diff="\n".join(lines[:DIFF_LINES]),
-        summary=f"{old.env_id} and {new.env_id}: {changes}.",
-        warnings=[f"{counted(len(lines) - DIFF_LINES, 'line')} left out"] if is_cut else [],
+        summary=f"{old.env_id} and {new.env_id}: {changes or 'no file'}.",
+        warnings=warnings,
     )
 
 
@@ -135,7 +144,8 @@ def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
     # A stranger's files must not land where coding agents look for instructions.
     refuse_folder_of_agent_files(folder.absolute(), "folder")
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        is_usable = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        if not is_usable:
             raise _bad_folder(
                 folder, "exists and is not empty", "Name a new folder; nothing is replaced."
             )
@@ -190,10 +200,10 @@ def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
 
 
 def _agent_files(left_out: list[str], folder: str, names: list[str]) -> list[str]:
-    """The `ignore` function of shutil.copytree: returns those of `names` that are not copied.
+    """The `ignore` function of shutil.copytree: returns which of the `names` are not copied.
 
-    These are files that coding agents would obey, because a stranger may have written them. They
-    are added to `left_out` too.
+    Files that coding agents would obey are not copied, because a stranger may have written them.
+    Their names are added to `left_out` too.
     """
     agent_files = [name for name in names if is_agent_file(name)]
     left_out += sorted(agent_files)
@@ -221,10 +231,12 @@ def _diff_lines(name: str, old: bytes, new: bytes) -> list[str]:
 
 def _in_use(record: EnvRecord, runs: list[str], hint: str | Hint) -> UserError:
     """The error for a version that cannot be deleted because `runs` use it."""
-    names = ", ".join(runs[:_MOST_RUNS_NAMED]) + (", ..." if len(runs) > _MOST_RUNS_NAMED else "")
+    names = ", ".join(runs[:_MOST_RUNS_NAMED])
+    if len(runs) > _MOST_RUNS_NAMED:
+        names += ", ..."
     return UserError("RUN_STATE", f"{record.env_id} is used by {names}", hint=hint, field="env_id")
 
 
-def _bad_folder(folder: Path, what: str, hint: str) -> UserError:
-    """The error for a folder that a version cannot be copied to."""
-    return UserError("BAD_ARGUMENT", f"{folder} {what}", hint=hint, field="folder")
+def _bad_folder(folder: Path, fault: str, hint: str) -> UserError:
+    """The error for a folder that a version cannot be copied to; `fault` says why."""
+    return UserError("BAD_ARGUMENT", f"{folder} {fault}", hint=hint, field="folder")

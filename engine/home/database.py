@@ -31,8 +31,8 @@ _NO_WRITING = (
     errno.EDQUOT,
     errno.EFBIG,
 )
-_ROOM = 65_536  # bytes that SQLite needs beside the database to open it
-_LEAST_INODES = 4  # for the files that SQLite makes beside the database: its log, its index
+_MIN_FREE_BYTES = 65_536  # that SQLite needs beside the database to open it
+_MIN_FREE_INODES = 4  # for the files that SQLite makes beside the database: its log, its index
 _MEND_S = 5.0  # how long to wait until nobody has a damaged database open
 
 _M001 = (
@@ -158,7 +158,8 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
     if lock is None:  # `mend` of another process holds it alone
         raise unusable_error(home.db, TimeoutError("it is being mended by another process"))
     try:
-        return _open(home) if lock >= 0 else _open_read_only(home), lock
+        db = _open(home) if lock >= 0 else _open_read_only(home)
+        return db, lock
     except Damaged as damage:
         if lock < 0:
             raise damaged_error(home, str(damage)) from damage
@@ -225,10 +226,10 @@ def mend(home: Home, fault: str) -> tuple[sqlite3.Connection, int]:
     except Damaged as damage:
         os.close(lock)
         raise damaged_error(home, str(damage)) from damage
-    except OSError as error:
+    except OSError as error:  # of the renaming
         os.close(lock)
         raise damaged_error(home, f"{fault}; it cannot be moved aside: {error}") from error
-    except BaseException:
+    except BaseException:  # whatever it is, the lock must not stay held
         os.close(lock)
         raise
 
@@ -383,7 +384,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def tells_of_the_disk(
+def reports_unwritable_disk(
     function: Callable[Concatenate[Home, Arguments], Result],
 ) -> Callable[Concatenate[Home, Arguments], Result]:
     """A decorator for a function whose first argument is a home. If the function fails with an
@@ -420,10 +421,9 @@ def _disk_error(home: Home, error: OSError) -> UserError:
 
 def disk_full_error(path: Path, error: Exception) -> UserError | None:
     """The UserError DISK_FULL if `error` comes from a full disk, or from a file that reached the
-    largest size allowed. None where there is another cause, or the disk cannot be looked at.
+    largest size allowed. None where there is another cause, or the free space cannot be measured.
 
-    The free space is measured, because on a full disk SQLite only says "disk I/O error" or "unable
-    to open".
+    It is measured because on a full disk SQLite only reports "disk I/O error" or "unable to open".
 
     Args:
         path: a file on that disk.
@@ -432,7 +432,8 @@ def disk_full_error(path: Path, error: Exception) -> UserError | None:
         disk = os.statvfs(path.parent)
     except OSError:
         return None
-    if getattr(error, "errno", 0) == errno.EFBIG:
+    error_number = getattr(error, "errno", 0)  # SQLite's errors have none
+    if error_number == errno.EFBIG:
         return UserError(
             "DISK_FULL",
             f"a file may not grow further, a limit on the size of files is reached: {error}",
@@ -441,11 +442,13 @@ def disk_full_error(path: Path, error: Exception) -> UserError | None:
             retryable=True,
         )
     free_bytes, free_inodes = disk.f_bavail * disk.f_frsize, disk.f_favail
-    is_full = getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT)
-    # Only in SQLite's messages: an OSError's message names a path, which may contain "full".
-    is_full = is_full or (isinstance(error, sqlite3.Error) and "full" in str(error))
+    if isinstance(error, sqlite3.Error):
+        error_says_full = "full" in str(error)
+    else:  # not by its message, which names a path that may contain "full"
+        error_says_full = error_number in (errno.ENOSPC, errno.EDQUOT)
     # `f_files` is 0 on file systems that have no fixed number of inodes.
-    if not (is_full or free_bytes < _ROOM or (disk.f_files and free_inodes < _LEAST_INODES)):
+    lacks_inodes = disk.f_files > 0 and free_inodes < _MIN_FREE_INODES
+    if not (error_says_full or lacks_inodes or free_bytes < _MIN_FREE_BYTES):
         return None
     return UserError(
         "DISK_FULL",

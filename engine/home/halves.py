@@ -58,13 +58,12 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
         recorded_count = event.get("heldout_choose")
         if event.get("event") == "started" and isinstance(heldout, int):
             heldout_total = heldout
-            # Older runs do not record how many choose. Every second task did, from the first on,
-            # so that with an odd number the larger half chose.
-            choosing_count = (
-                recorded_count
-                if isinstance(recorded_count, int)
-                else heldout_total - heldout_total // 2
-            )
+            if isinstance(recorded_count, int):
+                choosing_count = recorded_count
+            else:
+                # Older runs do not record how many choose. Every second task did, from the first
+                # on, so that with an odd number the larger half chose.
+                choosing_count = heldout_total - heldout_total // 2
     if not heldout_total:
         return None
     other_count = heldout_total - choosing_count
@@ -73,7 +72,9 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
         f"heldout_* is of the {choosing_count} of {heldout_total} held-out tasks "
         "that choose the checkpoint"
     )
-    return ChoosingHalf("select", choosing_count, heldout_total, f"{about}; {rest}")
+    return ChoosingHalf(
+        half="select", tasks=choosing_count, of=heldout_total, about=f"{about}; {rest}"
+    )
 
 
 def scores_in_words(scores: Mapping[str, Any], half: ChoosingHalf | None) -> str:
@@ -91,4 +92,6 @@ def scores_in_words(scores: Mapping[str, Any], half: ChoosingHalf | None) -> str
             text = f"{100 * value:.1f} %" if name == "success" else f"{value:.3g}"
             parts.append(f"{name} {text}")
     measured_on = f" on the {half.tasks} held-out tasks that choose" if half else ""
-    return ", ".join(parts) + measured_on if parts else ""
+    if not parts:
+        return ""
+    return ", ".join(parts) + measured_on

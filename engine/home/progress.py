@@ -10,9 +10,9 @@ from engine.core.files import JsonObject, last_line, read_json, read_lines, writ
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import RunDir
 
-_ETA_LINES = 20  # the speed is taken from so many of the last steps
-_ETA_BYTES = 64_000  # and so much of the file's end is read for them
-_SHOWN_ALERTS = 10  # the latest
+_PACE_STEPS = 20  # the pace is measured over this many of the last steps
+_PACE_BYTES = 64_000  # how much of the end of metrics.jsonl is read for them
+_MAX_ALERTS = 10  # the latest are shown
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ def events_from(run: RunDir, cursor: int) -> tuple[list[JsonObject], int]:
         rows, end = read_lines(run.events, cursor)
         events += rows
         if end == cursor or not rows:
+            # `end` is smaller than `cursor` where the file has become shorter.
             return events, max(end, cursor)
         cursor = end
 
@@ -68,9 +69,12 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
     events, cursor = events_from(run, 0)
     last_metrics = last_line(run.metrics) or {}
     starts = [event for event in events if event.get("event") == "started"]
-    # The last start that says a number counts: a resumed run may have another number of steps.
-    totals = [_as_whole_number(event.get("total_steps")) for event in reversed(starts)]
-    total = next((number for number in totals if number is not None), None)
+    # The last start that names a number counts: a resumed run may have another number of steps.
+    total = None
+    for event in starts:
+        steps_of_start = _as_whole_number(event.get("total_steps"))
+        if steps_of_start is not None:
+            total = steps_of_start
     step = _as_whole_number(last_metrics.get("step"))
     return Progress(
         step=step,
@@ -78,7 +82,7 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
         eta_s=None if row.state in TERMINAL else _seconds_left(run, step, total),
         metrics=last_metrics,
         quiet_s=_quiet_seconds(run) if row.state in ("preparing", "running", "stopping") else None,
-        alerts=alerts_in(events)[-_SHOWN_ALERTS:],
+        alerts=alerts_in(events)[-_MAX_ALERTS:],
         cursor=cursor,
         started=starts,
     )
@@ -97,13 +101,14 @@ def status_text(run: RunDir, row: RunRow) -> str:
     """The text of STATUS.md: a heading such as `# sums-grpo-3: running`, a list of facts, and when
     it was written. engine/home/recovery.py reads it back."""
     progress = read_progress(run, row)
+    step = progress.step if progress.step is not None else "-"
     of_total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
     lines = [
         f"# {row.run_id}: {row.state}",
         "",
         f"- {row.algorithm} of {row.model} on {row.env_id}",
         f"- attempt {row.attempt}, device {row.device or 'none yet'}",
-        f"- step {progress.step if progress.step is not None else '-'}{of_total}",
+        f"- step {step}{of_total}",
         f"- device hours spent: {row.spent_hours:.3f}",
     ]
     if row.verdict:
@@ -138,35 +143,45 @@ def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | N
         return None
     if step >= total:
         return 0.0
-    try:
-        attempt_began = float(read_json(run.started_record)["time"])
-    except (OSError, ValueError, KeyError, TypeError):
-        attempt_began = 0.0  # not known: the steps of all attempts count
-    try:
-        tail_start = max(0, os.stat(run.metrics).st_size - _ETA_BYTES)
-    except OSError:
+    step_times = _last_step_times(run)
+    if len(step_times) < 2:
         return None
-    rows, _ = read_lines(run.metrics, tail_start, _ETA_BYTES)
-    points = [point for point in _step_times(rows) if point[0] >= attempt_began][-_ETA_LINES:]
-    if len(points) < 2:
-        return None
-    first_time, first_step = points[0]
-    last_time, last_step = points[-1]
+    first_time, first_step = step_times[0]
+    last_time, last_step = step_times[-1]
     if last_step <= first_step:  # a resumed run went back to an earlier step
         return None
+    # The clock may have been set back in between: the pace is never negative.
     seconds_per_step = max(0.0, last_time - first_time) / (last_step - first_step)
     return round(seconds_per_step * (total - step), 1)
 
 
-def _step_times(rows: list[JsonObject]) -> list[tuple[float, int]]:
-    """(time in unix seconds, step) of every line of metrics that has both, in file order."""
-    points: list[tuple[float, int]] = []
+def _last_step_times(run: RunDir) -> list[tuple[float, int]]:
+    """(time in unix seconds, step) of the last lines of metrics that this attempt wrote, in file
+    order; at most `_PACE_STEPS`. Lines that lack either number are left out."""
+    try:
+        tail_start = max(0, os.stat(run.metrics).st_size - _PACE_BYTES)
+    except OSError:  # nothing was measured yet
+        return []
+    rows, _ = read_lines(run.metrics, tail_start, _PACE_BYTES)
+    attempt_began = _attempt_start(run)
+    step_times: list[tuple[float, int]] = []
     for row in rows:
         written_at = row.get("time")
         step = _as_whole_number(row.get("step"))
-        if isinstance(written_at, int | float) and step is not None:
-            points.append((float(written_at), step))
-    return points
+        if not isinstance(written_at, int | float) or step is None:
+            continue
+        if written_at >= attempt_began:
+            step_times.append((float(written_at), step))
+    return step_times[-_PACE_STEPS:]
+
+
+def _attempt_start(run: RunDir) -> float:
+    """When the run's last attempt began, in unix seconds; 0 where started.json is missing or
+    damaged, so that the steps of all attempts count."""
+    try:
+        return float(read_json(run.started_record)["time"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
 
 
 def _quiet_seconds(run: RunDir) -> float | None:

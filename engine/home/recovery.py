@@ -74,7 +74,8 @@ def _reported_runs(home: Home) -> Iterator[tuple[str, int, RunDir]]:
     These are the runs with a STATUS.md. A submit writes it before it answers, so a folder without
     one was left by a submit that died before anyone knew of the run.
     """
-    for path in sorted(home.runs.iterdir()) if home.runs.is_dir() else ():
+    folders = sorted(home.runs.iterdir()) if home.runs.is_dir() else []
+    for path in folders:
         match = _ID.fullmatch(path.name)
         run = home.run(path.name)
         if match is not None and run.status_md.is_file():
@@ -120,11 +121,12 @@ def env_row(folder: Path) -> Columns | None:
 def deployment_rows(home: Home) -> list[Columns]:
     """Build the database row of every deployment that was ever started from its folder, the oldest
     first."""
-    folders = [home.deployment(path.parent.name) for path in home.deployments.glob("*/config.json")]
-    return sorted(
-        (row for folder in folders if (row := _deployment_row(folder))),
-        key=lambda row: (row["created"], row["deployment_id"]),
-    )
+    rows = []
+    for path in home.deployments.glob("*/config.json"):
+        row = _deployment_row(home.deployment(path.parent.name))
+        if row is not None:
+            rows.append(row)
+    return sorted(rows, key=lambda row: (row["created"], row["deployment_id"]))
 
 
 def _deployment_row(folder: DeployDir) -> Columns | None:
@@ -138,10 +140,11 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
         return None
     base = str(config.get("base_name") or config["base_path"])
     is_alive = is_locked(folder.alive)
-    models = ready.get("models")
-    adapters = configured_adapters(config)  # all that is known before ready.json is written
-    if isinstance(models, list):  # the paths of these are not written anywhere
-        adapters = [{"name": str(name), "path": ""} for name in models if name != base]
+    served_models = ready.get("models")
+    if isinstance(served_models, list):  # the paths of their adapters are not written anywhere
+        adapters = [{"name": str(name), "path": ""} for name in served_models if name != base]
+    else:  # not ready yet: only the adapters that it was started with are known
+        adapters = configured_adapters(config)
     created = folder.config.stat().st_mtime
     row: Columns = {
         "deployment_id": folder.id,
@@ -156,14 +159,14 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
     }
     if is_alive:
         return row
-    failed = str(read_object(folder.failed).get("message") or "")
-    nothing_served = {
-        "state": "failed" if failed else "stopped",
+    failure = str(read_object(folder.failed).get("message") or "")
+    return row | {
+        "state": "failed" if failure else "stopped",
         "adapters": [],
         "serve_base": False,
+        "message": failure or "the process ended",
+        "ended": _last_written(folder),
     }
-    end_values = {"message": failed or "the process ended", "ended": _last_written(folder)}
-    return row | nothing_served | end_values
 
 
 def configured_adapters(config: JsonObject) -> list[dict[str, str]]:

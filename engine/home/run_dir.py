@@ -435,19 +435,19 @@ class RunDir:
         steps = self.checkpoint_steps()
         return self.checkpoint(steps[-1]) if steps else None
 
-    def resolve_checkpoint(self, which: str = "") -> Path | None:
-        """The folder of the checkpoint that `which` names; None where there is no complete
-        checkpoint of that name.
+    def resolve_checkpoint(self, name: str = "") -> Path | None:
+        """The folder of the checkpoint `name`; None where there is no complete checkpoint of that
+        name.
 
         Args:
-            which: "" for the latest checkpoint, "best" for the best one, "step20" or "step_000020"
+            name: "" for the latest checkpoint, "best" for the best one, "step20" or "step_000020"
                 for that of step 20.
         """
-        if not which:
+        if not name:
             return self.latest_checkpoint()
-        if which == "best":
+        if name == "best":
             return self._best_checkpoint()
-        match = _STEP_NAME.fullmatch(which)
+        match = _STEP_NAME.fullmatch(name)
         if match is None:
             return None
         folder = self.checkpoint(int(match.group(1)))
@@ -474,6 +474,7 @@ class RunDir:
                 name = self.best.read_text("utf-8").strip()
         except OSError:
             return None
+        # A damaged `best` may hold anything, "best" too, which would lead back here.
         return self.resolve_checkpoint(name) if _STEP_NAME.fullmatch(name) else None
 
 

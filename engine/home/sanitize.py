@@ -80,8 +80,9 @@ def clip(text: str, limit: int) -> str:
         return text
     cut_note = f" … [{len(text) - limit} characters cut] … "
     kept_chars = max(limit - len(cut_note), 2)
-    head = (kept_chars * 2 + 2) // 3  # of them two thirds from the beginning, the rest from the end
-    return text[:head] + cut_note + text[len(text) - (kept_chars - head) :]
+    head_chars = (kept_chars * 2 + 2) // 3  # two thirds, rounded up
+    tail_chars = kept_chars - head_chars
+    return text[:head_chars] + cut_note + text[len(text) - tail_chars :]
 
 
 def one_line(text: str, limit: int) -> str:

@@ -53,15 +53,13 @@ class EnvTable(Connection):
         any, all whose id begins with `ref`.
         """
         newest_first = "ORDER BY pushed DESC, rowid DESC"
-        for condition, value in (("env_id = ?", ref), ("name = ?", ref)):
-            versions = self._envs(f"WHERE {condition} {newest_first}", (value,))
+        for column in ("env_id", "name"):
+            versions = self._envs(f"WHERE {column} = ? {newest_first}", (ref,))
             if versions:
                 return versions
-        return (
-            self._envs(f"WHERE substr(env_id, 1, ?) = ? {newest_first}", (len(ref), ref))
-            if ref
-            else []
-        )
+        if not ref:  # every id begins with ""
+            return []
+        return self._envs(f"WHERE substr(env_id, 1, ?) = ? {newest_first}", (len(ref), ref))
 
     def list_envs(self, limit: int = 1000, offset: int = 0) -> list[EnvRow]:
         """At most `limit` versions, the newest push first, without the first `offset` of them."""
@@ -103,7 +101,8 @@ class DeploymentTable(Connection):
             serve_base: whether the base model itself can be asked too.
             memory_bytes: what the deployment is expected to need on its device.
         """
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", base_name.rstrip("/").rsplit("/", 1)[-1]) or "base"
+        last_part = base_name.rstrip("/").rsplit("/", 1)[-1]
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"
         with self._write():
             number = self._db.execute("SELECT count(*) FROM deployments").fetchone()[0] + 1
             while self.home.deployment(f"{name}-{number}").path.exists():

@@ -47,7 +47,9 @@ def read_config(path: Path) -> UserConfig:
             values = tomllib.load(file)
     except FileNotFoundError:
         return UserConfig()
-    except (OSError, ValueError, RecursionError) as error:  # no TOML, no text, too many digits
+    # ValueError: not TOML, not UTF-8, or a number with too many digits; RecursionError: nested too
+    # deeply.
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             "SETTING_INVALID",
             f"{path} cannot be read: {error}",
@@ -71,31 +73,34 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
                 hint=f"Known keys: {', '.join(sorted(known_keys))}.",
                 field=name,
             )
-    # Every key that is no choice, no boolean and no list of names is a number. Here and below, a
-    # key that is missing is checked with a value that passes.
-    for name in known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS}:
-        value = values.get(name, 0.0)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value < 0:
-            raise _invalid_value_error(path, name, value, "a number that is 0 or more")
-        if name in values:
-            values[name] = float(value)
-    for name, choices in _CHOICES.items():
-        if values.get(name, "auto") not in choices:
-            raise _invalid_value_error(
-                path, name, values[name], " or ".join(f'"{c}"' for c in choices)
-            )
-    for name in _BOOLEANS:
-        if not isinstance(values.get(name, False), bool):
-            raise _invalid_value_error(path, name, values[name], "true or false")
-    for name in _NAME_LISTS:
-        value = values.get(name, [])
+    numbers = known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS}
+    # Only the first wrong value is reported: one of the numbers, if any of them is wrong.
+    ordered_names = [*numbers, *_CHOICES, *_BOOLEANS, *_NAME_LISTS]
+    checked = {name: _checked(path, name, values[name]) for name in ordered_names if name in values}
+    return UserConfig(**checked)
+
+
+def _checked(path: Path, name: str, value: Any) -> Any:
+    """The `value` of the key `name`, converted to the type of its field in UserConfig. Raises
+    UserError SETTING_INVALID if it is of another kind or out of range."""
+    if name in _CHOICES:
+        if value not in _CHOICES[name]:
+            expected = " or ".join(f'"{choice}"' for choice in _CHOICES[name])
+            raise _invalid_value_error(path, name, value, expected)
+        return value
+    if name in _BOOLEANS:
+        if not isinstance(value, bool):
+            raise _invalid_value_error(path, name, value, "true or false")
+        return value
+    if name in _NAME_LISTS:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise _invalid_value_error(
-                path, name, value, 'a list of names, as in ["JUDGE_API_KEY"]'
-            )
-        values[name] = tuple(value)
-    return UserConfig(**values)
+            expected = 'a list of names, as in ["JUDGE_API_KEY"]'
+            raise _invalid_value_error(path, name, value, expected)
+        return tuple(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0:
+        raise _invalid_value_error(path, name, value, "a number that is 0 or more")
+    return float(value)
 
 
 def _invalid_value_error(path: Path, name: str, value: Any, expected: str) -> UserError:

@@ -30,12 +30,12 @@ from engine.install import pip_index
 from envs.config.problem import EnvProblem
 from envs.config.settings import Limits
 from envs.host.pipe import Fault, Pipe
-from envs.isolation.packages import Order, packages_of
+from envs.isolation.packages import InstallOrder, packages_of
 from envs.isolation.sandbox import Reach, Sandbox
 
 FILE = "requirements.txt"
 BUILT = "built.json"
-POLL_S = 0.05  # seconds between two looks for the result
+POLL_S = 0.05  # seconds between two checks for the result
 BUILD_S = 3_600.0  # seconds that one installation may take
 # Of the sandbox that pip runs in.
 LIMITS = Limits(memory_mb=8192, processes=256, file_mb=8192, open_files=1024)
@@ -75,9 +75,8 @@ class Venv:
 
 
 def read_requirements(source: Path) -> list[Requirement]:
-    """The packages that requirements.txt of the environment in `source` names.
-
-    Those that do not apply to this machine, by their markers, are left out. [] without the file.
+    """The packages that requirements.txt of the environment in the folder `source` names, without
+    those whose markers exclude this machine. [] without the file.
 
     Raises UserError ENV_INVALID if the file is not UTF-8 text, or a line names no package; the
     message then has the line. Options, addresses and paths are not allowed.
@@ -99,11 +98,7 @@ def read_requirements(source: Path) -> list[Requirement]:
         if not line or line.startswith("#"):
             continue
         try:
-            if line.startswith("-"):
-                raise InvalidRequirement("options are not read here")
-            requirement = Requirement(line)
-            if requirement.url:
-                raise InvalidRequirement("addresses and paths are not installed from")
+            requirement = _parse_requirement(line)
         except InvalidRequirement as error:
             raise UserError(
                 "ENV_INVALID",
@@ -115,29 +110,41 @@ def read_requirements(source: Path) -> list[Requirement]:
     return requirements
 
 
+def _parse_requirement(line: str) -> Requirement:
+    """Parse one line of requirements.txt. Raises InvalidRequirement if it names no package, also
+    for what pip would take but is not allowed here: options, addresses and paths."""
+    if line.startswith("-"):
+        raise InvalidRequirement("options are not read here")
+    requirement = Requirement(line)
+    if requirement.url:
+        raise InvalidRequirement("addresses and paths are not installed from")
+    return requirement
+
+
 def missing(requirements: list[Requirement]) -> list[str]:
     """The requirements that this interpreter does not meet.
 
     For example ["sympy", "numpy>=2 (here is 1.26)"]: the first is not installed, the second is too
     old.
     """
-    absent = []
+    unmet = []
     for requirement in requirements:
         try:
             version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            absent.append(str(requirement))
+            unmet.append(str(requirement))
             continue
         # An installed pre-release counts.
         if not requirement.specifier.contains(version, prereleases=True):
-            absent.append(f"{requirement} (here is {version})")
-    return absent
+            unmet.append(f"{requirement} (here is {version})")
+    return unmet
 
 
 def venv_of(home: Home, requirements: list[Requirement]) -> Venv:
     """The virtual environment for these packages and this interpreter; it may not exist yet.
 
-    Its folder is named by a hash of both, so that equal requirements share one.
+    Its folder is named by a hash of the packages and the interpreter, so that environments with
+    equal requirements share one.
     """
     names = sorted(str(requirement) for requirement in requirements)
     key = json.dumps([names, sys.version_info[:3], sys.base_prefix])
@@ -148,24 +155,12 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
     """The interpreter of the virtual environment with `requirements`, which is built if missing.
 
     Raises UserError ENV_DEPS if pip failed (with its message), or, retryable, if the installation
-    is not finished after `patience_s` seconds. It goes on then, and a later call finds the result.
+    is not finished after `patience_s` seconds. It goes on then, and a later call gets the result.
     """
     venv = venv_of(home, requirements)
     if venv.is_ready():
         return venv.python
-    venv.folder.parent.mkdir(mode=0o700, exist_ok=True)
-    venv.folder.mkdir(mode=0o755, exist_ok=True)
-    venv.outcome.unlink(missing_ok=True)
-    (venv.folder / FILE).write_text("".join(f"{requirement}\n" for requirement in requirements))
-    with open(venv.log, "wb") as log:
-        builder = subprocess.Popen(
-            [sys.executable, "-P", "-m", "engine.install.env_packages", str(venv.folder)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd="/",
-            start_new_session=True,  # it must outlive this process
-        )
+    builder = _start_builder(venv, requirements)
     deadline = time.monotonic() + patience_s
     while not venv.outcome.exists():
         # Our builder ended without a result, and no other one is at work: it was killed.
@@ -191,6 +186,23 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
     )
 
 
+def _start_builder(venv: Venv, requirements: list[Requirement]) -> subprocess.Popen[bytes]:
+    """Start a process that runs `build` for `venv`. It outlives this one."""
+    venv.folder.parent.mkdir(mode=0o700, exist_ok=True)
+    venv.folder.mkdir(mode=0o755, exist_ok=True)
+    venv.outcome.unlink(missing_ok=True)
+    (venv.folder / FILE).write_text("".join(f"{requirement}\n" for requirement in requirements))
+    with open(venv.log, "wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "engine.install.env_packages", str(venv.folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            start_new_session=True,
+        )
+
+
 def build(folder: Path) -> None:
     """Build the virtual environment in `folder` and write the outcome; runs in its own process."""
     venv = Venv(folder)
@@ -205,9 +217,11 @@ def build(folder: Path) -> None:
         try:
             outcome["isolation"] = _install_in_box(home, venv, requirements)
             outcome["ok"] = True
+        # EnvProblem: the sandbox does not start; Fault: pip failed or took too long in it;
+        # UserError: there is no pip, or the config of the home is wrong.
         except (EnvProblem, Fault, UserError) as problem:
             texts = (str(problem), _pip_error(venv.log))
-            outcome["error"] = ": ".join(filter(None, texts))
+            outcome["error"] = ": ".join(text for text in texts if text)
             outcome["hint"] = getattr(problem, "hint", "")
         write_json(venv.outcome, outcome)
 
@@ -221,20 +235,29 @@ def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
     config = home.user_config()
     pip = _pip_path()
     index = pip_index.read(pip)
-    order = Order(
-        tuple(requirements),
-        str(venv.folder),
-        str(pip),
-        index.variables,
+    order = InstallOrder(
+        requirements=tuple(requirements),
+        target=str(venv.folder),
+        pip=str(pip),
+        variables=index.variables,
         source_builds=config.allow_source_builds,
     )
-    limits = replace(LIMITS, network=bool(index.ports))
-    reach = Reach((str(pip), *index.paths), (str(venv.folder),), index.ports)
-    sandbox = Sandbox(config.sandbox, config.allow_root, (str(home.root),))
-    interpreter = packages_of(sys.executable)
+    reach = Reach(
+        readable=(str(pip), *index.paths), writable=(str(venv.folder),), ports=index.ports
+    )
+    sandbox = Sandbox(config.sandbox, config.allow_root, hidden=(str(home.root),))
     # The sandbox asks for an environment's folder; pip needs none, so it gets an empty one.
     with tempfile.TemporaryDirectory() as empty_folder:
-        pipe = Pipe(Path(empty_folder), interpreter, limits, {}, venv.log, sandbox, order, reach)
+        pipe = Pipe(
+            source=Path(empty_folder),
+            packages=packages_of(sys.executable),
+            limits=replace(LIMITS, network=bool(index.ports)),
+            secrets={},
+            log=venv.log,
+            sandbox=sandbox,
+            install=order,
+            reach=reach,
+        )
         try:
             isolation, _ = pipe.greet(BUILD_S)
         finally:
@@ -276,26 +299,26 @@ def _take_ownership(folder: Path) -> None:
 
     Special files are removed, and links that lead out of the folder, unless to this Python.
     """
-    user_and_group = (os.geteuid(), os.getegid())
-    base = Path(sys.base_prefix).resolve()
+    uid, gid = os.geteuid(), os.getegid()
+    python_folder = Path(sys.base_prefix).resolve()
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(parent, name)
-            if path.is_symlink():
-                target = path.resolve()
-                if not target.is_relative_to(folder.resolve()) and not target.is_relative_to(base):
-                    path.unlink()
-                else:
-                    os.lchown(path, *user_and_group)
-                continue
             mode = path.lstat().st_mode
-            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            if stat.S_ISLNK(mode):
+                target = path.resolve()
+                allowed_targets = (folder.resolve(), python_folder)
+                if any(target.is_relative_to(allowed) for allowed in allowed_targets):
+                    os.lchown(path, uid, gid)
+                else:
+                    path.unlink()
+            elif stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+                os.chown(path, uid, gid, follow_symlinks=False)
+                is_executable = stat.S_ISDIR(mode) or mode & 0o100
+                path.chmod(0o755 if is_executable else 0o644)
+            else:
                 path.unlink()
-                continue
-            os.chown(path, *user_and_group, follow_symlinks=False)
-            executable = stat.S_ISDIR(mode) or mode & 0o100
-            path.chmod(0o755 if executable else 0o644)
-    os.chown(folder, *user_and_group)
+    os.chown(folder, uid, gid)
     folder.chmod(0o755)
 
 
@@ -310,7 +333,8 @@ def _pip_error(log: Path) -> str:
 def _failure_of(venv: Venv) -> tuple[str, str]:
     """Why a virtual environment was not built, as (error, hint); the hint may be "".
 
-    They come from the outcome of the builder, or from pip's log if the builder left none.
+    Both come from the outcome that the builder wrote. If it wrote none, the error is what pip's log
+    ends with, and the hint is to push again.
     """
     with contextlib.suppress(OSError, ValueError, KeyError):
         outcome = json.loads(venv.outcome.read_text())

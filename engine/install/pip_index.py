@@ -66,32 +66,37 @@ def read(pip: Path) -> PipIndex:
     """
     options = _options(pip)
     # pip reads an option such as index-url from the variable PIP_INDEX_URL too.
-    variables = {f"PIP_{name.upper().replace('-', '_')}": text for name, text in options.items()}
-    environment = {
+    pip_variables = {
+        f"PIP_{name.upper().replace('-', '_')}": text for name, text in options.items()
+    }
+    network_variables = {
         name: os.environ[name] for name in _both_cases(_VARIABLES) if os.environ.get(name)
     }
-    # With no-index pip looks at find-links only, which may be folders.
-    index_is_off = _is_on(options.get("no-index", ""))
-    address_options = [
-        name for name in _ADDRESS_OPTIONS if name == "find-links" or not index_is_off
-    ]
-    addresses = " ".join(options.get(name, "") for name in address_options).split()
-    files = [options.get(name, "") for name in _FILE_OPTIONS] + [
-        environment.get("REQUESTS_CA_BUNDLE", "")
-    ]
-    paths = filter(None, [*map(_local_path, addresses), *files])  # without the empty ones
+    addresses = _addresses(options)
+    paths = [_local_path(address) for address in addresses]
+    paths += [options.get(name, "") for name in _FILE_OPTIONS]
+    paths.append(network_variables.get("REQUESTS_CA_BUNDLE", ""))
     ports = {_port(address) for address in addresses if not _local_path(address)}
-    if not index_is_off and not options.get("index-url"):
+    if not _is_on(options.get("no-index", "")) and not options.get("index-url"):
         ports.add(_DEFAULT_PORT)
     if ports:  # a proxy counts only where an index is on the network
-        proxies = [
-            options.get("proxy", ""),
-            *(environment.get(name, "") for name in _both_cases(_PROXY_VARIABLES)),
-        ]
+        proxies = [options.get("proxy", "")]
+        proxies += [network_variables.get(name, "") for name in _both_cases(_PROXY_VARIABLES)]
         ports |= {_port(proxy) for proxy in proxies if proxy}
     return PipIndex(
-        variables | environment, tuple(map(os.path.abspath, paths)), tuple(sorted(ports))
+        variables=pip_variables | network_variables,
+        paths=tuple(os.path.abspath(path) for path in paths if path),
+        ports=tuple(sorted(ports)),
     )
+
+
+def _addresses(options: dict[str, str]) -> list[str]:
+    """The addresses and folders that pip searches with these `options` (name -> value), without the
+    index that it takes by default."""
+    names = _ADDRESS_OPTIONS
+    if _is_on(options.get("no-index", "")):  # pip then ignores every index
+        names = ("find-links",)
+    return [address for name in names for address in options.get(name, "").split()]
 
 
 def _options(pip: Path) -> dict[str, str]:
@@ -123,8 +128,9 @@ def _options(pip: Path) -> dict[str, str]:
 
 
 def _both_cases(names: tuple[str, ...]) -> list[str]:
-    """Each name as given and in capitals, because programs read proxy variables in both forms."""
-    return [form for name in names for form in dict.fromkeys((name, name.upper()))]
+    """Each name as given and in capitals, because programs read proxy variables in both forms. A
+    name in capitals is there once."""
+    return [spelling for name in names for spelling in dict.fromkeys((name, name.upper()))]
 
 
 def _local_path(address: str) -> str:
@@ -147,11 +153,13 @@ def _is_on(text: str) -> bool:
 
 
 def _port(url: str) -> int:
-    """The TCP port of an address with or without a scheme; 443 if the address names none.
-
-    http:// without a port is 80.
-    """
-    with contextlib.suppress(ValueError):
+    """The TCP port of an address with or without a scheme. If it names none: 80 for http://, else
+    443. Also 443 if the address cannot be parsed."""
+    try:
         parts = urlsplit(url if _is_url(url) else f"//{url}")
-        return parts.port or (80 if parts.scheme == "http" else _DEFAULT_PORT)
-    return _DEFAULT_PORT
+        port = parts.port
+    except ValueError:
+        return _DEFAULT_PORT
+    if port:
+        return port
+    return 80 if parts.scheme == "http" else _DEFAULT_PORT

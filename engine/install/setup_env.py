@@ -17,7 +17,7 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
 from engine.install import venvs
-from engine.install.venvs import GB, Run, Say, loudly, silently
+from engine.install.venvs import GB, Run, Say, ignore_line, run_on_stderr
 
 # Free bytes that building the environment takes.
 NEEDED = {"cpu": 3 * GB, "gpu": 12 * GB}
@@ -49,7 +49,12 @@ def requirements(extra: str = "train") -> list[str]:
 
 
 def setup(
-    home: Home, *, again: bool = False, say: Say = silently, run: Run = loudly, proof: str = PROOF
+    home: Home,
+    *,
+    again: bool = False,
+    say: Say = ignore_line,
+    run: Run = run_on_stderr,
+    proof: str = PROOF,
 ) -> dict[str, object]:
     """Build the training environment unless a working one is there; returns `summary` and `python`.
 
@@ -79,10 +84,8 @@ def works(python: Path, proof: str = PROOF) -> bool:
 
 
 def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
-    """Build the training environment beside its final place, test it, and move it there.
-
-    Arguments, reply and errors are those of `setup`.
-    """
+    """Build the training environment beside its final place, test it, and move it there. `setup`
+    describes the arguments, the reply and the errors."""
     device = hardware.detect(home.root).device.kind
     venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
     packages = requirements()

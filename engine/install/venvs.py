@@ -23,12 +23,12 @@ Run = Callable[[Sequence[str]], None]
 Say = Callable[[str], None]
 
 
-def loudly(argv: Sequence[str]) -> None:
+def run_on_stderr(argv: Sequence[str]) -> None:
     """Run a command with its output on our stderr, because stdout may be a protocol."""
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
 
 
-def silently(line: str) -> None:
+def ignore_line(line: str) -> None:
     """Ignore the line: a `Say` for callers that want no report."""
 
 
@@ -86,9 +86,11 @@ def torch_backend(device: str) -> list[str]:
 
 
 def complaint(python: Path, proof: str, patience_s: float) -> str | None:
-    """Run the code `proof` with the interpreter `python`; returns None if that worked.
+    """Run the code `proof` with the interpreter `python`.
 
-    Otherwise the last line of its error, such as "ModuleNotFoundError: No module named 'torch'".
+    Returns None if that worked, else the last line of the error, such as "ModuleNotFoundError: No
+    module named 'torch'".
+
     Raises subprocess.TimeoutExpired after `patience_s` seconds.
     """
     process = subprocess.run(
@@ -102,4 +104,5 @@ def complaint(python: Path, proof: str, patience_s: float) -> str | None:
     )
     if process.returncode == 0:
         return None
-    return (process.stderr.strip().splitlines() or ["it said nothing"])[-1][:300]
+    error_lines = process.stderr.strip().splitlines() or ["it said nothing"]
+    return error_lines[-1][:300]

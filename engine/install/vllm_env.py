@@ -16,7 +16,7 @@ from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
 from engine.home.run_dir import Home
 from engine.install import venvs
-from engine.install.venvs import GB, Run, Say, loudly, silently
+from engine.install.venvs import GB, Run, Say, ignore_line, run_on_stderr
 
 OVERRIDE = "HONESMITH_VLLM_PYTHON"  # an interpreter with vLLM, in place of the home's own
 MARKER = "honesmith.json"
@@ -50,7 +50,7 @@ def find_python(home: Home) -> Path | None:
 
 
 def require_python(home: Home) -> Path:
-    """As `find_python`, but raises UserError NO_VLLM if vLLM is not set up."""
+    """The interpreter that runs vLLM. Raises UserError NO_VLLM if vLLM is not set up."""
     python = find_python(home)
     if python is None:
         raise UserError(
@@ -62,13 +62,23 @@ def require_python(home: Home) -> Path:
 
 
 def setup_vllm(
-    home: Home, *, again: bool = False, say: Say = silently, run: Run = loudly, proof: str = PROOF
+    home: Home,
+    *,
+    again: bool = False,
+    say: Say = ignore_line,
+    run: Run = run_on_stderr,
+    proof: str = PROOF,
 ) -> dict[str, object]:
     """Build vLLM's environment for this machine, unless it exists with the versions in PACKAGES.
 
-    Arguments and reply are those of `setup_env.setup`.
+    Args:
+        home: where it is built; it appears there complete or not at all.
+        again: build it anew in any case.
+        say: called with each line about what is going on.
+        run: runs a command; by default with its output on this process's stderr.
+        proof: code that the new environment must be able to run.
 
-    Raises UserError:
+    Returns `summary` and `python`. Raises UserError:
         DISK_FULL: too little space is free.
         RUN_STATE: another set-up is going on.
         NO_VLLM: the installation failed. An earlier environment stays as it was, and the next call
@@ -77,8 +87,7 @@ def setup_vllm(
     with venvs.alone(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
         device = hardware.detect(home.root).device.kind
         aside = venvs.aside(home.vllm_venv)
-        # Without `again` a half-built environment is continued.
-        if again:
+        if again:  # otherwise a half-built environment is continued
             shutil.rmtree(aside, ignore_errors=True)
         elif _is_complete(home.vllm_venv, device):
             say("vLLM is there; --again builds its environment anew.")
@@ -100,8 +109,8 @@ def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]]
     """The commands that install vLLM for `device`.
 
     Returns:
-        Commands that each install everything; the first that succeeds is enough. Then the command
-        that cleans up after it; [] if there is nothing to clean up.
+        installs: commands that each install everything; the first that succeeds is enough.
+        clean_up: the command to run after it; [] if there is nothing to clean up.
 
     Args:
         python: the interpreter of the environment to install into.
@@ -110,24 +119,26 @@ def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]]
     """
     packages = list(PACKAGES[device])
     pip = [str(python), "-m", "pip"]
-    ways = [[*pip, "install", "--disable-pip-version-check", "--no-input", *packages]]
+    by_pip = [*pip, "install", "--disable-pip-version-check", "--no-input", *packages]
+    installs = [by_pip]
     if uv:
-        torch = venvs.torch_backend(device)
-        ways.insert(0, [uv, "pip", "install", "--python", str(python), *torch, *packages])
+        torch_options = venvs.torch_backend(device)
+        by_uv = [uv, "pip", "install", "--python", str(python), *torch_options, *packages]
+        installs = [by_uv, by_pip]
     # On a CPU the packages in STRAYS come along as builds for CUDA, which fail.
     clean_up = [*pip, "uninstall", "--yes", *STRAYS] if device == "cpu" else []
-    return ways, clean_up
+    return installs, clean_up
 
 
 def _install(python: Path, device: str, run: Run, say: Say) -> None:
     """Install vLLM by the first command that succeeds. Raises UserError NO_VLLM if none does."""
-    ways, clean_up = commands(python, device, shutil.which("uv"))
-    for number, way in enumerate(ways, 1):
+    installs, clean_up = commands(python, device, shutil.which("uv"))
+    for number, install in enumerate(installs, 1):
         try:
-            run(way)
+            run(install)
             break
         except subprocess.CalledProcessError as error:
-            if number < len(ways):
+            if number < len(installs):  # the first of two, which is by uv
                 say("uv could not install it; trying pip.")
                 continue
             raise UserError(
@@ -170,12 +181,11 @@ def _is_complete(folder: Path, device: str = "") -> bool:
         built_for, packages = marker["device"], marker["packages"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    has_python = venvs.python_of(folder).is_file()
-    return (
-        has_python
-        and built_for == (device or built_for)
-        and packages == list(PACKAGES.get(built_for, ()))
-    )
+    if device and built_for != device:
+        return False
+    if not venvs.python_of(folder).is_file():
+        return False
+    return packages == list(PACKAGES.get(built_for, ()))
 
 
 def _reply(home: Home, what_happened: str) -> dict[str, object]:

@@ -31,7 +31,7 @@ BUILTIN: dict[str, Path] = {"pebble": Path(__file__).resolve().parents[1] / "peb
 
 # Runs that ended without a checkpoint: (home, the store's mark of the run).
 _ended_without_checkpoint: set[tuple[object, ...]] = set()
-_RUN_REFERENCE = re.compile(r"(?P<run>[A-Za-z0-9][\w.-]*)(?:@(?P<which>best|step\d+))?")
+_RUN_REFERENCE = re.compile(r"(?P<run>[A-Za-z0-9][\w.-]*)(?:@(?P<checkpoint>best|step\d+))?")
 _NAMED_STEPS = 6  # the newest checkpoints, in an error message
 GGUF = ".gguf"
 _PATH_BYTES, _NAME_BYTES = 4096, 250  # about what file systems take
@@ -130,16 +130,16 @@ def describe(home: Home, ref: str) -> Reply:
 def check_in_sight(home: Home, ref: str) -> None:
     """Refuse a path at which there is no usable model, always with the same message.
 
-    For callers who may not look around on this machine: a more exact message would tell them which
-    files exist. A reference that is not a path, such as a run id, is not checked here.
+    For callers who may not explore this machine: a more exact message would tell them which files
+    exist. A reference that is not a path, such as a run id, is not checked here.
 
     Raises UserError MODEL_NOT_FOUND.
     """
     ref = ref.strip()
-    # Not a path (a run or a built-in model), or one that `resolve_model` refuses without looking.
-    if not ("/" in ref or ref.startswith((".", "~"))) or not _can_be_a_path(ref):
+    is_path = "/" in ref or ref.startswith((".", "~"))  # else a run or a built-in model
+    if not is_path or not _can_be_a_path(ref):  # `resolve_model` refuses the latter at once
         return
-    is_id = hub.HUB_ID.fullmatch(ref) is not None
+    is_hub_id = hub.HUB_ID.fullmatch(ref) is not None
     try:
         # A GGUF file is only usable here if its owner has imported it before.
         folder = (
@@ -147,11 +147,13 @@ def check_in_sight(home: Home, ref: str) -> None:
         )
         if folder is not None:
             model_files.read_facts(folder)
-        is_usable = folder is not None or is_id
-    except (UserError, OSError, ValueError, RuntimeError):  # also a folder without read permission
+        is_usable = folder is not None or is_hub_id
+    # UserError: no folder, or no usable model in it. OSError: it may not be read. ValueError: a
+    # name or a file that cannot be decoded. RuntimeError: "~" of an unknown user.
+    except (UserError, OSError, ValueError, RuntimeError):
         is_usable = False
-        if is_id:
-            hub.look_up(home, ref)  # treat it as a hub id; raises if the hub has no such model
+        if is_hub_id:  # a folder of this name is unusable: the hub must have such a model
+            hub.look_up(home, ref)
     if not is_usable:
         hint = "Name a folder that holds a whole model."
         raise _not_found(f"no model is at {ref!r}", hint)
@@ -201,7 +203,16 @@ def usable_models(home: Home) -> list[UsableModel]:
 
 def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
     """The base model in the folder `path`. Raises UserError MODEL_UNSUPPORTED."""
-    return ModelRef(ref, kind, base_ref, path, None, None, "", model_files.read_facts(path))
+    return ModelRef(
+        ref,
+        kind,
+        base_ref,
+        base_path=path,
+        adapter=None,
+        adapter_facts=None,
+        run_id="",
+        facts=model_files.read_facts(path),
+    )
 
 
 def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
@@ -214,14 +225,16 @@ def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
     if match is None:
         return None
     run = home.run(match["run"])
-    return (run, match["which"] or "") if run.config.is_file() else None
+    if not run.config.is_file():
+        return None
+    return run, match["checkpoint"] or ""
 
 
-def _from_run(home: Home, ref: str, run: RunDir, which: str) -> ModelRef:
+def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelRef:
     """The model that a training run made: an adapter on its base model.
 
-    `which` is the checkpoint: "best", "stepN" or "" for the newest. Raises UserError as
-    `resolve_model` does.
+    `checkpoint_name` is "best", "stepN", or "" for the newest. Raises UserError as `resolve_model`
+    does.
     """
     config = _run_config(run)
     if not isinstance(config, TrainConfig):
@@ -229,14 +242,23 @@ def _from_run(home: Home, ref: str, run: RunDir, which: str) -> ModelRef:
             f"{run.id} is no training run, so it left no model",
             "Name the run that was evaluated, or a base model.",
         )
-    checkpoint = run.resolve_checkpoint(which)
+    checkpoint = run.resolve_checkpoint(checkpoint_name)
     if checkpoint is None:
-        raise _no_checkpoint(run, which)
+        raise _no_checkpoint(run, checkpoint_name)
     base_ref, base_path = _base_of(config, run)
     adapter = _adapter_facts(checkpoint)
     facts = model_files.read_facts(base_path)
     _check_adapter(checkpoint, adapter, facts)
-    return ModelRef(ref, "run", base_ref, base_path, checkpoint, adapter, run.id, facts)
+    return ModelRef(
+        ref,
+        "run",
+        base_ref,
+        base_path,
+        adapter=checkpoint,
+        adapter_facts=adapter,
+        run_id=run.id,
+        facts=facts,
+    )
 
 
 def _run_config(run: RunDir) -> RunConfig:
@@ -263,10 +285,10 @@ def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
     return base.ref, path
 
 
-def _no_checkpoint(run: RunDir, which: str) -> UserError:
-    """The error for a run that lacks the checkpoint `which`, with what to do instead.
+def _no_checkpoint(run: RunDir, checkpoint_name: str) -> UserError:
+    """The error for a run that lacks a checkpoint, with what to do instead.
 
-    `which` is "best", "stepN", or "" if the run has no checkpoint at all.
+    `checkpoint_name` is "best", "stepN", or "" if the run has no checkpoint at all.
     """
     steps = run.checkpoint_steps()
     if run.deleted.exists():
@@ -283,7 +305,7 @@ def _no_checkpoint(run: RunDir, which: str) -> UserError:
             ),
         )
     references = ", ".join(f"{run.id}@step{step}" for step in steps[-_NAMED_STEPS:])
-    return _not_found(f"{run.id} has no checkpoint {which}", f"It has {references}.")
+    return _not_found(f"{run.id} has no checkpoint {checkpoint_name}", f"It has {references}.")
 
 
 def _adapter_facts(checkpoint: Path) -> AdapterFacts:
@@ -300,9 +322,10 @@ def _adapter_facts(checkpoint: Path) -> AdapterFacts:
         raise _adapter_mismatch(f"{checkpoint} is no LoRA adapter in PEFT's format")
     # PEFT writes a single target as a text.
     names = [targets] if isinstance(targets, str) else [str(name) for name in targets]
-    projections = [name for name in PROJECTIONS if name in names]
     if "all-linear" in names:
         projections = list(PROJECTIONS)
+    else:
+        projections = [name for name in PROJECTIONS if name in names]
     if not projections:
         raise _adapter_mismatch(
             f"{checkpoint} adapts {', '.join(names)}, which are not trained here"
@@ -324,17 +347,18 @@ def _check_adapter(checkpoint: Path, adapter: AdapterFacts, facts: ModelFacts) -
         inputs, outputs = facts.projection(name)
         expected_shapes = {"lora_A": (adapter.rank, inputs), "lora_B": (outputs, adapter.rank)}
         for matrix, expected in expected_shapes.items():
-            shapes_found = [
+            stored_shapes = [
                 tensor.shape for key, tensor in tensors.items() if f".{name}.{matrix}." in key
             ]
-            if len(shapes_found) != facts.layers or any(
-                shape != expected for shape in shapes_found
-            ):
-                raise _adapter_mismatch(
-                    f"{checkpoint} does not fit its base: {facts.layers} {name}.{matrix} of "
-                    f"{list(expected)} expected, {len(shapes_found)} there"
-                    + (f", the first {list(shapes_found[0])}" if shapes_found else "")
-                )
+            if stored_shapes == [expected] * facts.layers:
+                continue
+            message = (
+                f"{checkpoint} does not fit its base: {facts.layers} {name}.{matrix} of "
+                f"{list(expected)} expected, {len(stored_shapes)} there"
+            )
+            if stored_shapes:
+                message += f", the first {list(stored_shapes[0])}"
+            raise _adapter_mismatch(message)
 
 
 def _adapter_mismatch(message: str) -> UserError:
@@ -348,11 +372,8 @@ def _can_be_a_path(ref: str) -> bool:
     """Whether path functions take `ref`: it is short enough for a path and has no NUL byte."""
     # Limits count bytes. Odd characters (surrogates) must not raise here.
     encoded = ref.encode("utf-8", "surrogatepass")
-    return (
-        b"\0" not in encoded
-        and len(encoded) < _PATH_BYTES
-        and max(map(len, encoded.split(b"/"))) < _NAME_BYTES
-    )
+    longest_name = max(len(name) for name in encoded.split(b"/"))
+    return b"\0" not in encoded and len(encoded) < _PATH_BYTES and longest_name < _NAME_BYTES
 
 
 def _local_folder(ref: str) -> Path | None:
@@ -422,22 +443,24 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
             with contextlib.suppress(FileNotFoundError):  # deleted since the listing
                 if entry.is_dir():
                     folders.append((entry.stat().st_mtime, entry.name))
-    mark_by_run = {}  # run id -> (run id, state, attempt, ended)
+    mark_by_run = {}  # run id -> its mark: (run id, state, attempt, ended)
     if home.db.is_file():
         with Store(home) as store:
             mark_by_run = {mark[0]: mark for mark in store.run_marks("train")}
     runs = []
     for _, name in sorted(folders, reverse=True):
         mark = mark_by_run.get(name)  # None for a folder without a row in the database
-        # With attempt and state, so that a run that is resumed is looked at again.
-        mark_of_home = (str(home.root), mark)
-        if mark is not None and mark_of_home in _ended_without_checkpoint:
+        # The mark has state and attempt, so a run that is resumed gets another key.
+        key = (str(home.root), mark)
+        if mark is not None and key in _ended_without_checkpoint:
             continue
         run = RunDir(home.runs / name)
         if run.checkpoint_steps():
             runs.append(run)
-        elif mark is not None and mark[1] in TERMINAL:  # its state
-            _ended_without_checkpoint.add(mark_of_home)
+        elif mark is not None:
+            _run_id, state, *_ = mark
+            if state in TERMINAL:
+                _ended_without_checkpoint.add(key)
     return runs
 
 

@@ -59,7 +59,8 @@ class TokenizedChat:
         if loss_on == "all":
             return [0, *[1] * (len(self.ids) - 1)] if self.ids else []
         mask = [0] * len(self.ids)
-        for start, end in self.turns[-1:] if loss_on == "last" else self.turns:
+        turns = self.turns[-1:] if loss_on == "last" else self.turns
+        for start, end in turns:
             mask[start:end] = [1] * (end - start)
         return mask
 
@@ -107,7 +108,7 @@ class ChatFormat:
             "add_generation_prompt": prompt,
             "enable_thinking": self.thinking,
         }
-        source = (self.tool_template if tools else "") or self.template
+        source = self.tool_template if tools and self.tool_template else self.template
         try:
             return chat_template.render(source, variables)
         except UserError:  # the template does not compile
@@ -142,11 +143,11 @@ class ChatFormat:
         Raises RewrittenHistory if the template changes the text of `before` once `replies` follow,
         else as `text` does.
         """
-        closed = self.text(before, tools, prompt=False)
-        opened = self.text([*before, *replies], tools, prompt=True)
-        if not opened.startswith(closed):
+        text_before = self.text(before, tools, prompt=False)
+        next_prompt = self.text([*before, *replies], tools, prompt=True)
+        if not next_prompt.startswith(text_before):
             raise RewrittenHistory(len(before) - 1)
-        return self.encode(opened[self._end_of_turn(closed) :])
+        return self.encode(next_prompt[self._end_of_turn(text_before) :])
 
     def conversation(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
@@ -163,7 +164,7 @@ class ChatFormat:
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            # The text up to the opening of this turn, and the text with the whole turn.
+            # The text up to the opening of this turn, and the text with the whole, closed turn.
             prompt = self.text(messages[:index], tools, prompt=True)
             closed = self.text(messages[: index + 1], tools, prompt=False)
             if not (prompt.startswith(encoded_text) and closed.startswith(prompt)):
@@ -179,8 +180,8 @@ class ChatFormat:
     def _end_of_turn(self, closed: str) -> int:
         """The position after the end token of the last turn in the text `closed`.
 
-        Templates may write a newline after that token, which does not belong to the turn. Without
-        such a token it is the end of the text.
+        Templates may write a newline after that token, which does not belong to the turn. In a text
+        without an end token the turn ends with the text.
         """
         ends = [closed.rfind(stop) + len(stop) for stop in self.stop_texts if stop in closed]
         return max(ends) if ends else len(closed)

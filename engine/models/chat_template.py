@@ -64,9 +64,8 @@ class _Namespace(jinja2.utils.Namespace):
         `self` is not in the signature, because a template may pass a keyword of that name. Raises
         SecurityError for an attribute that begins with an underscore.
         """
-        self = args[0]
-        rest = args[1:]
-        attributes = dict(*rest, **kwargs)
+        self, *mappings = args
+        attributes = dict(*mappings, **kwargs)
         for name in attributes:
             _check_attribute(name)
         jinja2.utils.Namespace.__init__(self, attributes)

@@ -1,4 +1,4 @@
-"""Models by hub id: found in a local cache, or fetched over HTTP into the home.
+"""Models by hub id: taken from a local cache, or fetched over HTTP into the home.
 
 A model is examined before it is downloaded: its small files and the headers of its weights (a few
 hundred kilobytes, by range requests) contain everything that the control side needs. The weights
@@ -66,7 +66,7 @@ _SMALL_FILES = (
 _SMALL_LIMIT = 64 << 20  # bytes; the largest tokenizers have about a third of it
 _FIRST_BYTES = 1 << 18  # enough for most headers, so that one request will do
 _PLAN = "download.json"
-_TRIES = 4  # to download a weight file
+_TRIES = 4  # times that a weight file is downloaded until the connection holds
 _PARTIAL_CONTENT, _RANGE_NOT_SATISFIABLE = 206, 416  # HTTP statuses
 
 Progress = Callable[[int, int], None]  # called with bytes downloaded so far, bytes in total
@@ -126,16 +126,17 @@ class _HubVersion:
 def cached(home: Home, repo: str) -> Path | None:
     """The snapshot folder of `repo` in a local cache; None if no cache has it.
 
-    A snapshot with all weights is preferred, first in the shared cache, then in the home's. If
-    there is none, it is the home's snapshot with only the headers of the weights so far.
+    A snapshot with all weights is preferred, first in the shared cache, then in the home's. Without
+    one it is the home's snapshot whose weights still have to be downloaded.
     """
     for root in (_shared_cache(), home.cache / "hub"):
         folder = _snapshot(root, repo)
         if folder is not None and is_complete(folder):
             return folder
     folder = _snapshot(home.cache / "hub", repo)
-    # Without a plan nobody could download the missing weights.
-    return folder if folder is not None and (folder / _PLAN).is_file() else None
+    if folder is None or not (folder / _PLAN).is_file():  # without a plan it stays incomplete
+        return None
+    return folder
 
 
 def cached_ids(home: Home) -> list[str]:
@@ -188,32 +189,35 @@ def ensure_weights(folder: Path, progress: Progress | None = None) -> None:
     Raises UserError MODEL_NOT_FOUND (retryable), MODEL_UNSUPPORTED on a wrong checksum, or
     DISK_FULL.
     """
-    plan = None if is_complete(folder) else _read_plan(folder)
-    if plan is None:
+    if is_complete(folder):
+        return
+    plan = _read_plan(folder)
+    if plan is None:  # another program's cache: nothing says where to download the rest
         return
     with _http_errors_as_refusals(plan.repo), open(folder / "download.lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second worker waits here and then finds the files
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second worker waits here; the files are there then
         with _client(plan.endpoint) as client:
-            _fetch_weights(client, folder, plan, progress or (lambda arrived, total: None))
+            _fetch_weights(client, folder, plan, progress)
 
 
 def _fetch_weights(
-    client: "httpx.Client", folder: Path, plan: DownloadPlan, progress: Progress
+    client: "httpx.Client", folder: Path, plan: DownloadPlan, progress: Progress | None
 ) -> None:
-    """Download each weight file of the plan that is not in `folder`; see `ensure_weights`."""
+    """Download each weight file of the plan that is not in `folder` yet.
+
+    `progress` is called with the bytes of all files so far and in total.
+    """
     total_bytes = sum(file.size for file in plan.weights)
     bytes_before = 0  # sizes of the earlier files of the plan
+
+    def report(file_bytes: int) -> None:
+        if progress is not None:
+            progress(bytes_before + file_bytes, total_bytes)
+
     for file in plan.weights:
         if not (folder / file.name).is_file():
             url = _file_url(plan.repo, plan.commit, file.name)
-            _download(
-                client,
-                url,
-                folder,
-                file,
-                # `start` as a default value: the lambda keeps the value of this round.
-                lambda size, start=bytes_before: progress(start + size, total_bytes),
-            )
+            _download(client, url, folder, file, report)
         bytes_before += file.size
 
 
@@ -265,10 +269,12 @@ def _snapshot(root: Path, repo: str) -> Path | None:
         commit = (folder / "refs" / "main").read_text("utf-8").strip()
     except OSError:
         commit = ""
-    if _COMMIT.fullmatch(commit) and (folder / "snapshots" / commit).is_dir():
-        return folder / "snapshots" / commit
-    snapshots = list((folder / "snapshots").glob("*")) if not commit else []
-    return snapshots[0] if len(snapshots) == 1 else None
+    if not commit:
+        snapshots = list((folder / "snapshots").glob("*"))
+        return snapshots[0] if len(snapshots) == 1 else None
+    # The pattern also keeps a damaged file from leading out of the folder.
+    snapshot = folder / "snapshots" / commit
+    return snapshot if _COMMIT.fullmatch(commit) and snapshot.is_dir() else None
 
 
 def _client(endpoint: str = "") -> "httpx.Client":
@@ -330,7 +336,7 @@ def _http_errors_as_refusals(repo: str) -> Iterator[None]:
 
 
 def _status_error(repo: str, status: int) -> UserError:
-    """The error for an HTTP status that means failure, with what to do about it."""
+    """The error MODEL_NOT_FOUND for an HTTP status that means failure, with what to do about it."""
     if status in (401, 403):
         return _not_found(
             f"{repo} does not exist or needs permission (HTTP {status})",
@@ -364,14 +370,12 @@ def _newest_version(client: "httpx.Client", repo: str) -> _HubVersion:
         ) from error
     if not _COMMIT.fullmatch(answer.sha):
         raise _not_found(f"the hub names no version of {repo}", "Check HF_ENDPOINT.")
-    files = {
-        file.rfilename: WeightFile(
-            name=file.rfilename,
-            size=file.size or 0,
-            sha256=(file.lfs and file.lfs.sha256) or "",  # only large files have a checksum
+    files = {}
+    for file in answer.siblings:
+        sha256 = file.lfs.sha256 if file.lfs is not None else None  # only of large files
+        files[file.rfilename] = WeightFile(
+            name=file.rfilename, size=file.size or 0, sha256=sha256 or ""
         )
-        for file in answer.siblings
-    }
     return _HubVersion(client, repo, answer.sha, files)
 
 
@@ -379,10 +383,10 @@ def _fetch_small(home: Home, remote: _HubVersion) -> Path:
     """Fetch the small files and the headers of the weights; returns the snapshot folder.
 
     It also writes the download plan, from which `ensure_weights` fetches the rest. `refs/main` is
-    written last: until then no look-up in the cache finds the folder. Raises UserError
+    written last, because it makes the folder a part of the cache. Raises UserError
     MODEL_UNSUPPORTED, or httpx.HTTPError.
     """
-    _refuse_other_kinds(remote)
+    _require_config(remote)
     root = _model_folder(home.cache / "hub", remote.repo)
     folder = root / "snapshots" / remote.commit
     folder.mkdir(parents=True, exist_ok=True)
@@ -407,17 +411,19 @@ def _fetch_small(home: Home, remote: _HubVersion) -> Path:
     return folder
 
 
-def _refuse_other_kinds(remote: _HubVersion) -> None:
+def _require_config(remote: _HubVersion) -> None:
     """Raise UserError MODEL_UNSUPPORTED for a repository without config.json.
 
-    Such a repository holds only an adapter, or a model of another library than transformers.
+    Such a repository holds only an adapter, or a model for a library other than transformers.
     """
     if "config.json" in remote.files:
         return
-    is_adapter = "adapter_config.json" in remote.files
+    if "adapter_config.json" in remote.files:
+        raise model_files.unsupported(
+            f"{remote.repo} is only a LoRA adapter", hint="Name the base model it was made for."
+        )
     raise model_files.unsupported(
-        f"{remote.repo} is {'only a LoRA adapter' if is_adapter else 'no transformers model'}",
-        "Name the base model it was made for." if is_adapter else "It has no config.json.",
+        f"{remote.repo} is no transformers model", hint="It has no config.json."
     )
 
 
@@ -460,10 +466,10 @@ def _fetch_header(remote: _HubVersion, name: str) -> bytes:
     One request is enough unless the header is longer than 256 KB.
     """
     first_bytes = _fetch_first_bytes(remote, name, _FIRST_BYTES)
-    length = 8 + model_files.header_length(first_bytes, name)
-    if len(first_bytes) < length:
-        first_bytes = _fetch_first_bytes(remote, name, length)
-    return first_bytes[:length]
+    wanted_bytes = 8 + model_files.header_length(first_bytes, name)
+    if len(first_bytes) < wanted_bytes:
+        first_bytes = _fetch_first_bytes(remote, name, wanted_bytes)
+    return first_bytes[:wanted_bytes]
 
 
 def _fetch_first_bytes(remote: _HubVersion, name: str, count: int) -> bytes:
@@ -503,7 +509,7 @@ def _download(
         try:
             _continue_part(client, url, part, report)
             break
-        except httpx.TransportError:
+        except httpx.TransportError:  # the connection broke
             if attempt == _TRIES:
                 raise
     fault = _download_fault(part, file)
@@ -524,15 +530,16 @@ def _continue_part(
     has arrived by then stays in `part`.
     """
     size = part.stat().st_size if part.is_file() else 0
-    # From the first missing byte on; the whole file if nothing is there.
-    headers = {"Range": f"bytes={size}-"} if size else {}
+    headers = {}
+    if size:
+        headers["Range"] = f"bytes={size}-"  # from the first missing byte on
     with client.stream("GET", url, headers=headers) as reply:
         # There is nothing after `size`: the file is complete.
         if reply.status_code == _RANGE_NOT_SATISFIABLE:
             return
         reply.raise_for_status()
-        if reply.status_code != _PARTIAL_CONTENT:
-            size = 0  # the whole file comes
+        if reply.status_code != _PARTIAL_CONTENT:  # the server sends the whole file
+            size = 0
         with open(part, "ab" if size else "wb") as file:
             for chunk in reply.iter_raw():
                 file.write(chunk)
@@ -545,7 +552,7 @@ def _continue_part(
 def _download_fault(part: Path, file: WeightFile) -> str:
     """What is wrong with the downloaded file `part`; "" if size and checksum are right.
 
-    If `file` has size 0 or the checksum "", it is unknown and not compared.
+    A size of 0 or a checksum of "" in `file` is unknown and not compared.
     """
     size = part.stat().st_size
     if file.size and size != file.size:

@@ -120,9 +120,9 @@ class Tensor:
     size: int
 
 
-def unsupported(what: str, hint: str) -> UserError:
-    """The error for a model that cannot be used here; `what` says why."""
-    return UserError("MODEL_UNSUPPORTED", what, hint=hint, field="model")
+def unsupported(reason: str, hint: str) -> UserError:
+    """The error for a model that cannot be used here, for `reason`."""
+    return UserError("MODEL_UNSUPPORTED", reason, hint=hint, field="model")
 
 
 def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[str, Tensor]:
@@ -143,16 +143,17 @@ def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[st
     try:
         header = json.loads(raw[_LENGTH_BYTES:data_start])
         # The entry "__metadata__" does not describe a tensor.
-        descriptions = {key: value for key, value in header.items() if key != "__metadata__"}
-        tensors = {key: _parse_tensor(value) for key, value in descriptions.items()}
-        data_bytes = max(
-            (int(value["data_offsets"][1]) for value in descriptions.values()), default=0
-        )
+        entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
+        tensors = {key: _parse_tensor(entry) for key, entry in entries.items()}
+        data_bytes = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+    # ValueError: no JSON, or a wrong number. KeyError: an entry lacks a key. TypeError: a value of
+    # another type. AttributeError: no JSON object. RecursionError: nested too deeply.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise unsupported(f"{name} has a header that cannot be read ({error})", hint) from error
-    if file_size is not None and file_size < data_start + data_bytes:
+    needed_bytes = data_start + data_bytes
+    if file_size is not None and file_size < needed_bytes:
         raise unsupported(
-            f"{name} is cut short: {file_size} of {data_start + data_bytes} bytes are there", hint
+            f"{name} is cut short: {file_size} of {needed_bytes} bytes are there", hint
         )
     return tensors
 
@@ -163,7 +164,9 @@ def header_length(raw: bytes, name: str) -> int:
     `raw` holds these bytes, `name` is the file's name for an error. Raises UserError
     MODEL_UNSUPPORTED if `raw` is too short or the length impossible.
     """
-    length = struct.unpack("<Q", raw[:_LENGTH_BYTES])[0] if len(raw) >= _LENGTH_BYTES else 0
+    length = 0  # an impossible one
+    if len(raw) >= _LENGTH_BYTES:
+        [length] = struct.unpack("<Q", raw[:_LENGTH_BYTES])  # little endian
     if not 2 <= length <= _MAX_HEADER:  # the shortest JSON object is {}
         raise unsupported(f"{name} is not a safetensors file", "Only safetensors weights are read.")
     return length
@@ -194,7 +197,10 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=256)
 def _read_header(path: Path, size: int, _mtime: int) -> dict[str, Tensor]:
-    """As `read_header`; the time of the last change is only part of the cache's key."""
+    """The tensors of the safetensors file of `size` bytes at `path`, by name.
+
+    The time of its last change is only part of the cache's key.
+    """
     with open_file(path) as file:
         length = file.read(_LENGTH_BYTES)
         raw = length + file.read(header_length(length, path.name))
@@ -210,7 +216,9 @@ def weight_files(folder: Path) -> list[str]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return shards(load_json(index), index.name)
-    if any((folder / ("model.safetensors" + suffix)).is_file() for suffix in ("", HEADER)):
+    file = folder / "model.safetensors"
+    header_file = folder / ("model.safetensors" + HEADER)
+    if file.is_file() or header_file.is_file():
         return ["model.safetensors"]
     pickles = [path.name for pattern in _PICKLES for path in folder.glob(pattern)]
     raise no_safetensors(str(folder), pickles)
@@ -222,9 +230,13 @@ def shards(index: JsonObject, name: str) -> list[str]:
     `name` is the name of the index file, for an error. Raises UserError MODEL_UNSUPPORTED if a
     file name could lead out of the folder, or if there are none.
     """
-    mapping = index.get("weight_map")
-    files = sorted(set(mapping.values())) if isinstance(mapping, dict) else []
-    if not files or any(not isinstance(file, str) or "/" in file or "\\" in file for file in files):
+    file_by_tensor = index.get("weight_map")
+    files = sorted(set(file_by_tensor.values())) if isinstance(file_by_tensor, dict) else []
+    # A file name with a slash could lead out of the folder.
+    are_names = all(
+        isinstance(file, str) and "/" not in file and "\\" not in file for file in files
+    )
+    if not files or not are_names:
         raise unsupported(f"{name} does not list weight files", "Fetch the model again.")
     return files
 
@@ -260,6 +272,8 @@ def load_json(path: Path) -> JsonObject:
             f"{path.parent} has no {path.name}",
             "Point `model` at a folder written by save_pretrained.",
         ) from error
+    # ValueError: no UTF-8 or no JSON. OSError: the file cannot be read. RecursionError: nested too
+    # deeply.
     except (ValueError, OSError, RecursionError) as error:
         raise unsupported(f"{path} cannot be read: {error}", "Fetch the file again.") from error
     if not isinstance(value, dict):
@@ -295,8 +309,8 @@ def check_text_files(folder: Path) -> str:
 def _stored_header(folder: Path, name: str) -> dict[str, Tensor]:
     """The tensors of a weight file, by name.
 
-    They are read from the file, or if it is not downloaded yet, from its header, which was fetched
-    alone. Raises UserError MODEL_UNSUPPORTED if neither is there.
+    They are read from the file, or, if only its header was fetched so far, from that. Raises
+    UserError MODEL_UNSUPPORTED if neither is there.
     """
     if (folder / name).is_file():
         return read_header(folder / name)
@@ -323,8 +337,8 @@ def check_config(config: JsonObject, where: str) -> None:
         )
     architecture = _architecture(config)
     if architecture not in ARCHITECTURES:
-        architecture_found = architecture or config.get("model_type") or "none named in config.json"
-        raise unsupported(f"{where} has the architecture {architecture_found}", _SUPPORTED_HINT)
+        shown_name = architecture or config.get("model_type") or "none named in config.json"
+        raise unsupported(f"{where} has the architecture {shown_name}", _SUPPORTED_HINT)
 
 
 def _architecture(config: JsonObject) -> str:
@@ -363,8 +377,8 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
 def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
     """The positive integer at `key` of config.json, or `default` if the key is missing.
 
-    A `default` of 0 means that the key must be there. Raises UserError MODEL_UNSUPPORTED if it is
-    missing then, or for any other value.
+    With a `default` of 0 the key must be there. Raises UserError MODEL_UNSUPPORTED if it is not, or
+    if its value is no positive integer.
     """
     value = config.get(key)
     if value is None:
@@ -377,10 +391,13 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
 def _is_tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
     """Whether the output layer shares the embedding's weights.
 
-    config.json says so; if it does not, they are shared unless an output layer is stored.
+    `tie_word_embeddings` in config.json decides. Without it the weights are shared unless the files
+    hold an output layer.
     """
     tied = config.get("tie_word_embeddings")
-    return tied if isinstance(tied, bool) else "lm_head.weight" not in tensors
+    if isinstance(tied, bool):
+        return tied
+    return "lm_head.weight" not in tensors
 
 
 def _count_params(config: JsonObject, tensors: dict[str, Tensor]) -> int:
@@ -404,13 +421,13 @@ def _main_dtype(tensors: dict[str, Tensor]) -> str:
     bytes_by_dtype: dict[str, int] = {}
     for tensor in tensors.values():
         bytes_by_dtype[tensor.dtype] = bytes_by_dtype.get(tensor.dtype, 0) + tensor.size
-    most_frequent = max(bytes_by_dtype, key=lambda dtype: bytes_by_dtype[dtype], default="")
-    if most_frequent not in _DTYPE_NAMES:
+    main_dtype = max(bytes_by_dtype, key=lambda dtype: bytes_by_dtype[dtype], default="")
+    if main_dtype not in _DTYPE_NAMES:
         raise unsupported(
-            f"the weights are stored as {most_frequent or 'nothing'}",
+            f"the weights are stored as {main_dtype or 'nothing'}",
             "Use the unquantized weights (float32, bfloat16 or float16).",
         )
-    return _DTYPE_NAMES[most_frequent]
+    return _DTYPE_NAMES[main_dtype]
 
 
 def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
@@ -463,13 +480,12 @@ def _chat_templates(folder: Path) -> dict[str, str]:
     for name in ("chat_template.json", "tokenizer_config.json"):
         if not (folder / name).is_file():
             continue
-        stored = load_json(folder / name).get("chat_template")
-        if isinstance(stored, list):  # several templates, each an object with a name
-            stored = {
-                item.get("name"): item.get("template") for item in stored if isinstance(item, dict)
-            }
-        elif isinstance(stored, str):
-            stored = {"default": stored}
-        if isinstance(stored, dict) and stored.get("default"):
-            return {str(key): text for key, text in stored.items() if isinstance(text, str)}
+        templates = load_json(folder / name).get("chat_template")
+        if isinstance(templates, str):
+            templates = {"default": templates}
+        elif isinstance(templates, list):  # several, each an object with a name
+            objects = [item for item in templates if isinstance(item, dict)]
+            templates = {item.get("name"): item.get("template") for item in objects}
+        if isinstance(templates, dict) and templates.get("default"):
+            return {str(key): text for key, text in templates.items() if isinstance(text, str)}
     return {}

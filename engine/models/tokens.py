@@ -85,13 +85,19 @@ class ChatTokenizer:
         First the eos token of the tokenizer; then the tokens in `eos_token_id` (a number or a list)
         of config.json and generation_config.json.
         """
-        texts = [self.special["eos_token"]] if self.special.get("eos_token") else []
+        texts = []
+        if self.special.get("eos_token"):
+            texts.append(self.special["eos_token"])
         for name in ("config.json", "generation_config.json"):
             path = self.folder / name
-            token_ids = model_files.load_json(path).get("eos_token_id") if path.is_file() else None
-            for token_id in token_ids if isinstance(token_ids, list) else [token_ids]:
+            if not path.is_file():
+                continue
+            token_ids = model_files.load_json(path).get("eos_token_id")
+            if not isinstance(token_ids, list):
+                token_ids = [token_ids]
+            for token_id in token_ids:
                 text = self.backend.id_to_token(token_id) if isinstance(token_id, int) else None
-                if text:
+                if text:  # the tokenizer has a token of this id
                     texts.append(text)
         return list(dict.fromkeys(texts))
 

@@ -32,10 +32,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Asker:
-    """Who starts deployments, and how many of theirs may live at once (`most`; 0: no limit)."""
+    """Who starts deployments, and how many of theirs may live at once (0: no limit)."""
 
     name: str = ""
-    most: int = 0
+    max_living: int = 0
 
 
 ANYBODY = Asker()
@@ -75,15 +75,14 @@ def living(home: Home) -> list[DeploymentRow]:
 
 def served(home: Home, row: DeploymentRow) -> list[str]:
     """The model names that a deployment answers to, or will answer to once it has started."""
+    folder = home.deployment(row.deployment_id)
     try:
-        return [str(name) for name in read_json(home.deployment(row.deployment_id).ready)["models"]]
+        return [str(name) for name in read_json(folder.ready)["models"]]
     except (OSError, ValueError, KeyError, TypeError):
         # It is not ready. Adapters that it is started with are in its config, not yet in its row.
-        adapters = [
-            *row.adapters,
-            *configured_adapters(config_of(home.deployment(row.deployment_id))),
-        ]
-        return [row.base_name, *dict.fromkeys(adapter["name"] for adapter in adapters)]
+        adapters = [*row.adapters, *configured_adapters(config_of(folder))]
+        unique_names = dict.fromkeys(adapter["name"] for adapter in adapters)
+        return [row.base_name, *unique_names]
 
 
 def config_of(folder: DeployDir) -> Json:
@@ -96,23 +95,24 @@ def check_quota(home: Home, asker: Asker) -> None:
 
     The caller must hold the lock for starting deployments, so that none starts meanwhile.
     """
-    if not asker.most:
+    if not asker.max_living:
         return
-    theirs = [
+    rows_of_asker = [
         row
         for row in living(home)
         if config_of(home.deployment(row.deployment_id)).get("asker") == asker.name
     ]
-    if len(theirs) < asker.most:
+    if len(rows_of_asker) < asker.max_living:
         return
-    ids = ", ".join(row.deployment_id for row in theirs)
+    ids = ", ".join(row.deployment_id for row in rows_of_asker)
     raise UserError(
         "QUOTA",
-        f"the key {asker.name} has {len(theirs)} deployments ({ids}) and may have {asker.most}",
+        f"the key {asker.name} has {len(rows_of_asker)} deployments ({ids}) and may have "
+        f"{asker.max_living}",
         hint=Hint(
             "Idle ones end by themselves. To end the oldest now, before calling again:",
             # The list is newest first, so the last one is the oldest.
-            Call("deploy", {"run_id": theirs[-1].deployment_id, "action": "stop"}),
+            Call("deploy", {"run_id": rows_of_asker[-1].deployment_id, "action": "stop"}),
         ),
         retryable=True,
     )
@@ -144,10 +144,11 @@ def failure_message(folder: DeployDir) -> str:
 def request(
     folder: DeployDir, method: str, path: str, body: Json | None = None, timeout_s: float = 5.0
 ) -> tuple[int, Json]:
-    """Send one request to a deployment; returns the HTTP status and the JSON object in the reply.
+    """Send one request to a deployment.
 
-    The second is {} if the reply holds no JSON object. `body` is sent as JSON; None sends no body.
-    Raises Unreachable if the process is not ready or does not answer within `timeout_s`.
+    Returns the HTTP status and the JSON object in the reply, {} if it holds none. `body` is sent as
+    JSON; None sends no body. Raises Unreachable if the process is not ready, does not answer within
+    `timeout_s`, or answers something that is not JSON.
     """
     # Imported late: it costs the supervisor 30 ms, and most runs have no deployment to stop.
     import http.client  # noqa: PLC0415
@@ -186,8 +187,8 @@ def stop(home: Home, row: DeploymentRow, why: str) -> None:
     with contextlib.suppress(Unreachable):
         request(folder, "POST", "/admin/stop", {})
     if not wait_until_ended(folder, STOP_S):
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            _signal(folder, number)
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            _signal(folder, signal_number)
             if wait_until_ended(folder, STOP_S):
                 break
     with Store(home) as store:
@@ -224,12 +225,11 @@ def _fits(run: RunDir, device_id: str) -> bool:
     from engine.core import hardware  # noqa: PLC0415
 
     machine = hardware.detect(run.home.root)
-    device = next(
-        (candidate for candidate in machine.devices if candidate.id == device_id), machine.device
-    )
+    devices_by_id = {device.id: device for device in machine.devices}
+    device = devices_by_id.get(device_id, machine.device)
     config = run.find_config()  # None if damaged: the trainer reports that, not we
-    needed = (config.peak_memory if config else None) or device.memory_total / 2
-    return _HEADROOM_FACTOR * needed <= device.memory_free
+    needed_bytes = (config.peak_memory if config else None) or device.memory_total / 2
+    return _HEADROOM_FACTOR * needed_bytes <= device.memory_free
 
 
 def wait_until_ended(folder: DeployDir, wait_s: float = STOP_S) -> bool:
@@ -242,10 +242,11 @@ def wait_until_ended(folder: DeployDir, wait_s: float = STOP_S) -> bool:
     return True
 
 
-def _signal(folder: DeployDir, number: int) -> None:
-    """Send the signal `number` to the process group of a deployment, if its process lives."""
+def _signal(folder: DeployDir, signal_number: int) -> None:
+    """Send a signal to the process group of a deployment, if its process lives and its process id
+    is recorded."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         pid = int(read_json(folder.process)["pid"])
         # Once the process has ended, another one may have its id. 0 and 1 would be other groups.
         if is_alive(folder) and pid > 1:
-            os.killpg(pid, number)
+            os.killpg(pid, signal_number)

@@ -29,6 +29,8 @@ from engine.processes import outcome, programs
 
 LOCK_FD = "HONESMITH_LOCK_FD"  # the run's lock, inherited by the supervisor
 _CLAIM_S = 0.05  # seconds; a process that only tests the lock holds it for less
+# States of a run whose processes should live, or that waits to be queued again.
+_UNSETTLED = ("preparing", "running", "stopping", "interrupted")
 
 
 def is_alive(run: RunDir) -> bool:
@@ -76,7 +78,7 @@ def require_quantizer(home: Home, quantization: str) -> None:
     python = worker_python(home)
     if python == sys.executable:
         installed = importlib.util.find_spec("bitsandbytes") is not None
-    else:  # another interpreter: its folder is looked into, which is faster than running it
+    else:  # another interpreter: its folder is searched, which is faster than running it
         installed = any(Path(python).parent.parent.glob("lib/python*/site-packages/bitsandbytes"))
     if not installed:
         raise UserError(
@@ -170,34 +172,40 @@ def reap(home: Home) -> list[str]:
     stopping, or whose end was recorded, gets that end. In a home that cannot be written nothing is
     changed. Returns the ids of the runs that were settled.
     """
-    changed = []
+    settled_ids = []
     with Store(home) as store:
-        suspects = ("preparing", "running", "stopping", "interrupted")
-        for row in store.list_runs(limit=10_000, states=suspects):
-            run = home.run(row.run_id)
-            lock = _lock_of_dead(run)
-            if lock is None:
-                continue
-            try:
-                row = store.get_run(row.run_id)  # it may have ended while we looked
-                if row.state in suspects:
-                    _settle(store, run, row)
-                    changed.append(row.run_id)
-                    write_status(run, store.get_run(row.run_id))
-            except (OSError, UserError) as error:
-                # The caller only wants to read; a later call can settle the run.
-                if not _cannot_write(error):
-                    raise
-            finally:
-                os.close(lock)
-        waiting = bool(store.queue())
-    if waiting:
+        for row in store.list_runs(limit=10_000, states=_UNSETTLED):
+            if _settle_if_dead(store, home.run(row.run_id)):
+                settled_ids.append(row.run_id)
+        has_queued_runs = bool(store.queue())
+    if has_queued_runs:
         try:
             start_queued(home)
         except (OSError, UserError) as error:
             if not _cannot_write(error):
                 raise
-    return changed
+    return settled_ids
+
+
+def _settle_if_dead(store: Store, run: RunDir) -> bool:
+    """Settle a run if its supervisor and trainer died. Returns whether it was settled."""
+    lock = _lock_of_dead(run)
+    if lock is None:
+        return False
+    was_settled = False
+    try:
+        row = store.get_run(run.id)  # another process may have settled it before we had the lock
+        if row.state in _UNSETTLED:
+            _settle(store, run, row)
+            was_settled = True
+            write_status(run, store.get_run(run.id))
+    except (OSError, UserError) as error:
+        # The caller only wants to read; a later call can settle the run.
+        if not _cannot_write(error):
+            raise
+    finally:
+        os.close(lock)
+    return was_settled
 
 
 def _cannot_write(error: OSError | UserError) -> bool:
@@ -209,11 +217,8 @@ def _cannot_write(error: OSError | UserError) -> bool:
 
 
 def _lock_of_dead(run: RunDir) -> int | None:
-    """Take the lock of a run and return it; None if a living process holds it.
-
-    None also if the home cannot be written, where no lock can be taken. Raises OSError for other
-    faults.
-    """
+    """Take the lock of a run and return its descriptor. None if a living process holds it, or if
+    the home cannot be written, where no lock can be taken. Raises OSError for other faults."""
     try:
         return take_lock(run.lock)
     except FileNotFoundError:  # the run's folder was deleted by hand
@@ -226,7 +231,7 @@ def _lock_of_dead(run: RunDir) -> int | None:
 
 
 def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
-    """Take the lock of a queued run and add it to `locks` (run id -> lock).
+    """Take the lock of a queued run and add it to `locks` (run id -> descriptor of the lock).
 
     Returns False if the run cannot start here now, because secrets are missing or its last attempt
     is still ending.
@@ -257,9 +262,9 @@ def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
         failure = outcome.abandon(
             run,
             row,
-            "infra",
-            f"the supervisor could not be started: {error}",
-            outcome.resume_hint(run).after("Free memory, processes or disk."),
+            kind="infra",
+            reason=f"the supervisor could not be started: {error}",
+            hint=outcome.resume_hint(run).after("Free memory, processes or disk."),
         )
         outcome.apply(store, run, row, failure)
         write_status(run, store.get_run(row.run_id))
@@ -279,21 +284,28 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
     if recorded_end is not None and row.state != "interrupted":
         outcome.apply(store, run, row, recorded_end)
         return
-    elapsed = elapsed_of_dead(run)
+    elapsed_s = elapsed_of_dead(run)
     if row.state == "stopping":  # it was asked to end, and it has
         # There is no exit status, because nobody waited for it; -9 means killed by SIGKILL.
-        stopped_end = outcome.decide(run, row, status=-9, elapsed_s=elapsed)
+        stopped_end = outcome.decide(run, row, status=-9, elapsed_s=elapsed_s)
         outcome.apply(store, run, row, stopped_end)
         return
-    spent = row.spent_hours
     if row.state != "interrupted":
-        spent += elapsed / 3600
         store.set_state(
-            row.run_id, "interrupted", only_from={row.state}, spent_hours=spent, device=""
+            row.run_id,
+            "interrupted",
+            only_from={row.state},
+            spent_hours=row.spent_hours + elapsed_s / 3600,
+            device="",
         )
         outcome.note_event(
             run, "interrupted", "supervisor and trainer are gone", attempt=row.attempt
         )
+    _continue_interrupted(store, run, row)
+
+
+def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
+    """Queue an interrupted run again; after MAX_CONTINUATIONS times it fails instead."""
     if row.continuations >= outcome.MAX_CONTINUATIONS:
         store.set_state(
             row.run_id,

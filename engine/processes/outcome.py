@@ -22,11 +22,18 @@ EXIT_DONE = 0
 EXIT_FAILED = 3
 EXIT_STOPPED = 4
 MAX_CONTINUATIONS = 3  # how often an interrupted run is queued again by itself
-_LEAST_ROOM = 16_384  # bytes that a failure record, its event and a traceback need
+_MIN_FREE_BYTES = 16_384  # that a failure record, its event and a traceback need
 
 
-# State, reason kind, reason, hint and verdict of an attempt that ended.
-_End = tuple[str, str, str, Hint, str]
+@dataclass(frozen=True)
+class _End:
+    """How an attempt ended; the fields mean what they mean in `Outcome`."""
+
+    state: str
+    reason_kind: str
+    reason: str
+    hint: Hint
+    verdict: str = "unknown"
 
 
 @dataclass(frozen=True)
@@ -119,19 +126,19 @@ def decide(
         row: read after the trainer ended: if it is stopping, it says who asked for the end.
         status: exit status, or minus the number of the signal that ended the trainer.
         elapsed_s: seconds the attempt took.
-        memory_ran_out: the kernel ended processes for lack of memory meanwhile.
+        memory_ran_out: whether the kernel ended processes for lack of memory meanwhile.
     """
     killed_by = -status if status < 0 else None
-    state, kind, reason, hint, verdict = _end_of_attempt(run, row, status, memory_ran_out)
+    end = _end_of_attempt(run, row, status, memory_ran_out)
     return Outcome(
         attempt=row.attempt,
         rc=None if killed_by else status,
         signal=killed_by,
-        state=state,
-        reason_kind=kind,
-        reason=_redacted(run, reason),
-        hint=Hint(_redacted(run, hint.text), hint.call),
-        verdict=verdict,
+        state=end.state,
+        reason_kind=end.reason_kind,
+        reason=_redacted(run, end.reason),
+        hint=Hint(_redacted(run, end.hint.text), end.hint.call),
+        verdict=end.verdict,
         last_checkpoint=checkpoint_name(run),
         elapsed_s=round(elapsed_s, 3),
         time=time.time(),
@@ -209,13 +216,15 @@ def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
 
 
 def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool) -> _End:
-    """The end of an attempt: state, reason kind, reason, hint, verdict; arguments as `decide`."""
+    """How an attempt ended whose trainer left with `status`; for the arguments see `decide`."""
     if status == EXIT_DONE:
         return _done(run)
     if row.state == "stopping":
         return _stopped(run, row, status)
-    if status < 0 or status == EXIT_STOPPED:
-        return _killed(run, -status if status < 0 else int(signals.SIGTERM), memory_ran_out)
+    if status < 0:
+        return _killed(run, -status, memory_ran_out)
+    if status == EXIT_STOPPED:  # nobody told the run to stop: the SIGTERM came from outside
+        return _killed(run, int(signals.SIGTERM), memory_ran_out)
     failure = find_failure(run) if status == EXIT_FAILED else None
     if failure is None:
         return _failed_without_record(run, row, status)
@@ -223,8 +232,7 @@ def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool)
     hint = failure.hint or resume_hint(run)
     if kind == "internal" and hint.call is None:
         hint = Hint(hint.text, Call("read_logs", {"run_id": run.id, "view": "console"}))
-    reason = failure.message or FAILURE_KINDS[kind]
-    return "failed", kind, reason, hint, "unknown"
+    return _End("failed", kind, failure.message or FAILURE_KINDS[kind], hint)
 
 
 def _failed_without_record(run: RunDir, row: RunRow, status: int) -> _End:
@@ -233,25 +241,25 @@ def _failed_without_record(run: RunDir, row: RunRow, status: int) -> _End:
     The reason is a full disk, or else the last line that the trainer printed.
     """
     free_bytes = _free_bytes(run)
-    if free_bytes < _LEAST_ROOM:  # the trainer had no room for its failure record
+    if free_bytes < _MIN_FREE_BYTES:  # the trainer had no room for its failure record
         reason = f"the disk under {run.path} has no room: {free_bytes} bytes are left"
-        return "failed", "infra", reason, resume_hint(run).after("Free some space."), "unknown"
+        return _End("failed", "infra", reason, resume_hint(run).after("Free some space."))
     last_lines = read_tail(run.log(row.attempt), 2000).strip().splitlines()
-    last_words = f": {last_lines[-1][:300]}" if last_lines else ""
-    reason = f"the trainer ended with exit status {status}{last_words}"
+    last_line_text = f": {last_lines[-1][:300]}" if last_lines else ""
+    reason = f"the trainer ended with exit status {status}{last_line_text}"
     read_log = Call("read_logs", {"run_id": run.id, "view": "error"})
     hint = Hint("It can be resumed. What it wrote last:", read_log)
-    return "failed", "internal", reason, hint, "unknown"
+    return _End("failed", "internal", reason, hint)
 
 
 def _done(run: RunDir) -> _End:
     """The end of an attempt with exit status 0: done, or failed if its result cannot be read."""
     try:
-        result = read_json(run.result)
-        return "done", "", "", Hint(), str(result.get("verdict") or "unknown")
+        verdict = str(read_json(run.result).get("verdict") or "unknown")
+        return _End("done", reason_kind="", reason="", hint=Hint(), verdict=verdict)
     except (OSError, ValueError, AttributeError):  # missing, no JSON, or no object
         reason = "the trainer ended without writing a result"
-        return "failed", "internal", reason, resume_hint(run), "unknown"
+        return _End("failed", "internal", reason, resume_hint(run))
 
 
 def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
@@ -259,55 +267,55 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
 
     Failed if it was stopped for going over a cap of hours, else cancelled.
     """
-    reason, hint = row.reason, resume_hint(run)
+    reason = row.reason
     # A trainer is told to stop by SIGTERM, which ends it at once while it still imports.
     if status < 0 and -status != signals.SIGTERM:
-        how = f"it did not stop by itself and was ended by {_signal_name(-status)}"
-        reason = f"{reason}; {how}"
-    if row.reason_kind in ("budget", "timeout"):
-        cap = float(
-            f"{row.max_gpu_hours or DEFAULT_GPU_HOURS:g}"
-        )  # six digits, as a user would type it
-        resume_again = Call("submit_train", {"resume": run.id, "max_gpu_hours": cap})
-        hint = Hint("The new attempt gets a cap of its own.", resume_again)
-        return "failed", row.reason_kind, reason, hint, "unknown"
-    return "cancelled", "cancelled", reason, hint, "unknown"
+        reason += f"; it did not stop by itself and was ended by {_signal_name(-status)}"
+    if row.reason_kind not in ("budget", "timeout"):
+        return _End("cancelled", "cancelled", reason, resume_hint(run))
+    # Rounded to six digits, as a user would type it.
+    cap_hours = float(f"{row.max_gpu_hours or DEFAULT_GPU_HOURS:g}")
+    resume_again = Call("submit_train", {"resume": run.id, "max_gpu_hours": cap_hours})
+    hint = Hint("The new attempt gets a cap of its own.", resume_again)
+    return _End("failed", row.reason_kind, reason, hint)
 
 
-def _killed(run: RunDir, number: int, memory_ran_out: bool) -> _End:
-    """The end of an attempt whose trainer was killed from outside by the signal `number`.
+def _killed(run: RunDir, signal_number: int, memory_ran_out: bool) -> _End:
+    """The end of an attempt whose trainer was killed from outside by the signal `signal_number`.
 
     The reason says after which step, which checkpoint is left, and with `memory_ran_out` that the
     kernel was short of memory.
     """
     name = checkpoint_name(run)
-    last_metrics = last_line(run.metrics)
-    after_step = (
-        f" after step {last_metrics['step']}" if last_metrics and "step" in last_metrics else ""
-    )
+    last_metrics = last_line(run.metrics) or {}
+    after_step = f" after step {last_metrics['step']}" if "step" in last_metrics else ""
     progress = f"the last complete checkpoint is {name}" if name else "no checkpoint was complete"
-    signal_name = _signal_name(number)
-    reason = f"the trainer was killed by signal {number} ({signal_name}){after_step}; {progress}"
+    reason = (
+        f"the trainer was killed by signal {signal_number} ({_signal_name(signal_number)})"
+        f"{after_step}; {progress}"
+    )
     hint = resume_hint(run)
     if memory_ran_out:
         reason += "; the kernel ended processes for lack of memory at that time"
         hint = hint.after(
             "Free memory, or lower max_length, batch_size or group_size in a new run."
         )
-    return "failed", "killed", reason, hint, "unknown"
+    return _End("failed", "killed", reason, hint)
 
 
 def _free_bytes(run: RunDir) -> int:
     """Free bytes on the disk of the run; 0 if no inode is free, so that no file can be made.
 
-    _LEAST_ROOM if the disk cannot be asked: that counts as enough.
+    _MIN_FREE_BYTES, which is enough, if the disk cannot be asked.
     """
     try:
         disk = os.statvfs(run.path)
     except OSError:
-        return _LEAST_ROOM
-    # Some file systems count no inodes: they report 0 in all (f_files).
-    return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
+        return _MIN_FREE_BYTES
+    # `f_files` is 0 on file systems that have no fixed number of inodes.
+    if disk.f_files and not disk.f_favail:
+        return 0
+    return disk.f_bavail * disk.f_frsize
 
 
 def find_failure(run: RunDir) -> Failure | None:
@@ -331,9 +339,9 @@ def find_failure(run: RunDir) -> Failure | None:
     )
 
 
-def _signal_name(number: int) -> str:
+def _signal_name(signal_number: int) -> str:
     """The name of a signal, such as "SIGKILL"; "signal 99" if it has none."""
     try:
-        return signals.Signals(number).name
+        return signals.Signals(signal_number).name
     except ValueError:
-        return f"signal {number}"
+        return f"signal {signal_number}"

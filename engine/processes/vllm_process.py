@@ -36,9 +36,8 @@ KEEPER = (sys.executable, "-P", "-m", "engine.processes.vllm_process")
 START_S = 600.0  # importing vLLM takes 30 s on two idle cores and minutes on busy ones
 STOP_S = 5.0  # seconds that a server has to end after a signal
 POLL_S = 0.1  # seconds between two health checks
-_LOG_PREFIX = re.compile(
-    r"^(\([^)]*\) )?[A-Z]+ [^\]]*\] "
-)  # "(Worker pid=7) ERROR 01-01 [core.py:3] "
+# For example "(Worker pid=7) ERROR 01-01 [core.py:3] ".
+_LOG_PREFIX = re.compile(r"^(\([^)]*\) )?[A-Z]+ [^\]]*\] ")
 _HARMLESS_LEVEL = re.compile(r"(^|\) )(DEBUG|INFO|WARNING) ")  # levels that do not explain an end
 # The variables of this process that a server gets; no secret of an environment is among them.
 _PASSED_ON = (
@@ -127,20 +126,19 @@ def command(plan: Plan, address: Path) -> list[str]:
 
 
 def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables of the server: those of this process that it needs, and vLLM's own.
+    """The variables of the server's process: those of this process that it needs, and vLLM's own.
 
     Args:
         plan: how the server is to be run.
         key: the key that requests to the server must carry.
-        own_variables: the environment variables of this process.
+        own_variables: the variables of this process.
     """
-    result = {name: own_variables[name] for name in _PASSED_ON if name in own_variables}
-    result |= {
+    passed_on = {
         name: value
         for name, value in own_variables.items()
-        if name.startswith(("NVIDIA_", "NCCL_"))
+        if name in _PASSED_ON or name.startswith(("NVIDIA_", "NCCL_"))
     }
-    result |= {
+    result = passed_on | {
         "VLLM_API_KEY": key,
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_NO_USAGE_STATS": "1",
@@ -265,9 +263,10 @@ def last_words(log: Path) -> str:
     """The last line of a log that names an error, else its last line that is not empty."""
     lines = [line.strip() for line in read_tail(log, 20_000).splitlines() if line.strip()]
     error_lines = [line for line in lines if "rror: " in line and not _HARMLESS_LEVEL.search(line)]
-    for line in reversed(error_lines or lines):
-        return _LOG_PREFIX.sub("", line)[:300]
-    return f"nothing is in {log}"
+    if not lines:
+        return f"nothing is in {log}"
+    telling_line = (error_lines or lines)[-1]
+    return _LOG_PREFIX.sub("", telling_line)[:300]
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -300,14 +299,14 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
     """
     kernel.become_subreaper()  # processes that leave the group become children of this one
     # Only the pipe ends the keeper, so that it always tidies up.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
-    # A signal writes to `wakeup`, so `select` below also returns when the child ends.
+    for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signal_number, lambda *_: None)
+    # The end of the child is a signal too, which writes to `wakeup`: `select` below then returns.
     child_signal, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    status = 1
+    status = 1  # unless the server can be started
     try:
         child = subprocess.Popen(
             list(argv),
@@ -320,10 +319,10 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
         while child.poll() is None:
             readable = select.select([lifeline, child_signal], [], [])[0]
             if child_signal in readable:
-                os.read(child_signal, 4096)
+                os.read(child_signal, 4096)  # emptied, so that the next `select` waits again
             if lifeline in readable and not os.read(lifeline, 1):  # the other end is closed
                 break
-        status = child.poll() or 0
+        status = child.poll() or 0  # None: the server still runs
         _end(child)
     except OSError as error:
         sys.stderr.write(f"vLLM could not be started: {error}\n")
@@ -336,31 +335,40 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End the process group of the server.
 
-    It gets SIGTERM, which lets it remove its shared memory, then SIGKILL.
+    It gets SIGTERM, which lets it remove its shared memory, then SIGKILL. After each, up to STOP_S
+    seconds are waited for the server; a server that outlives both is left.
     """
-    for number, patience in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
-        if child.poll() is not None and number == signal.SIGTERM:
-            continue  # it ended; SIGKILL still goes to the rest of its group
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(patience)
+    if child.poll() is None:
+        _signal_group_and_wait(child, signal.SIGTERM)
+    # Also if the server has ended: the rest of its group may live.
+    _signal_group_and_wait(child, signal.SIGKILL)
+
+
+def _signal_group_and_wait(child: subprocess.Popen[bytes], signal_number: int) -> None:
+    """Send a signal to the process group of `child`; wait up to STOP_S seconds for `child`."""
+    # ProcessLookupError: the group is gone; PermissionError: its processes belong to others.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal_number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(STOP_S)
 
 
 def _end_adopted() -> None:
     """Kill processes that left the server's group: they have become children of this process."""
+    own_pid = os.getpid()
+    children_file = Path(f"/proc/{own_pid}/task/{own_pid}/children")
     deadline = time.monotonic() + STOP_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError):
-            pid = os.getpid()
-            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(OSError, ValueError):  # some kernels have no such file
+            for child in children_file.read_text().split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(child), signal.SIGKILL)
         try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.005)
-        except ChildProcessError:
+            ended_pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:  # no child is left
             return
+        if ended_pid == 0:  # all that are left still run
+            time.sleep(0.005)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,15 @@ class _Comparison:
     skipped: int
 
 
+@dataclass(frozen=True)
+class _Change:
+    """Both answers to one task; `score` is the score after minus the score before."""
+
+    before: EvaluationRow
+    after: EvaluationRow
+    score: float
+
+
 def changed_page(reading: Reading) -> ChangedPage:
     """A page of the tasks whose score differs between two evaluations, the largest change first.
 
@@ -95,37 +104,30 @@ def changed_page(reading: Reading) -> ChangedPage:
     to compare with, BAD_ARGUMENT also for an invalid `where`.
     """
     evaluations = _choose_evaluations(reading)
-    selected_keys = {_attempt_key(row) for row in matching(evaluations.after, reading.query.where)}
-    before_by_key = {_attempt_key(row): row for row in evaluations.before}
-    in_both = [row for row in evaluations.after if _attempt_key(row) in before_by_key]
-    pairs = [
-        (before_by_key[_attempt_key(row)], row)
-        for row in in_both
-        if _attempt_key(row) in selected_keys
-    ]
-    pairs = [pair for pair in pairs if _score_change(*pair)]  # without the unchanged ones
-    # The largest change first; equal ones in the order of their tasks.
-    pairs.sort(key=lambda pair: (-abs(_score_change(*pair)), _attempt_key(pair[1])))
-    better_count = sum(_score_change(*pair) > 0 for pair in pairs)
+    changes = _changes(evaluations, reading.query.where)
+    better_count = sum(change.score > 0 for change in changes)
+    answered_before = {_attempt_key(row) for row in evaluations.before}
+    answered_after = {_attempt_key(row) for row in evaluations.after}
+    task_count = len(answered_before & answered_after)
     before, after = evaluations.names
-    task_count = len({_attempt_key(row) for row in in_both})
     page = ChangedPage(
-        summary=f"{len(pairs)} of {task_count} tasks changed between {before} and {after}: "
-        f"{better_count} for the better, {len(pairs) - better_count} for the worse.",
+        summary=f"{len(changes)} of {task_count} tasks changed between {before} and {after}: "
+        f"{better_count} for the better, {len(changes) - better_count} for the worse.",
         run_id=reading.row.run_id,
         step=evaluations.step,
         before=before,
         after=after,
-        matching=len(pairs),
+        matching=len(changes),
         changed=[],
     )
     fitted = fit(
         reading,
-        [_changed_item(reading, *pair) for pair in reading.shown_part(pairs)],
-        len(pairs),
-        mark_of(evaluations.step),  # so that a run that goes on does not change the next page
-        lambda items: replace(page, changed=items),
-        with_shorter_texts,
+        [_changed_item(reading, change) for change in reading.shown_part(changes)],
+        total=len(changes),
+        # The step by its number, so that a run that goes on does not change the next page.
+        step_mark=mark_of(evaluations.step),
+        page_of=lambda items: replace(page, changed=items),
+        shorten=with_shorter_texts,
     )
     return replace(
         page,
@@ -133,6 +135,20 @@ def changed_page(reading: Reading) -> ChangedPage:
         warnings=fitted.warnings + skipped_lines(evaluations.skipped),
         next_cursor=fitted.next_cursor,
     )
+
+
+def _changes(evaluations: _Comparison, where: str) -> list[_Change]:
+    """The answers whose score differs between the two evaluations, the largest change first; equal
+    ones in the order of their tasks. `where` filters the answers of the second evaluation."""
+    before_by_key = {_attempt_key(row): row for row in evaluations.before}
+    changes = []
+    for after in matching(evaluations.after, where):
+        before = before_by_key.get(_attempt_key(after))
+        if before is not None:
+            score_change = _score_change(before, after)
+            if score_change:
+                changes.append(_Change(before, after, score_change))
+    return sorted(changes, key=lambda change: (-abs(change.score), _attempt_key(change.after)))
 
 
 def _choose_evaluations(reading: Reading) -> _Comparison:
@@ -153,14 +169,17 @@ def _choose_evaluations(reading: Reading) -> _Comparison:
             hint="Evaluate two models in one call, or pick worst.",
             field="pick",
         )
-    # `step` is the index of the requested model.
-    other_index = 0 if answers.step else 1
-    before, after = (
-        EvaluationRow.read_file(run.model_evals(i)) for i in (other_index, answers.step)
+    requested_index = answers.step
+    other_index = 1 if requested_index == 0 else 0
+    before = EvaluationRow.read_file(run.model_evals(other_index))
+    after = EvaluationRow.read_file(run.model_evals(requested_index))
+    return _Comparison(
+        before=before.records,
+        after=after.records,
+        names=(models[other_index], models[requested_index]),
+        step=requested_index,
+        skipped=before.skipped + after.skipped,
     )
-    names = (models[other_index], models[answers.step])
-    skipped = before.skipped + after.skipped
-    return _Comparison(before.records, after.records, names, answers.step, skipped)
 
 
 def _training_evaluations(reading: Reading) -> _Comparison:
@@ -171,23 +190,27 @@ def _training_evaluations(reading: Reading) -> _Comparison:
     evaluated yet, BAD_ARGUMENT for a step without an evaluation.
     """
     run, row = reading.run, reading.row
-    step = reading.start.step
-    steps = [number for number in run.eval_steps() if number > 0]
+    requested_step = reading.start.step
+    steps = [step for step in run.eval_steps() if step > 0]
     if not steps or 0 not in run.eval_steps():
         raise UserError(
             "NO_EVALUATION",
             f"{row.run_id} has no held-out evaluation after step 0 yet (it is {row.state})",
             hint=wait_hint(row.run_id, until="next_eval"),
         )
-    later_step = chosen_step(steps, step, "held-out answers") if step != -1 else result_step(run)
-    # None: the run has no verdict.
-    later_step = steps[-1] if later_step is None else later_step
-    before, after = (
-        EvaluationRow.read_file(run.evals(step_number)) for step_number in (0, later_step)
-    )
-    names = ("step 0", f"step {later_step}")
+    if requested_step == -1:
+        verdict_step = result_step(run)
+        later_step = steps[-1] if verdict_step is None else verdict_step
+    else:
+        later_step = chosen_step(steps, requested_step, "held-out answers")
+    before = EvaluationRow.read_file(run.evals(0))
+    after = EvaluationRow.read_file(run.evals(later_step))
     return _Comparison(
-        before.records, after.records, names, later_step, before.skipped + after.skipped
+        before=before.records,
+        after=after.records,
+        names=("step 0", f"step {later_step}"),
+        step=later_step,
+        skipped=before.skipped + after.skipped,
     )
 
 
@@ -211,22 +234,25 @@ def _score_change(before: EvaluationRow, after: EvaluationRow) -> float:
     return score(after) - score(before)
 
 
-def _changed_item(reading: Reading, old: EvaluationRow, new: EvaluationRow) -> ChangedItem:
-    """One changed task with both answers.
+def _changed_item(reading: Reading, change: _Change) -> ChangedItem:
+    """One changed task with both answers, as a page shows it.
 
     Each answer gets half of `max_chars`, the prompt a third, but never less than 40 characters.
     """
     query, redact = reading.query, reading.redact
     texts = Texts(max(query.max_chars // 2, _LEAST_CHARS), prompt=False, tokens=query.tokens)
-    before, after = (
-        # These are the same for both answers and are given once, in the ChangedItem.
-        replace(rollout_item(redact, row, texts), task=None, half=None, group=None, model=None)
-        for row in (old, new)
-    )
+
+    def answer_item(row: EvaluationRow) -> RolloutItem:
+        """One of the answers without what the ChangedItem gives once for both, or what the page
+        names."""
+        item = rollout_item(redact, row, texts)
+        return replace(item, task=None, half=None, group=None, model=None)
+
+    prompt = turns_of(redact, change.after.prompt)
     return ChangedItem(
-        task=clip(redact.text(new.task), _TASK_CHARS),
-        change=short(_score_change(old, new)),
-        prompt=within(turns_of(redact, new.prompt), max(query.max_chars // 3, _LEAST_CHARS)),
-        before=before,
-        after=after,
+        task=clip(redact.text(change.after.task), _TASK_CHARS),
+        change=short(change.score),
+        prompt=within(prompt, max(query.max_chars // 3, _LEAST_CHARS)),
+        before=answer_item(change.before),
+        after=answer_item(change.after),
     )

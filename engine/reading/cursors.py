@@ -32,11 +32,13 @@ def parse_cursor(text: str, view: str) -> Cursor:
 
     Raises UserError BAD_CURSOR for a cursor of another view and for any other text.
     """
-    parts = text.split(":")
-    older = parts[-1] == _OLDER
-    numbers = parts[1 : len(parts) - older]  # without the view and a final "older"
+    view_of_cursor, *numbers = text.split(":")
+    older = bool(numbers) and numbers[-1] == _OLDER
+    if older:
+        numbers.pop()
     has_attempt = view == "console"  # each attempt has its own console file
-    well_formed = parts[0] == view and len(numbers) == 1 + has_attempt
+    number_count = 2 if has_attempt else 1
+    well_formed = view_of_cursor == view and len(numbers) == number_count
     if not well_formed or not all(_is_number(number) for number in numbers):
         raise UserError(
             "BAD_CURSOR",
@@ -44,7 +46,8 @@ def parse_cursor(text: str, view: str) -> Cursor:
             hint="Pass next_cursor or older_cursor of the last page unchanged, or leave it out.",
             field="cursor",
         )
-    return Cursor(int(numbers[0]) if has_attempt else 0, int(numbers[-1]), older)
+    attempt = int(numbers[0]) if has_attempt else 0
+    return Cursor(attempt, offset=int(numbers[-1]), older=older)
 
 
 def _is_number(text: str) -> bool:

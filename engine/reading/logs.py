@@ -58,8 +58,7 @@ def read_logs(
         raise _bad("view", f"view {view!r} does not exist", f"Views: {', '.join(VIEWS)}.")
     if isinstance(limit, bool) or not 1 <= limit <= MOST_ROWS:
         raise _bad("limit", f"limit {limit} is not from 1 to {MOST_ROWS}", "Use limit=50.")
-    grep_matches = matcher(grep)
-    matches = grep_matches if grep else None  # None: no search
+    matches = matcher(grep) if grep else None  # None: no search
     with Store(home) as store:
         row = store.get_run(run_id)
     run = home.run(row.run_id)

@@ -96,34 +96,36 @@ def curves_page(
     Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """
     metrics = load_metrics(run.metrics)
-    available = metrics.columns
-    warnings: list[str] = []
     if matches is not None:
-        keys = [name for name in available if matches(name)]
-    shown_columns = (
-        _known_columns(keys, available) if keys else main_columns(available, _DEFAULT_KEYS)
-    )
-    if len(shown_columns) > _MOST_KEYS:
-        warnings.append(f"The first {_MOST_KEYS} of {len(shown_columns)} columns are shown.")
-        shown_columns = shown_columns[:_MOST_KEYS]
+        keys = [name for name in metrics.columns if matches(name)]
+    if keys:
+        selected_columns = _known_columns(keys, metrics.columns)
+    else:
+        selected_columns = main_columns(metrics.columns, _DEFAULT_KEYS)
+    shown_columns = selected_columns[:_MOST_KEYS]
+    warnings: list[str] = []
+    if len(selected_columns) > _MOST_KEYS:
+        warnings.append(f"The first {_MOST_KEYS} of {len(selected_columns)} columns are shown.")
     if metrics.sampled:
         warnings.append("The file is long: before its end, steps are a sample.")
     warnings += skipped_lines(metrics.skipped)
-    # How many held-out tasks these metrics are measured on; only asked for if one is shown.
-    heldout = choosing(run) if any(name.startswith("heldout_") for name in shown_columns) else None
+    heldout = None
+    if any(name.startswith("heldout_") for name in shown_columns):
+        heldout = choosing(run)
     lines = thin(metrics.lines, shown_columns, min(POINTS, limit))
     curves = {name: metrics.curve(name) for name in shown_columns}
-    hidden = [clean_text(name) for name in available if name not in shown_columns]
-    with_model = any("model" in line for line in lines)
+    hidden_columns = [clean_text(name) for name in metrics.columns if name not in shown_columns]
+    with_model = any("model" in line for line in lines)  # in an evaluation of several models
+    first_columns = ["step", "model"] if with_model else ["step"]
     page = CurvesPage(
         summary=_curve_sentence(row, metrics.lines, curves, len(lines), heldout),
         run_id=row.run_id,
         state=row.state,
         view="metrics",
-        columns=["step", *(["model"] if with_model else []), *map(clean_text, shown_columns)],
+        columns=first_columns + [clean_text(name) for name in shown_columns],
         rows=[_table_row(line, shown_columns, with_model) for line in lines],
         curves={clean_text(name): summary_of(points) for name, points in curves.items() if points},
-        available=hidden[:_MOST_AVAILABLE],
+        available=hidden_columns[:_MOST_AVAILABLE],
         steps_logged=len(metrics.lines),
         heldout=heldout,
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
@@ -153,21 +155,15 @@ def new_steps_page(
     readable = parse_lines([line.text for line in page.lines])
     lines = by_step(readable)
     warnings += skipped_lines(len(page.lines) - len(readable))
-    logged = list(dict.fromkeys(name for line in lines for name in line))
-    # The metrics that we know come first, in our order, then those of the environment.
-    available = [name for name in METRICS if name in logged]
-    available += [
-        name for name in logged if name not in METRICS and name not in ("step", "time", "model")
-    ]
     # Names are not checked: these few lines may lack a metric that is logged now and then.
-    shown_columns = list(keys[:_MOST_KEYS]) or main_columns(available, _DEFAULT_KEYS)
+    shown_columns = list(keys[:_MOST_KEYS]) or main_columns(_logged_metrics(lines), _DEFAULT_KEYS)
     has_more = page.end < complete_size(run.metrics) or row.state not in TERMINAL
     result = NewStepsPage(
         summary=f"{counted(len(lines), 'new step')} of {row.run_id}, which is {row.state}.",
         run_id=row.run_id,
         state=row.state,
         view="metrics",
-        columns=["step", *map(clean_text, shown_columns)],
+        columns=["step"] + [clean_text(name) for name in shown_columns],
         rows=[_table_row(line, shown_columns, with_model=False) for line in lines],
         next_cursor=f"metrics:{page.end}" if has_more else "",
         warnings=warnings,
@@ -180,6 +176,15 @@ def new_steps_page(
     return result
 
 
+def _logged_metrics(lines: Sequence[JsonObject]) -> list[str]:
+    """The names of the metrics in `lines`: first ours, in the order of METRICS, then those of the
+    environment, in the order in which they appear."""
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    not_of_env = {*METRICS, "step", "time", "model"}
+    ours = [name for name in METRICS if name in names]
+    return ours + [name for name in names if name not in not_of_env]
+
+
 def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
     """Return `keys` without duplicates.
 
@@ -188,7 +193,7 @@ def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
     """
     for key in keys:
         if key not in available and key not in METRICS:
-            similar = difflib.get_close_matches(key, available, 1)
+            similar = difflib.get_close_matches(key, available, n=1)
             guess = f" Did you mean {similar[0]}?" if similar else ""
             names = ", ".join(list(available)[:_LISTED_IN_ERROR]) or "none yet"
             raise UserError(
@@ -206,9 +211,13 @@ def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> li
     The cells are the step, the model (only with `with_model`), and the rounded value of each of
     `columns`; None for a metric that the line does not have.
     """
-    values = [number(line.get(name)) for name in columns]
-    cells: list[Cell] = [None if value is None else short(value) for value in values]
-    return [line["step"], *([clean_value(line.get("model"))] if with_model else []), *cells]
+    cells: list[Cell] = [line["step"]]
+    if with_model:
+        cells.append(clean_value(line.get("model")))
+    for name in columns:
+        value = number(line.get(name))
+        cells.append(None if value is None else short(value))
+    return cells
 
 
 def _curve_sentence(

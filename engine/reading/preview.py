@@ -16,9 +16,10 @@ from engine.reading.transcripts import Piece, pieces
 from engine.records.settings import SFTSettings
 from envs.json_types import TaskRow, ToolSchema
 
-_MOST_ROWS = 300  # that are searched for one that is cut
-_MOST_PIECES, _PIECE_CHARS = 8, 160  # of the text that is shown
-_LOST_CHARS, _TASK_CHARS = 200, 120
+_MAX_ROWS = 300  # that are searched for one that is cut
+_MAX_PIECES, _PIECE_CHARS = 8, 160  # of the text that is shown
+_LOST_CHARS = 200  # of the text after the cut
+_TASK_CHARS = 120  # of a task's id
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ def sft_row(
     """Preview one training row that has an answer: the first that is cut, or else the first of all.
 
     A row that is cut is preferred, because it shows a fault of the settings. Only the first 300
-    rows are looked at, and those that the chat template refuses are skipped. None if no row is
-    left.
+    rows are tried, without those that the chat template refuses. None if that leaves no row.
 
     Args:
         tools: tool schemas of the environment, for rows that have none of their own.
@@ -69,8 +69,8 @@ def sft_row(
     """
     tokenizer = tokens.load(model_folder)
     preview: RowPreview | None = None
-    answered = [row for row in rows if row["split"] == "train" and row.get("gold")]
-    for row in answered[:_MOST_ROWS]:
+    rows_with_answer = [row for row in rows if row["split"] == "train" and row.get("gold")]
+    for row in rows_with_answer[:_MAX_ROWS]:
         tools_of_row = (row.get("metadata") or {}).get("tools") or tools
         try:
             chat = tokenizer.format().conversation(row["gold"], tools_of_row)
@@ -85,13 +85,14 @@ def sft_row(
 
 
 def _preview(
-    task: str,
+    task_id: str,
     chat: TokenizedChat,
     settings: SFTSettings,
     tokenizer: tokens.ChatTokenizer,
     redact: Redactor,
 ) -> RowPreview:
-    """The preview of the row of `task`, whose tokens are `chat`, cut as the settings say."""
+    """The preview of the row of the task `task_id`, whose tokens are `chat`, cut after the
+    `max_length` tokens of the settings."""
     limit = settings.max_length
     ids = chat.ids[:limit]
     mask = chat.mask(settings.loss_on)[:limit]
@@ -100,10 +101,12 @@ def _preview(
     if lost_ids:
         lost = LostText(len(lost_ids), clip(redact.text(tokenizer.decode(lost_ids)), _LOST_CHARS))
     return RowPreview(
-        task=clip(redact.text(task), _TASK_CHARS),
+        task=clip(redact.text(task_id), _TASK_CHARS),
         tokens=len(ids),
         trained=sum(mask),
-        pieces=pieces(redact, ids, mask, tokenizer.decode, most=_MOST_PIECES, chars=_PIECE_CHARS),
+        pieces=pieces(
+            redact, ids, mask, tokenizer.decode, max_pieces=_MAX_PIECES, max_chars=_PIECE_CHARS
+        ),
         cut_at=limit if lost_ids else None,
         lost=lost,
     )

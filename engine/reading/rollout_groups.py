@@ -79,14 +79,21 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
     groups = sorted(
         rows_by_group.values(), key=lambda rows: (-reward_std(rows), _group_key(rows[0]))
     )
-    page = GroupsPage("", reading.row.run_id, source.step, source.what, len(groups), [])
+    page = GroupsPage(
+        summary="",  # written below, once it is known how many groups fit
+        run_id=reading.row.run_id,
+        step=source.step,
+        source=source.description,
+        matching=len(groups),
+        groups=[],
+    )
     fitted = fit(
         reading,
         [_group_item(reading, rows) for rows in reading.shown_part(groups)],
-        len(groups),
-        source.mark,
-        lambda items: replace(page, groups=items),
-        _shorten_group,
+        total=len(groups),
+        step_mark=source.mark,
+        page_of=lambda items: replace(page, groups=items),
+        shorten=_shorten_group,
     )
     uniform_count = sum(reward_std(rows) == 0.0 for rows in groups)
     return replace(
@@ -94,7 +101,7 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
         groups=fitted.items,
         warnings=fitted.warnings + source.warnings,
         next_cursor=fitted.next_cursor,
-        summary=f"{len(fitted.items)} of {len(groups)} groups among the {source.what} in "
+        summary=f"{len(fitted.items)} of {len(groups)} groups among the {source.description} in "
         f"{page.run_id}, the widest spread of rewards first; in {uniform_count} all rewards are "
         "equal.",
     )
@@ -128,7 +135,7 @@ def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
         reward_mean=short(math.fsum(rewards) / len(rewards)) if rewards else None,
         reward_std=short(reward_std(rows)),
         solved=sum(row.success is True for row in rows),
-        errors=sum(bool(row.error) for row in rows) or None,
+        errors=sum(bool(row.error) for row in rows) or None,  # None instead of 0
         prompt=within(turns_of(redact, first.prompt), max(max_chars // 3, _LEAST_PROMPT_CHARS)),
         members=[
             # These are the same for all members and are given once, in the GroupItem.
@@ -152,14 +159,15 @@ def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
             members = list(item.members)
             members[index] = replace(members[index], metrics=None)
             item = replace(item, members=members)
-    while len(item.members) > 1:
-        excess = chars_of(item) - chars
-        if excess <= 0:
-            break
+    while len(item.members) > 1 and chars_of(item) > chars:
+        excess_chars = chars_of(item) - chars
         count = len(item.members)
-        # The share of the members that takes up the excess, if all are equally long.
-        dropped = excess * count // json_chars(as_json(item.members))
-        dropped = max(1, min(count - 1, dropped))
-        left_out = (item.members_left_out or 0) + dropped
-        item = replace(item, members=item.members[: count - dropped], members_left_out=left_out)
+        # As many members as take up the excess, if all are equally long; at least one.
+        drop_count = excess_chars * count // json_chars(as_json(item.members))
+        drop_count = max(1, min(count - 1, drop_count))
+        item = replace(
+            item,
+            members=item.members[: count - drop_count],
+            members_left_out=(item.members_left_out or 0) + drop_count,
+        )
     return item

@@ -89,15 +89,12 @@ def start_of(query: RolloutQuery) -> Position:
     one that was changed.
     """
     if not query.cursor:
-        return Position(0, query.step, all_steps=False)
-    pick, *numbers = query.cursor.split(":")
-    all_steps = len(numbers) == 2 and numbers[0].startswith(_ALL_STEPS)
-    if all_steps:
-        numbers[0] = numbers[0].removeprefix(_ALL_STEPS)
+        return Position(skip=0, step=query.step, all_steps=False)
+    pick, _, step_and_skip = query.cursor.partition(":")
+    all_steps = step_and_skip.startswith(_ALL_STEPS)
+    numbers = step_and_skip.removeprefix(_ALL_STEPS).split(":")
     well_formed = len(numbers) == 2 and pick == query.pick
-    if not well_formed or not all(
-        n.isascii() and n.isdigit() and len(n) <= _MOST_DIGITS for n in numbers
-    ):
+    if not well_formed or not all(_is_number(number) for number in numbers):
         raise UserError(
             "BAD_CURSOR",
             f"cursor {query.cursor[:60]!r} was not made by pick={query.pick}",
@@ -107,6 +104,11 @@ def start_of(query: RolloutQuery) -> Position:
         )
     step, skip = numbers
     return Position(int(skip), int(step), all_steps)
+
+
+def _is_number(text: str) -> bool:
+    """Whether the text is a number from 0, in ASCII digits and not too long."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ def fit(
     total: int,
     step_mark: str,
     page_of: Callable[[list[T]], object],
-    squeeze: Callable[[T, int], T],
+    shorten: Callable[[T, int], T],
 ) -> Fitted[T]:
     """Keep as many of the items, from the first on, as a reply has room for.
 
@@ -168,21 +170,21 @@ def fit(
         total: number of all matching items, on all pages.
         step_mark: the step or steps that were read, as `mark_of` writes them into a cursor.
         page_of: builds the page with the given items, so that it can be measured.
-        squeeze: shortens an item to a number of characters of JSON.
+        shorten: shortens an item to a number of characters of JSON.
     """
-    kept_items = list(items)
+    shown_items = list(items)
     warnings: list[str] = []
-    room = BODY_CHARS - _SUMMARY_CHARS
-    while chars_of(page_of(kept_items)) > room and len(kept_items) > 1:
-        kept_items.pop()
-    if kept_items and chars_of(page_of(kept_items)) > room:
-        kept_items = [squeeze(kept_items[0], room - _CUT_CHARS)]
+    max_chars = BODY_CHARS - _SUMMARY_CHARS
+    while chars_of(page_of(shown_items)) > max_chars and len(shown_items) > 1:
+        shown_items.pop()
+    if shown_items and chars_of(page_of(shown_items)) > max_chars:
+        shown_items = [shorten(shown_items[0], max_chars - _CUT_CHARS)]
         warnings = ["One rollout alone was too long and is cut; see max_chars."]
-    next_skip = reading.start.skip + len(kept_items)
-    has_more = bool(kept_items) and next_skip < total
-    return Fitted(
-        kept_items, warnings, f"{reading.query.pick}:{step_mark}:{next_skip}" if has_more else ""
-    )
+    next_cursor = ""
+    next_skip = reading.start.skip + len(shown_items)
+    if shown_items and next_skip < total:
+        next_cursor = f"{reading.query.pick}:{step_mark}:{next_skip}"
+    return Fitted(shown_items, warnings, next_cursor)
 
 
 def mark_of(step: int, *, all_steps: bool = False) -> str:

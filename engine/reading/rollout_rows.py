@@ -45,21 +45,21 @@ class Source:
     """The rows that a page chooses from.
 
     Attributes:
-        what: a description of them, as "rollouts of step 3".
+        description: of the rows, as "rollouts of step 3".
         step: their training step, or in an evaluation the index of the model.
         skipped: number of damaged lines that could not be read.
         all_steps: whether the rows are those of all steps up to `step`.
-        missing: number of older steps that were not read.
-        trained: whether they were trained on. In training a failed score is left out of the mean,
-            in an evaluation it counts as 0.
+        unread_steps: number of older steps that were not read.
+        trained: whether the rows were trained on. In training a failed score is left out of the
+            mean, in an evaluation it counts as 0.
     """
 
     rows: Sequence[Row]
-    what: str
+    description: str
     step: int
     skipped: int = 0
     all_steps: bool = False
-    missing: int = 0
+    unread_steps: int = 0
     trained: bool = False
 
     @property
@@ -71,9 +71,11 @@ class Source:
     def warnings(self) -> list[str]:
         """Warnings about lines and steps that were not read."""
         warnings = skipped_lines(self.skipped)
-        if self.missing:
-            older = f"The oldest {self.missing} steps were not read"
-            warnings.append(f"{older}; name one with step=... to see it.")
+        if self.unread_steps:
+            warnings.append(
+                f"The oldest {self.unread_steps} steps were not read; name one with step=... to "
+                "see it."
+            )
         return warnings
 
 
@@ -113,8 +115,13 @@ def _rows_of_one_step(reading: Reading) -> Source:
     if steps:
         step = chosen_step(steps, reading.start.step, "rollouts")
         rollouts = TrajectoryRecord.read_file(run.rollouts(step))
-        what = f"rollouts of step {step}"
-        return Source(rollouts.records, what, step, rollouts.skipped, trained=True)
+        return Source(
+            rows=rollouts.records,
+            description=f"rollouts of step {step}",
+            step=step,
+            skipped=rollouts.skipped,
+            trained=True,
+        )
     steps = run.eval_steps()
     if not steps:
         raise UserError(
@@ -131,11 +138,11 @@ def _rollouts_of_all_steps(reading: Reading) -> Source:
     """Read the rollouts of all steps up to the requested one (-1: the latest).
 
     If the files are larger than `_ALL_BYTES` together, only the newest are read, at least one;
-    `missing` of the result counts the others.
+    `unread_steps` of the result counts the others.
     """
     run = reading.run
-    last = reading.start.step
-    steps = [step for step in run.rollout_steps() if last == -1 or step <= last]
+    last_step = reading.start.step
+    steps = [step for step in run.rollout_steps() if last_step == -1 or step <= last_step]
     files: list[RecordsRead[TrajectoryRecord]] = []
     bytes_left = _ALL_BYTES
     for step in reversed(steps):
@@ -145,12 +152,12 @@ def _rollouts_of_all_steps(reading: Reading) -> Source:
             break
         files.append(TrajectoryRecord.read_file(path))
     return Source(
-        [row for file in reversed(files) for row in file.records],
-        f"rollouts of {len(files)} steps",
-        steps[-1],
+        rows=[row for file in reversed(files) for row in file.records],
+        description=f"rollouts of {len(files)} steps",
+        step=steps[-1],
         skipped=sum(file.skipped for file in files),
         all_steps=True,
-        missing=len(steps) - len(files),
+        unread_steps=len(steps) - len(files),
         trained=True,
     )
 
@@ -163,15 +170,15 @@ def model_answers(reading: Reading) -> Source:
     has answered yet, BAD_ARGUMENT for the index of a model without answers.
     """
     run, row, models = reading.run, reading.row, reading.models
-    answered = [index for index in range(len(models)) if run.model_evals(index).exists()]
-    if not answered:
+    with_answers = [index for index in range(len(models)) if run.model_evals(index).exists()]
+    if not with_answers:
         raise UserError(
             "NO_EVALUATION",
             f"{row.run_id} has no answers yet (it is {row.state})",
             hint=wait_hint(row.run_id),
         )
     # In an error: "there are no answers, by index of the model, of step 7".
-    index = chosen_step(answered, reading.start.step, "answers, by index of the model,")
+    index = chosen_step(with_answers, reading.start.step, "answers, by index of the model,")
     answers = EvaluationRow.read_file(run.model_evals(index))
     return Source(answers.records, f"answers of {models[index]}", index, answers.skipped)
 
@@ -199,10 +206,11 @@ def chosen_step(steps: Sequence[int], step: int, missing_rows: str) -> int:
     if step in steps:
         return step
     nearest = sorted(steps, key=lambda other: abs(other - step))[:_NEAREST]
+    nearest_text = ", ".join(str(other) for other in sorted(nearest))
     raise UserError(
         "BAD_ARGUMENT",
         f"there are no {missing_rows} of step {step}",
-        hint=f"Nearest steps: {', '.join(map(str, sorted(nearest)))}; the last is {steps[-1]}.",
+        hint=f"Nearest steps: {nearest_text}; the last is {steps[-1]}.",
         field="step",
     )
 
@@ -215,7 +223,7 @@ def _filters_by_step(where: str) -> bool:
     try:
         # "0" stands for an empty expression, which cannot be parsed and uses no name.
         tree = ast.parse(where.strip() or "0", mode="eval")
-    # The last three: null bytes, and expressions that are nested too deeply.
+    # ValueError: a null byte; RecursionError and MemoryError: nested too deeply.
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return any(isinstance(node, ast.Name) and node.id == "step" for node in ast.walk(tree))
@@ -264,20 +272,21 @@ def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
         random.Random(seed).shuffle(shuffled)
         return shuffled
     scored = [row for row in rows if row.reward is not None]
-    # An evaluation of SFT may have no rewards; its rows are compared by their loss.
-    scored = scored or [row for row in rows if _loss(row) is not None]
-    if pick == "median":
-        median = sorted(score(row) for row in scored)[len(scored) // 2] if scored else 0.0
+    if not scored:  # an evaluation of SFT without rewards: its rows are compared by their loss
+        scored = [row for row in rows if _loss(row) is not None]
+    if pick == "median" and scored:
+        scores = sorted(score(row) for row in scored)
+        median = scores[len(scores) // 2]
         return sorted(scored, key=lambda row: abs(score(row) - median))
     return sorted(scored, key=score, reverse=pick == "best")
 
 
 def score(row: Row) -> float:
-    """The number by which rows are compared; higher is better.
-
-    It is the reward; for a row without one minus the loss; for a row with neither 0.
-    """
-    return row.reward if row.reward is not None else -(_loss(row) or 0.0)
+    """The number by which rows are compared; higher is better. It is the reward; for a row without
+    a reward, minus its loss; for a row with neither, 0."""
+    if row.reward is not None:
+        return row.reward
+    return -(_loss(row) or 0.0)
 
 
 def _loss(row: Row) -> float | None:

@@ -17,7 +17,7 @@ from engine.reading.changed_answers import ChangedPage, changed_page
 from engine.reading.rollout_groups import GroupsPage, groups_page
 from engine.reading.rollout_pages import Reading, RolloutQuery, fit, start_of
 from engine.reading.rollout_rows import Row, Source, matching, ordered, rewards_of, source_of
-from engine.reading.transcripts import RolloutItem, decoder_of, rollout_item, squeezed_rollout
+from engine.reading.transcripts import RolloutItem, decoder_of, rollout_item, shorten_rollout
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,9 @@ def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage 
     start = start_of(query)
     decode = decoder_of(config) if query.tokens else None
     redact = redactor_for(home, config.env_dir if config else None)
-    reading = Reading(query, start, run, row, config, redact, decode)
+    reading = Reading(
+        query=query, start=start, run=run, row=row, config=config, redact=redact, decode=decode
+    )
     if query.pick == "changed":
         return changed_page(reading)
     source = source_of(reading)
@@ -92,30 +94,32 @@ def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row
     query = reading.query
     row = reading.row
     # The seed stays the same from page to page, so that pages of random rows fit together.
-    picked = ordered(matching_rows, query.pick, seed=f"{row.run_id} {source.step}")
+    picked_rows = ordered(matching_rows, query.pick, seed=f"{row.run_id} {source.step}")
     texts = reading.texts(query.max_chars)
-    items = [rollout_item(reading.redact, answer, texts) for answer in reading.shown_part(picked)]
+    items = [
+        rollout_item(reading.redact, answer, texts) for answer in reading.shown_part(picked_rows)
+    ]
     page = RolloutsPage(
-        summary="",
+        summary="",  # written below, once it is known how many rows fit
         run_id=row.run_id,
         step=source.step,
-        source=source.what,
+        source=source.description,
         models=None if row.kind == "train" else reading.models,
-        matching=len(picked),
+        matching=len(picked_rows),
         about=About() if any(item.half for item in items) else None,
         rollouts=[],
     )
     fitted = fit(
         reading,
         items,
-        len(picked),
-        source.mark,
-        lambda shown: replace(page, rollouts=shown),
-        squeezed_rollout,
+        total=len(picked_rows),
+        step_mark=source.mark,
+        page_of=lambda shown_items: replace(page, rollouts=shown_items),
+        shorten=shorten_rollout,
     )
     return replace(
         page,
-        summary=_summary(reading, source, len(fitted.items), len(picked), matching_rows),
+        summary=_summary(reading, source, len(fitted.items), len(picked_rows), matching_rows),
         rollouts=fitted.items,
         warnings=fitted.warnings + source.warnings,
         next_cursor=fitted.next_cursor,
@@ -135,15 +139,18 @@ def _summary(
     scored (left out)."
 
     Args:
-        source: where the rows come from; `source.what` describes them.
+        source: where the rows come from.
         shown_count: number of rows on this page.
         picked_count: number of rows that the pick selects, on all pages.
         matching_rows: the rows that match the filter; the mean is taken over them, as in metrics.
     """
     pick = reading.query.pick
-    rows_text = f"{pick} {source.what}"
-    if pick in ("error", "truncated"):  # these select rows instead of ordering them
-        rows_text = f"{source.what} " + ("with an error" if pick == "error" else "cut short")
+    if pick == "error":
+        rows_text = f"{source.description} with an error"
+    elif pick == "truncated":
+        rows_text = f"{source.description} cut short"
+    else:
+        rows_text = f"{pick} {source.description}"
     sentence = f"{shown_count} of {picked_count} {rows_text} in {reading.row.run_id}"
     rewards = rewards_of(matching_rows)
     failed_count = sum(bool(row.error) for row in matching_rows)
@@ -153,6 +160,7 @@ def _summary(
         mean_count = len(rewards) if source.trained else len(rewards) + failed_count
         sentence += f"; mean reward {math.fsum(rewards) / mean_count:.3g} over {mean_count}"
     if failed_count:
-        treatment = "left out" if source.trained else "reward 0"
-        sentence += f"; {failed_count} could not be scored" + (f" ({treatment})" if rewards else "")
+        sentence += f"; {failed_count} could not be scored"
+    if failed_count and rewards:
+        sentence += " (left out)" if source.trained else " (reward 0)"
     return sentence + "."

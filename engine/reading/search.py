@@ -52,12 +52,12 @@ class _Alternative:
         """
         from_start = text.startswith("^")
         to_end = text.endswith("$")
-        body = text[from_start : len(text) - to_end]  # without ^ and $
-        return _Alternative(tuple(body.replace("\\", "").split(".*")), from_start, to_end)
+        body = text.removeprefix("^").removesuffix("$").replace("\\", "")
+        return _Alternative(tuple(body.split(".*")), from_start, to_end)
 
     def is_in(self, line: str) -> bool:
         """Whether a line in lower case has the parts, in this order, without overlap."""
-        # A single part may not be found once at the start and once more at the end.
+        # A single part must reach from the start to the end: it may not occur at each of them.
         if self.from_start and self.to_end and len(self.parts) == 1:
             return line == self.parts[0]
         if self.from_start and not line.startswith(self.parts[0]):

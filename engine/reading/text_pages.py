@@ -150,7 +150,7 @@ class TextReader:
         # The file may have become shorter than the offset: a resumed run cuts its logs.
         return page_after(path, min(cursor.offset, complete_size(path)), self.limit, passes)
 
-    def shown(self, text: str) -> str:
+    def shown_line(self, text: str) -> str:
         """A line as a page shows it: secrets hidden, long lines cut."""
         return clip(self.redact.text(text), _LINE_CHARS)
 
@@ -167,37 +167,36 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
     If `keys` is not empty, only events with these names are shown. Lines that are not JSON
     objects are left out and counted in a warning. Raises UserError BAD_CURSOR.
     """
-    start = parse_cursor(cursor, "events") if cursor else Cursor(0, None, older=True)
+    newest = Cursor(attempt=0, offset=None, older=True)
+    position = parse_cursor(cursor, "events") if cursor else newest
 
     def passes(text: str) -> bool:
-        # A line that is not a JSON object has no name, so it passes only if `keys` is empty.
-        return reader.passes(text) and (
-            not keys or (_parse_object(text) or {}).get("event") in keys
-        )
+        """Whether a line matches the search and, if `keys` is not empty, is an event with one of
+        these names."""
+        if not reader.passes(text):
+            return False
+        return not keys or (_parse_object(text) or {}).get("event") in keys
 
     path = reader.run.events
-    run_id = reader.row.run_id
-    page = reader.page(path, start, passes)
+    page = reader.page(path, position, passes)
     # By the offset at which a line starts, because equal events may occur twice.
-    fields_by_start = {line.start: _parse_object(line.text) for line in page.lines}
-    shown_events = {
-        start: _shown_event(reader, fields)
-        for start, fields in fields_by_start.items()
-        if fields is not None
-    }
-    # Lines that are not JSON objects are skipped.
-    lines = [line for line in page.lines if line.start in shown_events]
+    event_at: dict[int, JsonObject] = {}
+    for line in page.lines:
+        fields = _parse_object(line.text)
+        if fields is not None:
+            event_at[line.start] = _shown_event(reader, fields)
+    lines = [line for line in page.lines if line.start in event_at]
     skipped_count = len(page.lines) - len(lines)
     lines, page = _fit_lines(
-        lines, page, start.older, lambda line: json_chars(shown_events[line.start])
+        lines, page, position.older, lambda line: json_chars(event_at[line.start])
     )
-    events = [shown_events[line.start] for line in lines]
+    events = [event_at[line.start] for line in lines]
     last_event = str(events[-1].get("event", "")) if events else ""
+    last_event_note = f", the last is {last_event}" if last_event else ""
     links = _cursors_of_page(reader, cursor, page, path)
     return EventsPage(
-        summary=f"{counted(len(events), 'event')} of {run_id}"
-        + (f", the last is {last_event}." if last_event else "."),
-        run_id=run_id,
+        summary=f"{counted(len(events), 'event')} of {reader.row.run_id}{last_event_note}.",
+        run_id=reader.row.run_id,
         state=reader.row.state,
         view="events",
         events=events,
@@ -219,18 +218,18 @@ def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
     return {name: event[name] for name in _EVENT_KEYS if name in event} | {"message": message}
 
 
-def console_page(reader: TextReader, cursor: str, most_chars: int = _LINES_CHARS) -> ConsolePage:
+def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS) -> ConsolePage:
     """A page of the lines that one attempt of the run printed.
 
     Args:
         cursor: names the attempt and the place in its console; "" shows the newest lines of the
             last attempt that printed something.
-        most_chars: characters of all lines together.
+        max_chars: characters of all lines together.
 
     Raises UserError BAD_CURSOR.
     """
     row = reader.row
-    newest = Cursor(reader.attempts[-1], None, older=True)
+    newest = Cursor(reader.attempts[-1], offset=None, older=True)
     position = parse_cursor(cursor, "console") if cursor else newest
     path = reader.run.log(position.attempt)
     page = reader.page(path, position, reader.passes)
@@ -238,15 +237,15 @@ def console_page(reader: TextReader, cursor: str, most_chars: int = _LINES_CHARS
         page.lines,
         page,
         position.older,
-        lambda line: json_chars(reader.shown(line.text)),
-        most_chars,
+        lambda line: json_chars(reader.shown_line(line.text)),
+        max_chars,
     )
-    texts = [reader.shown(line.text) for line in lines]
-    # A line without newline, such as a progress bar, is shown and read again once it is complete.
-    # Only the first page, which begins at the end of the file (no offset), looks for one.
+    texts = [reader.shown_line(line.text) for line in lines]
+    # A line without newline, such as a progress bar, is shown, and read again once it is complete.
+    # Only the first page, which begins at the end of the file (no offset), can have one.
     unfinished_line = torn_tail(path) if position.offset is None else ""
     if unfinished_line and reader.passes(unfinished_line):
-        texts.append(reader.shown(unfinished_line))
+        texts.append(reader.shown_line(unfinished_line))
     next_calls: list[Call] = []
     if not texts and not cursor and reader.matches is None and row.kind == "train":
         # A training run may print nothing; its curves show what it did.
@@ -275,7 +274,7 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     row = reader.row
     # Cursors of this view are those of the console under another name: "error:2:4096".
     console = console_page(
-        reader, cursor.replace("error", "console", 1), most_chars=_LINES_CHARS_OF_ERROR
+        reader, cursor.replace("error", "console", 1), max_chars=_LINES_CHARS_OF_ERROR
     )
     older_cursor = console.older_cursor
     # A run that is being stopped has the reason before it has ended.
@@ -317,19 +316,23 @@ def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
     """
     row = reader.row
     redact = reader.redact
-    exit_record = read_object(reader.run.exit_record)
-    checkpoint = reader.run.latest_checkpoint()
+    kind = row.reason_kind or str(recorded.get("kind") or "")
+    message = row.reason or str(recorded.get("message") or "")
+    evidence = str(recorded.get("evidence") or "")
     hint = row.hint or Hint.from_json(recorded.get("hint"))
     hint = Hint(clip(hint.text, _MESSAGE_CHARS), hint.call)
+    checkpoint = reader.run.latest_checkpoint()
+    exit_record = read_object(reader.run.exit_record)
     return ShownFailure(
-        kind=redact.text(row.reason_kind or str(recorded.get("kind") or "")),
-        message=redact.text(clip(row.reason or str(recorded.get("message") or ""), _MESSAGE_CHARS)),
-        evidence=redact.text(clip(str(recorded.get("evidence") or ""), _EVIDENCE_CHARS)),
+        kind=redact.text(kind),
+        message=redact.text(clip(message, _MESSAGE_CHARS)),
+        evidence=redact.text(clip(evidence, _EVIDENCE_CHARS)),
         hint=redact.text(str(hint)),
         call=Call.from_json(redact.value(hint.call.to_json())) if hint.call else None,
         last_checkpoint=checkpoint.name if checkpoint else "",
         exit=ExitStatus(
-            redact.value(exit_record.get("rc")), redact.value(exit_record.get("signal"))
+            rc=redact.value(exit_record.get("rc")),
+            signal=redact.value(exit_record.get("signal")),
         ),
     )
 
@@ -339,33 +342,32 @@ def _fit_lines(
     page: Page,
     older: bool,
     chars: Callable[[Line], int],
-    most_chars: int = _LINES_CHARS,
+    max_chars: int = _LINES_CHARS,
 ) -> tuple[list[Line], Page]:
-    """Keep as many lines as a reply has room for.
+    """The lines that a reply has room for, in the order of the file, and the page with only these.
 
-    If lines are left out, the returned page has its start or end moved to the lines that stay, so
-    that the next page begins with the others. At least one line stays, if there is one.
+    If lines are left out, the start or end of the page moves to the lines that stay, so that the
+    next page begins with the others. At least one line stays, if there is one.
 
     Args:
         lines: the lines of `page` that can be shown.
         older: keep the last lines, because the reader goes backwards; else the first ones.
         chars: number of characters of a line in the reply.
-        most_chars: characters of all lines together.
-
-    Returns the lines that stay, in the order of the file, and the page.
+        max_chars: characters of all lines together.
     """
-    kept_lines: list[Line] = []
+    shown_lines: list[Line] = []
+    remaining_chars = max_chars
     for line in reversed(lines) if older else lines:
-        most_chars -= chars(line) + 1  # and a comma
-        if most_chars < 0 and kept_lines:
+        remaining_chars -= chars(line) + 1  # and a comma
+        if remaining_chars < 0 and shown_lines:
             break
-        kept_lines.append(line)
-    if len(kept_lines) == len(lines):
+        shown_lines.append(line)
+    if len(shown_lines) == len(lines):
         return lines, page
     if older:
-        kept_lines.reverse()
-        return kept_lines, replace(page, lines=kept_lines, start=kept_lines[0].start)
-    return kept_lines, replace(page, lines=kept_lines, end=kept_lines[-1].end)
+        shown_lines.reverse()
+        return shown_lines, replace(page, lines=shown_lines, start=shown_lines[0].start)
+    return shown_lines, replace(page, lines=shown_lines, end=shown_lines[-1].end)
 
 
 def _cursors_of_page(
@@ -393,9 +395,13 @@ def _cursors_of_page(
             older_cursor = f"console:{earlier_attempts[-1]}:{end}:older"
         if later_attempts and at_end:
             newer_cursor = f"console:{later_attempts[0]}:0"
-    # Without a cursor the page shows the newest lines; an ended run gets no newer ones.
-    goes_back = cursor.endswith(":older") or (not cursor and not reader.is_alive)
-    return Links(older_cursor if goes_back else newer_cursor, older_cursor or None)
+    if cursor:
+        goes_back = cursor.endswith(":older")
+    else:  # the page shows the newest lines, and an ended run gets no newer ones
+        goes_back = not reader.is_alive
+    return Links(
+        next_cursor=older_cursor if goes_back else newer_cursor, older_cursor=older_cursor or None
+    )
 
 
 def _parse_object(text: str) -> JsonObject | None:

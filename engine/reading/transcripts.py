@@ -132,8 +132,12 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
     rollout = row if isinstance(row, TrajectoryRecord) else None
     evaluated = row if isinstance(row, EvaluationRow) else None
     conversation = _divide_characters(redact, row, texts)
-    # The text of an answer of one message; None for an answer of several turns.
-    single_text = conversation.answer[0].content if len(conversation.answer) == 1 else None
+    # An answer of one message is shown as a text, an answer of several as turns.
+    completion = turns = None
+    if len(conversation.answer) == 1:
+        completion = clip(conversation.answer[0].content, conversation.answer_chars)
+    elif conversation.answer:
+        turns = within(conversation.answer, conversation.answer_chars)
     return RolloutItem(
         task=clip(redact.text(row.task), _TASK_CHARS),
         step=rollout.step if rollout else None,
@@ -151,10 +155,8 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
         metrics=_shown_metrics(redact, row.metrics),
         error=clip(redact.text(row.error), _ERROR_CHARS) if row.error else None,
         prompt=conversation.prompt,
-        completion=clip(single_text, conversation.chars) if single_text is not None else None,
-        turns=within(conversation.answer, conversation.chars)
-        if len(conversation.answer) > 1
-        else None,
+        completion=completion,
+        turns=turns,
         tokens=_shown_tokens(redact, row, texts.decode) if texts.tokens else None,
     )
 
@@ -166,12 +168,12 @@ class _Conversation:
     Attributes:
         prompt: cut to the length at which it is shown; None if it is not shown.
         answer: not cut yet.
-        chars: characters that the answer may take.
+        answer_chars: characters that the answer may take.
     """
 
     prompt: list[Turn] | None
     answer: list[Turn]
-    chars: int
+    answer_chars: int
 
 
 def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversation:
@@ -184,11 +186,10 @@ def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversa
         answer = [Turn("assistant", redact.text(row.completion))]
     if not texts.prompt or not prompt:
         return _Conversation(None, answer, texts.chars)
-    prompt_chars = max(texts.chars - min(length_of(answer), texts.chars * 2 // 3), _LEAST_CHARS)
-    shown_prompt = within(prompt, prompt_chars)
-    return _Conversation(
-        shown_prompt, answer, max(texts.chars - length_of(shown_prompt), _LEAST_CHARS)
-    )
+    reserved_chars = min(length_of(answer), texts.chars * 2 // 3)  # for the answer
+    shown_prompt = within(prompt, max(texts.chars - reserved_chars, _LEAST_CHARS))
+    answer_chars = max(texts.chars - length_of(shown_prompt), _LEAST_CHARS)
+    return _Conversation(shown_prompt, answer, answer_chars)
 
 
 def _shown_metrics(
@@ -220,36 +221,36 @@ def with_shorter_texts(item: T, chars: int) -> T:
     The texts are cut to 600, 300, 150 and at last 80 characters each. The result may still be
     longer than `chars`.
     """
-    for room in _SHORTER_TEXTS:
+    for text_chars in _SHORTER_TEXTS:
         if chars_of(item) <= chars:
             return item
-        item = _with_short_texts(item, room)
+        item = _with_short_texts(item, text_chars)
     return item
 
 
-def squeezed_rollout(item: RolloutItem, chars: int) -> RolloutItem:
+def shorten_rollout(item: RolloutItem, chars: int) -> RolloutItem:
     """Shorten `item` to about `chars` characters of JSON: cut its texts, then drop its metrics."""
     item = with_shorter_texts(item, chars)
     return item if chars_of(item) <= chars else replace(item, metrics=None)
 
 
-def _with_short_texts(value: Any, room: int) -> Any:
-    """A copy of `value` in which every text has at most `room` characters.
-
-    Lists of token ids are cut to `room` ids; other lists keep all their items, each shortened.
-    """
+def _with_short_texts(value: Any, limit: int) -> Any:
+    """A copy of `value` in which every text has at most `limit` characters, and every list of token
+    ids at most `limit` ids. Other lists keep all their items, each shortened."""
     if isinstance(value, str):
-        return clip(value, room)
+        return clip(value, limit)
     if isinstance(value, list):
-        is_ids = bool(value) and isinstance(value[0], int)
-        return [_with_short_texts(item, room) for item in (value[:room] if is_ids else value)]
+        if value and isinstance(value[0], int):  # token ids
+            return value[:limit]
+        return [_with_short_texts(item, limit) for item in value]
     if isinstance(value, dict):
-        return {name: _with_short_texts(item, room) for name, item in value.items()}
+        return {name: _with_short_texts(item, limit) for name, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):  # an instance, not the class
-        names = [field.name for field in fields(value)]
-        return replace(
-            value, **{name: _with_short_texts(getattr(value, name), room) for name in names}
-        )
+        shortened = {
+            field.name: _with_short_texts(getattr(value, field.name), limit)
+            for field in fields(value)
+        }
+        return replace(value, **shortened)
     return value
 
 
@@ -292,12 +293,13 @@ def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
     If there are too many turns for 60 characters each, those in the middle are replaced by the note
     "[7 messages left out]". Then long turns are cut, all to the same length.
     """
-    most_turns = max(2, chars // _LEAST_PER_TURN)
+    max_turns = max(2, chars // _LEAST_PER_TURN)
     shown = list(turns)
-    if len(shown) > most_turns:
-        last_turns = most_turns // 2
-        note = Turn("note", f"[{len(shown) - most_turns} messages left out]")
-        shown = [*shown[: most_turns - last_turns], note, *shown[len(shown) - last_turns :]]
+    if len(shown) > max_turns:
+        last_count = max_turns // 2
+        first_count = max_turns - last_count
+        note = Turn("note", f"[{len(shown) - max_turns} messages left out]")
+        shown = [*shown[:first_count], note, *shown[-last_count:]]
     if length_of(shown) <= chars:
         return shown
     cap = _fair_share([len(turn.content) for turn in shown], chars)
@@ -310,13 +312,14 @@ def _fair_share(lengths: Sequence[int], total: int) -> int:
     For lengths 10, 50 and 90 with a total of 100 that is 45. If nothing has to be cut, the cap is
     the largest length. It is never below 20, even if the sum is then larger than `total`.
     """
-    room_left = total
+    remaining_chars, remaining_texts = total, len(lengths)
     # Short texts come first: what they do not use is divided among the longer ones.
-    for shorter_ones, length in enumerate(sorted(lengths)):
-        share = room_left // (len(lengths) - shorter_ones)
+    for length in sorted(lengths):
+        share = remaining_chars // remaining_texts
         if length > share:
             return max(share, _LEAST_CUT)
-        room_left -= length
+        remaining_chars -= length
+        remaining_texts -= 1
     return max(lengths, default=0)
 
 
@@ -326,28 +329,28 @@ def pieces(
     mask: Sequence[int],
     decode: Decode,
     *,
-    most: int = 24,
-    chars: int = 300,
+    max_pieces: int = 24,
+    max_chars: int = 300,
 ) -> list[Piece]:
     """Split the text of the tokens into stretches that are trained on or not, in order.
 
     Args:
         mask: for each id 1 if it is trained on, else 0.
-        most: number of stretches at most. The tokens of all others are counted in one last piece
-            whose text is `…`.
-        chars: characters at which the text of a stretch is cut.
+        max_pieces: the tokens of all further stretches are counted in one last piece whose text is
+            `…`.
+        max_chars: characters at which the text of a stretch is cut.
     """
     stretches: list[Piece] = []
     start = 0
     for position in range(1, len(ids) + 1):
         if position == len(ids) or bool(mask[position]) != bool(mask[start]):
-            text = clip(redact.text(decode(list(ids[start:position]))), chars)
-            stretches.append(Piece(text, bool(mask[start]), position - start))
+            text = clip(redact.text(decode(list(ids[start:position]))), max_chars)
+            stretches.append(Piece(text, trained=bool(mask[start]), tokens=position - start))
             start = position
-    if len(stretches) <= most:
+    if len(stretches) <= max_pieces:
         return stretches
-    left_out = sum(piece.tokens for piece in stretches[most:])
-    return [*stretches[:most], Piece("…", False, left_out)]
+    hidden_tokens = sum(piece.tokens for piece in stretches[max_pieces:])
+    return [*stretches[:max_pieces], Piece("…", trained=False, tokens=hidden_tokens)]
 
 
 def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> ShownTokens | NoTokens:
@@ -359,16 +362,22 @@ def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> Shown
     rollout = row if isinstance(row, TrajectoryRecord) else None
     if rollout is None or rollout.ids is None or rollout.loss_mask is None:
         return NoTokens('only the first groups of a training step keep theirs: where="group == 0"')
-    prompt = rollout.prompt_ids or []
-    prompt_ids = prompt[-_MOST_TOKENS // 4 :]  # a quarter on top of the answer's ids
+    all_prompt_ids = rollout.prompt_ids or []
+    prompt_ids = all_prompt_ids[-_MOST_TOKENS // 4 :]  # a quarter on top of the answer's ids
     ids = rollout.ids[:_MOST_TOKENS]
     mask = [int(bool(value)) for value in rollout.loss_mask[:_MOST_TOKENS]]
     stretches = None
-    # No token of the prompt is rollout on, so its mask is 0.
     if decode is not None:
-        stretches = pieces(redact, [*prompt_ids, *ids], [0] * len(prompt_ids) + mask, decode)
-    ids_left_out = len(prompt) - len(prompt_ids) + len(rollout.ids) - len(ids)
-    return ShownTokens(prompt_ids, ids, mask, stretches, ids_left_out or None)
+        prompt_mask = [0] * len(prompt_ids)  # no token of the prompt is trained on
+        stretches = pieces(redact, [*prompt_ids, *ids], prompt_mask + mask, decode)
+    hidden_count = len(all_prompt_ids) - len(prompt_ids) + len(rollout.ids) - len(ids)
+    return ShownTokens(
+        prompt_ids=prompt_ids,
+        ids=ids,
+        loss_mask=mask,
+        pieces=stretches,
+        tokens_cut=hidden_count or None,
+    )
 
 
 def _few_digits(value: float | None) -> float | None:

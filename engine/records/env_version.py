@@ -26,7 +26,7 @@ class EnvVersion(Record):
         rows: split (train, heldout) -> number of task rows.
         split: where the split came from, in words.
         contamination: what training rows share with held-out tasks
-            (engine/evidence/stats/overlap.py); empty where it was not looked for.
+            (engine/evidence/stats/overlap.py); empty where they were not compared.
         files, size: number of files, and their bytes.
         left_out: files of the pushed folder that are not part of the version.
         limits: what its process may use.

@@ -68,7 +68,7 @@ def fault_of(error: ValidationError) -> str:
     """The first fault that validation found, in words: the dotted key, and what is wrong with it,
     such as `settings.lora_rank: input should be a valid integer`."""
     first_error = error.errors(include_input=False)[0]
-    key = (
-        ".".join(str(part) for part in first_error["loc"]) or "the file"
-    )  # without a key: no object at all
-    return f"{key}: {first_error['msg'][0].lower()}{first_error['msg'][1:]}"
+    key = ".".join(str(part) for part in first_error["loc"])
+    message = first_error["msg"]
+    # There is no key where the text is no JSON object at all.
+    return f"{key or 'the file'}: {message[0].lower()}{message[1:]}"

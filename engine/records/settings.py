@@ -45,9 +45,8 @@ def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: 
     Args:
         about: what the setting does, for the reference page.
         rule: how its value is chosen when a user leaves it out, for the reference page.
-        given_from: the least value that a user may give, where that is above the lower limit of the
-            field because a value that is filled in may be smaller. None where the limit holds for
-            both.
+        given_from: the lowest value that a user may give, where that is above the lower limit of
+            the field: values that are filled in may be lower. None where the limit holds for both.
         limits: limits of the value, as pydantic's Field names them, such as `ge`.
     """
     extra: dict[str, JsonValue] = {"rule": rule}
@@ -59,7 +58,9 @@ def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: 
 def _expand_target_group(value: Any) -> Any:
     """The list of projections that a group such as "attention" stands for. Any other value is
     returned as it is, for validation to judge."""
-    return _TARGET_GROUPS.get(value, value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return _TARGET_GROUPS.get(value, value)
 
 
 def _refuse_repeats(value: list[str]) -> list[str]:
@@ -299,16 +300,17 @@ def _with_optional_fields(schema: type[Settings]) -> type[Settings]:
     them optional (None where it is left out)."""
     fields: dict[str, Any] = {}
     for name, field in schema.model_fields.items():
-        least_given = _least_given(field)
-        # A further `ge` is merged where users must stay above the field's own limit.
-        limits = [field] if least_given is None else [field, Field(ge=least_given)]
-        optional = FieldInfo.merge_field_infos(*limits, default=None)
-        fields[name] = (Optional[field.annotation], optional)  # noqa: UP045
+        field_infos = [field]
+        lowest_given = _lowest_given(field)
+        if lowest_given is not None:  # a further limit, above the field's own
+            field_infos.append(Field(ge=lowest_given))
+        optional_field = FieldInfo.merge_field_infos(*field_infos, default=None)
+        fields[name] = (Optional[field.annotation], optional_field)  # noqa: UP045
     return create_model(f"Given{schema.__name__}", __base__=Settings, **fields)
 
 
-def _least_given(field: FieldInfo) -> int | None:
-    """The `given_from` of a setting: the least value that a user may give. None where the field's
+def _lowest_given(field: FieldInfo) -> int | None:
+    """The `given_from` of a setting: the lowest value that a user may give. None where the field's
     own lower limit holds for users too."""
     extra = field.json_schema_extra
     value = extra.get("given_from") if isinstance(extra, dict) else None
@@ -328,25 +330,24 @@ def expects(field: FieldInfo) -> str:
         item_type = _plain_type(get_args(plain_type)[0])
         if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
             return "all-linear, attention, mlp or a list of " + ", ".join(get_args(item_type))
-        most = next(
-            (limit.max_length for limit in field.metadata if hasattr(limit, "max_length")), None
-        )
-        return f"a list of at most {most} texts" if most else "a list of texts"
+        max_items = _limit(field, "max_length")
+        return f"a list of at most {max_items} texts" if max_items else "a list of texts"
     if plain_type is bool:
         return "true or false"
-    name = "a whole number" if plain_type is int else "a number"
-    return f"{name} {_range_in_words(field)}".strip()
+    type_text = "a whole number" if plain_type is int else "a number"
+    return f"{type_text} {_range_in_words(field)}".strip()
 
 
 def _plain_type(annotation: Any) -> Any:
     """The type in an annotation without `| None` and Annotated: int for
     `Annotated[int, ...] | None`."""
     while True:  # the two may be nested in either order
-        options = [option for option in get_args(annotation) if option is not type(None)]
+        arguments = get_args(annotation)
+        types_but_none = [argument for argument in arguments if argument is not type(None)]
         if get_origin(annotation) is Annotated:
-            annotation = get_args(annotation)[0]
-        elif type(None) in get_args(annotation) and len(options) == 1:
-            annotation = options[0]
+            annotation = arguments[0]
+        elif type(None) in arguments and len(types_but_none) == 1:
+            annotation = types_but_none[0]
         else:
             return annotation
 
@@ -354,22 +355,34 @@ def _plain_type(annotation: Any) -> Any:
 def _range_in_words(field: FieldInfo) -> str:
     """The limits of a number in words: "from 1 to 8", "above 0", "of at least 1"; "" without
     limits. Where users must stay above the field's own lower limit, their limit is named."""
-    low = high = ""
+    lowest, above = _limit(field, "ge"), _limit(field, "gt")
+    highest, below = _limit(field, "le"), _limit(field, "lt")
+    lowest_given = _lowest_given(field)
+    if lowest_given is not None:
+        lowest, above = lowest_given, None
+    high = ""
+    if highest is not None:
+        high = f"to {_as_text(highest)}"
+    elif below is not None:
+        high = f"to below {_as_text(below)}"
+    if above is not None:
+        return f"above {_as_text(above)} {high}".strip()
+    if lowest is None:
+        return high
+    if not high:  # "from 1" alone would read as unfinished
+        return f"of at least {_as_text(lowest)}"
+    return f"from {_as_text(lowest)} {high}"
+
+
+def _limit(field: FieldInfo, name: str) -> Any:
+    """The limit of a setting that pydantic calls `name`, such as "ge"; None where it has none."""
     for limit in field.metadata:
-        if (value := getattr(limit, "ge", None)) is not None:
-            low = f"from {_as_text(value)}"
-        if (value := getattr(limit, "gt", None)) is not None:
-            low = f"above {_as_text(value)}"
-        if (value := getattr(limit, "le", None)) is not None:
-            high = f"to {_as_text(value)}"
-        if (value := getattr(limit, "lt", None)) is not None:
-            high = f"to below {_as_text(value)}"
-    if (least_given := _least_given(field)) is not None:
-        low = f"from {_as_text(least_given)}"
-    if low.startswith("from") and not high:  # "from 1" alone would read as unfinished
-        return low.replace("from ", "of at least ")
-    return f"{low} {high}".strip()
+        value = getattr(limit, name, None)
+        if value is not None:
+            return value
+    return None
 
 
 def _as_text(value: float) -> str:
+    """A limit as text: a float without needless digits, "1e-07" for 1e-7."""
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -20,14 +20,14 @@ from engine.core.reply import Reply
 from engine.curation.curated import CARD
 from engine.environments.registry import SOURCE
 from engine.evidence.report.html_report import write_report
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.rows import OPEN, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import deployments, launcher
 from engine.records.run_config import AskingConfig, RegradeConfig
 
-_MOST_SHOWN = 5  # names that a message lists
+_MAX_NAMES = 5  # that a message lists
 
 
 def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[list[str], list[str]]:
@@ -42,28 +42,32 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     open run needs, or, without `force`, that something was built on.
     """
     launcher.reap(home)
+    warnings: list[str] = []
+    rows_by_id: dict[str, RunRow] = {}
     with Store(home) as store:
-        rows = [store.get_run(ref) for ref in refs]
+        for ref in refs:
+            row = store.get_run(ref)
+            rows_by_id[row.run_id] = row
+            warnings += taken_as("run", ref, row.run_id)
         all_rows = store.list_runs(1_000_000)  # more than any home has
-    to_delete = list({row.run_id: row for row in rows}.values())
-    ids = {row.run_id for row in all_rows}
-    others = [row for row in all_rows if row not in to_delete]
-    pairs = zip(refs, rows, strict=True)
-    warnings = [warning for ref, row in pairs for warning in taken_as("run", ref, row.run_id)]
-    for row in to_delete:
+    all_ids = {row.run_id for row in all_rows}
+    others = [row for row in all_rows if row.run_id not in rows_by_id]
+    for row in rows_by_id.values():
         _require_ended(home, row)
         _require_unused(home, row, others)
         dependents = [other.run_id for other in others if _depends_on(home, other, row)]
-        dependents += _deployments_using(home, row) + _datasets_from(home, row, ids)
+        dependents += _deployments_using(home, row)
+        dependents += _datasets_from(home, row, all_ids)
         if dependents and not force:
             hint = "Keep it, or delete it with --force; what is built on it stays as it is."
-            raise _not_deletable(row, f"is what {_names_in_words(dependents)} came from", hint)
+            reason = f"is what {_names_in_words(dependents)} came from"
+            raise _not_deletable_error(row, reason, hint)
         if dependents:
             warnings.append(f"{_names_in_words(dependents)} came from {row.run_id}")
-    return [row.run_id for row in to_delete], warnings
+    return list(rows_by_id), warnings
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def delete_run(home: Home, run_id: str) -> Reply:
     """Free the disk space that an ended run takes. Call `deletable` first: it checks what else
     depends on the run.
@@ -84,7 +88,7 @@ def delete_run(home: Home, run_id: str) -> Reply:
             """Check again inside the transaction, then write deleted.json, the marker of a deleted
             run."""
             _require_ended(home, row)
-            # A run that reads from it may have been queued since `deletable` looked.
+            # A run that reads from it may have been queued since the call of `deletable`.
             _require_unused(home, row, store.list_runs(1_000_000, states=OPEN))
             write_json(run.deleted, {"bytes": bytes_before})
 
@@ -104,9 +108,9 @@ def _require_ended(home: Home, row: RunRow) -> None:
     if row.state in OPEN:
         cancel = Call("cancel_run", {"run_id": row.run_id})
         advice = Hint("Cancel it, or wait until it has ended; then delete it.", cancel)
-        raise _not_deletable(row, f"is {row.state}", advice)
+        raise _not_deletable_error(row, f"is {row.state}", advice)
     if launcher.is_alive(home.run(row.run_id)):
-        raise _not_deletable(row, "is just ending", "Call again in a moment.")
+        raise _not_deletable_error(row, "is just ending", "Call again in a moment.")
 
 
 def _require_unused(home: Home, row: RunRow, others: Sequence[RunRow]) -> None:
@@ -116,7 +120,8 @@ def _require_unused(home: Home, row: RunRow, others: Sequence[RunRow]) -> None:
     if users:
         reason = f"is needed by {_names_in_words([other.run_id for other in users])}"
         cancel = Call("cancel_run", {"run_id": users[0].run_id})
-        raise _not_deletable(row, reason, Hint("Cancel that, or wait until it has ended.", cancel))
+        advice = Hint("Cancel that, or wait until it has ended.", cancel)
+        raise _not_deletable_error(row, reason, advice)
 
 
 def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
@@ -127,21 +132,22 @@ def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
     config = home.run(other.run_id).find_config()
     if config is None:  # a run with a damaged config cannot read anything of another run
         return False
-    refs = [*config.model_refs, *([config.regrade] if isinstance(config, RegradeConfig) else [])]
+    refs = list(config.model_refs)
+    if isinstance(config, RegradeConfig):
+        refs.append(config.regrade)
     # A reference such as "sums-grpo-3@step20" names a checkpoint after the run's id.
     return row.run_id in {ref.partition("@")[0] for ref in refs}
 
 
 def _deployments_using(home: Home, row: RunRow) -> list[str]:
     """The ids of the living deployments that serve an adapter of the run."""
-    # Adapters are served under their reference, such as "sums-grpo-3@best".
-    return [
-        deployment.deployment_id
-        for deployment in deployments.living(home)
-        if any(
-            name.partition("@")[0] == row.run_id for name in deployments.served(home, deployment)
-        )
-    ]
+    ids = []
+    for deployment in deployments.living(home):
+        # Adapters are served under their reference, such as "sums-grpo-3@best".
+        served_runs = {name.partition("@")[0] for name in deployments.served(home, deployment)}
+        if row.run_id in served_runs:
+            ids.append(deployment.deployment_id)
+    return ids
 
 
 def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[str]:
@@ -153,19 +159,19 @@ def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[
 
     def is_this_run(source: Any) -> bool:
         """Whether an entry of `sources` on a dataset's card names this run."""
-        ref = str(source.get("id", "") if isinstance(source, dict) else "").partition("@")[0]
+        ref = str(source.get("id", "")).partition("@")[0] if isinstance(source, dict) else ""
+        if ref in ("", row.run_id):
+            return ref == row.run_id
         # A card may name its source by only the beginning of the id, as the user gave it. That is
         # not the case where `ref` is the whole id of another run.
-        return ref == row.run_id or bool(
-            ref and ref not in known_ids and row.run_id.startswith(ref)
-        )
+        return ref not in known_ids and row.run_id.startswith(ref)
 
-    # The card lies in envs/<name>/<hash>/<SOURCE>/: two folders above it are the hash, the name.
-    return [
-        f"{card.parents[2].name}@{card.parents[1].name}"
-        for card in sorted(home.envs.glob(f"*/*/{SOURCE}/{CARD}"))
-        if any(map(is_this_run, read_object(card).get("sources") or []))
-    ]
+    env_ids = []
+    for card in sorted(home.envs.glob(f"*/*/{SOURCE}/{CARD}")):
+        if any(is_this_run(source) for source in read_object(card).get("sources") or []):
+            version_folder = card.parents[1]  # the card lies in envs/<name>/<hash>/<SOURCE>/
+            env_ids.append(f"{version_folder.parent.name}@{version_folder.name}")
+    return env_ids
 
 
 def _remove_contents(run: RunDir) -> list[str]:
@@ -204,9 +210,9 @@ def _remove(path: Path) -> list[str]:
             path.unlink(missing_ok=True)
         else:
             shutil.rmtree(path, ignore_errors=True)
-    return (
-        [f"{path} could not be removed and is still there"] if os.path.lexists(path) else warnings
-    )
+    if os.path.lexists(path):
+        return [f"{path} could not be removed and is still there"]
+    return warnings
 
 
 def _truncate(path: Path) -> list[str]:
@@ -251,13 +257,12 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def _names_in_words(names: Sequence[str]) -> str:
     """Names as part of a sentence: `a, b`, or with more than five `a, b, c, d, e and 2 others`."""
-    text = ", ".join(names[:_MOST_SHOWN])
-    # Multiplied by a condition: the text once, or not at all.
-    return text + (
-        f" and {counted(len(names) - _MOST_SHOWN, 'other')}" * (len(names) > _MOST_SHOWN)
-    )
+    text = ", ".join(names[:_MAX_NAMES])
+    if len(names) <= _MAX_NAMES:
+        return text
+    return f"{text} and {counted(len(names) - _MAX_NAMES, 'other')}"
 
 
-def _not_deletable(row: RunRow, reason: str, hint: str | Hint) -> UserError:
+def _not_deletable_error(row: RunRow, reason: str, hint: str | Hint) -> UserError:
     """The error for a run that may not be deleted; `reason` follows its id in the message."""
     return UserError("RUN_STATE", f"{row.run_id} {reason}", hint=hint, field="run_id")

@@ -9,13 +9,13 @@ from typing import Any
 
 from engine.core.files import read_json
 from engine.core.reply import Reply
-from engine.evidence.compare.settings_diff import changed_choices, making_of_run
+from engine.evidence.compare.settings_diff import changed_names, making_of_run
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
 from engine.records.run_config import RunConfig, TrainConfig
 from engine.runs.submit.cautions import verdict_in_words
 
-_MOST_SHOWN = 4  # changed settings on a line of the tree
+_MAX_CHANGES = 4  # changed settings on a line of the tree
 
 
 def entry(home: Home, row: RunRow) -> Reply:
@@ -32,7 +32,8 @@ def entry(home: Home, row: RunRow) -> Reply:
     if parent:
         fields["parent"] = parent
         changed = _changes(home, row, parent)
-        fields |= {"changed": changed} if changed else {}
+        if changed:
+            fields["changed"] = changed
     if row.expect:
         fields["expected"] = row.expect
         if row.state == "done" and row.verdict in ("better", "worse", "no_difference"):
@@ -51,12 +52,17 @@ def parent_of(row: RunRow, config: RunConfig | None) -> str:
     Args:
         config: the run's config; None where it is damaged or gone. Then only the row is used.
     """
-    train_config = config if isinstance(config, TrainConfig) else None
-    model = (train_config.model if train_config else row.model).partition("@")[0]
-    if row.parent or "/" in model:  # a slash: the name of a base model
+    if row.parent:
         return row.parent
-    # A model is a run where the trainer started from its adapter, or the row names a checkpoint.
-    return model if ((train_config and train_config.start_adapter) or "@" in row.model) else ""
+    train_config = config if isinstance(config, TrainConfig) else None
+    model_ref = train_config.model if train_config else row.model
+    model = model_ref.partition("@")[0]
+    if "/" in model:  # the name of a base model
+        return ""
+    starts_from_adapter = train_config is not None and bool(train_config.start_adapter)
+    # Only a run has checkpoints, which are named after an "@".
+    is_run = starts_from_adapter or "@" in row.model
+    return model if is_run else ""
 
 
 def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
@@ -66,13 +72,14 @@ def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
     if not of_parent.config:
         return {}
     parent_choices, run_choices = of_parent.choices(), of_run.choices()
+    names = changed_names(of_parent, of_run)
     # A name is one of the choices (model, algorithm, env_id), or else a setting.
     return {
         name: [
             parent_choices.get(name, of_parent.setting_values.get(name)),
             run_choices.get(name, of_run.setting_values.get(name)),
         ]
-        for name in changed_choices(of_parent, of_run)
+        for name in names
     }
 
 
@@ -83,13 +90,14 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
     """
     runs = {row.run_id: row for row in rows if row.kind == "train"}
     entries = {run_id: entry(home, row) for run_id, row in runs.items()}
-    children: dict[str, list[str]] = {}
-    for run_id in sorted(runs, key=lambda name: runs[name].rowid):
+    children: dict[str, list[str]] = {}  # by parent; "" for the runs that are not indented
+    for run_id in sorted(runs, key=lambda run_id: runs[run_id].rowid):
         parent = entries[run_id].get("parent", "")
         children.setdefault(parent if parent in runs else "", []).append(run_id)
     lines: list[str] = []
 
     def add_lines(run_id: str, depth: int) -> None:
+        """Add the line of a run, then the lines of the runs below it."""
         lines.append("  " * depth + _tree_line(runs[run_id], entries[run_id]))
         for child in children.get(run_id, []):
             add_lines(child, depth + 1)
@@ -103,14 +111,16 @@ def _tree_line(row: RunRow, entry: Mapping[str, Any]) -> str:
     """The line of a run in the tree, with at most four of the changes from its parent, such as
     `sums-grpo-3: no difference, better was expected (lora_rank 16→32)`."""
     result = verdict_in_words(row) if row.state == "done" else row.state
-    changed = ", ".join(
-        f"{name} {_short_value(parent_value)}→{_short_value(value)}"
-        for name, (parent_value, value) in list(entry.get("changed", {}).items())[:_MOST_SHOWN]
-    )
     text = f"{row.run_id}: {result}"
     if "as_expected" in entry:
         text += " as expected" if entry["as_expected"] else f", {entry['expected']} was expected"
-    return text + (f" ({changed})" if changed else "")
+    changes = [
+        f"{name} {_short_value(parent_value)}→{_short_value(value)}"
+        for name, (parent_value, value) in entry.get("changed", {}).items()
+    ]
+    if changes:
+        text += f" ({', '.join(changes[:_MAX_CHANGES])})"
+    return text
 
 
 def _short_value(value: Any) -> str:
@@ -136,12 +146,17 @@ def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
         try:
             result = read_json(home.run(row.run_id).result)
             score = float(result["best_score"])
-            if (result.get("evidence") or {}).get("go_on_with"):
-                continue  # the evidence advises the start model instead
+            advises_start_model = bool((result.get("evidence") or {}).get("go_on_with"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # the result is missing, damaged or has no score
+        if advises_start_model:
+            continue
+        # `>`: of equal scores the oldest run counts.
         if row.env_id not in best or score > best[row.env_id]["score"]:
-            # `>`: of equal scores the oldest run counts.
-            entry = {"run_id": row.run_id, "score": round(score, 4), "verdict": row.verdict}
-            best[row.env_id] = entry | {"step": result.get("best_step")}
+            best[row.env_id] = {
+                "run_id": row.run_id,
+                "score": round(score, 4),
+                "verdict": row.verdict,
+                "step": result.get("best_step"),
+            }
     return best

@@ -40,8 +40,8 @@ __all__ = [
 
 MAX_WAIT_S = 50.0  # many clients give up on a call after a minute
 UNTIL = ("end", "first_step", "next_eval", "alert")
-_POLL_S = 0.15  # seconds between two looks of a wait
-_REAP_S = 2.0  # how often a wait looks for runs that died
+_POLL_S = 0.15  # how often a wait reads the run's files and row
+_REAP_S = 2.0  # how often a wait settles runs that died
 _REPORT_S = 1.0  # how often a wait reports although nothing changed
 _EVENT_KEYS = ("event", "time", "message")  # of every event; the other keys are its values
 # What a status shows of the evidence for a verdict.
@@ -83,8 +83,9 @@ def wait(
         until: "end", "first_step", "next_eval" or "alert". `reached` in the reply says whether the
             run has reached it.
         timeout_s: seconds to wait; values outside 0..50 are moved to the nearer bound.
-        cursor: `cursor` of an earlier reply: evaluations and alerts since that reply count. With ""
-            only those from now on count.
+        cursor: `cursor` of an earlier reply: evaluations and alerts since that reply count, and
+            the reply shows these alerts. With "" only those from now on count, and the reply shows
+            the latest alerts of the whole run.
         on_progress: called with the status at every change and about once a second. An exception
             that it raises ends the wait.
 
@@ -105,26 +106,24 @@ def wait(
         since_byte = _position_of_cursor(cursor) if cursor else events_end(run)
         reap_at = time.monotonic() + _REAP_S
         report_at = 0.0  # at once
-        last_reported = None
+        reported_signs = None  # the `signs` below at the last report
         while True:
             now = time.monotonic()
             events, end = events_from(run, since_byte)
             reached = _has_reached(run, row, until, events)
             if reached or row.state in TERMINAL or now >= deadline:
-                status = _status(home, store, row, alerts_in(events) if cursor else None)
+                # A caller without a cursor has not seen any alert of the run yet.
+                new_alerts = alerts_in(events) if cursor else None
+                status = _status(home, store, row, new_alerts)
                 if until == "next_eval" and reached:
                     status |= _evaluation_fields(events, status)
                 # `end` belongs to the events just read: later ones are left to the next call.
                 return status | {"reached": reached, "cursor": str(end)}
-            progress_mark = (
-                row.state,
-                row.attempt,
-                _file_size(run.metrics),
-                _file_size(run.events),
-            )
-            if on_progress is not None and (progress_mark != last_reported or now >= report_at):
+            # These differ whenever the run has changed.
+            signs = (row.state, row.attempt, _file_size(run.metrics), _file_size(run.events))
+            if on_progress is not None and (signs != reported_signs or now >= report_at):
                 on_progress(_status(home, store, row))
-                last_reported = progress_mark
+                reported_signs = signs
                 report_at = now + _REPORT_S
             if now >= reap_at:
                 launcher.reap(home)
@@ -150,10 +149,15 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
         row = store.get_run(run_id)
         run = home.run(row.run_id)
         values = {"reason_kind": "cancelled", "reason": final_reason}
-        ended_values = {"ended": time.time(), "hint": outcome.resume_hint(run), **values}
-        if not store.set_state(
-            row.run_id, "cancelled", only_from={"queued", "interrupted"}, **ended_values
-        ):
+        was_cancelled = store.set_state(
+            row.run_id,
+            "cancelled",
+            only_from={"queued", "interrupted"},
+            ended=time.time(),
+            hint=outcome.resume_hint(run),
+            **values,
+        )
+        if not was_cancelled:
             store.set_state(row.run_id, "stopping", only_from={"preparing", "running"}, **values)
         launcher.reap(home)  # the supervisor may be dead already; then the run ends here
         row = store.get_run(row.run_id)
@@ -213,9 +217,10 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
     if run.deleted.exists():
         status["next"] = []  # nothing is left to read, to deploy or to continue
         if "error" in status:
-            status["error"] |= {"hint": "Submit a new run."}
+            status["error"]["hint"] = "Submit a new run."
             status["error"].pop("call", None)
-    if row.kind == "train" and (half := choosing_half_in(progress.started)):
+    half = choosing_half_in(progress.started) if row.kind == "train" else None
+    if half is not None:
         status["heldout"] = half.to_json()
     status["summary"] = _summary(row, status)
     return status
@@ -224,9 +229,12 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
 def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
     """Add the result of a run that is done to its status, with the warnings and the next calls that
     follow from it."""
-    warnings = status["warnings"]  # `_result_fields` replaces them by its own; both are kept
-    status = status | _result_fields(run)
-    status["warnings"] = warnings + [note for note in status["warnings"] if note not in warnings]
+    result_fields = _result_fields(run)
+    warnings = status["warnings"]
+    new_warnings = [
+        warning for warning in result_fields.get("warnings", []) if warning not in warnings
+    ]
+    status = status | result_fields | {"warnings": warnings + new_warnings}
     if row.kind == "evaluate":
         status["next"] = _after_evaluation(run, row)
     return _errors_first(run, row, status)
@@ -327,21 +335,22 @@ def _result_fields(run: RunDir) -> Reply:
     if not result:
         return {}
     evidence = result.get("evidence")
-    evidence = evidence if isinstance(evidence, dict) else {}
+    if not isinstance(evidence, dict):
+        evidence = {}
+    shown_result = {
+        key: value for key, value in result.items() if key not in ("evidence", "verdict")
+    }
     shown_evidence = {
         name: evidence[name] for name in _EVIDENCE_KEYS if evidence.get(name) is not None
     }
-    other_values = {
-        key: value for key, value in result.items() if key not in ("evidence", "verdict")
-    }
-    added: Reply = {
-        "result": other_values | ({"evidence": shown_evidence} if shown_evidence else {})
-    }
+    if shown_evidence:
+        shown_result["evidence"] = shown_evidence
+    result_fields: Reply = {"result": shown_result}
     if evidence.get("warnings"):
-        added["warnings"] = list(evidence["warnings"])
+        result_fields["warnings"] = list(evidence["warnings"])
     if evidence.get("next"):
-        added["next"] = evidence["next"]
-    return added
+        result_fields["next"] = evidence["next"]
+    return result_fields
 
 
 def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
@@ -355,15 +364,16 @@ def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
         Call("diagnose", argument).to_json(),
         Call("read_rollouts", argument | {"pick": "error"}).to_json(),
     ]
-    sentence = f"{failed['failed']} of {failed['of']} scores failed"
-    if (last_step := failed.get("last_step")) and last_step["failed"]:
-        sentence += f", {last_step['failed']} of {last_step['of']} in the last step"
-    sentence += ": the calls in next say why and show them"
+    warning = f"{failed['failed']} of {failed['of']} scores failed"
+    last_step = failed.get("last_step")
+    if last_step and last_step["failed"]:
+        warning += f", {last_step['failed']} of {last_step['of']} in the last step"
+    warning += ": the calls in next say why and show them"
     if row.kind == "evaluate":  # nobody should curate a dataset before having read the failures
         calls += [call for call in status["next"] if call["tool"] != "curate"]
     else:
         calls += status.get("next", [])
-    return status | {"warnings": [sentence, *status["warnings"]], "next": calls}
+    return status | {"warnings": [warning, *status["warnings"]], "next": calls}
 
 
 def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -375,8 +385,10 @@ def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
     models = result.get("models")
     if not isinstance(models, list):
         return result.get("failed_scores") or {}
-    counts = (("failed", "errors"), ("of", "attempts"))  # (key here, key of each model)
-    return {name: sum(model.get(key) or 0 for model in models) for name, key in counts}
+    return {
+        "failed": sum(model.get("errors") or 0 for model in models),
+        "of": sum(model.get("attempts") or 0 for model in models),
+    }
 
 
 def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
@@ -388,21 +400,19 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
     """
     config = run.find_config()  # None if damaged; the status is shown all the same
     models = config.model_refs if config else []
-    argument = {"run_id": row.run_id}
     if len(models) > 1:
-        compared = {"ids": models, "env_id": row.env_id}
         calls = [
-            Call("compare_runs", compared),
-            Call("read_rollouts", argument | {"pick": "changed"}),
+            Call("compare_runs", {"ids": models, "env_id": row.env_id}),
+            Call("read_rollouts", {"run_id": row.run_id, "pick": "changed"}),
         ]
     else:
-        calls = [Call("read_rollouts", argument)]
+        calls = [Call("read_rollouts", {"run_id": row.run_id})]
     evaluation = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
     # Where the rewards of a task differ, a dataset can be made of its best answers.
     if evaluation and evaluation.split == "train" and evaluation.attempts > 1:
         dataset = f"{row.env_id.partition('@')[0][:35]}-best"
-        choices = {"source_ids": [row.run_id], "name": dataset, "where": "0 < avg < 1"}
-        calls.insert(0, Call("curate", choices))
+        arguments = {"source_ids": [row.run_id], "name": dataset, "where": "0 < avg < 1"}
+        calls.insert(0, Call("curate", arguments))
     return [call.to_json() for call in calls]
 
 
@@ -426,9 +436,8 @@ def _summary(row: RunRow, status: Reply) -> str:
             return f"{row.run_id} is cancelled{at_step}: {row.reason.rstrip('.')}."
         case _:
             seconds_left = status["eta_s"]
-            return f"{row.run_id} is {row.state}{at_step}" + (
-                f", {seconds_left:.0f} s left." if seconds_left else "."
-            )
+            time_left = f", {seconds_left:.0f} s left" if seconds_left else ""
+            return f"{row.run_id} is {row.state}{at_step}{time_left}."
 
 
 def _cancel_summary(row: RunRow, checkpoint: str) -> str:

@@ -69,9 +69,11 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         if scope in ("all", name):
             items = read_list(home)
             totals[name] = len(items)
-            reply[name] = items[position : position + limit] if scope == name else items[:limit]
-            if scope == name and position + limit < len(items):
-                reply["next_cursor"] = str(position + limit)
+            start = position if scope == name else 0  # with "all" the cursor means nothing
+            end = start + limit
+            reply[name] = items[start:end]
+            if scope == name and end < len(items):
+                reply["next_cursor"] = str(end)
     if any("exam_use" in env for env in reply.get("envs", [])):
         reply["about"] = {"exam_use": ABOUT_USE}
     return reply | {
@@ -82,12 +84,15 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
 
 
 def _warnings(home: Home) -> list[str]:
-    """A warning where a database of this home was once found damaged. It is about the last time;
-    [] where it never happened."""
+    """A warning where a database of this home was damaged before; it names the last one. [] where
+    that never happened."""
+    damaged_databases = home.dbs_aside()
+    if not damaged_databases:
+        return []
     return [
-        f"the database was found damaged; it is kept as {path.name}, and the run list was made "
-        "again from the run folders (request ids and the course of estimates are lost)"
-        for path in home.dbs_aside()[-1:]
+        f"the database was found damaged; it is kept as {damaged_databases[-1].name}, and the run "
+        "list was made again from the run folders (request ids and the course of estimates are "
+        "lost)"
     ]
 
 
@@ -118,14 +123,14 @@ def _hardware(home: Home, store: Store) -> Reply:
     - `training`: whether it can train, in words.
     """
     machine = hardware.detect(home.root)
-    busy = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
+    run_on_device = {row.device: row.run_id for row in store.list_runs(100, states=HOLDS_DEVICE)}
     devices = [
         {
             "id": device.id,
             "name": device.name,
             "memory_gb": _gb(device.memory_total),
             "free_gb": _gb(device.memory_free),
-            "run": busy.get(device.id, ""),
+            "run": run_on_device.get(device.id, ""),
         }
         for device in machine.devices
     ]
@@ -191,9 +196,8 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
             "total_steps": progress.total_steps,
             "eta_s": progress.eta_s,
         }
-    for name in ("verdict", "reason_kind", "note"):
-        if value := getattr(row, name):
-            entry[name] = value
+    optional_fields = {"verdict": row.verdict, "reason_kind": row.reason_kind, "note": row.note}
+    entry |= {name: text for name, text in optional_fields.items() if text}
     if row.kind == "train":
         entry |= ledger.entry(home, row)
     if home.run(row.run_id).deleted.exists():
@@ -209,11 +213,14 @@ def _environments(home: Home) -> list[Reply]:
     An entry has `exam_use` where the version's held-out tasks were used to choose a checkpoint, run
     or model: how often that was.
     """
-    used = holdout_reuse.use_by_env(home)
-    return [
-        env.to_json() | ({"exam_use": use.total} if (use := used.get(env.env_id)) else {})
-        for env in registry.list_envs(home)
-    ]
+    use_by_env = holdout_reuse.use_by_env(home)
+    entries = []
+    for env in registry.list_envs(home):
+        entry = env.to_json()
+        if env.env_id in use_by_env:
+            entry["exam_use"] = use_by_env[env.env_id].total
+        entries.append(entry)
+    return entries
 
 
 def _datasets(home: Home) -> list[Reply]:
@@ -246,12 +253,13 @@ def _summary(scope: str, reply: Reply, totals: dict[str, int], open_runs: list[R
         return f"{counted(len(devices), 'device')}: {names}."
     if scope != "all":
         more = " (more follow)" if "next_cursor" in reply else ""
-        return f"{counted(len(reply[scope]), scope[:-1])}{more}."  # "runs" without its s
-    active = sum(row.state in HOLDS_DEVICE for row in open_runs)
-    shortened = [name for name, count in totals.items() if count > len(reply[name])]
-    more = f" More {', '.join(shortened)} follow with scope {shortened[0]}." if shortened else ""
+        singular = scope.removesuffix("s")
+        return f"{counted(len(reply[scope]), singular)}{more}."
+    active_count = sum(row.state in HOLDS_DEVICE for row in open_runs)
+    cut_lists = [name for name, count in totals.items() if count > len(reply[name])]
+    more = f" More {', '.join(cut_lists)} follow with scope {cut_lists[0]}." if cut_lists else ""
     return (
-        f"{active} running, {len(reply['queue'])} queued, "
+        f"{active_count} running, {len(reply['queue'])} queued, "
         f"{counted(totals['envs'], 'environment')}, {counted(totals['models'], 'model')}, "
         f"{counted(totals['deployments'], 'deployment')}.{more}"
     )

@@ -46,12 +46,8 @@ SKIPPED = stored_answers.SKIPPED | {
     "unknown_task": "this environment has no task of that id",
     "changed_prompt": "the task of that id asks something else here",
 }
-_TRAINING_ONLY = (
-    "ids",
-    "prompt_ids",
-    "loss_mask",
-    "advantage",
-)  # fields of a rollout that are not copied
+# Fields of a rollout that are not copied.
+_TRAINING_ONLY = ("ids", "prompt_ids", "loss_mask", "advantage")
 
 
 class Stopped(Exception):
@@ -101,14 +97,15 @@ class Regrade:
         self.config = config
         self.source = self.run.home.run(config.regrade)
         self.record = find_env(self.run.home, config.env_id)
-        self.multi = self.record.kind == "multi"
+        self.is_multi_turn = self.record.kind == "multi"
         self.tasks = {row["id"]: row for row in read_tasks(self.record)}
         self.skipped: dict[str, int] = {}
         self._events = Appender(self.run.events)
         self._metrics = Appender(self.run.metrics)
-        self._stop = False
+        self._was_told_to_stop = False
         signal.signal(signal.SIGTERM, self._on_term)
-        if lifeline := os.environ.get("HONESMITH_LIFELINE_FD"):
+        lifeline = os.environ.get("HONESMITH_LIFELINE_FD")
+        if lifeline:
             threading.Thread(target=_exit_with_parent, args=(int(lifeline),), daemon=True).start()
 
     def go(self) -> Reply:
@@ -119,12 +116,12 @@ class Regrade:
         """
         models = self.config.models
         self.event("started", counted(len(models), "model"), total_steps=len(models))
-        stored = {model.ref: load_rows(self.source.path / model.rows) for model in models}
-        task_ids = self._task_ids(stored.values())
-        regraded: dict[str, list[Line]] = {}
+        stored_rows = {model.ref: load_rows(self.source.path / model.rows) for model in models}
+        task_ids = self._task_ids(stored_rows.values())
+        regraded: dict[str, list[Line]] = {}  # the new rows by model
         with open_process(self.record, log=self.run.logs / "environment.log") as process:
             process.describe()  # waits until the environment is loaded
-            for index, (ref, rows) in enumerate(stored.items()):
+            for index, (ref, rows) in enumerate(stored_rows.items()):
                 regraded[ref] = self._score_model(process, index, ref, rows, task_ids)
                 scores = _mean_scores(ref, regraded[ref])
                 self.event("evaluated", f"{ref}: reward {scores.reward:.3f}", **asdict(scores))
@@ -159,15 +156,15 @@ class Regrade:
         """Append a line to the run's metrics.jsonl."""
         self._metrics.append({"step": step, "time": time.time(), **values})
 
-    def _task_ids(self, stored: Iterable[Sequence[Line]]) -> set[str]:
-        """Choose the tasks whose answers are scored: at most as many as the config's `rows`, the
-        first in the order in which evaluations take tasks.
+    def _task_ids(self, rows_of_models: Iterable[Sequence[Line]]) -> set[str]:
+        """The ids of the tasks whose answers are scored: at most as many as the config's `rows`,
+        the first in the order of `_task_order`.
 
         Args:
-            stored: for each model its stored rows.
+            rows_of_models: for each model its stored rows.
         """
-        ids = {str(row.get("task")) for rows in stored for row in rows}
-        return set(sorted(ids, key=lambda task: _task_order(task))[: self.config.rows])
+        ids = {str(row.get("task")) for rows in rows_of_models for row in rows}
+        return set(sorted(ids, key=_task_order)[: self.config.rows])
 
     def _score_model(
         self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], task_ids: set[str]
@@ -188,7 +185,7 @@ class Regrade:
         written: list[Line] = []
         with Appender(path) as file:
             for position, row in enumerate(rows):
-                if self._stop:
+                if self._was_told_to_stop:
                     raise Stopped
                 if str(row.get("task")) not in task_ids:
                     continue
@@ -210,11 +207,11 @@ class Regrade:
         # Answers of older versions do not hold the prompt.
         if row.get("prompt") and prompt_key(row["prompt"]) != prompt_key(task["prompt"]):
             return "changed_prompt"
-        return score_stored(process, task, row, multi=self.multi)
+        return score_stored(process, task, row, is_multi_turn=self.is_multi_turn)
 
     def _on_term(self, *_: object) -> None:
         """Handler of SIGTERM: `_score_model` stops before the next answer."""
-        self._stop = True
+        self._was_told_to_stop = True
 
 
 def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) -> Line:
@@ -259,21 +256,21 @@ def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
     measure = measure_of(records)
     errors = side(records, measure or "reward").errors
     count = max(1, len(rows))  # without rows every sum is 0
-    solved = sum(bool(row["success"]) for row in rows)
+    solved_count = sum(bool(row["success"]) for row in rows)
     return ModelScores(
         ref=ref,
         tasks=len({row["task"] for row in rows}),
         attempts=len(rows),
-        success=solved / count if measure == "success" else None,
+        success=solved_count / count if measure == "success" else None,
         reward=sum(row["reward"] for row in rows) / count,
         reward_before=sum(row["reward_before"] for row in rows) / count,
         errors=errors,
     )
 
 
-def _task_order(task: str) -> bytes:
+def _task_order(task_id: str) -> bytes:
     """A sort key that puts tasks in an order that is random but always the same."""
-    return hashlib.sha256(task.encode()).digest()
+    return hashlib.sha256(task_id.encode()).digest()
 
 
 def _digest(path: Path) -> str:

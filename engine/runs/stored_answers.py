@@ -39,27 +39,30 @@ Begin = Callable[[Path, str, Mapping[str, Task]], None]
 
 
 def score_stored(
-    process: EnvProcess, task: Task, row: Mapping[str, Any], *, multi: bool
+    process: EnvProcess, task: Task, row: Mapping[str, Any], *, is_multi_turn: bool
 ) -> ScoreReply | str:
     """Score one stored answer. Returns the score, or a key of SKIPPED that says why the answer
     cannot be scored.
 
     Args:
         row: the line of an evaluation or of rollouts that holds the answer.
-        multi: whether the environment has several turns; the conversation is then played again.
+        is_multi_turn: whether the environment has several turns; the conversation is then played
+            again.
     """
+    completion = row.get("completion")
     messages = row.get("messages") or []
-    turns = [message for message in messages if message.get("role") == "assistant"]
-    if not turns and row.get("completion") is None:
+    model_turns = [message for message in messages if message.get("role") == "assistant"]
+    if not model_turns and completion is None:
         return "no_answer"
-    if multi:
-        # A row without messages was answered in one turn.
-        turns = turns or [{"role": "assistant", "content": row["completion"]}]
-        return score_replayed(process, task, messages or turns)
-    if len(turns) > 1:
+    if is_multi_turn:
+        if not messages:  # it was answered in one turn
+            messages = [{"role": "assistant", "content": completion}]
+        return score_replayed(process, task, messages)
+    if len(model_turns) > 1:
         return "other_turns"
-    text = row.get("completion")
-    return process.score(task, str(turns[0].get("content") if text is None else text))
+    if completion is None:
+        completion = model_turns[0].get("content")
+    return process.score(task, str(completion))
 
 
 def score_replayed(
@@ -98,7 +101,7 @@ def score_replayed(
 
 
 @contextlib.contextmanager
-def beside(run: RunDir, record: EnvRecord, skipped: Callable[[str], None]) -> Iterator[Begin]:
+def beside(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) -> Iterator[Begin]:
     """Context manager: rescore stored answers in a thread beside the caller's own work.
 
     Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file` to be
@@ -111,18 +114,21 @@ def beside(run: RunDir, record: EnvRecord, skipped: Callable[[str], None]) -> It
     Args:
         run: its `evals/rescored.json` is written.
         record: the environment version that scores.
-        skipped: called with the reason where answers could not be rescored; that is no error.
+        on_skip: called with the reason where answers could not be rescored; that is no error.
     """
     fresh = _FreshProcess(record)
     thread = ThreadPoolExecutor(1, "rescoring")
     futures: list[Future[None]] = []
+
+    def begin(file: Path, half: str, tasks: Mapping[str, Task]) -> None:
+        """Queue the rescoring of a sample of the answers in `file`."""
+        futures.append(thread.submit(_rescore, run, record, fresh, file, half, tasks, on_skip))
+
     try:
         thread.submit(fresh.warm_up)
-        yield lambda path, half, tasks: futures.append(
-            thread.submit(_rescore, run, record, fresh, path, half, tasks, skipped)
-        )
+        yield begin
         if wait(futures, PATIENCE).not_done:
-            skipped(f"a fresh env process took longer than {PATIENCE:g} s")
+            on_skip(f"a fresh env process took longer than {PATIENCE:g} s")
     finally:
         fresh.abandon()
         thread.shutdown(cancel_futures=True)
@@ -180,31 +186,34 @@ def _rescore(
     run: RunDir,
     record: EnvRecord,
     fresh: _FreshProcess,
-    path: Path,
+    file: Path,
     half: str,
     tasks: Mapping[str, Task],
-    skipped: Callable[[str], None],
+    on_skip: Callable[[str], None],
 ) -> None:
-    """Score a sample of the answers in the file `path` again in a fresh env process, and write
-    `evals/rescored.json`. Runs in the thread of `beside`, whose arguments have the same meaning.
+    """Score a sample of the answers in `file` again in a fresh env process, and write
+    `evals/rescored.json`. Runs in the thread of `beside`, which describes the arguments.
 
-    Nothing is written where `fresh` was abandoned meanwhile. An error is passed to `skipped` as
+    Nothing is written where `fresh` was abandoned meanwhile. An error is passed to `on_skip` as
     text.
     """
     started_at = time.monotonic()
-    multi = record.kind == "multi"
+    is_multi_turn = record.kind == "multi"
+
+    def is_over() -> bool:
+        """Whether no further answer is to be scored; asked before each of them."""
+        return fresh.abandoned or time.monotonic() - started_at > SECONDS
+
     try:
-        result = score_again(
-            [_to_score(tasks[row["task"]], row, multi) for row in _sample(path, half, tasks)],
-            fresh,
-            # Asked before each answer: whether to stop.
-            lambda: fresh.abandoned or time.monotonic() - started_at > SECONDS,
-        )
+        answers = [
+            _to_score(tasks[row["task"]], row, is_multi_turn) for row in _sample(file, half, tasks)
+        ]
+        result = score_again(answers, fresh, is_over)
         if fresh.abandoned:
             return
         identity = {
             "env_id": record.env_id,
-            "file": path.name,
+            "file": file.name,
             "half": half,
             "deterministic": record.audit.deterministic,
             "network": record.limits.network,
@@ -212,35 +221,32 @@ def _rescore(
         seconds = round(time.monotonic() - started_at, 3)
         write_json(run.rescored, identity | result | {"seconds": seconds})
     except Exception as problem:  # noqa: BLE001 - no error in this thread may harm the run
-        skipped(f"{type(problem).__name__}: {problem}"[:300])
+        on_skip(f"{type(problem).__name__}: {problem}"[:300])
 
 
-def _sample(path: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
-    """A random sample of at most `MOST` answers in the file `path`. The same file always gives the
-    same sample, because the seed is the number of its answers.
+def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
+    """A random sample of at most `MOST` answers in `file`. The same file always gives the same
+    sample, because the seed is the number of answers that may be taken.
 
     Only answers are taken whose score did not fail, whose task is among `tasks`, and which belong
     to the `half` of the held-out tasks ("" for both halves).
     """
-    rows = load_rows(path)
+    rows = load_rows(file)
+    if half:
+        rows = [row for row in rows if row.get("half") == half]
     rows = [
-        row
-        for row in rows
-        if (not half or row.get("half") == half)
-        and not row.get("error")
-        and "reward" in row
-        and row.get("task") in tasks
+        row for row in rows if row.get("task") in tasks and "reward" in row and not row.get("error")
     ]
     return random.Random(len(rows)).sample(rows, min(MOST, len(rows)))
 
 
-def _to_score(task: Task, row: Mapping[str, Any], multi: bool) -> Scored:
+def _to_score(task: Task, row: Mapping[str, Any], is_multi_turn: bool) -> Scored:
     """Wrap a stored answer for `score_again`: what identifies it, its stored reward, and a function
     that scores it again in a given process."""
 
     def score_anew(process: EnvProcess) -> ScoreReply | str:
         """The new score, or a key of SKIPPED that says why there is none."""
-        score = score_stored(process, task, row, multi=multi)
+        score = score_stored(process, task, row, is_multi_turn=is_multi_turn)
         # A conversation that cannot be repeated comes as a failed score. Here it is skipped, so
         # that it does not count as a reward that changed.
         if isinstance(score, dict) and score["error"] == SKIPPED["unrepeatable"]:

@@ -4,6 +4,7 @@ The target folder appears complete or not at all. Merging needs torch, so a work
 that takes longer than the call goes on, and the same call again returns its result.
 """
 
+import errno
 import hashlib
 import os
 import shutil
@@ -34,8 +35,8 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
         export_format: "adapter" or "merged".
 
     The reply's `state` is "exported", or "exporting" while a merge goes on: the same call again
-    returns it. Nothing is overwritten. Raises UserError BAD_ARGUMENT, MODEL_*, DEPLOY_FAILED (the
-    merge failed), NO_TORCH, DISK_FULL.
+    returns its result. Nothing is overwritten. Raises UserError BAD_ARGUMENT, MODEL_*,
+    DEPLOY_FAILED (the merge failed), NO_TORCH, DISK_FULL.
     """
     if export_format not in FORMATS:
         raise UserError(
@@ -52,18 +53,20 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
             hint="Name a run, such as arith-grpo-7@best.",
             field="run_id",
         )
-    name = ref.replace("@", "-") + ("-merged" if export_format == "merged" else "")
-    target = Path(os.path.abspath(os.path.expanduser(path))) if path else home.exports / name
+    if path:
+        target = Path(os.path.abspath(os.path.expanduser(path)))
+        refuse_folder_of_agent_files(target, "path")
+    else:
+        suffix = "-merged" if export_format == "merged" else ""
+        target = home.exports / (ref.replace("@", "-") + suffix)
     origin = {
         "run": model.run_id,
         "checkpoint": model.adapter.name,
         "base": model.base_ref,
         "format": export_format,
     }
-    if path:
-        refuse_folder_of_agent_files(target, "path")
     if _is_this_export(target, origin):
-        return _export_reply(model, target, export_format, "already")
+        return _export_reply(model, target, export_format, was_there=True)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if export_format == "adapter":
@@ -72,27 +75,28 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
             return _still_merging(ref, target)
     except OSError as error:
         raise UserError(
-            "DISK_FULL" if error.errno == 28 else "BAD_ARGUMENT",  # 28: ENOSPC
+            "DISK_FULL" if error.errno == errno.ENOSPC else "BAD_ARGUMENT",
             f"{target} cannot be written: {error.strerror or error}",
             hint="Choose another path.",
             field="path",
         ) from error
-    return _export_reply(model, target, export_format, "now")
+    return _export_reply(model, target, export_format, was_there=False)
 
 
 def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
-    """Whether the folder `target` already holds this very export.
+    """Whether the folder `target` already holds this very export: its ORIGIN file holds `origin`.
 
-    That is so if its ORIGIN file holds `origin`. False if nothing is there, or an empty folder.
-    Raises UserError BAD_ARGUMENT if anything else is there.
+    False if there is nothing at `target`, or an empty folder. Raises UserError BAD_ARGUMENT if
+    there is anything else.
     """
     if not os.path.lexists(target) or (target.is_dir() and not os.listdir(target)):
         return False
     try:
-        if read_json(target / ORIGIN) == origin:
-            return True
-    except (OSError, ValueError):
-        pass  # no readable ORIGIN file: something else
+        existing_origin = read_json(target / ORIGIN)
+    except (OSError, ValueError):  # no readable ORIGIN file
+        existing_origin = None
+    if existing_origin == origin:
+        return True
     raise UserError(
         "BAD_ARGUMENT",
         f"{target} exists and is not this export; nothing is overwritten",
@@ -124,22 +128,23 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
     Returns True when it is there, False if the merge is still going on after `WAIT_S` seconds.
     Raises UserError DEPLOY_FAILED, with the end of the worker's log, if the merge failed.
     """
-    # The same merge to the same place has the same key, so that a later call finds it.
+    # The same merge to the same place has the same key, so that a later call waits for it.
     key = hashlib.sha256(f"{model.adapter} {target}".encode()).hexdigest()[:16]
     job = home.export_job(key)
     job.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{key}.aside")
-    lock_path, log = job / "alive.lock", job / "export.log"
-    if not is_locked(lock_path) and not _is_model(home, aside):
+    worker_lock, log = job / "alive.lock", job / "export.log"
+    if not is_locked(worker_lock) and not _is_model(home, aside):
         _start_merge(home, model, job, aside)
     deadline = time.monotonic() + WAIT_S
-    while is_locked(lock_path):
+    while is_locked(worker_lock):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
     if not _is_model(home, aside):
         shutil.rmtree(aside, ignore_errors=True)
-        log_end = " | ".join(read_tail(log, 2000).strip().splitlines()[-3:])[:400]
+        last_lines = read_tail(log, 2000).strip().splitlines()[-3:]
+        log_end = " | ".join(last_lines)[:400]
         raise UserError("DEPLOY_FAILED", "the merge did not finish", hint=f"Its log: {log_end}")
     _move_into_place(aside, target, origin)
     shutil.rmtree(job, ignore_errors=True)
@@ -196,10 +201,10 @@ def _move_into_place(aside: Path, target: Path, origin: dict[str, str]) -> None:
     sync_folder(target.parent)
 
 
-def _export_reply(model: ModelRef, target: Path, export_format: str, when: str) -> Reply:
-    """The reply about a finished export; `when` is "now", or "already" for an earlier one."""
+def _export_reply(model: ModelRef, target: Path, export_format: str, *, was_there: bool) -> Reply:
+    """The reply about a finished export; `was_there`: an earlier call made it."""
     files = sorted(entry.name for entry in target.iterdir())
-    already = " already" if when == "already" else ""
+    already = " already" if was_there else ""
     return {
         "model": model.ref,
         "state": "exported",

@@ -14,17 +14,14 @@ from typing import Any
 
 import httpx
 
-from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import read_json, read_tail, take_lock, write_json, write_text
 from engine.core.hardware import Device
-from engine.core.hints import Call, Hint
+from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.progress import read_progress
-from engine.home.rows import HOLDS_DEVICE, DeploymentRow
+from engine.home.rows import DeploymentRow
 from engine.home.run_dir import DeployDir, Home
 from engine.home.store import Store
-from engine.install import vllm_env
 from engine.models import catalog
 from engine.models.catalog import ModelRef
 from engine.processes import deployments, launcher, programs
@@ -37,6 +34,7 @@ from engine.processes.deployments import (
     list_deployments,
 )
 from engine.records.run_config import GRPOConfig
+from engine.serving import placement
 from engine.serving.export import export
 
 __all__ = ["chat", "deploy", "export", "list_deployments"]
@@ -44,14 +42,6 @@ __all__ = ["chat", "deploy", "export", "list_deployments"]
 START_S = 40.0  # seconds that one call waits for a process to become ready
 CALL_S = 48.0  # seconds that one chat takes at most, starts included
 _POLL_S = 0.05
-# Bytes that a serving process holds beside the weights: libraries, activations, caches.
-_OVERHEAD = {
-    ("torch", "cpu"): 700_000_000,
-    ("torch", "cuda"): 2_500_000_000,
-    ("vllm", "cpu"): 4_500_000_000,
-    ("vllm", "cuda"): 8_000_000_000,
-}
-_WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # per parameter: float32 and bfloat16
 
 
 @dataclass(frozen=True)
@@ -135,18 +125,19 @@ def chat(
     if not message.strip():
         raise UserError("BAD_ARGUMENT", "message is empty", hint="Ask something.", field="message")
     deadline = time.monotonic() + CALL_S
-    names = [model] + ([compare_to] if compare_to and compare_to != model else [])
+    names = [model]
+    if compare_to and compare_to != model:
+        names.append(compare_to)
     targets = [_target_of(home, name) for name in names]
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": message})
     body = {"messages": messages, "max_tokens": max_tokens, "temperature": temperature}
-    answers_and_starts = [_ask(home, target, body, deadline, asker) for target in targets]
-    answers = [answer for answer, _ in answers_and_starts]
-    started = [
-        deployment
-        for _, deployments_started in answers_and_starts
-        for deployment in deployments_started
-    ]
+    answers: list[Reply] = []
+    started: list[Reply] = []
+    for target in targets:
+        answer, started_for_it = _ask(home, target, body, deadline, asker)
+        answers.append(answer)
+        started += started_for_it
     seconds = sum(answer["latency_s"] for answer in answers)
     stop_calls = [
         Call("deploy", {"run_id": deployment["deployment_id"], "action": "stop"}).to_json()
@@ -180,10 +171,10 @@ def _target_of(home: Home, name: str) -> Target:
     """The target for a model reference such as "arith-7@best". Raises UserError MODEL_*."""
     ref = catalog.resolve_model(home, name)
     if ref.adapter is None:
-        return Target(ref, ref.base_ref, "", False)
+        return Target(ref, name=ref.base_ref, adapter="", thinking=False)
     config = home.run(ref.run_id).read_config()
     thinking = isinstance(config, GRPOConfig) and config.settings.thinking
-    return Target(ref, ref.ref, str(ref.adapter), thinking)
+    return Target(ref, name=ref.ref, adapter=str(ref.adapter), thinking=thinking)
 
 
 def _serve(
@@ -201,22 +192,31 @@ def _serve(
         raise _try_again("another deployment of this home is being started")
     try:
         row = _find_serving(home, target)
-        row = _until_ready(home, row, deadline) if row is not None else None
+        if row is not None:
+            row = _until_ready(home, row, deadline)  # None: it has ended
         start_seconds, started_at = None, time.monotonic()
         if row is None:
-            row = _until_ready(home, _start(home, target, asker), deadline)
+            row = _start_and_wait(home, target, asker, deadline)
             start_seconds = time.monotonic() - started_at
-        if row is None:
-            raise _try_again("the process ended while it was looked at")
         if target.adapter and not _load_adapter(home.deployment(row.deployment_id), target):
             # The process just ended, being idle for too long or in the way of a run: start another.
-            row = _until_ready(home, _start(home, target, asker), deadline)
+            row = _start_and_wait(home, target, asker, deadline)
             start_seconds = time.monotonic() - started_at
-            if row is None or not _load_adapter(home.deployment(row.deployment_id), target):
-                raise _try_again("the process ended while it was looked at")
-        return (_keep_serving(home, row, target) if by_deploy else row), start_seconds
+            if not _load_adapter(home.deployment(row.deployment_id), target):
+                raise _ended_meanwhile_error()
+        if by_deploy:
+            row = _keep_serving(home, row, target)
+        return row, start_seconds
     finally:
         os.close(lock)
+
+
+def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -> DeploymentRow:
+    """Start a deployment of the target, and wait until it answers; returns its row."""
+    row = _until_ready(home, _start(home, target, asker), deadline)
+    if row is None:
+        raise _ended_meanwhile_error()
+    return row
 
 
 def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
@@ -240,22 +240,20 @@ def _is_thinking(folder: DeployDir) -> bool:
 
 
 def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
-    """Start a deployment of the target on the device with the most room for it; returns its row.
+    """Start a deployment of the target on the device with the most room for it; returns its row,
+    without waiting until it answers.
 
     Raises UserError QUOTA, DOES_NOT_FIT, DEVICE_BUSY, NO_VLLM, NO_TORCH, DEPLOY_FAILED.
     """
     deployments.check_quota(home, asker)
-    devices = hardware.detect(home.root).devices
-    engines = {device.id: _engine(home, device) for device in devices}
-    device, memory = _device_with_room(home, target, engines)
-    adapters = [{"name": target.name, "path": target.adapter}] if target.adapter else []
+    chosen = placement.choose(home, target.ref, target.name)
     with Store(home) as store:
         row = store.add_deployment(
             base_name=target.ref.base_ref,
             base_path=str(target.ref.base_path),
-            adapters=[],
+            adapters=[],  # the row gets those that `_keep_serving` records
             serve_base=False,
-            memory_bytes=memory,
+            memory_bytes=chosen.memory_bytes,
         )
     folder = home.deployment(row.deployment_id)
     folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -265,18 +263,18 @@ def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
         {
             "base_path": row.base_path,
             "base_name": row.base_name,
-            "adapters": adapters,
-            "port": 0,
+            "adapters": [_adapter_entry(target)] if target.adapter else [],
+            "port": 0,  # the server picks one
             "idle_stop_minutes": home.user_config().idle_stop_minutes,
             "thinking": target.thinking,
-            "serve_with": engines[device.id],
-            "memory_share": round(memory / device.memory_total, 3),
+            "serve_with": chosen.engine,
+            "memory_share": round(chosen.memory_bytes / chosen.device.memory_total, 3),
             "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
-            "memory_bytes": memory,
+            "memory_bytes": chosen.memory_bytes,
             "asker": asker.name,
         },
     )
-    _spawn(home, folder, device)
+    _spawn(home, folder, chosen.device)
     return row
 
 
@@ -301,76 +299,6 @@ def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
         write_json(folder.process, {"pid": pid}, fsync=False)
     finally:
         os.close(alive)
-
-
-def _engine(home: Home, device: Device) -> str:
-    """The engine for deployments on this device: "torch" (our own sampler) or "vllm".
-
-    `serve_with` = "auto" takes vLLM for GPUs only: on a CPU it is slower to start and to answer.
-    Raises UserError NO_VLLM where vLLM is asked for and not set up.
-    """
-    engine = home.user_config().serve_with
-    if engine == "vllm":
-        vllm_env.require_python(home)
-    elif engine == "auto":
-        use_vllm = device.kind == "cuda" and vllm_env.find_python(home) is not None
-        return "vllm" if use_vllm else "torch"
-    return engine
-
-
-def _device_with_room(home: Home, target: Target, engines: dict[str, str]) -> tuple[Device, int]:
-    """The device that has most memory left once the model is on it, and the bytes it will take.
-
-    `engines`: device id -> "torch" or "vllm". Raises UserError DOES_NOT_FIT if no device is large
-    enough, DEVICE_BUSY if the best one is too full now.
-    """
-    devices = hardware.detect(home.root).devices
-    needs = {
-        device.id: _memory_needed(target.ref, device, engines[device.id]) for device in devices
-    }
-    best = max(devices, key=lambda device: device.memory_free - needs[device.id])
-    need = needs[best.id]
-    if need <= best.memory_free:
-        return best, need
-    message = f"{target.name} needs about {need / 1e9:.1f} GB"
-    if need > max(device.memory_total for device in devices):
-        raise UserError(
-            "DOES_NOT_FIT",
-            f"{message}; no device of this machine has that much",
-            hint="Serve a smaller model here.",
-        )
-    raise UserError(
-        "DEVICE_BUSY",
-        f"{message}; {best.memory_free / 1e9:.1f} GB of {best.id} are free{_busy_with(home)}",
-        hint=_advice_to_free(home),
-        retryable=True,
-    )
-
-
-def _advice_to_free(home: Home) -> Hint:
-    """How to free a device, with the call that stops the oldest deployment if there is one."""
-    living = deployments.living(home)
-    text = "Wait for what runs, or stop a deployment; then call again."
-    if not living:
-        return Hint(text)
-    arguments = {"run_id": living[-1].deployment_id, "action": "stop"}
-    return Hint(text, Call("deploy", arguments))
-
-
-def _memory_needed(ref: ModelRef, device: Device, engine: str) -> int:
-    """Bytes that serving takes: the weights with 10 % on top, and the overhead of the process."""
-    weights = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1)
-    return weights + _OVERHEAD[engine, device.kind]
-
-
-def _busy_with(home: Home) -> str:
-    """The end of a message, such as " while arith-7 runs, about 90 s more"; "" if no run does."""
-    with Store(home) as store:
-        for row in store.list_runs(10, states=HOLDS_DEVICE):
-            seconds_left = read_progress(home.run(row.run_id), row).eta_s
-            remaining = f", about {seconds_left:.0f} s more" if seconds_left else ""
-            return f" while {row.run_id} runs{remaining}"
-    return ""
 
 
 def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentRow | None:
@@ -401,9 +329,10 @@ def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentR
 def _healthy(folder: DeployDir) -> bool:
     """Whether the server answers its health check within two seconds."""
     try:
-        return deployments.request(folder, "GET", "/health", timeout_s=2.0)[0] == 200
+        status, _ = deployments.request(folder, "GET", "/health", timeout_s=2.0)
     except Unreachable:
         return False
+    return status == 200
 
 
 def _load_adapter(folder: DeployDir, target: Target) -> bool:
@@ -411,9 +340,10 @@ def _load_adapter(folder: DeployDir, target: Target) -> bool:
 
     Returns False if the process is ending. Raises UserError DEPLOY_FAILED if it refuses.
     """
-    entry = {"name": target.name, "path": target.adapter}
     try:
-        status, reply = deployments.request(folder, "POST", "/admin/adapters", entry, START_S)
+        status, reply = deployments.request(
+            folder, "POST", "/admin/adapters", _adapter_entry(target), START_S
+        )
     except Unreachable as error:
         if deployments.wait_until_ended(folder):
             return False
@@ -428,7 +358,12 @@ def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentR
     if not target.adapter:
         return _update(home, row, serve_base=True)
     others = [adapter for adapter in row.adapters if adapter["name"] != target.name]
-    return _update(home, row, adapters=[*others, {"name": target.name, "path": target.adapter}])
+    return _update(home, row, adapters=[*others, _adapter_entry(target)])
+
+
+def _adapter_entry(target: Target) -> dict[str, str]:
+    """The target's adapter as rows, configs and requests of deployments hold it."""
+    return {"name": target.name, "path": target.adapter}
 
 
 def _update(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
@@ -463,16 +398,17 @@ def _stop(home: Home, ref: str) -> Reply:
     reply = {"model": ref, "state": "stopped", "next": [], "warnings": []}
     if stopped:
         return reply | {"summary": f"{ref} is no longer served."}
-    if ending := _how_it_ended(home, ref):
+    ending = _how_it_ended(home, ref)
+    if ending:
         return reply | {"summary": f"{ref} is not served any more: {ending}."}
     if not _is_run(home, ref):
         catalog.resolve_model(home, ref)  # raises where there is no such model
-    others = _served_names_of(home, ref)
-    also = f"; {', '.join(others)} is" if others else ""
+    names = _served_names_of(home, ref)
+    note = f"; {', '.join(names)} is" if names else ""
     return reply | {
         "state": "not_served",
-        "summary": f"Nothing was stopped: {ref} was not being served{also}.",
-        "next": [Call("deploy", {"run_id": name, "action": "stop"}).to_json() for name in others],
+        "summary": f"Nothing was stopped: {ref} was not being served{note}.",
+        "next": [Call("deploy", {"run_id": name, "action": "stop"}).to_json() for name in names],
     }
 
 
@@ -500,18 +436,15 @@ def _served_names_of(home: Home, ref: str) -> list[str]:
 
 
 def _ask(
-    home: Home,
-    target: Target,
-    body: Json,
-    deadline: float,
-    asker: Asker,
+    home: Home, target: Target, body: Json, deadline: float, asker: Asker
 ) -> tuple[Reply, list[Reply]]:
     """Ask one model; returns its answer, and the deployments that were started for it.
 
-    If the process ends before it answers, it is started again once. Errors are those of `chat`.
+    If the process ends before it answers, it is started again once. Raises UserError as `chat`.
     """
     started: list[Reply] = []
-    for is_last_try in (False, True):
+    is_second_try = False
+    while True:
         row, start_seconds = _serve(home, target, min(deadline, time.monotonic() + START_S), asker)
         if start_seconds is not None:
             deployment = {"deployment_id": row.deployment_id, "seconds": round(start_seconds, 2)}
@@ -534,11 +467,11 @@ def _ask(
                 retryable=True,
             ) from error
         except httpx.HTTPError as error:
-            if is_last_try or time.monotonic() > deadline:
+            if is_second_try or time.monotonic() > deadline:
                 raise _deploy_failed(folder, f"it did not answer: {error}") from error
+            is_second_try = True
             continue
         return _answer(target, folder, response, time.monotonic() - asked_at), started
-    raise AssertionError("unreachable")
 
 
 def _answer(target: Target, folder: DeployDir, response: httpx.Response, seconds: float) -> Reply:
@@ -574,7 +507,7 @@ def _answer(target: Target, folder: DeployDir, response: httpx.Response, seconds
 
 
 def _error_text(reply: Json) -> str:
-    """The message of an OpenAI-style error reply; "" where it has none."""
+    """The message of an error reply, {"error": {"message": ...}} or {"error": ...}; "" for none."""
     error = reply.get("error")
     return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")
 
@@ -583,12 +516,16 @@ def _deploy_failed(folder: DeployDir, message: str) -> UserError:
     """Make the error DEPLOY_FAILED for a deployment that failed, with the end of its log."""
     last_lines = read_tail(folder.log, 4000).strip().splitlines()[-3:]
     log_end = " | ".join(line.strip() for line in last_lines)[:400]
-    return UserError(
-        "DEPLOY_FAILED",
-        f"the deployment {folder.id} failed: {message}"
-        + (f" (its log ends: {log_end})" * bool(log_end)),
-        hint=f"Read {folder.log}." if log_end else f"Nothing is in {folder.log}.",
-    )
+    text = f"the deployment {folder.id} failed: {message}"
+    if not log_end:
+        return UserError("DEPLOY_FAILED", text, hint=f"Nothing is in {folder.log}.")
+    text += f" (its log ends: {log_end})"
+    return UserError("DEPLOY_FAILED", text, hint=f"Read {folder.log}.")
+
+
+def _ended_meanwhile_error() -> UserError:
+    """The error for a deployment whose process ended during the call."""
+    return _try_again("the process ended while it was looked at")
 
 
 def _try_again(message: str) -> UserError:

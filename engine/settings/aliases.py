@@ -213,7 +213,8 @@ def meant_setting(name: str, algorithm: str, known: Iterable[str]) -> str:
         target = _our_name(normalized, algorithm)
         if target in names:  # else it is a setting of the other algorithm
             return target
-    return next(iter(difflib.get_close_matches(normalized, names, n=1, cutoff=_SIMILARITY)), "")
+    similar = difflib.get_close_matches(normalized, names, n=1, cutoff=_SIMILARITY)
+    return similar[0] if similar else ""
 
 
 def suggest(name: str, algorithm: str, known: Iterable[str]) -> str:
@@ -244,10 +245,10 @@ def _normalized(name: str) -> str:
     return name.strip().lower().replace("-", "_")
 
 
-def _our_name(foreign: str, algorithm: str) -> str:
+def _our_name(foreign_name: str, algorithm: str) -> str:
     """Our name for a key of FOREIGN."""
-    # Two names stand as "sft's|grpo's"; a single one serves both.
-    names = FOREIGN[foreign].split("|")
+    # Two names stand as "sft's|grpo's"; a single one is both the first and the last.
+    names = FOREIGN[foreign_name].split("|")
     return names[-1] if algorithm == "grpo" else names[0]
 
 

@@ -28,7 +28,7 @@ _LONGEST_DEFAULT = 8192  # tokens; a longer context is used only on request
 _UNKNOWN_ROWS = 1000  # train rows that are assumed without an environment
 _UNKNOWN_ROW_LENGTH, _UNKNOWN_PROMPT_LENGTH = 2048, 512  # tokens that are assumed then
 _LARGE_BATCH = 64  # rows from which on a warning is given
-_LEAST_ROOM = 16  # tokens for an answer, below which the longest prompts are given up
+_MIN_ANSWER_TOKENS = 16  # with less room for an answer, the longest prompts are given up
 
 
 @dataclass(frozen=True)
@@ -88,17 +88,14 @@ class Filled:
             self.values[name] = value
             self.sources[name] = source
 
-    def at_most(self, name: str, most: int | None, why: str) -> None:
-        """Lower a count that is above `most`, and warn.
+    def lower_to(self, name: str, limit: int | None, reason: str) -> None:
+        """Lower the count `name` to `limit` if it is above, with a warning that gives the reason.
 
-        Nothing happens if `most` is None (no limit is known) or the count was not given.
-
-        Args:
-            why: the reason, for the warning.
+        Nothing happens if `limit` is None (no limit is known) or the count was not given.
         """
-        if most is not None and name in self.values and self.values[name] > most:
-            self.warnings.append(f"{name} = {self.values[name]} was cut to {most}: {why}.")
-            self.values[name] = most
+        if limit is not None and name in self.values and self.values[name] > limit:
+            self.warnings.append(f"{name} = {self.values[name]} was cut to {limit}: {reason}.")
+            self.values[name] = limit
 
 
 def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
@@ -176,9 +173,8 @@ def _machine_defaults(filled: Filled, facts: Facts) -> None:
     Precision "auto" counts as left out. Checkpointing is on if the weights take over a third of the
     GPU's memory; with smaller weights the activations should fit beside them.
     """
-    gpu = facts.hardware.device if facts.hardware else None
-    if gpu is not None and gpu.kind != "cuda":
-        gpu = None
+    device = facts.hardware.device if facts.hardware else None
+    gpu = device if device is not None and device.kind == "cuda" else None
     filled.default("quantization", "none")
     if filled.values.get("precision") in (None, "auto"):
         use_bfloat16 = filled["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
@@ -191,7 +187,7 @@ def _machine_defaults(filled: Filled, facts: Facts) -> None:
 def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set the number of rows, the seed, and whether to stop early or to accept a reward risk."""
     rows = facts.rows(algorithm)
-    filled.at_most("max_examples", rows, "the environment has no more train rows")
+    filled.lower_to("max_examples", rows, "the environment has no more train rows")
     filled.default("max_examples", rows)
     filled.default("seed", 0)
     filled.default("accept_reward_risk", False)
@@ -210,12 +206,12 @@ def _sft_defaults(filled: Filled, facts: Facts) -> None:
     filled.default("packing", True)
     if filled.values.get("steps") is None:
         filled.default("epochs", 3)
-        per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])
-        filled.default("steps", filled["epochs"] * per_epoch)
+        steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])
+        filled.default("steps", filled["epochs"] * steps_per_epoch)
     else:
         filled.default("epochs", None)
-    longest = facts.env.longest_total if facts.env else 0
-    _length_default(filled, facts, longest or _UNKNOWN_ROW_LENGTH)
+    longest_row = facts.env.longest_total if facts.env else 0  # tokens; 0: not known
+    _length_default(filled, facts, longest_row or _UNKNOWN_ROW_LENGTH)
     if filled["batch_size"] > _LARGE_BATCH:
         filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
 
@@ -240,13 +236,7 @@ def _grpo_defaults(filled: Filled, facts: Facts) -> None:
     filled.default("resample_uniform", 0)
     filled.default("thinking_length_penalty", 0.0)
     filled.default("async_sampling", False)
-    if filled.values.get("sampler") in (None, "auto"):
-        # On a CPU vLLM with an adapter is several times slower than our own sampler.
-        has_gpu = facts.hardware is not None and facts.hardware.device.kind == "cuda"
-        # With quantization vLLM would still sample from the weights before rounding.
-        is_unquantized = filled["quantization"] == "none"
-        filled.values["sampler"] = "vllm" if has_gpu and facts.vllm and is_unquantized else "torch"
-        filled.sources["sampler"] = HARDWARE
+    _sampler_default(filled, facts)
     if filled["async_sampling"] and filled["sampler"] == "torch":
         filled.warnings.append(
             "async_sampling = true with our own sampler shares one device between sampling and "
@@ -257,10 +247,22 @@ def _grpo_defaults(filled: Filled, facts: Facts) -> None:
             "top_p below 1 samples from other probabilities than are trained; tis_cap corrects "
             "for a part of that only."
         )
-    prompt = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
-    _length_default(
-        filled, facts, prompt + _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
-    )
+    prompt_tokens = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
+    answer_tokens = _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
+    _length_default(filled, facts, prompt_tokens + answer_tokens)
+
+
+def _sampler_default(filled: Filled, facts: Facts) -> None:
+    """Set the sampler of GRPO: vLLM where it suits the machine and the weights, else our own.
+    "auto" counts as left out."""
+    if filled.values.get("sampler") not in (None, "auto"):
+        return
+    # On a CPU vLLM with an adapter is several times slower than our own sampler.
+    has_gpu = facts.hardware is not None and facts.hardware.device.kind == "cuda"
+    # With quantization vLLM would still sample from the weights before rounding.
+    is_unquantized = filled["quantization"] == "none"
+    filled.values["sampler"] = "vllm" if has_gpu and facts.vllm and is_unquantized else "torch"
+    filled.sources["sampler"] = HARDWARE
 
 
 def _sampling_defaults(filled: Filled, facts: Facts) -> None:
@@ -269,9 +271,11 @@ def _sampling_defaults(filled: Filled, facts: Facts) -> None:
     filled.default("top_p", 1.0)
     filled.default("stop", [])
     filled.default("max_turns", _default_turns(facts.env))
-    context = min(filled.values.get("max_length") or math.inf, facts.model.max_positions)
+    context = facts.model.max_positions
+    if filled.values.get("max_length"):
+        context = min(context, filled["max_length"])
     preferred = max_tokens(facts.env, filled["thinking"])
-    tokens = _fit_into_context(int(context), facts.env, preferred)
+    tokens = _fit_into_context(context, facts.env, preferred)
     # The source is the model if its context is what limits the answer.
     filled.default("max_tokens", tokens, MODEL if tokens < preferred else RECIPE)
 
@@ -283,8 +287,9 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
     - without: 256;
     - with `thinking`: at least 1024.
     """
-    longest_turn = env.longest_turn if env is not None else 0
-    limit = min(1024, max(16, 2 * longest_turn)) if longest_turn else 256
+    limit = 256
+    if env is not None and env.longest_turn:
+        limit = min(1024, max(16, 2 * env.longest_turn))
     return max(limit, 1024) if thinking else limit
 
 
@@ -299,9 +304,13 @@ def exam_limits(env: EnvFacts, context: int, max_length: int) -> SamplingLimits:
             up to `context`, if an episode of full length would not fit.
     """
     turns = _default_turns(env)
-    tokens = _fit_into_context(context, env, max_tokens(env, False))
-    longest_episode = env.longest_prompt + _tokens_after_prompt(turns, tokens)
-    return SamplingLimits(tokens, turns, min(context, max(max_length, longest_episode)))
+    tokens_per_turn = _fit_into_context(context, env, max_tokens(env, thinking=False))
+    longest_episode = env.longest_prompt + _tokens_after_prompt(turns, tokens_per_turn)
+    return SamplingLimits(
+        max_tokens=tokens_per_turn,
+        max_turns=turns,
+        max_length=min(context, max(max_length, longest_episode)),
+    )
 
 
 def _default_turns(env: EnvFacts | None) -> int:
@@ -314,19 +323,21 @@ def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int
 
     The longest prompt counts as 0 tokens without an environment. The result is at least 1.
     """
-    room = context - (env.longest_prompt if env else 0) - 1
-    if room < _LEAST_ROOM:  # the longest prompts nearly fill the context and will be left out
-        room = context // 2
-    return max(1, min(preferred, room))
+    longest_prompt = env.longest_prompt if env else 0
+    available = context - longest_prompt - 1
+    if available < _MIN_ANSWER_TOKENS:  # the longest prompts will be left out
+        available = context // 2
+    return max(1, min(preferred, available))
 
 
-def _tokens_after_prompt(turns: int, tokens: int) -> int:
+def _tokens_after_prompt(turns: int, tokens_per_turn: int) -> int:
     """The most tokens that can follow the prompt of an episode.
 
-    These are `tokens` for each of the turns. If there are several turns, 32 tokens are added for
-    each, for the environment's replies.
+    If there are several turns, 32 tokens are added for each, for the environment's replies.
     """
-    return turns * tokens + (32 * turns if turns > 1 else 0)
+    if turns > 1:
+        tokens_per_turn += 32
+    return turns * tokens_per_turn
 
 
 def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
@@ -341,9 +352,8 @@ def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
     source = MODEL if rounded > longest_default else RECIPE
     # SFT has no max_tokens. One more token, for a prompt.
     needed_for_answer = filled.values.get("max_tokens", 0) + 1
-    filled.default(
-        "max_length", min(context, max(needed_for_answer, min(rounded, longest_default))), source
-    )
+    length = max(needed_for_answer, min(rounded, longest_default))
+    filled.default("max_length", min(context, length), source)
 
 
 def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
@@ -367,9 +377,9 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     By default an SFT run evaluates five times and a GRPO run three times, and each saves whenever
     it evaluates.
     """
-    heldout = facts.env.heldout_rows if facts.env else None
-    filled.at_most("eval_rows", heldout, "the environment has no more held-out rows")
-    filled.default("eval_rows", EVAL_ROWS if heldout is None else min(EVAL_ROWS, heldout))
+    heldout_rows = facts.env.heldout_rows if facts.env else None
+    filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
+    filled.default("eval_rows", EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows))
     evaluations = 5 if algorithm == "sft" else 3
     filled.default("eval_every", max(1, math.ceil(filled["steps"] / evaluations)))
     filled.default("save_every", filled["eval_every"])
@@ -414,9 +424,10 @@ def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
     """
     temperature = user_settings.get("temperature")
     if attempts == 1:
-        # The values that have no effect on a greedy answer; they may be given.
-        for name, neutral in (("temperature", 0), ("top_p", 1)):
-            if user_settings.get(name, neutral) != neutral:
+        # Values that may be given, because a greedy answer would be the same without them.
+        neutral_values = {"temperature": 0, "top_p": 1}
+        for name, neutral_value in neutral_values.items():
+            if user_settings.get(name, neutral_value) != neutral_value:
                 raise _invalid_setting(
                     name,
                     f"{name} = {user_settings[name]} with one attempt, which is greedy",
@@ -459,10 +470,11 @@ def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> No
     """
     for name, current in _inherited_settings(inherited).items():
         requested = user_settings.get(name)
-        is_same = (
-            set(requested) == set(current) if isinstance(requested, list) else requested == current
-        )
-        if requested is not None and not is_same:
+        if isinstance(requested, list):
+            is_same = set(requested) == set(current)
+        else:
+            is_same = requested is None or requested == current
+        if not is_same:
             raise _invalid_setting(
                 name,
                 f"{name} = {requested} differs from the {current} of the run that is continued",
@@ -480,15 +492,16 @@ def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFa
     _check_lengths(values, model)
     _check_thinking(values, model)
     _check_quantization(values)
-    # "" for an evaluation, which has no batch.
-    batch_setting = {"sft": "batch_size", "grpo": "prompts_per_step"}.get(algorithm, "")
-    rows = values.get("max_examples")
-    if batch_setting and rows is not None and values[batch_setting] > rows:
+    if algorithm == "evaluate":  # it has no batch
+        return
+    batch_setting = "batch_size" if algorithm == "sft" else "prompts_per_step"
+    batch, rows = values[batch_setting], values.get("max_examples")
+    if rows is not None and batch > rows:
         limited_by = " (max_examples)" if filled.sources["max_examples"] == USER else ""
+        of_env = f" of {env.env_id}" if env else ""
         raise _invalid_setting(
             batch_setting,
-            f"{batch_setting} = {values[batch_setting]} is above the {rows} train rows{limited_by}"
-            + (f" of {env.env_id}" if env else ""),
+            f"{batch_setting} = {batch} is above the {rows} train rows{limited_by}{of_env}",
             f"Use at most {rows}.",
         )
 
@@ -508,11 +521,11 @@ def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
         )
     if tokens is not None and tokens >= (length or model.max_positions):
         limit = f"max_length = {length}" if length else f"the model's {model.max_positions}"
+        can_raise_length = length is not None and length < model.max_positions
         raise _invalid_setting(
             "max_tokens",
             f"max_tokens = {tokens} leaves no room for a prompt within {limit}",
-            "Lower max_tokens"
-            + (" or raise max_length." if length and length < model.max_positions else "."),
+            "Lower max_tokens or raise max_length." if can_raise_length else "Lower max_tokens.",
         )
 
 

@@ -131,12 +131,12 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
         check_algorithm(algorithm)
     schema = SCHEMAS[algorithm]
     _check_names(algorithm, schema, settings)
-    set_values = {name: value for name, value in settings.items() if value is not None}
+    given = {name: value for name, value in settings.items() if value is not None}
     try:
-        checked = GIVEN[algorithm].model_validate(set_values)
+        checked = GIVEN[algorithm].model_validate(given)
     except ValidationError as error:
-        raise _invalid_values(algorithm, schema, error, set_values) from error
-    values = {name: getattr(checked, name) for name in set_values}
+        raise _invalid_values_error(schema, error, given) from error
+    values = {name: getattr(checked, name) for name in given}
     if {"steps", "epochs"} <= values.keys():
         raise UserError(
             "SETTING_INVALID",
@@ -180,16 +180,15 @@ def resolve(
         defaults.check_turns(user_settings, env)
     if inherited is not None:
         defaults.check_inherited(user_settings, inherited)
-    filled = defaults.fill_defaults(
-        algorithm, user_settings, defaults.Facts(model, env, hardware, inherited, vllm=vllm)
-    )
+    facts = defaults.Facts(model, env, hardware, inherited, vllm=vllm)
+    filled = defaults.fill_defaults(algorithm, user_settings, facts)
     defaults.check_together(algorithm, filled, model, env)
     schema = SFTSettings if algorithm == "sft" else GRPOSettings
     return Resolved(
         algorithm,
-        schema.model_validate(filled.values),
-        _ordered_sources(filled, schema),
-        filled.warnings,
+        settings=schema.model_validate(filled.values),
+        sources=_ordered_sources(filled, schema),
+        warnings=filled.warnings,
     )
 
 
@@ -210,9 +209,9 @@ def resolve_sampling(
     )
     defaults.check_together("evaluate", filled, model, env)
     return ResolvedSampling(
-        SamplingSettings.model_validate(filled.values),
-        _ordered_sources(filled, SamplingSettings),
-        filled.warnings,
+        settings=SamplingSettings.model_validate(filled.values),
+        sources=_ordered_sources(filled, SamplingSettings),
+        warnings=filled.warnings,
     )
 
 
@@ -227,39 +226,55 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
     Raises UserError SETTING_NOT_APPLICABLE if all wrong names are settings of another algorithm,
     else SETTING_UNKNOWN; the hint suggests the names that were probably meant.
     """
-    known = schema.model_fields
-    unknown = [str(name) for name in settings if name not in known]
-    foreign = [name for name in unknown if _other_owner(name, algorithm)]
+    unknown = [str(name) for name in settings if name not in schema.model_fields]
     if not unknown:
         return
-    if foreign == unknown:
-        name = foreign[0]
-        owner = _other_owner(name, algorithm)
-        advice = aliases.NOT_FOR.get((algorithm, name), "Leave it out.")
-        raise UserError(
-            "SETTING_NOT_APPLICABLE",
-            f"{_list_names(foreign)} {_is_or_are(foreign)} for {owner}, not for {algorithm}",
-            hint=Hint(advice, change=Change(without=tuple(foreign))),
-            field=f"settings.{name}",
-        )
-    # The field of the error is the first name that no algorithm has.
-    name = next(name for name in unknown if name not in foreign)
-    hints = []
-    for unknown_name in unknown[:_EXPLAINED]:
-        suggestion = aliases.suggest(unknown_name, algorithm, known)
-        if unknown_name in foreign:
-            suggestion = aliases.NOT_FOR.get((algorithm, unknown_name), "Leave it out.")
-        # A single suggestion needs no name before it.
-        hints.append(
-            f"{unknown_name}: {suggestion}" if suggestion and len(unknown) > 1 else suggestion
-        )
-    hint = " ".join(filter(None, hints)) or f"Settings of {algorithm}: {', '.join(known)}."
+    in_no_algorithm = [name for name in unknown if not _other_owner(name, algorithm)]
+    if not in_no_algorithm:
+        raise _not_applicable_error(unknown, algorithm)
+    verb = "is no setting" if len(unknown) == 1 else "are no settings"
+    hint = _names_hint(unknown, algorithm)
     raise UserError(
         "SETTING_UNKNOWN",
-        f"{_list_names(unknown)} {_is_or_are(unknown, 'no setting')} of {algorithm}",
+        f"{_list_names(unknown)} {verb} of {algorithm}",
         hint=Hint(hint[:_HINT_CHARS], change=_renaming_change(algorithm, settings, unknown)),
-        field=f"settings.{name}",
+        field=f"settings.{in_no_algorithm[0]}",
     )
+
+
+def _not_applicable_error(names: list[str], algorithm: str) -> UserError:
+    """The error for settings that another algorithm has. It names the algorithm that has the first
+    of them, and advises what to use in its place."""
+    first_name = names[0]
+    verb = "is" if len(names) == 1 else "are"
+    owner = _other_owner(first_name, algorithm)
+    return UserError(
+        "SETTING_NOT_APPLICABLE",
+        f"{_list_names(names)} {verb} for {owner}, not for {algorithm}",
+        hint=Hint(_advice_for_foreign(first_name, algorithm), change=Change(without=tuple(names))),
+        field=f"settings.{first_name}",
+    )
+
+
+def _names_hint(unknown: list[str], algorithm: str) -> str:
+    """What to use instead of the first few unknown names; all settings where nothing is known."""
+    known = SCHEMAS[algorithm].model_fields
+    suggestions: list[str] = []
+    for name in unknown[:_EXPLAINED]:
+        if _other_owner(name, algorithm):
+            suggestion = _advice_for_foreign(name, algorithm)
+        else:
+            suggestion = aliases.suggest(name, algorithm, known)
+        if suggestion and len(unknown) > 1:
+            suggestion = f"{name}: {suggestion}"
+        if suggestion:
+            suggestions.append(suggestion)
+    return " ".join(suggestions) or f"Settings of {algorithm}: {', '.join(known)}."
+
+
+def _advice_for_foreign(name: str, algorithm: str) -> str:
+    """What to use for the setting `name`, which another algorithm has."""
+    return aliases.NOT_FOR.get((algorithm, name), "Leave it out.")
 
 
 def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
@@ -284,7 +299,9 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
             arguments[name] = settings[name]
         elif _other_owner(name, algorithm):
             removed.append(name)
-    return Change(arguments, renamed, without=tuple(removed)) if removed else None
+    if not removed:
+        return None
+    return Change(arguments=arguments, settings=renamed, without=tuple(removed))
 
 
 def _other_owner(name: str, algorithm: str) -> str:
@@ -301,40 +318,36 @@ def _other_owner(name: str, algorithm: str) -> str:
 
 def _list_names(names: list[str]) -> str:
     """At most six names, each cut to 40 characters; then " and 3 more" if there are."""
-    shown = ", ".join(name[:_NAME_CHARS] for name in names[:_MOST_NAMES])
-    return f"{shown} and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else shown
+    names_text = ", ".join(name[:_NAME_CHARS] for name in names[:_MOST_NAMES])
+    if len(names) <= _MOST_NAMES:
+        return names_text
+    return f"{names_text} and {len(names) - _MOST_NAMES} more"
 
 
-def _is_or_are(names: list[str], what: str = "") -> str:
-    """The verb for one or several names, such as "is" or "are".
-
-    With `what` "no setting": "is no setting" or "are no settings".
-    """
-    if not what:
-        return "is" if len(names) == 1 else "are"
-    return f"is {what}" if len(names) == 1 else f"are {what}s"
-
-
-def _invalid_values(
-    algorithm: str, schema: type[Settings], error: ValidationError, given: GivenSettings
+def _invalid_values_error(
+    schema: type[Settings], error: ValidationError, given: GivenSettings
 ) -> UserError:
     """The error for values of the wrong type or out of range.
 
-    The message describes the first four of them; hint and field are about the first.
+    The message describes the first four wrong values; hint and field are about the first.
 
     Args:
-        error: pydantic's error, which names them.
+        error: pydantic's error, which names the wrong values.
         given: all values that were given.
     """
     names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
     problems = []
     for name in names[:_EXPLAINED]:
-        value = repr(given[name])
-        shown_value = value if len(value) <= _VALUE_CHARS else value[: _VALUE_CHARS - 3] + "..."
-        problems.append(f"{name} = {shown_value} is not {expects(schema.model_fields[name])}")
+        value_text = repr(given[name])
+        if len(value_text) > _VALUE_CHARS:
+            value_text = value_text[: _VALUE_CHARS - 3] + "..."
+        problems.append(f"{name} = {value_text} is not {expects(schema.model_fields[name])}")
     first_name = names[0]
     hint = _value_hint(
-        first_name, given[first_name], expects(schema.model_fields[first_name]), problems[0]
+        first_name,
+        given[first_name],
+        expected=expects(schema.model_fields[first_name]),
+        problem=problems[0],
     )
     return UserError(
         "SETTING_INVALID",
@@ -372,9 +385,13 @@ def _type_correction(wrong: GivenSettings) -> Change | None:
     None otherwise: a call without the setting would take its default, which may cost far more than
     the caller meant.
     """
-    number_by_name = {name: _number_meant_by(value) for name, value in wrong.items()}
-    numbers = {name: number for name, number in number_by_name.items() if number is not None}
-    return Change(settings=numbers) if len(numbers) == len(wrong) else None
+    numbers: dict[str, object] = {}
+    for name, value in wrong.items():
+        number = _number_meant_by(value)
+        if number is None:
+            return None
+        numbers[name] = number
+    return Change(settings=numbers)
 
 
 def _number_meant_by(value: object) -> float | int | None:
@@ -382,18 +399,17 @@ def _number_meant_by(value: object) -> float | int | None:
 
     None for a text that is not a finite number, and for every other value.
     """
-    if isinstance(value, str):
-        try:
-            number = float(value)
-        except ValueError:
-            return None
-        return int(number) if number.is_integer() and "." not in value else _if_finite(number)
-    return int(value) if isinstance(value, float) and value.is_integer() else None
-
-
-def _if_finite(number: float) -> float | None:
-    """The number; None for infinity and NaN."""
-    return number if math.isfinite(number) else None
+    if isinstance(value, float):  # wrong, so a whole number is expected
+        return int(value) if value.is_integer() else None
+    if not isinstance(value, str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    if not math.isfinite(number):
+        return None
+    return int(number) if number.is_integer() and "." not in value else number
 
 
 def _number_hint(name: str, text: str, expected: str) -> str:
@@ -407,7 +423,8 @@ def _number_hint(name: str, text: str, expected: str) -> str:
         is_quoted_number = False
     if is_quoted_number:
         return f"Write the number without quotes: {name}: {text[:_TEXT_CHARS]}."
-    return f"{text[:_TEXT_CHARS]} is not a number; e.g. {8 if 'whole' in expected else 0.001}."
+    example = 8 if "whole" in expected else 0.001
+    return f"{text[:_TEXT_CHARS]} is not a number; e.g. {example}."
 
 
 def load_toml(path: Path) -> TrainFile:
@@ -422,53 +439,55 @@ def load_toml(path: Path) -> TrainFile:
         content = tomllib.loads(text)
     except FileNotFoundError as error:
         raise UserError("BAD_ARGUMENT", f"{path} does not exist", hint="Check the path.") from error
-    except (OSError, ValueError, RecursionError) as error:  # no TOML, no UTF-8, too deeply nested
+    # ValueError: not TOML, or not UTF-8; RecursionError: nested too deeply.
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             "SETTING_INVALID", f"{path}: {error}", hint="Correct the file: it must be valid TOML."
         ) from error
-    known = {"model": "pebble", "algorithm": "grpo", "env": ""}
+    text_keys = {"model": "pebble", "algorithm": "grpo", "env": ""}  # with their defaults
     for name, value in content.items():
-        where = f"{path}:{_line_of(text, name)}"
-        if name == "settings" and not isinstance(value, dict):
-            raise _file_error(
-                where, "settings is not a table", "Put the settings under [settings]."
-            )
-        if name in known and not isinstance(value, str):
-            raise _file_error(where, f"{name} = {value!r} is not text", f'Write {name} = "...".')
-        if name not in known and name != "settings":
-            raise _unknown_key(where, name, value)
+        place = f"{path}:{_line_of(text, name)}"
+        if name == "settings":
+            if not isinstance(value, dict):
+                raise _file_error(
+                    place, "settings is not a table", "Put the settings under [settings]."
+                )
+        elif name not in text_keys:
+            raise _unknown_key_error(place, name, value)
+        elif not isinstance(value, str):
+            raise _file_error(place, f"{name} = {value!r} is not text", f'Write {name} = "...".')
+    texts = {name: content.get(name, default) for name, default in text_keys.items()}
     settings = content.get("settings", {})
-    chosen = {name: content.get(name, default) for name, default in known.items()}
     try:
-        validate(chosen["algorithm"], settings)
+        validate(texts["algorithm"], settings)
     except UserError as error:
         line = _line_of(text, error.field.removeprefix("settings."))
         raise UserError(
             error.code, f"{path}:{line}: {error.message}", hint=error.advice, field=error.field
         ) from error
-    return TrainFile(chosen["model"], chosen["algorithm"], chosen["env"], settings)
+    return TrainFile(**texts, settings=settings)
 
 
-def _unknown_key(where: str, name: str, value: Any) -> UserError:
-    """The error for an unknown key or table of a settings file; `where` is file and line."""
-    is_table = isinstance(value, dict)
+def _unknown_key_error(place: str, name: str, value: Any) -> UserError:
+    """The error for an unknown key or table of a settings file; `place` is file and line."""
     if name in SFTSettings.model_fields or name in GRPOSettings.model_fields:
         hint = f"Put {name} under [settings]."
     else:
         # The algorithm makes no difference here: these are keys, no settings.
         hint = aliases.suggest(name, "grpo", ["model", "algorithm", "env", "settings"])
-    what = f"[{name}] is no table of this file" if is_table else f"{name} is no key of this file"
+    is_table = isinstance(value, dict)
+    fault = f"[{name}] is no table of this file" if is_table else f"{name} is no key of this file"
     return UserError(
         "SETTING_UNKNOWN",
-        f"{where}: {what}",
+        f"{place}: {fault}",
         hint=hint or "A file has model, algorithm, env and the table [settings].",
         field=name,
     )
 
 
-def _file_error(where: str, what: str, hint: str) -> UserError:
-    """The error SETTING_INVALID for a settings file; `where` is file and line."""
-    return UserError("SETTING_INVALID", f"{where}: {what}", hint=hint)
+def _file_error(place: str, fault: str, hint: str) -> UserError:
+    """The error SETTING_INVALID for a settings file; `place` is file and line."""
+    return UserError("SETTING_INVALID", f"{place}: {fault}", hint=hint)
 
 
 def _line_of(text: str, name: str) -> int:

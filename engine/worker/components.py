@@ -55,7 +55,7 @@ class Components:
 
     def context(self, process: EnvProcess, limits: AnswerLimits) -> RolloutContext:
         """What rollouts need besides tasks and a sampler. `process` is the environment's running
-        process; of `limits` the lengths of a rollout are taken."""
+        process; `limits` says how long a rollout may get."""
         return RolloutContext(
             process=process,
             renderer=self.renderer,
@@ -96,7 +96,10 @@ def loading_of(config: RunConfig) -> Loading:
             return Loading(settings.precision, settings.quantization, settings.steps)
         case GRPOConfig(settings=settings) | ProbeConfig(settings=settings):
             return Loading(
-                settings.precision, settings.quantization, settings.steps, settings.thinking
+                precision=settings.precision,
+                quantization=settings.quantization,
+                steps=settings.steps,
+                thinking=settings.thinking,
             )
         case EvaluateConfig(settings=settings):
             return Loading(thinking=settings.thinking)
@@ -106,7 +109,7 @@ def loading_of(config: RunConfig) -> Loading:
 
 def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     """Load the base model in `base_path`, make the sampler and find the environment of the run.
-    Writes the event `kernels` where faster functions were ruled out.
+    Writes the event `kernels` if faster functions than torch's own were ruled out.
 
     Raises:
         WorkerFailure: kind config when the model cannot be loaded, env_import when the environment
@@ -120,7 +123,7 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
         device,
         loading.precision,
         loading.quantization,
-        compared=job.run.home.comparisons,
+        comparisons_file=job.run.home.comparisons,
         steps=loading.steps,
     )
     if base.network.kernels_why:
@@ -151,7 +154,7 @@ def sampler_needs(base: Base, renderer: Renderer) -> SamplerNeeds:
 def sampler_rows(base: Base) -> int:
     """How many completions to sample at once: at most GPU_ROWS or CPU_ROWS, at least FEWEST_ROWS.
 
-    In between, as many as have their keys and values within the share CACHE_SHARE of the device's
+    In between, as many as fit their keys and values into the share CACHE_SHARE of the device's
     memory, if each takes COMMON_LENGTH tokens (or the model's context, if that is shorter).
     """
     shape = base.network.shape
@@ -159,13 +162,14 @@ def sampler_rows(base: Base) -> int:
     # Of one token: a key and a value in every layer.
     token_bytes = 2 * shape.layers * shape.kv * shape.head_dim * base.network.dtype.itemsize
     completion_bytes = token_bytes * min(shape.context, COMMON_LENGTH)
-    most = GPU_ROWS if device.type == "cuda" else CPU_ROWS
-    return int(max(FEWEST_ROWS, min(most, CACHE_SHARE * memory(device) / completion_bytes)))
+    rows_in_memory = CACHE_SHARE * memory_bytes(device) / completion_bytes
+    most_rows = GPU_ROWS if device.type == "cuda" else CPU_ROWS
+    return int(max(FEWEST_ROWS, min(most_rows, rows_in_memory)))
 
 
 @contextmanager
 def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProcess | None]:
-    """A context with the environment's running process, which ends on exit; None for a dataset
+    """A context with the environment's process, which runs until exit; with None for a dataset
     without a scorer, which needs no process.
 
     Raises:
@@ -196,11 +200,10 @@ def tasks_of(components: Components, split: str) -> list[TaskRow]:
 
 
 def evaluation_limits(job: Job[SFTConfig], components: Components) -> EvaluationLimits:
-    """The limits of answers in the evaluations of an SFT run, whose settings have none.
-
-    They follow from the lengths in the dataset and the model's context (defaults.exam_limits).
-    """
-    config, context = job.config, components.base.network.shape.context
+    """The limits of answers in the evaluations of an SFT run, whose settings have none. They follow
+    from the lengths in the dataset and the model's context."""
+    config = job.config
+    context = components.base.network.shape.context
     facts = env_facts(job.run.home, components.env, Path(config.base.path))
     limits = defaults.exam_limits(facts, context, config.settings.max_length)
     return EvaluationLimits(limits.max_tokens, limits.max_turns, limits.max_length)
@@ -223,13 +226,13 @@ def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
         vocab=base.vocab,
         checkpointing=checkpointing,
         kind=device.type,
-        memory=memory(device),
+        memory=memory_bytes(device),
     )
     return int(tokens)
 
 
-def memory(device: torch.device) -> int:
-    """Bytes of the device's memory; on a CPU a container's limit counts."""
+def memory_bytes(device: torch.device) -> int:
+    """The size of the device's memory; on a CPU a container's limit counts."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return detect().ram_total
@@ -246,5 +249,7 @@ def quiet_libraries() -> None:
 
 def set_threads() -> None:
     """Give torch a thread per core of this process, which in a container is not cpu_count()."""
-    # macOS does not tell which cores a process may use: two threads there.
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2)
+    threads = 2  # on macOS, which does not tell which cores a process may use
+    if hasattr(os, "sched_getaffinity"):
+        threads = len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)

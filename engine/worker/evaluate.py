@@ -5,7 +5,7 @@ and told apart by their adapters. One attempt is greedy; several sample at tempe
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from engine.worker.network.adapter import LoraSpec, read_adapter
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, fits
 from engine.worker.update.checkpoint import require_base
+from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 
 # Tasks played between two checks for a stop request, so that a cancelled evaluation ends soon.
@@ -35,7 +36,8 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
     """Play the tasks with every model, model by model, and compare the answers.
 
     Returns the result record:
-        models: one summary per model, in the order of the config (see `_result`).
+        models: for each model, in the order of the config, its success rate, mean reward and the
+            like.
         verdict, evidence: whether the models differ, and the numbers that show it.
         summary: one line for people, such as "base: success 0.310 over 200 tasks; ...".
 
@@ -43,52 +45,34 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
         WorkerFailure: kind config when the environment does not score, data when no task fits.
         Stopped: when asked to stop; rows written so far stay.
     """
-    config, settings = job.config, job.config.settings
-    attempts = config.attempts
-    models = config.models
-    results: dict[int, Result] = {}
+    models = job.config.models
+    results: dict[int, Result] = {}  # by the model's index
     job.event("started", f"{len(models)} models", total_steps=len(models))
-    # Each base once, in the order of the models.
+    # Models that share a base are played together, so that each base is loaded once.
     for base_path in dict.fromkeys(model.base_path for model in models):
         components = prepare(job, Path(base_path))
         with environment(components, job) as process:
             if process is None:
                 raise WorkerFailure("config", "This environment scores nothing to evaluate.")
             base_weights = weight_hashes(job.run.home, components.base.path)
-            context = components.context(process, settings)
-            sampling = _sampling(settings, attempts)
-            # The same tasks in every run, and of them those whose prompts leave room to answer.
-            all_tasks = heldout.ordered(tasks_of(components, config.split), config.rows)
-            half_of_task = heldout.halves(all_tasks)
-            tasks = [t for t in all_tasks if fits(t, context, sampling)]
-            play_setup = _PlaySetup(
-                tasks, half_of_task, context, components.sampler, sampling, attempts
-            )
-            require(tasks, f"{config.split} tasks that fit into max_length", "Raise max_length.")
+            setup = _play_setup(job, components, process)
             for index, model in enumerate(models):
                 if model.base_path != base_path:
                     continue  # another round of the outer loop plays it
                 with adapter_loaded(components, model.adapter, base_weights):
-                    groups = _play(job, index, model.ref, play_setup)
-                if len(results) + 1 == len(models):
+                    groups = _play(job, index, model.ref, setup)
+                if len(results) == len(models) - 1:
                     # Only for the last model: the environment has then scored all the others.
-                    with _rescoring(job, components) as rescore:
-                        # "": rows of both halves
-                        rescore(
-                            job.run.model_evals(index), "", {task["id"]: task for task in tasks}
-                        )
-                results[index] = _result(model.ref, groups, len(all_tasks) - len(tasks))
-                job.event(
-                    "evaluated",
-                    f"{model.ref}: {_result_in_words(results[index])}",
-                    **results[index],
-                )
+                    _rescore(job, components, index, setup.tasks)
+                result = _result(model.ref, groups, setup.left_out)
+                results[index] = result
+                job.event("evaluated", f"{model.ref}: {_result_in_words(result)}", **result)
                 job.metrics(len(results), {"model": model.ref} | _metric_curves(groups))
-    ordered = [results[i] for i in range(len(models))]
-    summary = "; ".join(f"{r['ref']}: {_result_in_words(r)}" for r in ordered)
+    ordered_results = [results[index] for index in range(len(models))]
+    summary = "; ".join(f"{r['ref']}: {_result_in_words(r)}" for r in ordered_results)
     evidence = run_verdict(job.run).to_json()
     return {
-        "models": ordered,
+        "models": ordered_results,
         "verdict": evidence["verdict"],
         "evidence": evidence,
         "summary": summary,
@@ -123,10 +107,11 @@ def probe(job: Job[ProbeConfig]) -> Result:
             groups = heldout.evaluate(tasks, context, components.sampler, params, group_size)
     job.run.model_evals(0).parent.mkdir(parents=True, exist_ok=True)
     with Appender(job.run.model_evals(0)) as file:
-        heldout.write_rows(file, groups, {}, model.ref)  # {}: training tasks have no halves
+        # Training tasks have no halves.
+        heldout.write_rows(file, groups, half_of_task={}, model=model.ref)
     result = learnability(samples_of(groups), group_size, settings.max_tokens).to_json()
-    # The metrics hold numbers; counts, texts and lists stand in the result alone.
-    job.metrics(1, {k: v for k, v in result.items() if isinstance(v, float)})
+    # The metrics hold shares and means; counts, texts and lists are in the result alone.
+    job.metrics(1, {key: value for key, value in result.items() if isinstance(value, float)})
     return result | {"verdict": "unknown", "ref": model.ref}
 
 
@@ -141,7 +126,7 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
                 error=t.error is not None,
                 tokens=t.trained_tokens,
                 cut=t.cut,
-                said=t.completion,
+                text=t.completion,
             )
             for t in group.members
         ]
@@ -153,15 +138,15 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 def adapter_loaded(
     components: Components, folder: str | None, base_weights: dict[str, str]
 ) -> Iterator[None]:
-    """A context in which the sampler uses the adapter in `folder`; on exit it is unloaded.
+    """A context in which the sampler uses the adapter in `folder`; on exit the adapter is unloaded.
 
     Args:
         folder: a PEFT folder; None samples from the base alone.
         base_weights: SHA-256 of the base's weight files, by file name.
 
     Raises:
-        WorkerFailure: kind config, when the adapter cannot be read or was trained on other base
-            weights than these.
+        WorkerFailure: kind config, when the adapter cannot be read or was trained on other weights
+            than `base_weights`.
     """
     if folder is None:
         components.sampler.load(None)
@@ -185,30 +170,58 @@ class _PlaySetup:
     """What is the same for every model of an evaluation.
 
     Attributes:
-        tasks: those that fit into the length limit.
-        half: the half ("select" or "report") of each task, by its id.
+        tasks: the tasks that are played.
+        left_out: how many are not, as their prompts leave no room for an answer.
+        half_of_task: the half ("select" or "report") of each task, by its id.
         context: the environment, and how prompts are written.
+        params: how answers are sampled.
         attempts: how often each task is played.
     """
 
     tasks: list[TaskRow]
-    half: dict[str, str]
+    left_out: int
+    half_of_task: dict[str, str]
     context: RolloutContext
     sampler: Sampler
     params: SamplingParams
     attempts: int
 
 
+def _play_setup(
+    job: Job[EvaluateConfig], components: Components, process: EnvProcess
+) -> _PlaySetup:
+    """The tasks of the evaluation, which are the same in every run, and how they are played.
+
+    Raises:
+        WorkerFailure: kind data, when no task fits into the length limit.
+    """
+    config = job.config
+    context = components.context(process, config.settings)
+    params = _sampling(config.settings, config.attempts)
+    all_tasks = heldout.ordered(tasks_of(components, config.split), config.rows)
+    tasks = [task for task in all_tasks if fits(task, context, params)]
+    require(tasks, f"{config.split} tasks that fit into max_length", "Raise max_length.")
+    return _PlaySetup(
+        tasks=tasks,
+        left_out=len(all_tasks) - len(tasks),
+        half_of_task=heldout.halves(all_tasks),
+        context=context,
+        sampler=components.sampler,
+        params=params,
+        attempts=config.attempts,
+    )
+
+
 def _sampling(settings: EvaluationSettings, attempts: int) -> SamplingParams:
-    """How answers are sampled: greedily with one attempt per task; with several at the settings'
-    temperature, as greedy answers would all be the same."""
+    """How answers are sampled: greedily with one attempt per task; with several attempts at the
+    settings' temperature, as greedy answers to a task would all be the same."""
     if attempts == 1:
         return SamplingParams.greedy(settings, settings.seed)
     return SamplingParams.drawn(settings, settings.seed)
 
 
 def _play(job: Job[EvaluateConfig], index: int, ref: str, setup: _PlaySetup) -> list[Group]:
-    """Play the tasks with the adapter that the sampler has now, and write the answers to the
+    """Play the tasks with the adapter that the sampler has loaded, and write the answers to the
     model's file, in place of an earlier one. Returns one group per task, in the order of the tasks.
 
     Args:
@@ -232,28 +245,28 @@ def _play(job: Job[EvaluateConfig], index: int, ref: str, setup: _PlaySetup) -> 
                 setup.params,
                 setup.attempts,
             )
-            heldout.write_rows(file, part_groups, setup.half, ref)
+            heldout.write_rows(file, part_groups, setup.half_of_task, model=ref)
             groups += part_groups
     return groups
 
 
-def _rescoring(
-    job: Job[EvaluateConfig], components: Components
-) -> AbstractContextManager[stored_answers.Begin]:
-    """A context in which a second env process scores a sample of the answers again, to check that
-    scores repeat.
-
-    It yields `begin(file, half, tasks)`, which starts that in the background. If it cannot be done,
-    the reason becomes the event `rescore_skipped`.
-    """
-    return stored_answers.beside(
-        job.run, components.env, lambda why: job.event("rescore_skipped", why)
-    )
+def _rescore(
+    job: Job[EvaluateConfig], components: Components, index: int, tasks: Sequence[TaskRow]
+) -> None:
+    """Let a second env process score a sample of the answers of the model at `index` again, to
+    check that scores repeat, and wait for it. If that cannot be done, the reason becomes the event
+    `rescore_skipped`."""
+    task_by_id = {task["id"]: task for task in tasks}
+    with stored_answers.beside(
+        job.run, components.env, lambda reason: job.event("rescore_skipped", reason)
+    ) as begin:
+        both_halves = ""
+        begin(job.run.model_evals(index), both_halves, task_by_id)
 
 
 def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
-    """The summary of one model as result.json holds it. `left_out` is the number of tasks that were
-    not played, since their prompts leave no room for an answer."""
+    """The summary of one model for result.json. `left_out` is the number of tasks that were not
+    played, since their prompts leave no room for an answer."""
     summary = heldout.summarise(t for g in groups for t in g.members)
     return {
         "ref": ref,
@@ -280,11 +293,13 @@ def _result_in_words(result: Result) -> str:
     For example "success 0.310 over 200 tasks", with "3 of 200 scores failed (they count as not
     solved), " before it where scores failed.
     """
-    value = result["success"] if result["success"] is not None else result["reward"]
-    kind = "success" if result["success"] is not None else "reward"
-    measured = f"{kind} {value:.3f} over {result['tasks']} tasks"
+    if result["success"] is not None:
+        measured = f"success {result['success']:.3f} over {result['tasks']} tasks"
+        counted_as = "not solved"
+    else:
+        measured = f"reward {result['reward']:.3f} over {result['tasks']} tasks"
+        counted_as = "reward 0"
     if not result["errors"]:
         return measured
-    count = "not solved" if kind == "success" else "reward 0"
-    failed = f"{result['errors']} of {result['attempts']} scores failed (they count as {count})"
-    return f"{failed}, {measured}"
+    failures = f"{result['errors']} of {result['attempts']} scores failed"
+    return f"{failures} (they count as {counted_as}), {measured}"

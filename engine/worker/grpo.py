@@ -80,22 +80,22 @@ def train(job: Job[GRPOConfig]) -> Result:
         guard = Guard(settings.max_reward_errors, training.state, job.run.id)
         collector = Collector(tasks, context, components.sampler, settings)
         source = BatchSource(collector, training.policy, training.total)
-        sync = _sync_check(training, settings)
+        sync_check = _sync_check(training, settings)
         for step in training.steps():
-            began = time.monotonic()  # of the whole step; `update_began` is that of the update
+            step_began = time.monotonic()
             batch = source.batch(step)
             guard.check(step, batch)
             with source.sampling_ahead(step + 1):
                 update_began = time.monotonic()
                 measured = update(training, settings, batch.groups, step, budget)
-                measured |= sync.metrics(step, measured)
+                measured |= sync_check.metrics(step, measured)
                 train_s = time.monotonic() - update_began
             records = records_of(step, batch)
             write_rollouts(job.run, step, records)
-            seconds = time.monotonic() - began
-            values = measured | batch_metrics(batch, seconds) | {"train_s": train_s}
+            step_s = time.monotonic() - step_began
+            values = measured | batch_metrics(batch, step_s) | {"train_s": train_s}
             training.log(step, values, records)
-        guard.close(training.done)  # before `finish`, which reads what it notes
+        guard.close(training.done)  # notes in the state what `finish` reads
         return training.finish() | {"failed_scores": guard.failed_scores()}
 
 
@@ -114,6 +114,7 @@ def update(
         step: number of the batch, from 1.
         budget: the most tokens that go through the model at once.
     """
+    # A trajectory without a sampled token has no place in a mean over tokens.
     scored = [t for g in groups for t in g.scored if t.trained_tokens]
     # With a KL term even an advantage of zero pulls towards the reference.
     trained = scored if settings.kl_coef > 0 else [t for t in scored if t.trains]
@@ -125,17 +126,17 @@ def update(
         max_tokens=settings.max_tokens,
     )
     policy_pass = PolicyPass(training.policy, settings, trained, normaliser)
-    parts: list[PassSums] = []
+    pass_sums: list[PassSums] = []
     lr = grad_norm = 0.0
     for _ in range(settings.updates_per_batch):
-        parts += training.within_memory(step, budget, policy_pass)
+        pass_sums += training.within_memory(step, budget, policy_pass)
         for microbatch in policy_pass.microbatches:
-            training.meter.ran(microbatch.rows)
-        training.require_finite(sum(part.loss for part in parts), "loss")
+            training.meter.count_microbatch(microbatch.rows)
+        training.require_finite(sum(sums.loss for sums in pass_sums), "loss")
         grad_norm, lr = training.optimizer_step(step)
         policy_pass.first = False
     measured: dict[str, float | None] = {
-        **pass_metrics(parts),
+        **pass_metrics(pass_sums),
         "grad_norm": grad_norm,
         "lr": lr,
         "microbatches": len(policy_pass.microbatches),
@@ -147,9 +148,9 @@ def update(
 def _sync_check(training: Training, settings: GRPOSettings) -> SyncCheck:
     """A new `SyncCheck`, which watches that sampler and trainer give the same log-probabilities.
 
-    Its limits are those of bfloat16 if the weights are rounded, else those of float32. They apply
-    only where the settings make both distributions the same: no top-p, no sampling ahead, no
-    dropout.
+    It allows the rounding of bfloat16 if the weights are rounded, else that of float32. Where the
+    settings make the two distributions differ (top-p, sampling ahead, dropout), it only watches
+    whether their distance grows.
     """
     network = training.policy.base.network
     rounded = network.dtype != torch.float32 or settings.quantization != "none"

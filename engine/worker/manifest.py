@@ -32,6 +32,7 @@ from engine.worker.core.job import Job
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.update.checkpoint import digest
 
+# Their versions decide a run's numbers.
 PACKAGES = ("honesmith", "torch", "transformers", "peft", "tokenizers", "safetensors")
 
 
@@ -43,7 +44,7 @@ def write_manifest(
     matrix_flops: float,
 ) -> None:
     """Write manifest.json: what the run trains, on what, with which versions and on which machine.
-    An earlier attempt's manifest is kept, so that it says what the run began with.
+    If an earlier attempt has written it, nothing is done: it says what the run began with.
 
     Args:
         isolation: how the environment's process is confined; "" where none runs.
@@ -83,17 +84,15 @@ def write_manifest(
 
 
 def _model_used(job: Job[TrainConfig], base_folder: Path) -> ModelUsed:
-    """The base model with the SHA-256 of its files, which lie in `base_folder`. `start_adapter`
-    holds the same for the adapter that the run started from; None without one."""
+    """The base model in `base_folder`, and the adapter that the run started from (None without
+    one), each with the SHA-256 of its files."""
     home = job.run.home
+    files = model_hashes(home, base_folder)
     start = job.config.start_adapter
-    return ModelUsed(
-        ref=job.config.base.ref,
-        files=model_hashes(home, base_folder),
-        start_adapter=file_hashes(home, [Path(start) / "adapter_model.safetensors"])
-        if start
-        else None,
-    )
+    start_files = None
+    if start:
+        start_files = file_hashes(home, [Path(start) / "adapter_model.safetensors"])
+    return ModelUsed(ref=job.config.base.ref, files=files, start_adapter=start_files)
 
 
 def _machine_used(device: str) -> MachineUsed:
@@ -110,8 +109,8 @@ def _machine_used(device: str) -> MachineUsed:
 
 
 def versions() -> dict[str, str]:
-    """The installed version of each package in PACKAGES, which decide a run's numbers. "source" for
-    one that is imported from its source tree without being installed."""
+    """The installed version of each package in PACKAGES; "source" for a package that is imported
+    from its source tree without being installed."""
     installed = {}
     for name in PACKAGES:
         try:

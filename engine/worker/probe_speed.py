@@ -23,16 +23,22 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from engine.core.files import write_json
 from engine.worker.components import set_threads
 from engine.worker.core.batch import Row
-from engine.worker.network.adapter import LoraSpec
+from engine.worker.network.adapter import Adapter, LoraSpec
 from engine.worker.network.decoder import Decoder
 from engine.worker.network.network import DecoderNetwork
 from engine.worker.network.policy import pick_device, pick_dtype
 from engine.worker.network.sampler import SamplerNeeds, SamplingParams
+from engine.worker.ops.packing import Packed
 
-LORA = LoraSpec(16, 32, 0.0, ("all-linear",))
+# Of some work: how many units it had (tokens or completions), and the seconds it took.
+Timing = tuple[float, float]
+
+LORA = LoraSpec(rank=16, alpha=32, dropout=0.0, targets=("all-linear",))
 VOCAB = 1024
-TRAINED = {"cpu": 12, "cuda": 64}  # rows of the larger batch; the smaller one has a single row
-DECODED = {"cpu": (96, 8), "cuda": (256, 8)}  # completions at once: of the larger and smaller run
+LAYERS = 4
+TRAINED_ROWS = {"cpu": 12, "cuda": 64}  # of the larger batch; the smaller one has a single row
+# Completions at once, in the larger and in the smaller measurement of decoding.
+COMPLETIONS = {"cpu": (96, 8), "cuda": (256, 8)}
 DECODED_STEPS = 16  # timed, after the one that reads the prompt
 FIXED_SHARE = 0.1  # of the smaller measurement: the least that counts as fixed cost
 
@@ -44,7 +50,7 @@ def small_model(device: torch.device) -> Qwen3ForCausalLM:
         vocab_size=VOCAB,
         hidden_size=256,
         intermediate_size=768,
-        num_hidden_layers=4,
+        num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
@@ -74,63 +80,78 @@ def measure(device: torch.device) -> dict[str, float]:
     weights = parameters(model)
     network = DecoderNetwork(Decoder.of(model), VOCAB - 1)
     adapter = network.new_adapter(LORA, seed=0)
-    batches = [
-        # Rows of 128 tokens, all trained but the first, which nothing predicts.
-        network.collate([Row(list(range(1, 129)), [0] + [1] * 127)] * count)
-        for count in (TRAINED[device.type], 1)
-    ]
-
-    def train(size: int) -> None:  # 0 is the larger batch, 1 the smaller one
-        network.logprobs(batches[size], adapter, training=True)[0].sum().backward()
-
-    # The last id ends a completion, and is never sampled: the network has one id less.
-    sampler = network.sampler(SamplerNeeds(0, [VOCAB - 1], lambda _: "", 256))
-    sampler.load(adapter)
-    prompt = list(range(1, 65))
-
-    def sample(rows: int, steps: int) -> None:
-        sampler.generate([prompt], rows, SamplingParams(steps, 1.0))
-
-    def step_of(rows: int) -> float:
-        # Seconds of one decoding step: the time for prompt and first token is taken off.
-        first = best_of(lambda: sample(rows, 1), device)
-        return (best_of(lambda: sample(rows, 1 + DECODED_STEPS), device) - first) / DECODED_STEPS
-
-    train_s, small_s = (best_of(lambda size=size: train(size), device) for size in (0, 1))
-    many, few = DECODED[device.type]
-    many_s, few_s = step_of(many), step_of(few)
-    tokens, small = (int(batch.ids.numel()) for batch in batches)
     # Operations per token and weight: 2 forward, 2 more for the gradient of the inputs; the frozen
     # weights need none of their own. Decoding goes forward only.
-    train_flops, pass_s = rate_and_fixed_cost(4 * weights, (small, small_s), (tokens, train_s))
-    sample_flops, step_s = rate_and_fixed_cost(2 * weights, (few, few_s), (many, many_s))
+    train_flops, update_s = rate_and_fixed_cost(4 * weights, *time_training(network, adapter))
+    sample_flops, step_s = rate_and_fixed_cost(2 * weights, *time_decoding(network, adapter))
     return {
         "train_flops": train_flops,
-        "update_s": pass_s,
+        "update_s": update_s,
         "sample_flops": sample_flops,
         "decode_step_s": step_s,
-        "layers": 4,
+        "layers": LAYERS,
     }
 
 
-def rate_and_fixed_cost(
-    operations: float, smaller: tuple[float, float], larger: tuple[float, float]
-) -> tuple[float, float]:
-    """Split the time of some work into a part per unit and a fixed part: the slope and the start of
-    the line through two measurements.
+def time_training(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Timing]:
+    """Time a training pass over a single row and one over many. Returns the two timings, the
+    smaller pass first; their units are tokens."""
+    # 128 tokens, all trained but the first, which nothing predicts.
+    row = Row(ids=list(range(1, 129)), loss_mask=[0] + [1] * 127)
+    large_batch = network.collate([row] * TRAINED_ROWS[network.device.type])
+    small_batch = network.collate([row])
+
+    def train(batch: Packed) -> None:
+        logprobs, _ = network.logprobs(batch, adapter, training=True)
+        logprobs.sum().backward()
+
+    large_s = best_of(lambda: train(large_batch), network.device)
+    small_s = best_of(lambda: train(small_batch), network.device)
+    return (small_batch.ids.numel(), small_s), (large_batch.ids.numel(), large_s)
+
+
+def time_decoding(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Timing]:
+    """Time a decoding step of few completions at once and one of many. Returns the two timings,
+    the smaller step first; their units are completions."""
+    # The last id ends a completion, and is never sampled: the network has one id less.
+    sampler = network.sampler(
+        SamplerNeeds(pad_id=0, stop_ids=[VOCAB - 1], decode=lambda _: "", max_rows=256)
+    )
+    sampler.load(adapter)
+    prompt = list(range(1, 65))
+
+    def sample(completions: int, tokens: int) -> None:
+        params = SamplingParams(max_tokens=tokens, temperature=1.0)
+        sampler.generate([prompt], completions, params)
+
+    def step_s(completions: int) -> float:
+        """Seconds of one decoding step: the time for prompt and first token is subtracted."""
+        first_s = best_of(lambda: sample(completions, 1), network.device)
+        all_s = best_of(lambda: sample(completions, 1 + DECODED_STEPS), network.device)
+        return (all_s - first_s) / DECODED_STEPS
+
+    many, few = COMPLETIONS[network.device.type]
+    many_s, few_s = step_s(many), step_s(few)
+    return (few, few_s), (many, many_s)
+
+
+def rate_and_fixed_cost(operations: float, smaller: Timing, larger: Timing) -> tuple[float, float]:
+    """Split the time of some work into a part per unit and a fixed part: the slope of the line
+    through two measurements, and where it starts.
 
     Args:
         operations: how many operations one unit of the work takes.
-        smaller, larger: the two measurements, each (units, seconds).
+        smaller, larger: the two measurements.
 
     Returns (operations per second, fixed seconds). The fixed part is at least FIXED_SHARE of the
     smaller measurement. If the larger one took no longer, all of its time counts as operations.
     """
-    (few, few_s), (many, many_s) = smaller, larger
-    per_unit = (many_s - few_s) / (many - few)
-    if per_unit <= 0:
+    few, few_s = smaller
+    many, many_s = larger
+    unit_s = (many_s - few_s) / (many - few)
+    if unit_s <= 0:
         return operations * many / many_s, FIXED_SHARE * few_s
-    return operations / per_unit, max(FIXED_SHARE * few_s, few_s - per_unit * few)
+    return operations / unit_s, max(FIXED_SHARE * few_s, few_s - unit_s * few)
 
 
 def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> float:
@@ -147,19 +168,20 @@ def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> f
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    return min(seconds[1:])  # without the warm-up
+    _warm_up_s, *timed_s = seconds
+    return min(timed_s)
 
 
 def main(out: Path) -> None:
     """Measure this machine and write the rates, with the start-up time of a worker, to `out`."""
-    startup = time.monotonic() - BEGAN
+    startup_s = time.monotonic() - BEGAN
     set_threads()
     device = pick_device(os.environ.get("HONESMITH_DEVICE", "cpu"))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(
         out,
         measure(device)
-        | {"startup_s": startup, "device": device.type, "time": time.time()}
+        | {"startup_s": startup_s, "device": device.type, "time": time.time()}
         | {"threads": torch.get_num_threads(), "torch": torch.__version__},
     )
 

@@ -61,11 +61,11 @@ def train(job: Job[SFTConfig]) -> Result:
         )
         for step in training.steps():
             began = time.monotonic()  # includes neither evaluations nor checkpoints
-            chosen = rows_of_step(step, len(rows), settings.batch_size, settings.seed)
-            batch = [rows[i] for i in chosen]
+            indices = rows_of_step(step, len(rows), settings.batch_size, settings.seed)
+            batch = [rows[i] for i in indices]
             supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
-            loss, passes = training.within_memory(step, budget, supervised_pass)
-            training.meter.ran(batch)
+            loss, microbatches = training.within_memory(step, budget, supervised_pass)
+            training.meter.count_microbatch(batch)
             training.require_finite(loss, "loss")
             grad_norm, lr = training.optimizer_step(step)
             tokens = sum(len(row.ids) for row in batch)
@@ -75,10 +75,10 @@ def train(job: Job[SFTConfig]) -> Result:
                 {
                     "loss": loss,
                     "tokens": tokens,
-                    "supervised_tokens": supervised_pass.supervised,
+                    "supervised_tokens": supervised_pass.supervised_tokens,
                     "grad_norm": grad_norm,
                     "lr": lr,
-                    "microbatches": passes,
+                    "microbatches": microbatches,
                     "train_s": train_s,
                     "tokens_per_s": tokens / train_s,
                 },
@@ -89,20 +89,17 @@ def train(job: Job[SFTConfig]) -> Result:
 class SupervisedPass:
     """Forward and backward over the rows of one step; a `BatchPass` (update/memory_retry.py).
 
-    Args:
-        policy: receives the gradients.
-        batch: the rows.
-        packing: whether rows share forward passes.
-
     Attributes:
-        supervised: tokens of the batch that are trained.
+        supervised_tokens: how many tokens of the batch are trained.
     """
 
     def __init__(self, policy: Policy, batch: Sequence[Row], *, packing: bool) -> None:
+        """Prepare passes over the rows in `batch`, which add to the gradients of `policy`. With
+        `packing` rows share forward passes."""
         self.policy = policy
         self.batch = batch
         self.packing = packing
-        self.supervised = sum(sum(row.loss_mask) for row in batch)
+        self.supervised_tokens = sum(sum(row.loss_mask) for row in batch)
 
     def run(self, tokens: int) -> tuple[float, int]:
         """Add the gradients of the batch's loss to the adapter, in microbatches of at most `tokens`
@@ -112,7 +109,7 @@ class SupervisedPass:
         microbatches = self._split(tokens)
         for rows in microbatches:
             logprobs, _ = self.policy.logprobs(self.policy.collate(rows))
-            microbatch_loss = cross_entropy(logprobs, self.supervised).sum()
+            microbatch_loss = cross_entropy(logprobs, self.supervised_tokens).sum()
             microbatch_loss.backward()
             loss += microbatch_loss.item()
         return loss, len(microbatches)
@@ -127,7 +124,7 @@ class SupervisedPass:
         if not self.packing:
             return [[row] for row in self.batch]
         groups = self.policy.split(self.batch, tokens)
-        return [[self.batch[i] for i in members] for members in groups]
+        return [[self.batch[i] for i in indices] for indices in groups]
 
 
 def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]:
@@ -143,46 +140,40 @@ def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]
     return order[index * batch_size : (index + 1) * batch_size]
 
 
-def sample_rows(tasks: list[TaskRow], wanted: int | None, seed: int) -> list[TaskRow]:
-    """Draw `wanted` tasks by the seed and return them in their original order. All tasks are
-    returned if `wanted` is None or 0, or is not below their number."""
-    if not wanted or wanted >= len(tasks):
+def sample_rows(tasks: list[TaskRow], limit: int | None, seed: int) -> list[TaskRow]:
+    """Draw `limit` tasks by the seed and return them in their original order. All tasks are
+    returned if `limit` is None or 0, or if there are not more."""
+    if not limit or limit >= len(tasks):
         return tasks
-    chosen = random.Random(f"{seed}-examples").sample(range(len(tasks)), wanted)
-    return [tasks[i] for i in sorted(chosen)]
+    indices = random.Random(f"{seed}-examples").sample(range(len(tasks)), limit)
+    return [tasks[i] for i in sorted(indices)]
 
 
 def render(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[Row]:
     """Render each task's conversation as a row of token ids with a loss mask, cut at max_length.
 
-    A row that has lost all its supervised tokens by the cut would train nothing and is dropped. The
-    event `data` says how many rows were cut and dropped.
+    A row without a supervised token, such as one that lost them by the cut, would train nothing and
+    is dropped. The event `data` says how many rows were cut and dropped.
 
     Raises:
         WorkerFailure: kind data, when no row is left.
     """
-    settings = job.config.settings
     rows = []
-    cut = dropped = 0  # rows
+    cut_rows = dropped_rows = 0
     for task in tasks:
-        conversation = components.renderer.conversation(
-            task["gold"], tools_of(components, task), settings.loss_on
-        )
-        ids, mask = (
-            conversation.ids[: settings.max_length],
-            conversation.loss_mask[: settings.max_length],
-        )
-        if not any(mask):
-            dropped += 1
+        row, full_length = _row_of(job, components, task)
+        if not any(row.loss_mask):
+            dropped_rows += 1
             continue
-        cut += len(ids) < len(conversation.ids)
-        rows.append(Row(ids, mask))
+        if len(row.ids) < full_length:
+            cut_rows += 1
+        rows.append(row)
     job.event(
         "data",
-        f"{len(rows)} rows, {cut} cut at max_length, {dropped} dropped",
+        f"{len(rows)} rows, {cut_rows} cut at max_length, {dropped_rows} dropped",
         rows=len(rows),
-        truncated=cut,
-        dropped=dropped,
+        truncated=cut_rows,
+        dropped=dropped_rows,
         tokens=sum(len(r.ids) for r in rows),
         supervised_tokens=sum(sum(r.loss_mask) for r in rows),
     )
@@ -191,26 +182,32 @@ def render(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) ->
 
 
 def tools_of(components: Components, task: TaskRow) -> list[ToolSchema]:
-    """The tools a row was written with: its own if it names some, else the environment's."""
+    """The tools that a task's conversation was written with: those in its metadata, or else the
+    environment's."""
     return task["metadata"].get("tools") or components.env.tools
 
 
 def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[LossRow]:
-    """Render the held-out tasks as the training rows are, so that their loss can be measured.
-
-    Tasks without an answer are left out, and those that lose all their supervised tokens when they
-    are cut at max_length.
-    """
+    """Render the held-out tasks as the training rows are, so that their loss can be measured. Left
+    out are tasks without an answer, and rows that have no supervised token after the cut at
+    max_length."""
     rows = []
-    limit = job.config.settings.max_length
     for task in tasks:
         if not task["gold"]:
             continue
-        conversation = components.renderer.conversation(
-            task["gold"], tools_of(components, task), job.config.settings.loss_on
-        )
-        if any(conversation.loss_mask[:limit]):
-            rows.append(
-                LossRow(task["id"], Row(conversation.ids[:limit], conversation.loss_mask[:limit]))
-            )
+        row, _ = _row_of(job, components, task)
+        if any(row.loss_mask):
+            rows.append(LossRow(task["id"], row))
     return rows
+
+
+def _row_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> tuple[Row, int]:
+    """Render a task's conversation. Returns (the row, cut at max_length; how many ids it has
+    uncut)."""
+    settings = job.config.settings
+    conversation = components.renderer.conversation(
+        task["gold"], tools_of(components, task), settings.loss_on
+    )
+    limit = settings.max_length
+    row = Row(conversation.ids[:limit], conversation.loss_mask[:limit])
+    return row, len(conversation.ids)

@@ -51,16 +51,15 @@ PATIENCE = 3  # evaluations in a row without a new best that end a run with stop
 
 
 class Training:
-    """One training run under way; a context that saves a checkpoint when it is left by `Stopped`.
-
-    Args:
-        job: the run.
-        components: what was loaded for it.
-        total: optimizer steps (SFT) or batches (GRPO) of the whole run.
-    """
+    """One training run under way; a context that saves a checkpoint when it is left by
+    `Stopped`."""
 
     def __init__(self, job: Job[TrainConfig], components: Components, total: int) -> None:
-        """Make the policy, its optimizer and the meters of a run of `total` steps.
+        """Make the policy, its optimizer and the meters.
+
+        Args:
+            components: what was loaded for the run.
+            total: optimizer steps (SFT) or batches (GRPO) of the whole run.
 
         Raises:
             WorkerFailure: kind config, when the adapter to start from was trained on another base.
@@ -71,9 +70,10 @@ class Training:
         self.settings = job.config.settings
         self.base_weights = weight_hashes(job.run.home, components.base.path)
         start = job.config.start_adapter
-        if start:
-            checkpoint.require_base(Path(start), self.base_weights)
-        self.policy = Policy(components.base, self.settings, Path(start) if start else None)
+        start_folder = Path(start) if start else None
+        if start_folder is not None:
+            checkpoint.require_base(start_folder, self.base_weights)
+        self.policy = Policy(components.base, self.settings, start_folder)
         self.parameters = self.policy.parameters()
         self.optimizer = make_optimizer(self.parameters, self.settings)
         self.meter = Meter(self.policy)
@@ -82,10 +82,10 @@ class Training:
         self.state: LoopState = {}
         self.evaluation: HeldoutEvaluation | None = None
         self.watch = Watch(job.run, job.config.algorithm, KnownSettings.of(self.settings))
-        self.alarmed = False  # an alert has ended the run
-        self.spent = {"exam_s": 0.0, "save_s": 0.0}  # seconds between the steps
+        self.ended_by_alert = False
+        self.phase_s = {"exam_s": 0.0, "save_s": 0.0}  # seconds spent between the steps
         self._start_fingerprint = self._fingerprint()  # `finish` checks that it has changed
-        self._saved = -1  # the last step with a checkpoint
+        self._last_saved_step = -1
 
     def __enter__(self) -> "Training":
         return self
@@ -97,7 +97,7 @@ class Training:
         trace: TracebackType | None,
     ) -> None:
         """Save a checkpoint if the run was asked to stop (`Stopped`) after at least one step. After
-        any other error the last one saved remains the one to resume from."""
+        any other error the run is resumed from the last checkpoint that was saved before."""
         if isinstance(error, Stopped) and self.done > 0:
             self.save()
 
@@ -114,11 +114,11 @@ class Training:
 
         Args:
             tasks: the held-out tasks, in the order of `heldout.ordered`.
-            context: the environment that plays them, and how prompts are written; None where the
+            context: the environment that plays them, and how prompts are written; None if the
                 environment scores nothing.
             limits: how long answers may get.
             budget: the most padded tokens of one forward pass.
-            loss_rows: the same tasks as conversations, where their held-out loss is measured (SFT).
+            loss_rows: the same tasks as conversations, if their loss is measured too (SFT).
 
         Raises:
             WorkerFailure: kind config, when the checkpoint to resume from was trained on another
@@ -134,25 +134,31 @@ class Training:
         )
         isolation = context.process.isolation if context else ""
         write_manifest(self.job, self.components, isolation, params, self.meter.matrix_flops)
-        choosing_tasks = self.evaluation.choosing
-        halves = (
-            f": {choosing_tasks} choose the checkpoint, {len(tasks) - choosing_tasks} are reported"
-        )
-        self.job.event(
-            "started",
-            f"{self.total} steps, {len(tasks)} held-out tasks{halves if tasks else ''}",
-            total_steps=self.total,
-            heldout_tasks=len(tasks),
-            heldout_choose=choosing_tasks,
-        )
-        self.watch.exam_tasks = choosing_tasks
+        self._report_start(len(tasks), self.evaluation.choosing_count)
+        self.watch.exam_tasks = self.evaluation.choosing_count
         resumed = self._resume()
         if tasks and not resumed:
             with self._timed("exam_s"):
                 first_result = self.evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
-            self.job.metrics(0, first_result.curves)
+            self.job.metrics(step=0, values=first_result.curves)
         self.watch.catch_up(self.done)
-        self.alarmed = self.settings.stop_early == "alert" and bool(self.watch.active)
+        # A resumed run has ended already if an alert was raised before.
+        self.ended_by_alert = self.settings.stop_early == "alert" and bool(self.watch.active_alerts)
+
+    def _report_start(self, task_count: int, choosing_count: int) -> None:
+        """Write the event `started`. Of the `task_count` held-out tasks, `choosing_count` choose
+        the checkpoint; the result is reported on the others."""
+        message = f"{self.total} steps, {task_count} held-out tasks"
+        if task_count > 0:
+            reported_count = task_count - choosing_count
+            message += f": {choosing_count} choose the checkpoint, {reported_count} are reported"
+        self.job.event(
+            "started",
+            message,
+            total_steps=self.total,
+            heldout_tasks=task_count,
+            heldout_choose=choosing_count,
+        )
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each step that is still to do, from 1; the caller does that step.
@@ -163,7 +169,7 @@ class Training:
         Raises:
             Stopped: between two steps, when the run was asked to stop.
         """
-        while self.done < self.total and not self.alarmed:
+        while self.done < self.total and not self.ended_by_alert:
             self.job.check_stop()
             step = self.done + 1
             # Every draw of a step (dropout, mostly) follows from its number: see checkpoint.py.
@@ -175,8 +181,8 @@ class Training:
                     "stopped_early", f"no better exam since step {self.evaluation.best.step}"
                 )
                 return
-        if self.alarmed:
-            alerts = ", ".join(sorted(self.watch.active))
+        if self.ended_by_alert:
+            alerts = ", ".join(sorted(self.watch.active_alerts))
             self.job.event("stopped_early", f"alert: {alerts}", step=self.done)
 
     def _is_out_of_patience(self, best: Best) -> bool:
@@ -196,17 +202,17 @@ class Training:
         retry = MemoryRetry(
             budget,
             self.state,
-            clear=self.policy.adapter.clear_gradients,
-            tell=partial(self._report_memory, step),
+            clear_gradients=self.policy.adapter.clear_gradients,
+            report=partial(self._report_memory, step),
         )
         return retry.run(batch_pass)
 
     def _report_memory(self, step: int, tokens: int, message: str) -> None:
-        """Write the event that memory ran out in `step`, and let evaluations too use microbatches
-        of at most `tokens` tokens from now on.
+        """Write the event that memory ran out in `step`, and apply the new limit of tokens at once
+        to evaluations too.
 
         Args:
-            tokens: the halved limit.
+            tokens: the limit after halving.
             message: the error, in one line.
         """
         self.job.event(
@@ -221,7 +227,7 @@ class Training:
             self.evaluation.budget = min(self.evaluation.budget, tokens)
 
     def optimizer_step(self, step: int) -> tuple[float, float]:
-        """Update the adapter's weights with the gradients gathered so far, and clear those.
+        """Update the adapter's weights with the gradients gathered so far, and clear them.
 
         Returns (gradient norm before clipping, learning rate of the step).
 
@@ -239,8 +245,8 @@ class Training:
         values: Mapping[str, float | None],
         rollouts: Sequence[TrajectoryRecord] = (),
     ) -> None:
-        """End a step: evaluate when it is due, look for alerts, write the metrics, save a
-        checkpoint.
+        """End a step: evaluate if an evaluation is due, check for alerts, write the metrics, and
+        save a checkpoint if one is due.
 
         With `stop_early=alert` an alert makes this the last step; it is then evaluated even if no
         evaluation was due.
@@ -252,40 +258,41 @@ class Training:
         """
         self.done = step
         values = {**values, **self.meter.step(values["train_s"] or 0.0)}
-        last = step == self.total
-        due = last or step % self.settings.eval_every == 0
-        evaluated = self._evaluate(step) if due else HalfResult({})
+        is_last = step == self.total
+        evaluation_is_due = is_last or step % self.settings.eval_every == 0
+        evaluated = self._evaluate(step) if evaluation_is_due else HalfResult({})
         values |= evaluated.curves
-        raised, cleared = self.watch.look(step, values, rollouts, evaluated.rows)
-        if raised and not last and self.settings.stop_early == "alert":
-            self.alarmed = last = True
-            values |= {} if due else self._evaluate(step).curves  # not evaluated above
+        alerts, cleared_alerts = self.watch.check_step(step, values, rollouts, evaluated.rows)
+        if alerts and not is_last and self.settings.stop_early == "alert":
+            self.ended_by_alert = is_last = True
+            if not evaluation_is_due:
+                values |= self._evaluate(step).curves
         self.job.metrics(step, values)
-        for finding in raised:
+        for finding in alerts:
             self.job.event("alert", finding.what, step=step, **alert_fields(finding))
-        for name in cleared:
+        for name in cleared_alerts:
             self.job.event("alert_cleared", f"{name} is over", step=step, id=name)
         # Last: a run resumed from the checkpoint must find everything above already written.
         if self.evaluation is not None and self.evaluation.best.step == step:
             self.save()
             checkpoint.mark_best(self.job.run, step)
-        if last or step % self.settings.save_every == 0:
+        if is_last or step % self.settings.save_every == 0:
             self.save()
 
     def _evaluate(self, step: int) -> HalfResult:
         """Evaluate the policy after `step` on the validation half of the held-out tasks, and return
-        the result: an empty `HalfResult` where there are no held-out tasks."""
+        the result; an empty `HalfResult` if there are no held-out tasks."""
         if self.evaluation is None or not self.evaluation.tasks:
             return HalfResult({})
         with self._timed("exam_s"):
             return self.evaluation.evaluate(step, heldout.VALIDATION)
 
     def save(self) -> None:
-        """Save a checkpoint of the step just done, and remove old ones. The last
-        `keep_checkpoints`, the best and this one are kept."""
-        best = self.evaluation.best if self.evaluation is not None else Best()
+        """Save a checkpoint of the step just done, and remove old ones: all but the last
+        `keep_checkpoints`, the best and this one."""
+        best = self.evaluation.best if self.evaluation is not None else Best()  # step -1: none
         state = dict(self.state)
-        if best.step > 0:  # there is a best step
+        if best.step > 0:
             # JSON has no infinity; a field left out is read back as its default, which is infinite.
             state["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
         progress = checkpoint.Progress(self.done, state)
@@ -299,15 +306,18 @@ class Training:
                 base_weights=self.base_weights,
             )
         checkpoint.prune(self.job.run, self.settings.keep_checkpoints, {best.step, self.done})
-        if self._saved != self.done:  # a step may be saved for two reasons at once
+        if self._last_saved_step != self.done:  # a step may be saved for two reasons
             self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
-        self._saved = self.done
+        self._last_saved_step = self.done
 
     def require_finite(self, value: float, what: str) -> None:
-        """Check `value` before it reaches the weights; `what` names it in the message.
+        """Check a value, such as the loss, before it reaches the weights.
+
+        Args:
+            what: names the value in the message.
 
         Raises:
-            WorkerFailure: kind nonfinite, when it is NaN or infinite.
+            WorkerFailure: kind nonfinite, when the value is NaN or infinite.
         """
         if not math.isfinite(value):
             raise WorkerFailure(
@@ -322,10 +332,11 @@ class Training:
 
         Returns the result record:
             steps: how many were done.
-            best_step, best_score: of the checkpoint marked as best; the score only where there
-                are held-out tasks.
-            verdict, evidence, summary: whether the model got better, why, and that in a sentence.
-            measured: see `_measured`.
+            best_step, best_score: of the checkpoint marked as best; the score is missing without
+                held-out tasks.
+            verdict, evidence, summary: whether the model got better, the numbers that show it, and
+                both in a sentence.
+            measured: how long the run took and how much memory.
 
         Raises:
             WorkerFailure: kind no_update, when the adapter has the weights it had at the start. No
@@ -339,14 +350,12 @@ class Training:
                 hint="Raise learning_rate; for grpo read zero_advantage_share first.",
             )
         result: Result = {"steps": self.done, "verdict": "unknown", "summary": ""}
+        result["best_step"] = self.done
         if self.evaluation is not None and self.evaluation.tasks and self.evaluation.best.step > 0:
             with self._timed("exam_s"):
-                best = self.evaluation.report(self._load_step)
-            checkpoint.mark_best(self.job.run, best)
-            result |= {"best_step": best, "best_score": self.evaluation.best.score}
-        else:
-            checkpoint.mark_best(self.job.run, self.done)
-            result["best_step"] = self.done
+                result["best_step"] = self.evaluation.report(self._load_step)
+            result["best_score"] = self.evaluation.best.score
+        checkpoint.mark_best(self.job.run, result["best_step"])
         verdict = run_verdict(self.job.run).to_json()
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
         result["summary"] = verdict.get("summary", "")
@@ -359,8 +368,8 @@ class Training:
         keys of `meter.totals` and `HeldoutEvaluation.habits`, and `matrix_flops`."""
         measured: Result = totals(self.job.run)  # {} for a run without a step
         measured["matrix_flops"] = self.meter.matrix_flops
-        spent = {name: round(value, 3) for name, value in self.spent.items()}
-        measured["seconds"] = measured.get("seconds", {}) | spent
+        phase_s = {phase: round(seconds, 3) for phase, seconds in self.phase_s.items()}
+        measured["seconds"] = measured.get("seconds", {}) | phase_s
         # The last evaluation counts too; it comes after the last line of the metrics.
         measured["peak_memory"] = peak_memory(self.meter.device)
         if self.evaluation is not None:
@@ -369,12 +378,12 @@ class Training:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        """A context whose duration in seconds is added to `spent[phase]`."""
+        """A context whose duration in seconds is added to `phase_s[phase]`."""
         began = time.monotonic()
         try:
             yield
         finally:
-            self.spent[phase] += time.monotonic() - began
+            self.phase_s[phase] += time.monotonic() - began
 
     def _load_step(self, step: int) -> None:
         """Put the adapter of the checkpoint of `step` into the policy."""
@@ -385,12 +394,13 @@ class Training:
         steps. Returns whether there was one; without one, all metrics are dropped.
 
         Raises:
-            WorkerFailure: kind config, when it was trained on another base.
+            WorkerFailure: kind config, when the checkpoint was trained on another base.
         """
+        assert self.evaluation is not None  # `start`, the only caller, has made it
         checkpoint.sweep(self.job.run)
         folder = self._newest_undamaged_checkpoint()
-        if folder is None or self.evaluation is None:
-            self.job.rewind(-1)  # -1: drop all metrics
+        if folder is None:
+            self.job.rewind(step=-1)  # -1: drop all metrics
             return False
         checkpoint.require_base(folder, self.base_weights)
         progress = checkpoint.restore(folder, self.policy, self.optimizer)
@@ -400,7 +410,7 @@ class Training:
             self.evaluation.best = Best(**best)
             # The run may have been killed after it saved the checkpoint and before it marked it.
             checkpoint.mark_best(self.job.run, best["step"])
-        elif best:  # its checkpoint was damaged or deleted: the next evaluation starts anew
+        elif best:  # its checkpoint was damaged or deleted: the next evaluation is the best again
             self.job.event("best_lost", f"the checkpoint of step {best['step']} is gone")
         self.state = progress.state
         self.evaluation.budget = tokens_at_once(self.evaluation.budget, self.state)
@@ -423,11 +433,11 @@ class Training:
                 checkpoint.verify(folder)
                 return folder
             except WorkerFailure as failure:
-                aside = checkpoint.set_aside(folder)
+                new_folder = checkpoint.set_aside(folder)
                 self.job.event(
                     "checkpoint_damaged",
-                    f"{failure.message} {failure.evidence}; it is kept as {aside.name} and the "
-                    "one before it is used",
+                    f"{failure.message} {failure.evidence}; it is kept as {new_folder.name} and "
+                    "the one before it is used",
                     checkpoint=folder.name,
                 )
 

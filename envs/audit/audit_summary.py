@@ -33,34 +33,34 @@ def headline(
     """
     means = {line["probe"]: line["mean"] for line in table}
     gold = f"gold earns {means[GOLD]:.2f}" if GOLD in means else "there is no reference answer"
-    names = [*risks] or [*weaknesses]
+    names = risks or weaknesses
     if not names:
         best = best_degenerate(table)
-        beside = (
-            f", the best degenerate answer ({best['probe']}) {best['mean']:.2f}" if best else ""
-        )
-        return f"ok: {gold}{beside} ({covered})"
-    word = "risk" if risks else "warn"
+        if best is not None:
+            gold += f", the best degenerate answer ({best['probe']}) {best['mean']:.2f}"
+        return f"ok: {gold} ({covered})"
+    level = "risk" if risks else "warn"
     causes = []
     if GOLD in names:  # how many references fail says more than their mean reward
         causes.append(f"{failing[0]} of {failing[1]} reference answers fail")
     others = [name for name in names if name != GOLD]
     if others:
         causes.append(f"look at: {', '.join(_with_means(name, means) for name in others)}")
-    return f"{word}: {gold}, but {'; '.join(causes)} ({covered})"
+    return f"{level}: {gold}, but {'; '.join(causes)} ({covered})"
 
 
 def _with_means(name: str, means: Mapping[str, float]) -> str:
     """The name of a risk or weakness, followed by the mean rewards that show it.
 
-    For example "filler 0.80", or "pays for length (junk of one word 0.10, endless 0.40)". The name
-    alone if it is not that of a probe. `means` maps each probe to its mean reward.
+    For example "filler 0.80", or "pays for length (junk of one word 0.10, endless 0.40)". Only the
+    name for a finding that is neither a probe nor PAYS_FOR_LENGTH. `means` maps each probe to its
+    mean reward.
     """
-    if name == PAYS_FOR_LENGTH and _pays_for_junk(means):
-        return f"{name} (gold {means[GOLD]:.2f}, with junk behind it {means[OVERLONG]:.2f})"
     if name == PAYS_FOR_LENGTH:
-        short, longest = (means[probe] for probe in (LENGTHS[0], LENGTHS[-1]))
-        return f"{name} (junk of one word {short:.2f}, endless {longest:.2f})"
+        if _pays_for_junk(means):
+            return f"{name} (gold {means[GOLD]:.2f}, with junk behind it {means[OVERLONG]:.2f})"
+        shortest, longest = means[LENGTHS[0]], means[LENGTHS[-1]]
+        return f"{name} (junk of one word {shortest:.2f}, endless {longest:.2f})"
     return f"{name} {means[name]:.2f}" if name in means else name
 
 
@@ -81,12 +81,13 @@ def pays_for_length(table: Sequence[Line]) -> bool:
     means = {line["probe"]: line["mean"] for line in table}
     if _pays_for_junk(means):
         return True
-    least = _least_increase(means)
-    # 0 means that all means are equal.
-    if least <= 0 or not all(name in means for name in LENGTHS):
+    least_increase = _least_increase(means)
+    # 0: gold earns nothing and all means are equal.
+    if least_increase <= 0 or not all(name in means for name in LENGTHS):
         return False
     by_length = [means[name] for name in LENGTHS]
-    return by_length == sorted(by_length) and by_length[-1] - by_length[0] >= least
+    never_falls = by_length == sorted(by_length)
+    return never_falls and by_length[-1] - by_length[0] >= least_increase
 
 
 def _pays_for_junk(means: Mapping[str, float]) -> bool:
@@ -94,10 +95,11 @@ def _pays_for_junk(means: Mapping[str, float]) -> bool:
 
     `means` maps each probe to its mean reward.
     """
-    least = _least_increase(means)
-    if least <= 0 or OVERLONG not in means or GOLD not in means:
+    least_increase = _least_increase(means)
+    # 0: gold earns nothing and all means are equal.
+    if least_increase <= 0 or OVERLONG not in means or GOLD not in means:
         return False
-    return means[OVERLONG] - means[GOLD] >= least
+    return means[OVERLONG] - means[GOLD] >= least_increase
 
 
 def _least_increase(means: Mapping[str, float]) -> float:
@@ -106,5 +108,7 @@ def _least_increase(means: Mapping[str, float]) -> float:
     It is LENGTH_PAYS times what gold earns. If gold is missing or earns nothing, it is LENGTH_PAYS
     times the distance between the highest and the lowest mean in `means` (probe -> mean).
     """
-    span = max(means.values()) - min(means.values())
-    return LENGTH_PAYS * (means[GOLD] if means.get(GOLD, 0.0) > 0 else span)
+    gold_mean = means.get(GOLD, 0.0)
+    if gold_mean > 0:
+        return LENGTH_PAYS * gold_mean
+    return LENGTH_PAYS * (max(means.values()) - min(means.values()))

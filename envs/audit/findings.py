@@ -59,14 +59,18 @@ class Tally:
         if result["error"]:
             self.errors += 1
             self.error = self.error or str(result["error"])[:ERROR_CHARS]
-        if gold is not None:
+        if gold is None:
+            is_paid = result["success"] is True or reward >= PAID
+        else:
+            # What gold earns is a better measure than success or a fixed reward.
+            is_paid = gold > 0 and reward >= PAID * gold
             self.golds.append(gold)
-            self.below += 1.0 if gold > reward else 0.5 if gold == reward else 0.0  # a tie: half
-        pays = result["success"] is True or reward >= PAID
-        if gold is not None:  # a better measure than success or a fixed reward
-            pays = gold > 0 and reward >= PAID * gold
-        self.paid += pays
-        if pays and self.example is None:
+            if gold > reward:
+                self.below += 1.0
+            elif gold == reward:
+                self.below += 0.5
+        self.paid += is_paid
+        if is_paid and self.example is None:
             self.example = {"task": task_id, "completion": shortened(answer), "reward": reward}
 
 
@@ -79,12 +83,13 @@ class Findings:
         gold_failing: ids of tasks whose reference answer fails, of `gold_rows` tasks with one.
         unstable: answers that earned two rewards twice in a row, of `repeated` ones.
         drifted: answers that earned another reward after others were scored, of `revisited` ones.
-        last: the answers scored last, the newest at the end.
-        before: of each row the reference answer and one other.
-        fresh: how some of them were scored by a new process; None where none was asked.
+        latest: the answers scored last, the newest at the end.
+        samples: of each row the reference answer and one other.
+        rescoring: how a new process scored some of `latest` and `samples` again; None where none
+            was asked.
         seconds: what each score took.
         rows: rows scored.
-        cut: whether the time was up in the middle of a row.
+        stopped_in_row: whether the time was up in the middle of a row.
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
@@ -94,21 +99,30 @@ class Findings:
     unstable: list[RewardChange] = field(default_factory=list)
     revisited: int = 0
     drifted: list[RewardChange] = field(default_factory=list)
-    last: deque[Scored] = field(default_factory=lambda: deque(maxlen=FRESH))
-    before: list[Scored] = field(default_factory=list)
-    fresh: Rescoring | None = None
+    latest: deque[Scored] = field(default_factory=lambda: deque(maxlen=FRESH))
+    samples: list[Scored] = field(default_factory=list)
+    rescoring: Rescoring | None = None
     seconds: list[float] = field(default_factory=list)
     rows: int = 0
-    cut: bool = False
+    stopped_in_row: bool = False
 
-    def repeat(self, task_id: str, first: float, second: float) -> None:
+    def count_repeated(self, task_id: str, first_reward: float, second_reward: float) -> None:
         """Count an answer that was scored twice in a row; keep its two rewards if they differ."""
         self.repeated += 1
-        if second != first:
-            self.unstable.append({"task": task_id, "first": first, "second": second})
+        if second_reward != first_reward:
+            change = RewardChange(task=task_id, first=first_reward, second=second_reward)
+            self.unstable.append(change)
+
+    def count_revisited(self, task_id: str, first_reward: float, later_reward: float) -> None:
+        """Count an answer scored again after others; keep its two rewards if they differ."""
+        self.revisited += 1
+        if later_reward != first_reward:
+            change = RewardChange(task=task_id, first=first_reward, second=later_reward)
+            self.drifted.append(change)
 
 
 def shortened(answer: Any) -> str:
     """The first EXAMPLE_CHARS of an answer: of its text, or of its messages joined by slashes."""
-    text = answer if isinstance(answer, str) else " / ".join(m["content"] for m in answer)
-    return text[:EXAMPLE_CHARS]
+    if isinstance(answer, str):
+        return answer[:EXAMPLE_CHARS]
+    return " / ".join(message["content"] for message in answer)[:EXAMPLE_CHARS]

@@ -45,6 +45,17 @@ INFORMATIVE = frozenset(
 )
 # Nearly right: how far below gold they earn says how well the scorer separates.
 NEAR = frozenset({"truncated gold", "off by one", "other gold"})
+# In a multi-turn environment: probes of one message, and probes that change the last message of
+# the reference answer.
+PLAYED_ALONE = ("empty", *LENGTHS, "prompt echo", "opener only", "filler", "enumerated")
+PLAYED_LAST = (
+    "off by one",
+    "negated gold",
+    "gold then wrong",
+    "wrong then gold",
+    "format only",
+    OVERLONG,
+)
 
 TRIGGERS = (
     "9" * 5000,
@@ -120,18 +131,19 @@ def take_apart(gold: str) -> Core:
         except ValueError:
             pass
         else:
-            return Core("", gold, "", is_json=True)
+            return Core(head="", text=gold, tail="", is_json=True)
     for pattern in (TAGGED, MARKED):
         match = pattern.fullmatch(gold)
         if match and match["core"].strip():
             return Core(match["head"], match["core"], match["tail"])
     stripped = gold.rstrip()
-    start = stripped.rfind("\n") + 1
-    numbers = list(NUMBER.finditer(stripped, start))
-    if numbers and len(stripped[start:].split()) <= LONG_WORDS:
-        last = numbers[-1]
-        return Core(gold[: last.start()], last.group(), gold[last.end() :])
-    return Core(gold[:start], stripped[start:], gold[len(stripped) :])
+    line_start = stripped.rfind("\n") + 1  # of the last line
+    numbers = list(NUMBER.finditer(stripped, line_start))
+    if numbers and len(stripped[line_start:].split()) <= LONG_WORDS:
+        last_number = numbers[-1]
+        head, tail = gold[: last_number.start()], gold[last_number.end() :]
+        return Core(head, last_number.group(), tail)
+    return Core(gold[:line_start], stripped[line_start:], gold[len(stripped) :])
 
 
 def text_probes(
@@ -148,7 +160,8 @@ def text_probes(
         others: reference answers of other rows.
         rng: where random choices come from.
     """
-    junk = "".join(rng.choices(string.ascii_lowercase + " ", k=28)).strip() or "qx"
+    junk = "".join(rng.choices(string.ascii_lowercase + " ", k=28)).strip()
+    junk = junk or "qx"  # if only spaces were drawn
     endless = _endless(junk)
     probes = {
         "empty": "",
@@ -163,13 +176,16 @@ def text_probes(
     if gold is None:
         return probes
     core = take_apart(gold)
-    different = [other for other in others if _plain(other) != _plain(gold)]
+    wrong_others = [other for other in others if _plain(other) != _plain(gold)]
     probes[OVERLONG] = f"{gold}\n{endless}"
-    probes |= _json_probes(core, different) if core.is_json else _core_probes(core, different, rng)
-    if different:
-        probes["other gold"] = rng.choice(different)
-    remaining = {name: text for name, text in probes.items() if _plain(text) != _plain(gold)}
-    return {GOLD: gold, **remaining}
+    if core.is_json:
+        probes |= _json_probes(core, wrong_others)
+    else:
+        probes |= _core_probes(core, wrong_others, rng)
+    if wrong_others:
+        probes["other gold"] = rng.choice(wrong_others)
+    unlike_gold = {name: text for name, text in probes.items() if _plain(text) != _plain(gold)}
+    return {GOLD: gold, **unlike_gold}
 
 
 def _endless(seed: str) -> str:
@@ -189,15 +205,20 @@ def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[
     right. Prose without `others` gets no probes with a wrong answer.
     """
     gold = core.with_text(core.text)
-    if core.is_prose:
-        wrong = rng.choice(others) if others else ""
-        truncated = core.text[: len(core.text) // 4]  # half a sentence may say enough
-    else:
+    if not core.is_prose:
         wrong = core.with_text(changed(core.text, rng))
         truncated = core.text[: len(core.text) // 2]
-    # Without head and tail the form of the answer is the pattern of its own letters.
-    blank = "?" if core.head + core.tail else re.sub(r"\w", "x", core.text)
-    probes = {"enumerated": _enumerated(core, others, rng), "format only": core.with_text(blank)}
+    else:
+        wrong = rng.choice(others) if others else ""
+        truncated = core.text[: len(core.text) // 4]  # half a sentence may say enough
+    # The form without the content: head and tail around a "?", or, where there is neither, the
+    # answer with an x for each letter and digit.
+    has_frame = bool(core.head + core.tail)
+    contentless = "?" if has_frame else re.sub(r"\w", "x", core.text)
+    probes = {
+        "enumerated": _enumerated(core, others, rng),
+        "format only": core.with_text(contentless),
+    }
     if wrong:
         probes["gold then wrong"] = f"{gold}\n{wrong}"
         probes["wrong then gold"] = f"{wrong}\n{gold}"
@@ -215,25 +236,26 @@ def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
     `others` are reference answers of other rows. Probes that equal the right value are left out.
     """
     value = json.loads(core.text)
-    wrong = json.dumps(_changed_leaf(value)[0])
-    parsed = [value]
+    wrong = json.dumps(_with_changed_leaf(value))
+    values = [value]  # the right one, and those of other rows
     for other in others[:MANY]:
         try:
-            parsed.append(json.loads(other))
+            values.append(json.loads(other))
         except ValueError:  # another row's answer need not be JSON
             continue
     # The right value goes to the middle, where a scorer that reads the first or last misses it.
-    parsed[0], parsed[len(parsed) // 2] = parsed[len(parsed) // 2], parsed[0]
+    middle = len(values) // 2
+    values[0], values[middle] = values[middle], values[0]
     probes = {
         "format only": json.dumps(_emptied(value)),
         "gold then wrong": f"{core.text}\n{wrong}",
         "wrong then gold": f"{wrong}\n{core.text}",
         "truncated gold": core.text[: len(core.text) // 2],
         "off by one": wrong,
-        "enumerated": json.dumps(parsed),
+        "enumerated": json.dumps(values),
     }
-    same = json.dumps(value)
-    return {name: text for name, text in probes.items() if text != same}
+    right_text = json.dumps(value)
+    return {name: text for name, text in probes.items() if text != right_text}
 
 
 def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
@@ -242,59 +264,55 @@ def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
     The wrong values come from `others`, reference answers of other rows. If there are fewer than
     three, more are made by changing the last of them, or the right value.
     """
-    # More than MANY are looked at, because equal ones are dropped; not all, to stay fast.
-    cores = list(dict.fromkeys(take_apart(other).text for other in others[: 4 * MANY]))
-    cores = [text for text in cores if _plain(text) != _plain(core.text)][:MANY]
-    while len(cores) < 3:
-        cores.append(changed(cores[-1] if cores else core.text, rng))
-    cores.insert(len(cores) // 2, core.text)
-    return core.with_text(", ".join(cores))
+    # Of more than MANY, because equal ones are dropped; not of all, to stay fast.
+    values = list(dict.fromkeys(take_apart(other).text for other in others[: 4 * MANY]))
+    values = [value for value in values if _plain(value) != _plain(core.text)][:MANY]
+    while len(values) < 3:
+        last_value = values[-1] if values else core.text
+        values.append(changed(last_value, rng))
+    values.insert(len(values) // 2, core.text)
+    return core.with_text(", ".join(values))
 
 
 def changed(text: str, rng: random.Random) -> str:
     """`text` with one small change that makes it wrong.
 
     A number becomes one larger or smaller. In any other text the last letter or digit is replaced
-    by the next in the alphabet; a text without letters and digits gets an " x" at its end.
+    by the next one (z, Z and 9 by the one before); a text without any gets an " x" at its end.
     """
     if NUMBER.fullmatch(text):
         plain = text.replace(",", "")
         step = rng.choice((-1, 1))
         return str(float(plain) + step) if "." in plain else str(int(plain) + step)
-    places = [i for i, letter in enumerate(text) if letter.isascii() and letter.isalnum()]
-    if not places:
+    positions = [i for i, letter in enumerate(text) if letter.isascii() and letter.isalnum()]
+    if not positions:
         return text + " x"
-    place = places[-1]
-    # z, Z and 9 have no next one; they get the one before.
-    neighbour = chr(ord(text[place]) + (-1 if text[place] in "zZ9" else 1))
-    return text[:place] + neighbour + text[place + 1 :]
+    last = positions[-1]
+    step = -1 if text[last] in "zZ9" else 1  # these three have no next one
+    return text[:last] + chr(ord(text[last]) + step) + text[last + 1 :]
 
 
-def _changed_leaf(value: Any) -> tuple[Any, bool]:
-    """A JSON value whose first leaf (a value that is no object or list) is wrong, and True.
+def _with_changed_leaf(value: Any) -> Any:
+    """A copy of a JSON value whose first leaf (a value that is no object or list) is wrong.
 
-    The bool says that something was changed, and always is True: an empty object or list gets a new
-    member.
+    An empty object or list gets a new member.
     """
     if isinstance(value, dict):
-        for key, item in value.items():
-            other, done = _changed_leaf(item)
-            if done:
-                return {**value, key: other}, True
-        return {**value, "x": 0}, True
+        if not value:
+            return {"x": 0}
+        first_key = next(iter(value))
+        return {**value, first_key: _with_changed_leaf(value[first_key])}
     if isinstance(value, list):
-        for index, item in enumerate(value):
-            other, done = _changed_leaf(item)
-            if done:
-                return [*value[:index], other, *value[index + 1 :]], True
-        return [*value, 0], True
+        if not value:
+            return [0]
+        return [_with_changed_leaf(value[0]), *value[1:]]
     if isinstance(value, bool):  # before int, because a bool is an int in Python
-        return not value, True
+        return not value
     if isinstance(value, int | float):
-        return value + 1, True
+        return value + 1
     if isinstance(value, str):
-        return changed(value, random.Random(0)) if value else "x", True
-    return 0, True  # in place of null
+        return changed(value, random.Random(0)) if value else "x"
+    return 0  # in place of null
 
 
 def _emptied(value: Any) -> Any:
@@ -306,9 +324,11 @@ def _emptied(value: Any) -> Any:
         return {key: _emptied(item) for key, item in value.items()}
     if isinstance(value, list):
         return []
-    if isinstance(value, bool) or value is None:
-        return value if value is None else False
-    return "" if isinstance(value, str) else 0
+    if isinstance(value, str):
+        return ""
+    if value is None:
+        return None
+    return False if isinstance(value, bool) else 0
 
 
 def _plain(text: str) -> str:
@@ -324,46 +344,46 @@ def message_probes(
 ) -> dict[str, list[ChatMessage]]:
     """The probes of a multi-turn task: name -> assistant messages to be played in order.
 
-    Most are the probes of `text_probes` for the last message of `gold`. Those that say nothing
-    right are one message alone; those made from the right answer come after the earlier messages
-    of `gold`.
+    Most are the probes of `text_probes` for the last message of `gold`. Those of `PLAYED_ALONE` are
+    played as a single message, those of `PLAYED_LAST` after the earlier messages of `gold`.
 
     Args:
         prompt: the text of the task's prompt.
         gold: the assistant messages of its reference answer; empty if it has none.
-        others: the same for other rows.
+        others: the assistant messages of other rows' reference answers.
         rng: where random choices come from.
     """
-    last = str(gold[-1].get("content") or "") if gold else ""
-    texts = [str(other[-1].get("content") or "") for other in others if other]
-    single = text_probes(prompt, last or None, texts, rng)
-    names = ("empty", *LENGTHS, "prompt echo", "opener only", "filler", "enumerated")
-    probes = {n: [_assistant(single[n])] for n in names if n in single}
-    trigger = _assistant(single["exception trigger"])
-    # Every second row tries a broken tool call in place of an odd text.
+    last_text = _text_of_last(gold)
+    other_texts = [_text_of_last(other) for other in others if other]
+    last_message_probes = text_probes(prompt, last_text or None, other_texts, rng)
+    alone_probes = {
+        name: [_assistant(last_message_probes[name])]
+        for name in PLAYED_ALONE
+        if name in last_message_probes
+    }
+    trigger = _assistant(last_message_probes["exception trigger"])
+    # About half of the rows try a broken tool call in place of an odd text.
     if rng.random() < 0.5:
         trigger = _assistant("") | {"tool_calls": [_bad_call(rng)]}
-    probes["exception trigger"] = [trigger]
+    alone_probes["exception trigger"] = [trigger]
     if not gold:
-        return probes
-    played: dict[str, list[ChatMessage]] = {GOLD: list(gold)}
-    for name in (
-        "off by one",
-        "negated gold",
-        "gold then wrong",
-        "wrong then gold",
-        "format only",
-        OVERLONG,
-    ):
-        if name in single:
-            played[name] = [*gold[:-1], _assistant(single[name])]
+        return alone_probes
+    gold_probes: dict[str, list[ChatMessage]] = {GOLD: list(gold)}
+    for name in PLAYED_LAST:
+        if name in last_message_probes:
+            gold_probes[name] = [*gold[:-1], _assistant(last_message_probes[name])]
     if len(gold) > 1:
-        played["truncated gold"] = list(gold[:-1])
-        played["last message only"] = [gold[-1]]
+        gold_probes["truncated gold"] = list(gold[:-1])
+        gold_probes["last message only"] = [gold[-1]]
     different = [other for other in others if list(other) != list(gold)]
     if different:
-        played["other gold"] = list(rng.choice(different))
-    return played | probes
+        gold_probes["other gold"] = list(rng.choice(different))
+    return gold_probes | alone_probes
+
+
+def _text_of_last(messages: Sequence[ChatMessage]) -> str:
+    """The text of the last message; "" if that has none or there are no messages."""
+    return str(messages[-1].get("content") or "") if messages else ""
 
 
 def _assistant(text: str) -> ChatMessage:
@@ -373,5 +393,6 @@ def _assistant(text: str) -> ChatMessage:
 
 def _bad_call(rng: random.Random) -> ChatMessage:
     """A faulty tool call as a model might make it: an unknown or empty name, or bad arguments."""
-    name, arguments = rng.choice((("nothing", "{}"), ("", "{}"), ("lookup", "[1, 2]"), ("x", "{")))
+    names_and_arguments = (("nothing", "{}"), ("", "{}"), ("lookup", "[1, 2]"), ("x", "{"))
+    name, arguments = rng.choice(names_and_arguments)
     return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}

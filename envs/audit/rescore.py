@@ -9,7 +9,7 @@ does not, the scorer is random.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from envs.audit.audit_report import Rescoring
@@ -28,21 +28,21 @@ class Scored:
     """An answer with the reward it got, and how to score it again.
 
     Attributes:
-        about: what an example says about it (`task`, `completion`, ...).
+        identity: the keys of an example that say which answer it is (`task`, `completion`, ...).
         reward: the one it got first.
-        score: scores it with a process, as `EnvProcess.score` does. A text instead of a score is
-            the reason why it cannot be scored.
+        score: scores it with the process that it is called with, as `EnvProcess.score` does. A text
+            instead of a score is the reason why it cannot be scored.
     """
 
-    about: Mapping[str, Any]
+    identity: Mapping[str, Any]
     reward: float
     score: Callable[[Any], ScoreReply | str]
 
 
 def score_again(
     answers: Sequence[Scored],
-    fresh: Callable[[], Any],
-    late: Callable[[], bool],
+    start_process: Callable[[], Any],
+    time_is_up: Callable[[], bool],
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Rescoring:
@@ -50,58 +50,39 @@ def score_again(
 
     Rewards are compared exactly. An answer that gets another reward is scored once more by the same
     process. If the reward still differs from the first, a third process scores the answer too
-    (`_ask_a_third`).
+    (`_ask_third_process`).
 
     Args:
         answers: answers with the rewards they got first.
-        fresh: starts a process that has scored nothing yet. It is called a second time if rewards
-            differ. It may raise EnvProblem, which becomes the `why` of the result.
-        late: tells whether the time is up; the remaining answers are then left out.
+        start_process: starts a process that has scored nothing yet. It is called a second time if
+            rewards differ. It may raise EnvProblem, which becomes the `why` of the result.
+        time_is_up: tells whether the remaining answers are to be left out.
         clock: the time in seconds. It limits the third process, which has `THIRD_S` seconds even
-            after `late` says that the time is up.
+            if the time is up.
     """
-    scored = 0
-    skipped: dict[str, int] = {}  # reason -> number of answers
-    changed: list[_Changed] = []
+    progress = _Progress()
     why = ""
-    cold_start_used = False
     try:
-        process = fresh() if answers else None
+        process = start_process() if answers else None
         for answer in answers:
-            if late():
+            if time_is_up() or not progress.score(answer, process, time_is_up):
                 why = "the time was up"
                 break
-            second = answer.score(process)
-            if isinstance(second, str):  # the reason why it cannot be scored
-                skipped[second] = skipped.get(second, 0) + 1
-                continue
-            if second["reward"] != answer.reward:
-                if late():  # a reward that could not be asked for twice does not count
-                    why = "the time was up"
-                    break
-                settled = _score_once_more(answer, second, process)
-                # A reward that differed once and then came back may be a cold start: the first
-                # call of a process may be slow beyond a limit inside of score(). That is forgiven
-                # once; a failed score that came back is always forgiven.
-                forgiven = settled is None and (bool(second["error"]) or not cold_start_used)
-                cold_start_used = cold_start_used or (settled is None and not second["error"])
-                if not forgiven:
-                    changed.append(_Changed(answer, settled or second))
-            scored += 1
-        _ask_a_third(changed, fresh, clock)
+        _ask_third_process(progress.changed, start_process, clock)
     except EnvProblem as problem:
         why = str(problem)[:ERROR_CHARS]
+    changed = progress.changed
     failed = sum(item.failed for item in changed)
     # Confirmed ones come first: False sorts before True.
     first_examples = sorted(changed, key=lambda item: not item.confirmed)[:SHOWN]
     return {
         "asked": len(answers),
-        "scored": scored,
+        "scored": progress.scored,
         "differing": len(changed) - failed,
         "failed": failed,
         "confirmed": sum(item.confirmed for item in changed),
         "wavering": sum(item.wavering for item in changed),
-        "skipped": skipped,
+        "skipped": progress.skipped,
         "examples": [item.example() for item in first_examples],
         "why": why,
     }
@@ -127,11 +108,12 @@ def sentence(rescoring: Mapping[str, Any]) -> str:
     """
     example = rescoring["examples"][0]
     second = "scoring failed there" if example.get("error") else f"and there {example['second']:g}"
-    conclusion = "a third one has not confirmed that"
     if rescoring["wavering"]:
         conclusion = "a third one did not agree with that either, so there is chance in it"
     elif rescoring.get("confirmed"):
         conclusion = "what it pays depends on what its process has done before"
+    else:
+        conclusion = "a third one has not confirmed that"
     return (
         f"{differing(rescoring)} of {rescoring['scored']} answers got another reward in a new env "
         f"process (task {_short(example['task'])}: {example['first']:g}, {second}): {conclusion}"
@@ -150,8 +132,9 @@ class _Changed:
 
     Attributes:
         second: the score of the fresh process.
-        confirmed: whether a third process gave the same reward every time.
-        wavering: whether it gave another one. Both are False where it was not asked.
+        confirmed: whether a third process gave the reward of `second` every time.
+        wavering: whether a third process gave another one. Like `confirmed` False where no third
+            process was asked.
     """
 
     answer: Scored
@@ -165,20 +148,71 @@ class _Changed:
         return bool(self.second["error"])
 
     def example(self) -> dict[str, object]:
-        """What a report shows: `answer.about`, then `first`, `second` and, if it failed, `error`.
+        """What a report shows: which answer it is, its two rewards and the error if there is one.
 
-        `first` and `second` are the two rewards.
+        The keys are those of `answer.identity`, then `first`, `second` and, if scoring failed in
+        the fresh process, `error`.
         """
-        rewards = {"first": self.answer.reward, "second": self.second["reward"]}
-        error = {"error": str(self.second["error"])[:ERROR_CHARS]} if self.failed else {}
-        return {**self.answer.about, **rewards, **error}
+        example = {
+            **self.answer.identity,
+            "first": self.answer.reward,
+            "second": self.second["reward"],
+        }
+        if self.failed:
+            example["error"] = str(self.second["error"])[:ERROR_CHARS]
+        return example
 
 
-def _score_once_more(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:
+@dataclass
+class _Progress:
+    """What scoring again has shown so far.
+
+    Attributes:
+        scored: how many answers were scored again.
+        skipped: reason -> how many answers could not be scored again.
+        changed: those that got another reward.
+        cold_start_forgiven: whether one reward that differed and then came back was let pass.
+    """
+
+    scored: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    changed: list[_Changed] = field(default_factory=list)
+    cold_start_forgiven: bool = False
+
+    def score(self, answer: Scored, process: Any, time_is_up: Callable[[], bool]) -> bool:
+        """Score an answer again with `process`.
+
+        Returns False if its reward differs and the time is up, so that it cannot be asked for twice
+        and does not count.
+        """
+        second = answer.score(process)
+        if isinstance(second, str):  # the reason why it cannot be scored
+            self.skipped[second] = self.skipped.get(second, 0) + 1
+            return True
+        if second["reward"] != answer.reward:
+            if time_is_up():
+                return False
+            self._judge_difference(answer, second, process)
+        self.scored += 1
+        return True
+
+    def _judge_difference(self, answer: Scored, second: ScoreReply, process: Any) -> None:
+        """Add an answer to `changed` unless its first reward comes back and that is forgiven."""
+        differing_score = _differing_again(answer, second, process)
+        if differing_score is not None:
+            self.changed.append(_Changed(answer, differing_score))
+        elif not second["error"]:  # a failure that does not repeat itself is always forgiven
+            if self.cold_start_forgiven:
+                self.changed.append(_Changed(answer, second))
+            # The first call of a process may be slow beyond a limit inside of score().
+            self.cold_start_forgiven = True
+
+
+def _differing_again(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:
     """Score an answer once more with the process that gave it the score `second`.
 
-    Returns the new score, or None if its reward is the answer's first one again. Returns `second`
-    if the answer could not be scored once more.
+    Returns the new score if its reward still differs from the answer's first one, else None. If the
+    answer could not be scored once more, that is `second`.
     """
     repeated = answer.score(process)
     if isinstance(repeated, str) or repeated["error"]:
@@ -186,8 +220,8 @@ def _score_once_more(answer: Scored, second: ScoreReply, process: Any) -> ScoreR
     return None if repeated["reward"] == answer.reward else repeated
 
 
-def _ask_a_third(
-    changed: Sequence[_Changed], fresh: Callable[[], Any], clock: Callable[[], float]
+def _ask_third_process(
+    changed: Sequence[_Changed], start_process: Callable[[], Any], clock: Callable[[], float]
 ) -> None:
     """Score changed answers with a third process and mark each as confirmed or wavering.
 
@@ -199,7 +233,7 @@ def _ask_a_third(
     scored = [item for item in changed if not item.failed]
     if not scored:
         return
-    process = fresh()
+    process = start_process()
     began = clock()
     for item in scored:
         agreements = 0

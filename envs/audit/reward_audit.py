@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from envs.audit import rescore, verdict
-from envs.audit.audit_report import AuditReport, RewardChange
+from envs.audit.audit_report import AuditReport
 from envs.audit.findings import FRESH, Findings, Tally, shortened
 from envs.audit.probes import GOLD, message_probes, text_probes
 from envs.audit.rescore import Scored
@@ -35,7 +35,18 @@ class Scorer(Protocol):
     def start(self, task: Mapping[str, Any]) -> Any: ...
 
 
-Ask = Callable[[Any, Any], ScoreReply]  # (scorer, answer to a probe) -> score
+@dataclass(frozen=True)
+class _ProbedRow:
+    """A task with the answers that it is probed with.
+
+    Attributes:
+        answers: name of the probe -> its answer: a text, or messages in a multi-turn environment.
+        score: (scorer, answer) -> the score of one answer.
+    """
+
+    task_id: str
+    answers: Mapping[str, Any]
+    score: Callable[[Any, Any], ScoreReply]
 
 
 def audit(
@@ -69,27 +80,29 @@ def audit(
     order = rng.sample(range(len(rows)), len(rows))
     pool = [Task.from_row(rows[index]) for index in order[:POOL]]
     findings = Findings()
-    probe = _probe_messages if kind == "multi" else _probe_text
+    make_row = _row_with_messages if kind == "multi" else _row_with_texts
     first_scores: list[_FirstScore] = []
 
-    def late() -> bool:
+    def time_is_up() -> bool:
         """Whether even the overrun of the budget is used up."""
         return clock() - began > OVERRUN * budget_s
 
     for index in order:
-        if clock() - began > budget_s and (findings.rows >= LEAST_ROWS or late()):
+        over_budget = clock() - began > budget_s
+        if over_budget and (findings.rows >= LEAST_ROWS or time_is_up()):
             break
-        first_score = probe(scorer, rows[index], pool, rng, findings, late)
+        row = make_row(rows[index], pool, rng)
+        first_score = _score_all(row, scorer, findings, time_is_up)
         if first_score is not None and len(first_scores) < AGAIN:
             first_scores.append(first_score)
         findings.rows += 1
     # In another order than before: a scorer that keeps a state shows it.
     for first_score in reversed(first_scores):
-        if late():
+        if time_is_up():
             break
         first_score.revisit(findings)
     if fresh is not None:
-        findings.fresh = rescore.score_again(_sample(findings), fresh, late)
+        findings.rescoring = rescore.score_again(_sample(findings), fresh, time_is_up)
     return verdict.report(findings, len(rows), seed, clock() - began)
 
 
@@ -99,74 +112,50 @@ def _sample(findings: Findings) -> list[Scored]:
     First those scored last, the newest first, because a process that keeps a state differs most at
     its end. Then up to `FRESH` earlier ones, spread evenly over all rows.
     """
-    last = list(findings.last)[::-1]
-    ids_of_last = {id(answer) for answer in last}  # of the objects: an answer may be in both lists
-    earlier = [answer for answer in findings.before if id(answer) not in ids_of_last]
+    newest_first = list(findings.latest)[::-1]
+    # Compared as objects: an answer may be in both lists.
+    ids_of_latest = {id(answer) for answer in newest_first}
+    earlier = [answer for answer in findings.samples if id(answer) not in ids_of_latest]
     count = min(FRESH, len(earlier))
-    return last + [earlier[index * len(earlier) // count] for index in range(count)]
+    return newest_first + [earlier[index * len(earlier) // count] for index in range(count)]
 
 
 @dataclass(frozen=True)
 class _FirstScore:
     """What an answer earned when it was first scored, to be compared with what it earns later.
 
-    `again` scores the same answer once more.
+    `score_again` scores the same answer once more.
     """
 
     task_id: str
     reward: float
-    again: Callable[[], ScoreReply]
+    score_again: Callable[[], ScoreReply]
 
     def revisit(self, findings: Findings) -> None:
-        """Score the answer once more; if its reward has changed, add it to `findings.drifted`."""
-        reward = self.again()["reward"]
-        findings.revisited += 1
-        if reward != self.reward:
-            change = RewardChange(task=self.task_id, first=self.reward, second=reward)
-            findings.drifted.append(change)
+        """Score the answer once more and count in `findings` whether its reward has changed."""
+        findings.count_revisited(self.task_id, self.reward, self.score_again()["reward"])
 
 
-def _probe_text(
-    scorer: Scorer,
-    row: Mapping[str, Any],
-    pool: Sequence[Task],
-    rng: random.Random,
-    findings: Findings,
-    late: Callable[[], bool],
-) -> _FirstScore | None:
-    """Make the probes of a single-turn row and score them.
+def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random) -> _ProbedRow:
+    """A single-turn row with its probes.
 
-    `pool` holds tasks whose reference answers serve as wrong ones; `rng` makes random choices. The
-    other arguments and the result are those of `_score_all`.
+    `pool` holds tasks whose reference answers serve as wrong ones; `rng` makes random choices.
     """
     task = Task.from_row(row)
     gold = task.answer_text if task.answer is not None else None
     others = [other.answer_text for other in pool if other.id != task.id and other.answer]
     probes = text_probes(task.prompt_text, gold, others, rng)
-    return _score_all(
-        probes, scorer, lambda who, text: who.score(row, text), task.id, findings, late
-    )
+    return _ProbedRow(task.id, probes, lambda scorer, text: scorer.score(row, text))
 
 
-def _probe_messages(
-    scorer: Scorer,
-    row: Mapping[str, Any],
-    pool: Sequence[Task],
-    rng: random.Random,
-    findings: Findings,
-    late: Callable[[], bool],
-) -> _FirstScore | None:
-    """Make the probes of a multi-turn row and play them.
-
-    `pool` holds tasks whose reference answers serve as wrong ones; `rng` makes random choices. The
-    other arguments and the result are those of `_score_all`.
-    """
+def _row_with_messages(
+    row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random
+) -> _ProbedRow:
+    """A multi-turn row with its probes; arguments as in `_row_with_texts`."""
     task = Task.from_row(row)
     others = [_assistant(other) for other in pool if other.id != task.id and other.answer]
     probes = message_probes(task.prompt_text, _assistant(task), others, rng)
-    return _score_all(
-        probes, scorer, lambda who, answer: play(who, row, answer), task.id, findings, late
-    )
+    return _ProbedRow(task.id, probes, lambda scorer, messages: play(scorer, row, messages))
 
 
 def _assistant(task: Task) -> list[ChatMessage]:
@@ -206,94 +195,93 @@ def _failed(error: Exception) -> ScoreReply:
 
 
 def _score_all(
-    probes: Mapping[str, Any],
-    scorer: Scorer,
-    ask: Ask,
-    task_id: str,
-    findings: Findings,
-    late: Callable[[], bool],
+    row: _ProbedRow, scorer: Scorer, findings: Findings, time_is_up: Callable[[], bool]
 ) -> _FirstScore | None:
     """Score all probes of a row and add the results to `findings`.
 
     One answer (gold, or the first one if there is no gold) is scored twice in a row and once more
     after all others. That finds a scorer that is random or keeps a state.
 
-    Args:
-        probes: name of the probe -> its answer.
-        ask: scores one answer with a scorer.
-        task_id: the row's task.
-        late: tells whether the time is up. It is asked before every answer, because each answer of
-            a scorer that hangs takes the time limit of a whole call.
+    `time_is_up` is asked before every answer, because each answer of a scorer that hangs takes the
+    time limit of a whole call.
 
     Returns the first score of the answer that was scored again, so that it can be compared once
     more at the end of the audit; None if the time was up before all probes were scored.
     """
-    order = list(probes)
-    # Every second row is scored the other way round, so that gold is not always the first.
-    if findings.rows % 2 and len(order) > 1:
+    order = list(row.answers)
+    if findings.rows % 2:  # every second row, so that gold is not always scored first
         order.reverse()
+    repeated_name = GOLD if GOLD in row.answers else order[0]
     results: dict[str, ScoreReply] = {}
-    repeated = ""  # the name of the probe that was scored twice in a row
     for name in order:
+        is_first_of_audit = not findings.tallies and not results
         # The very first answer is scored whatever the time: a report needs one.
-        if (findings.tallies or results) and late():
-            findings.cut = True
+        if not is_first_of_audit and time_is_up():
+            findings.stopped_in_row = True
             break
-        results[name] = ask(scorer, probes[name])
-        findings.seconds.append(results[name].get("seconds", 0.0))
-        # True once per row: for gold, or for the first probe of a row without gold.
-        if name in (GOLD, order[0]) and not repeated and (GOLD not in probes or name == GOLD):
-            repeated = name
-            second = ask(scorer, probes[name])
-            if len(findings.seconds) == 1 and second["reward"] != results[name]["reward"]:
+        answer = row.answers[name]
+        result = row.score(scorer, answer)
+        findings.seconds.append(result.get("seconds", 0.0))
+        if name == repeated_name:
+            second = row.score(scorer, answer)
+            if is_first_of_audit and second["reward"] != result["reward"]:
                 # The first call of all may be slow beyond a limit inside of score(), so it is
                 # replaced by the second, and that one by a third.
-                results[name], second = second, ask(scorer, probes[name])
-            findings.repeat(task_id, results[name]["reward"], second["reward"])
-    gold = results.get(GOLD)
-    if gold is not None:
-        findings.gold_rows += 1
-        if gold["error"] or gold["success"] is False:
-            findings.gold_failing.append(task_id)
-    for name in probes:  # in their own order, whatever order they were scored in
-        if name in results:
-            earned = None if gold is None else gold["reward"]
-            tally = findings.tallies.setdefault(name, Tally())
-            tally.count(results[name], earned, probes[name], task_id)
-    _keep_for_rescoring(findings, ask, task_id, probes, results)
-    if findings.cut or not repeated:
+                result, second = second, row.score(scorer, answer)
+            findings.count_repeated(row.task_id, result["reward"], second["reward"])
+        results[name] = result
+    _add_results(findings, row, results)
+    _keep_for_rescoring(findings, row, results)
+    if findings.stopped_in_row:
         return None
     first_score = _FirstScore(
-        task_id, results[repeated]["reward"], lambda: ask(scorer, probes[repeated])
+        row.task_id,
+        results[repeated_name]["reward"],
+        lambda: row.score(scorer, row.answers[repeated_name]),
     )
     first_score.revisit(findings)
     return first_score
 
 
+def _add_results(
+    findings: Findings, row: _ProbedRow, results: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Add the scores of a row's probes (name of the probe -> score) to `findings`."""
+    gold = results.get(GOLD)
+    gold_reward = None
+    if gold is not None:
+        gold_reward = gold["reward"]
+        findings.gold_rows += 1
+        if gold["error"] or gold["success"] is False:
+            findings.gold_failing.append(row.task_id)
+    for name, answer in row.answers.items():  # in this order, whatever order they were scored in
+        if name in results:
+            tally = findings.tallies.setdefault(name, Tally())
+            tally.count(results[name], gold_reward, answer, row.task_id)
+
+
 def _keep_for_rescoring(
-    findings: Findings,
-    ask: Ask,
-    task_id: str,
-    probes: Mapping[str, Any],
-    results: Mapping[str, Mapping[str, Any]],
+    findings: Findings, row: _ProbedRow, results: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Keep a row's answers in `findings`, so that a new process can score them again.
 
-    All of them go to `findings.last`, which keeps only the newest. Gold and one other answer go to
-    `findings.before`, which keeps them for every row. Answers on which scoring failed are left out,
-    because a call that was too slow once may be fast the next time.
+    All of them go to `findings.latest`, which keeps only the newest. Gold and one other answer go
+    to `findings.samples`, which keeps them for every row. Answers on which scoring failed are left
+    out, because a call that was too slow once may be fast the next time.
     """
     scored = {
         name: Scored(
-            {"task": task_id, "probe": name, "completion": shortened(probes[name])},
+            {"task": row.task_id, "probe": name, "completion": shortened(row.answers[name])},
             result["reward"],
-            lambda who, answer=probes[name]: ask(who, answer),
+            lambda scorer, answer=row.answers[name]: row.score(scorer, answer),
         )
         for name, result in results.items()
         if not result["error"]
     }
-    findings.last.extend(scored.values())
+    findings.latest.extend(scored.values())
     others = [name for name in scored if name != GOLD]
-    # Each row takes the next of the other probes, so that all of them are in the sample.
-    other = others[findings.rows % len(others)] if others else GOLD
-    findings.before += [scored[name] for name in (GOLD, other) if name in scored]
+    other = GOLD
+    if others:
+        # Each row takes the next of the other probes, so that all of them are in the sample.
+        other = others[findings.rows % len(others)]
+    findings.samples += [scored[name] for name in (GOLD, other) if name in scored]

@@ -31,35 +31,25 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
         seed: of the audit's random choices.
         seconds: that it took.
     """
-    lowest = min(tally.mean for tally in findings.tallies.values())
+    lowest_mean = min(tally.mean for tally in findings.tallies.values())
     table = [
-        _line(name, findings.tallies[name], lowest) for name in PROBES if name in findings.tallies
+        _probe_line(name, findings.tallies[name], lowest_mean)
+        for name in PROBES
+        if name in findings.tallies
     ]
-    risks = [line["probe"] for line in table if line["verdict"] == "risk"]
-    if _all_alike(findings):
-        risks = ["all alike"]  # the probes that are paid are then no further news
-    if findings.gold_rows and len(findings.gold_failing) > GOLD_FAILURES * findings.gold_rows:
-        risks.insert(0, GOLD)
-    wavering = bool(findings.fresh) and findings.fresh["wavering"] > _tolerated(findings)
-    if len(findings.unstable) > UNSTABLE * findings.repeated or wavering:
-        risks.append("unstable")
-    else:  # a random scorer gives other rewards later on even if it keeps no state
-        if len(findings.drifted) > UNSTABLE * findings.revisited:
-            risks.append("order dependent")
-        if _differing(findings) > _tolerated(findings):
-            risks.append("fresh process")
-    weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
-    if pays_for_length(table):
-        weaknesses.append(PAYS_FOR_LENGTH)
-    if any(line["errors"] > RAISING * line["rows"] for line in table):
-        weaknesses.append("raises")
-    ordered = sorted(findings.seconds)
+    risks, weaknesses = _risks(findings, table), _weaknesses(table)
+    verdict = "ok"
+    if risks:
+        verdict = "risk"
+    elif weaknesses:
+        verdict = "warn"
     failing = len(findings.gold_failing), findings.gold_rows
+    covered = f"{findings.rows} of {rows} rows scored"
+    sorted_seconds = sorted(findings.seconds)
+    p95_index = round(0.95 * (len(sorted_seconds) - 1))
     return {
-        "verdict": "risk" if risks else "warn" if weaknesses else "ok",
-        "headline": headline(
-            risks, weaknesses, table, failing, f"{findings.rows} of {rows} rows scored"
-        ),
+        "verdict": verdict,
+        "headline": headline(risks, weaknesses, table, failing, covered),
         "risks": risks,
         "weaknesses": weaknesses,
         "probes": table,
@@ -68,29 +58,64 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
         "rows_scored": findings.rows,
         "rows": rows,
         "share": round(findings.rows / rows, 4),
-        "deterministic": not findings.unstable and not wavering,
+        "deterministic": not findings.unstable and not _is_wavering(findings),
         "order_dependent": bool(findings.drifted) and not findings.unstable,
-        "fresh_process": findings.fresh or {},
+        "fresh_process": findings.rescoring or {},
         "unstable": (findings.unstable or findings.drifted)[:SHOWN],
         "gold_failing": findings.gold_failing[:GOLD_SHOWN],
         "problems": _problems(findings, table),
-        "score_seconds_p95": round(ordered[round(0.95 * (len(ordered) - 1))], 6),
+        "score_seconds_p95": round(sorted_seconds[p95_index], 6),
         "seed": seed,
         "seconds": round(seconds, 3),
     }
 
 
+def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
+    """The names of the probes and other findings that make the scorer a risk; [] for none."""
+    risks = [line["probe"] for line in table if line["verdict"] == "risk"]
+    if _all_rewards_equal(findings):
+        risks = ["all alike"]  # the probes that are paid are then no further news
+    if findings.gold_rows and len(findings.gold_failing) > GOLD_FAILURES * findings.gold_rows:
+        risks.insert(0, GOLD)
+    if len(findings.unstable) > UNSTABLE * findings.repeated or _is_wavering(findings):
+        # A random scorer: it gives other rewards later on even if it keeps no state.
+        return [*risks, "unstable"]
+    if len(findings.drifted) > UNSTABLE * findings.revisited:
+        risks.append("order dependent")
+    if _differing(findings) > _tolerated(findings):
+        risks.append("fresh process")
+    return risks
+
+
+def _weaknesses(table: Sequence[ProbeLine]) -> list[str]:
+    """The names of the probes and other findings that are weaknesses, and no risk; [] for none."""
+    weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
+    if pays_for_length(table):
+        weaknesses.append(PAYS_FOR_LENGTH)
+    if any(line["errors"] > RAISING * line["rows"] for line in table):
+        weaknesses.append("raises")
+    return weaknesses
+
+
+def _is_wavering(findings: Findings) -> bool:
+    """Whether a third process contradicted the new one on more answers than are tolerated."""
+    rescoring = findings.rescoring
+    return rescoring is not None and rescoring["wavering"] > _tolerated(findings)
+
+
 def _tolerated(findings: Findings) -> float:
     """How many answers may get another reward in a new process without counting as a risk.
 
-    UNSTABLE times those that were scored again, at least 1; 1 if no new process was asked.
+    UNSTABLE times the number of answers that were scored again, but at least 1.
     """
-    return max(1.0, UNSTABLE * findings.fresh["scored"]) if findings.fresh else 1.0
+    if findings.rescoring is None:
+        return 1.0
+    return max(1.0, UNSTABLE * findings.rescoring["scored"])
 
 
 def _differing(findings: Findings) -> int:
     """How many answers a new process rewarded otherwise or failed on; 0 if none was asked."""
-    return rescore.differing(findings.fresh) if findings.fresh else 0
+    return rescore.differing(findings.rescoring) if findings.rescoring else 0
 
 
 def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
@@ -99,7 +124,7 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
     `table` holds the report's lines, one per probe.
     """
     problems = []
-    if _all_alike(findings):
+    if _all_rewards_equal(findings):
         problems.append("every answer, right or wrong, earns the same reward")
     if findings.gold_failing:
         count, names = len(findings.gold_failing), ", ".join(findings.gold_failing[:SHOWN])
@@ -107,20 +132,20 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
     if not findings.gold_rows:
         problems.append("no row has a reference answer: nothing shows that a right one is paid")
     if findings.unstable:
-        changed = f"{len(findings.unstable)} of {findings.repeated}"
-        problems.append(f"{changed} answers scored twice in a row got two rewards")
-    elif findings.drifted:  # a random scorer drifts too, so this is said only of a stable one
-        changed = f"{len(findings.drifted)} of {findings.revisited}"
+        share = f"{len(findings.unstable)} of {findings.repeated}"
+        problems.append(f"{share} answers scored twice in a row got two rewards")
+    elif findings.drifted:  # only of a stable scorer: a random one drifts without keeping a state
+        share = f"{len(findings.drifted)} of {findings.revisited}"
         problems.append(
-            f"{changed} answers got another reward once others had been scored: it keeps a state"
+            f"{share} answers got another reward once others had been scored: it keeps a state"
         )
-    if findings.fresh and _differing(findings):
-        problems.append(rescore.sentence(findings.fresh))
+    if findings.rescoring and _differing(findings):
+        problems.append(rescore.sentence(findings.rescoring))
     for line in table:
         if line["errors"] and line["probe"] != GOLD:
             count = f"{line['errors']} of {line['rows']}"
             problems.append(f"score fails on {line['probe']} ({count}): {line.get('error', '')}")
-    if findings.cut:
+    if findings.stopped_in_row:
         problems.append(
             f"score is so slow that the time was up after {len(findings.seconds)} answers: not "
             "every probe was tried"
@@ -140,8 +165,8 @@ def _saturation(findings: Findings) -> Saturation:
     """
     by_probe = {name: tally.rewards for name, tally in findings.tallies.items()}
     top = max(reward for rewards in by_probe.values() for reward in rewards)
-    gold = by_probe.get(GOLD, [])
-    others = [
+    gold_rewards = by_probe.get(GOLD, [])
+    other_rewards = [
         reward
         for name, rewards in by_probe.items()
         if name not in INFORMATIVE
@@ -150,17 +175,19 @@ def _saturation(findings: Findings) -> Saturation:
     return {
         "top": round(top, 4),
         "levels": len({round(reward, 6) for rewards in by_probe.values() for reward in rewards}),
-        "gold_at_top": _share_equal(gold, top),
-        "others_at_top": _share_equal(others, top),
+        "gold_at_top": _share_equal(gold_rewards, top),
+        "others_at_top": _share_equal(other_rewards, top),
     }
 
 
 def _share_equal(rewards: Sequence[float], top: float) -> float | None:
     """The share of `rewards` that are equal to `top`; None where there are no rewards."""
-    return round(sum(reward == top for reward in rewards) / len(rewards), 4) if rewards else None
+    if not rewards:
+        return None
+    return round(sum(reward == top for reward in rewards) / len(rewards), 4)
 
 
-def _line(name: str, tally: Tally, lowest: float) -> ProbeLine:
+def _probe_line(name: str, tally: Tally, lowest_mean: float) -> ProbeLine:
     """The report's line about the probe `name`.
 
     These keys are optional:
@@ -169,7 +196,7 @@ def _line(name: str, tally: Tally, lowest: float) -> ProbeLine:
     - error: the first error, if scoring failed on one of the answers
     - example: an answer that was paid, if this probe is a risk or a weakness
 
-    `lowest` is the lowest mean of all probes.
+    `lowest_mean` is the lowest mean reward of all probes.
     """
     line: ProbeLine = {
         "probe": name,
@@ -179,7 +206,7 @@ def _line(name: str, tally: Tally, lowest: float) -> ProbeLine:
         "success": round(tally.successes / len(tally.rewards), 4),
         "paid": round(tally.paid / len(tally.rewards), 4),
         "errors": tally.errors,
-        "verdict": _probe_verdict(name, tally, lowest),
+        "verdict": _probe_verdict(name, tally, lowest_mean),
     }
     if name in NEAR and tally.golds:
         line["separated"] = round(tally.below / len(tally.golds), 4)
@@ -190,7 +217,7 @@ def _line(name: str, tally: Tally, lowest: float) -> ProbeLine:
     return line
 
 
-def _probe_verdict(name: str, tally: Tally, lowest: float) -> str:
+def _probe_verdict(name: str, tally: Tally, lowest_mean: float) -> str:
     """The verdict on one probe: ok, warn, risk or info.
 
     - info: the probe is shown for information only
@@ -198,34 +225,34 @@ def _probe_verdict(name: str, tally: Tally, lowest: float) -> str:
     - warn: it is paid and is a near miss
     - risk: it is paid and is no near miss
 
-    `lowest` is the lowest mean of all probes.
+    `lowest_mean` is the lowest mean reward of all probes.
     """
     if name in INFORMATIVE:
         return "info"
-    if not _pays(tally, lowest):
+    if not _is_paid(tally, lowest_mean):
         return "ok"
     return "warn" if name in NEAR else "risk"
 
 
-def _pays(tally: Tally, lowest: float) -> bool:
+def _is_paid(tally: Tally, lowest_mean: float) -> bool:
     """Whether a probe earns at least half (PAID) of what gold earns on the same rows.
 
-    If no row has gold: whether at least half of the probe's answers counted as paid. `lowest` is
-    the lowest mean of all probes.
+    If no row has gold: whether at least half of the probe's answers counted as paid. `lowest_mean`
+    is the lowest mean reward of all probes.
     """
     if not tally.golds:
         return tally.paid >= PAID * len(tally.rewards)
-    gold = math.fsum(tally.golds) / len(tally.golds)
-    if gold > 0:
-        return tally.mean >= PAID * gold
+    gold_mean = math.fsum(tally.golds) / len(tally.golds)
+    if gold_mean > 0:
+        return tally.mean >= PAID * gold_mean
     # Gold earns 0 or less, as with rewards that are all costs: count from the worst probe instead.
-    return tally.mean - lowest >= PAID * (gold - lowest)
+    return tally.mean - lowest_mean >= PAID * (gold_mean - lowest_mean)
 
 
-def _all_alike(findings: Findings) -> bool:
+def _all_rewards_equal(findings: Findings) -> bool:
     """Whether gold and every probe earned the same reward; False without gold."""
     rewards = [reward for tally in findings.tallies.values() for reward in tally.rewards]
-    return findings.gold_rows > 0 and max(rewards) - min(rewards) < 1e-9
+    return findings.gold_rows > 0 and max(rewards) - min(rewards) < 1e-9  # equal up to rounding
 
 
 def unscored(rows: int, seed: int) -> AuditReport:

@@ -38,10 +38,11 @@ class EnvProblem(Exception):
 
     def __str__(self) -> str:
         """The message, with `file:line: ` or `file: ` before it where these are known."""
-        location = (
-            f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
-        )
-        return location + self.message
+        if self.line:
+            return f"{self.file}:{self.line}: {self.message}"
+        if self.file:
+            return f"{self.file}: {self.message}"
+        return self.message
 
     def to_dict(self) -> dict[str, str | int]:
         """The problem as a JSON object; in this form the env process sends it to its client."""
@@ -61,10 +62,12 @@ class EnvProblem(Exception):
         ENV_INVALID, a missing message gets a general one, other missing fields become "" or 0.
         """
         code, line = data.get("code"), data.get("line")
+        if not isinstance(code, str) or code not in CODES:
+            code = "ENV_INVALID"
         return EnvProblem(
-            code if isinstance(code, str) and code in CODES else "ENV_INVALID",
-            str(data.get("message") or "the environment could not be loaded"),
-            str(data.get("hint") or ""),
-            str(data.get("file") or ""),
-            line if type(line) is int else 0,  # not isinstance: a bool is an int too
+            code=code,
+            message=str(data.get("message") or "the environment could not be loaded"),
+            hint=str(data.get("hint") or ""),
+            file=str(data.get("file") or ""),
+            line=line if type(line) is int else 0,  # not isinstance: a bool is an int too
         )

@@ -71,12 +71,13 @@ def read_settings(folder: Path) -> EnvSettings:
         text = path.read_bytes().decode("utf-8-sig")  # -sig: some editors write a byte order mark
     except FileNotFoundError:
         return EnvSettings()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:  # no access, or not UTF-8
         raise EnvProblem(
             "ENV_INVALID", f"{FILE} cannot be read as UTF-8: {error}", file=FILE
         ) from error
     try:
         data = tomllib.loads(text)
+    # ValueError: a number too long for int(); RecursionError: nested too deep.
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         line_number = re.search(r"line (\d+)", str(error))  # tomllib gives it in its text only
         raise EnvProblem(
@@ -131,24 +132,29 @@ def _limits(data: Mapping[str, Any], text: str) -> Limits:
         raise _problem_at(text, "limits", "limits is a table: [limits]")
     _refuse_unknown(table, tuple(f.name for f in fields(Limits)), text, "limit")
     for name, value in table.items():
-        if name == "network":
-            if not isinstance(value, bool):
-                raise _problem_at(text, name, f"limits.network is true or false, got {value!r}")
-            continue
-        low, high = BOUNDS[name]
-        is_integer = isinstance(getattr(Limits(), name), int)
-        accepted_types = int if is_integer else int | float
-        # A bool is an int in Python, so it is refused by itself.
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, accepted_types)
-            or not low <= value <= high
-        ):
-            expected = "a whole number" if is_integer else "a number"
-            raise _problem_at(
-                text, name, f"limits.{name} is {expected} from {low:g} to {high:g}, got {value}"
-            )
+        if name != "network":
+            _check_number(name, value, text)
+        elif not isinstance(value, bool):
+            raise _problem_at(text, name, f"limits.network is true or false, got {value!r}")
     return Limits(**table)
+
+
+def _check_number(name: str, value: Any, text: str) -> None:
+    """Raise EnvProblem ENV_INVALID unless `value` is a number within the bounds of a limit.
+
+    Limits whose default is an int must be whole numbers. `name` is the limit, `text` the whole
+    file, to find the line.
+    """
+    low, high = BOUNDS[name]
+    is_integer = isinstance(getattr(Limits(), name), int)
+    accepted_types = int if is_integer else int | float
+    # A bool is an int in Python, so it is refused by itself.
+    is_number = isinstance(value, accepted_types) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        expected = "a whole number" if is_integer else "a number"
+        raise _problem_at(
+            text, name, f"limits.{name} is {expected} from {low:g} to {high:g}, got {value}"
+        )
 
 
 def _refuse_unknown(
@@ -181,10 +187,11 @@ def _problem_at(text: str, key: str, message: str, allowed: str = "") -> EnvProb
         allowed: the names that may stand there, for the hint; "" for a general hint.
     """
     # A table header such as [key] or [key.sub], or an assignment such as key = or key.sub =.
-    pattern = re.compile(rf"^\s*(\[{re.escape(key)}[\].]|\"?{re.escape(key)}\"?\s*[=.])")
-    lines = text.splitlines()
-    line = next(
-        (number for number, line_text in enumerate(lines, 1) if pattern.match(line_text)), 0
-    )
+    definition = re.compile(rf"^\s*(\[{re.escape(key)}[\].]|\"?{re.escape(key)}\"?\s*[=.])")
+    line = 0
+    for number, line_text in enumerate(text.splitlines(), 1):
+        if definition.match(line_text):
+            line = number
+            break
     hint = f"Known here: {allowed}." if allowed else "Correct environment.toml."
     return EnvProblem("ENV_INVALID", message, hint=hint, file=FILE, line=line)

@@ -53,15 +53,16 @@ class _Host:
 
     Args:
         env: the loaded environment.
-        source: its folder, to name files in error messages.
-        answer: writes one reply to the client.
+        folder: the environment's folder, to name files in error messages.
+        send_reply: writes one reply to the client.
     """
 
-    def __init__(self, env: Env, source: Path, answer: Callable[[Reply], None]) -> None:
+    def __init__(self, env: Env, folder: Path, send_reply: Callable[[Reply], None]) -> None:
         self.env = env
-        self.source = source
-        self.answer = answer
+        self.folder = folder
+        self.send_reply = send_reply
         self.pid = os.getpid()  # to tell this process from forks that user code makes
+        # By number of the episode: its task, and the state that env.start returned.
         self.episodes: dict[int, tuple[Task, Any]] = {}
         self.operations: dict[str, Callable[[Request], Any]] = {
             "score": self.score,
@@ -94,21 +95,21 @@ class _Host:
         except BadReturn as problem:  # raised in this module, so it has no place in user code
             reply = {"id": request_id, "ok": False, "error": str(problem)}
         except BaseException as error:  # noqa: BLE001 - user code may raise anything
-            file, line = where(error, self.source)
+            file, line = where(error, self.folder)
             place = f" ({file}:{line})" if file else ""
-            message = f"{request['op']}() raised {explain(error)}"
+            action = f"raised {explain(error)}"
             if isinstance(error, SystemExit):
-                message = f"{request['op']}() called sys.exit({error.code!r})"
-            reply = {"id": request_id, "ok": False, "error": message + place}
+                action = f"called sys.exit({error.code!r})"
+            reply = {"id": request_id, "ok": False, "error": f"{request['op']}() {action}{place}"}
         if os.getpid() != self.pid:  # a fork that user code let run on must not answer too
             os._exit(0)
-        self.answer(reply)
+        self.send_reply(reply)
 
     def tasks(self, request_id: int) -> int:
         """Send every task as a line of its own; returns how many there are."""
-        rows = read_task_rows(self.env, self.source)
+        rows = read_task_rows(self.env, self.folder)
         for row in rows:
-            self.answer({"id": request_id, "row": row})
+            self.send_reply({"id": request_id, "row": row})
         return len(rows)
 
     def score(self, request: Request) -> ScoreReply:
@@ -120,7 +121,8 @@ class _Host:
         if isinstance(self.env, MultiTurnEnv):
             raise BadReturn("a multi-turn environment is scored at the end of an episode")
         task = Task.from_row(request["task"])
-        return _score(self.env.score(task, request["completion"]))  # type: ignore[attr-defined]
+        returned = self.env.score(task, request["completion"])  # type: ignore[attr-defined]
+        return _score_reply(returned)
 
     def start(self, request: Request) -> None:
         """Begin an episode of `request["task"]` under the number `request["episode"]`.
@@ -130,7 +132,8 @@ class _Host:
         if len(self.episodes) >= MAX_EPISODES:
             raise BadReturn(f"{MAX_EPISODES} rollouts are open at once; close some")
         task = Task.from_row(request["task"])
-        self.episodes[request["episode"]] = (task, self._multi_turn_env().start(task))
+        state = self._multi_turn_env().start(task)
+        self.episodes[request["episode"]] = (task, state)
 
     def step(self, request: Request) -> list[ChatMessage] | None:
         """The environment's reply to `request["message"]`, an assistant message.
@@ -139,12 +142,12 @@ class _Host:
         """
         _, state = self.episodes[request["episode"]]
         messages = self._multi_turn_env().step(state, Message.from_dict(request["message"]))
-        return None if messages is None else _reply(messages)
+        return None if messages is None else _checked_messages(messages)
 
     def finish(self, request: Request) -> ScoreReply:
         """The score of the episode `request["episode"]` in its present state."""
         task, state = self.episodes[request["episode"]]
-        return _score(self._multi_turn_env().score(task, state))
+        return _score_reply(self._multi_turn_env().score(task, state))
 
     def drop(self, request: Request) -> None:
         """Forget the episode `request["episode"]`; does nothing if it is not open."""
@@ -161,45 +164,47 @@ def _describe(env: Env) -> EnvDescription:
     return {"kind": kind_of(env), "scored": is_scored(env), "tools": list(env.tools)}
 
 
-def _score(returned: Any) -> ScoreReply:
+def _score_reply(returned: Any) -> ScoreReply:
     """What the environment's score() returned, a Score or a bare number, as a dict.
 
     Raises BadReturn if it is neither, or a field of the Score has a wrong type. Infinite numbers
     pass; the client refuses them.
     """
-    score = (
-        returned if isinstance(returned, Score) else Score(_number(returned, "score() returned"))
-    )
+    score = returned
+    if not isinstance(returned, Score):
+        score = Score(reward=_number(returned, "score() returned"))
     if not isinstance(score.metrics, Mapping):
         raise BadReturn(f"Score.metrics is a dict of numbers, got {type(score.metrics).__name__}")
     success = score.success
     # `in`, not isinstance: numpy's bool is not a Python bool, but compares equal to one.
     if success is not None and success not in (True, False):
         raise BadReturn(f"Score.success is True, False or None, got {success!r:.80}")
+    reward = _number(score.reward, "Score.reward is")
+    metrics = {
+        str(name): _number(value, f"the metric {name!r} is")
+        for name, value in score.metrics.items()
+    }
     return {
-        "reward": _number(score.reward, "Score.reward is"),
+        "reward": reward,
         "success": None if success is None else bool(success),
-        "metrics": {
-            str(name): _number(value, f"the metric {name!r} is")
-            for name, value in score.metrics.items()
-        },
+        "metrics": metrics,
         "error": None if score.error is None else str(score.error)[:ERROR_CHARS],
     }
 
 
-def _number(value: Any, what: str) -> float:
+def _number(value: Any, message_start: str) -> float:
     """`value` as a float. Raises BadReturn unless it is a number.
 
-    `what` begins the message, as in "score() returned" + " None; a number is needed".
+    The message is `message_start`, such as "score() returned", and " None; a number is needed".
     """
     # Numbers of numpy and torch have __float__ too. A text is refused even if float() reads it.
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         kind = "None" if value is None else f"of type {type(value).__name__}"
-        raise BadReturn(f"{what} {kind}; a number is needed")
+        raise BadReturn(f"{message_start} {kind}; a number is needed")
     return float(value)
 
 
-def _reply(messages: Any) -> list[ChatMessage]:
+def _checked_messages(messages: Any) -> list[ChatMessage]:
     """The messages that step() returned, as a list of dicts.
 
     Raises BadReturn if `messages` is not a list of messages, is empty, or holds an assistant

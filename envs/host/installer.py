@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.config.problem import EnvProblem
-from envs.isolation.packages import Order, path_files
+from envs.isolation.packages import InstallOrder, path_files
 from envs.json_types import Reply
 
 WHEELS_ONLY = (
@@ -41,7 +41,7 @@ _SHOWN = 5  # packages named in a message
 _REASON_CHARS = 600  # of an unforeseen error, in the reply
 
 
-def serve(replies: int, order: Order) -> None:
+def serve(replies: int, order: InstallOrder) -> None:
     """Install the packages and write one JSON line to the descriptor `replies`. Never raises.
 
     The line is {"ready": ...} or {"problem": ...}, as an env process sends it when it starts, so
@@ -61,11 +61,11 @@ def serve(replies: int, order: Order) -> None:
     os.write(replies, (json.dumps(reply) + "\n").encode())
 
 
-def install(order: Order) -> None:
+def install(order: InstallOrder) -> None:
     """Build the virtual environment `order.target` with pip.
 
     Raises EnvProblem ENV_DEPS when pip fails, a source distribution would have to be built without
-    consent, or a package is of a kind that is refused (see `check`).
+    consent, or a package is of a kind that is refused (see `refuse_unusable`).
     """
     target = Path(order.target)
     venv.EnvBuilder(symlinks=True, with_pip=False).create(target)
@@ -87,18 +87,16 @@ def install(order: Order) -> None:
     if status != 0:
         hint = "" if order.source_builds else WHEELS_ONLY
         raise EnvProblem("ENV_DEPS", "pip could not install them", hint)
-    check(folders)
+    refuse_unusable(folders)
     for folder in folders:
         _compile(folder)
 
 
-def check(folders: list[Path]) -> None:
+def refuse_unusable(folders: list[Path]) -> None:
     """Refuse packages that came from a direct address or that work only through a path file.
 
-    Raises EnvProblem ENV_DEPS, which names up to five of them.
-
-    Args:
-        folders: where packages were installed.
+    `folders` are where packages were installed. Raises EnvProblem ENV_DEPS, which names up to five
+    of them.
     """
     # pip writes direct_url.json only for a package that did not come from an index.
     direct = sorted(
@@ -112,9 +110,9 @@ def check(folders: list[Path]) -> None:
             f"a requirement names an address in place of an index: {', '.join(direct[:_SHOWN])}",
             hint="Name packages by name and version, and leave out those that ask for addresses.",
         )
-    needed = path_files(map(str, folders))
-    if needed:
-        names = ", ".join(f"{owner} ({file})" for file, owner in needed[:_SHOWN])
+    needed_files = path_files(map(str, folders))
+    if needed_files:
+        names = ", ".join(f"{owner} ({file})" for file, owner in needed_files[:_SHOWN])
         raise EnvProblem(
             "ENV_DEPS",
             f"these packages work through path files, which are never run: {names}",
@@ -160,11 +158,12 @@ def _start_no_program(refused_commands: list[str]) -> None:
     sys.addaudithook(hook)
 
 
-def _pip(order: Order) -> int:
+def _pip(order: InstallOrder) -> int:
     """Run `pip install` for `order` in this process; returns its exit status, 0 for success."""
     sys.argv = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
     sys.argv += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    sys.argv += [] if order.source_builds else ["--only-binary", ":all:"]
+    if not order.source_builds:
+        sys.argv += ["--only-binary", ":all:"]
     sys.argv += ["--", *order.requirements]
     runner = Path(order.pip, "pip", "__pip-runner__.py")
     try:
@@ -175,7 +174,9 @@ def _pip(order: Order) -> int:
             runpy.run_module("pip", run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         # As Python treats sys.exit: a number is the status, None is 0, anything else is 1.
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, int):
+            return ended.code
+        return 0 if ended.code is None else 1
     return 0
 
 

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from envs.config.settings import Limits
-from envs.isolation.packages import Order, Packages
+from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Reach, Sandbox
 
 
@@ -35,7 +35,7 @@ class Launch:
     log: str
     log_cap: int
     secrets: tuple[str, ...]
-    install: Order | None = None
+    install: InstallOrder | None = None
     spaces: str = ""
 
     def to_json(self) -> str:
@@ -52,13 +52,11 @@ class Launch:
         """The launch that `to_json` wrote. Raises KeyError or TypeError for any other JSON."""
         fields = json.loads(text)
         reach = fields["reach"]  # its values are tuples, which JSON turned into lists
-        return Launch(
-            **fields
-            | {
-                "limits": Limits(**fields["limits"]),
-                "packages": Packages(**fields["packages"]),
-                "sandbox": Sandbox(**fields["sandbox"]),
-                "reach": Reach(**{name: tuple(values) for name, values in reach.items()}),
-                "install": Order(**fields["install"]) if fields["install"] else None,
-            }
-        )
+        records = {
+            "limits": Limits(**fields["limits"]),
+            "packages": Packages(**fields["packages"]),
+            "sandbox": Sandbox(**fields["sandbox"]),
+            "reach": Reach(**{name: tuple(values) for name, values in reach.items()}),
+            "install": InstallOrder(**fields["install"]) if fields["install"] else None,
+        }
+        return Launch(**(fields | records))

@@ -110,8 +110,9 @@ def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
     needs_answer = kind_of(env) == "sft"
     for index, task in enumerate(tasks):
         problem = task_problem(task, index, index_of_id, needs_answer)
-        if problem:
-            raise _problem_at(source, folder, *problem)
+        if problem is not None:
+            message, hint = problem
+            raise _problem_at(source, folder, message, hint)
         index_of_id[task.id] = index
         rows.append(task.to_row())
     return rows
@@ -140,6 +141,7 @@ def check_tools(tools: Any) -> None:
         except UnicodeEncodeError:
             message = f"a text of tools[{index}] has half of a surrogate pair in it"
             raise EnvProblem("ENV_INVALID", message, file=ENTRY) from None
+        # TypeError: no JSON type; ValueError: nan or a circle; RecursionError: nested too deep.
         except (TypeError, ValueError, RecursionError) as error:
             raise EnvProblem(
                 "ENV_INVALID", f"tools[{index}] is not JSON: {error}", file=ENTRY
@@ -184,13 +186,11 @@ def _import(folder: Path) -> ModuleType:
     """
     path = folder / ENTRY
     if not path.is_file():
+        hint = f"Create {ENTRY} there."
         # The author may have named the folder above the environment's own.
         subfolders = sorted(p.parent.name for p in folder.glob(f"*/{ENTRY}"))
-        hint = (
-            f"Push the folder {subfolders[0]!r} instead."
-            if subfolders
-            else f"Create {ENTRY} there."
-        )
+        if subfolders:
+            hint = f"Push the folder {subfolders[0]!r} instead."
         hint += " Rows to learn from alone go into datasets/ as JSONL."
         raise EnvProblem("ENV_INVALID", f"the folder has no {ENTRY}", hint=hint)
     add_source(folder)
@@ -217,7 +217,7 @@ def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
             )
         return entry
     names = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-    similar = difflib.get_close_matches("load_environment", names, 1, 0.7)
+    similar = difflib.get_close_matches("load_environment", names, n=1, cutoff=0.7)
     suggestion = f" There is {similar[0]}(): rename it." if similar else ""
     raise EnvProblem(
         "ENV_INVALID",
@@ -238,7 +238,7 @@ def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -
     except TypeError as error:
         known = [p.name for p in signature.parameters.values()]
         unknown = [name for name in params if name not in known]
-        similar = difflib.get_close_matches(unknown[0], known, 1) if unknown else []
+        similar = difflib.get_close_matches(unknown[0], known, n=1) if unknown else []
         suggestion = f" Did you mean {similar[0]}?" if similar else ""
         raise EnvProblem(
             "ENV_PARAM",
@@ -251,46 +251,50 @@ def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -
 
 
 def _check_methods(env: Env, folder: Path) -> None:
-    """Raise EnvProblem ENV_INVALID for the first required method that breaks the contract.
+    """Raise EnvProblem ENV_INVALID for the first required method that breaks the contract."""
+    # Each method that this kind of environment needs -> the arguments that it is called with.
+    needed: dict[str, tuple[str, ...]] = {"tasks": ()}
+    if is_scored(env) and isinstance(env, MultiTurnEnv):
+        needed["start"] = ("task",)
+        needed["step"] = ("state", "completion")
+        needed["score"] = ("task", "state")
+    elif is_scored(env):
+        needed["score"] = ("task", "completion")
+    for name, arguments in needed.items():
+        _check_method(env, name, arguments, folder)
 
-    A method breaks it by being missing, not callable, async, or by taking other arguments than it
-    is called with. The error has the line of the class or the method.
+
+def _check_method(env: Env, name: str, arguments: tuple[str, ...], folder: Path) -> None:
+    """Raise EnvProblem ENV_INVALID unless the method `name` can be called with `arguments`.
+
+    It is refused if it is missing, not callable, async, or takes other arguments. The error has the
+    line of the class or the method.
     """
-    # (name, number of arguments besides self) of each method that this kind of environment needs.
-    needed: list[tuple[str, int]] = [("tasks", 0)]
-    if isinstance(env, MultiTurnEnv) and is_scored(env):
-        needed += [("start", 1), ("step", 2)]
-    if is_scored(env):
-        needed.append(("score", 2))
-    for name, count in needed:
-        method = getattr(env, name, None)
-        function = getattr(type(env), name, None)
-        # These only raise NotImplementedError. `score` is not among them: without a score of its
-        # own the environment is an SFT dataset, which needs none.
-        if function in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
-            raise _problem_at(
-                type(env),
-                folder,
-                f"{type(env).__name__} does not define {name}()",
-                f"Define {name}; see envs/base.py.",
-            )
-        if not callable(method):
-            raise _problem_at(type(env), folder, f"{name} of {type(env).__name__} is no method", "")
-        if inspect.iscoroutinefunction(method):
-            raise _problem_at(function, folder, f"{name}() is async", "Define it with plain def.")
-        try:
-            inspect.signature(method).bind(*range(count))  # only the number of arguments matters
-        except TypeError:
-            arguments = {"score": "task, completion", "start": "task", "step": "state, completion"}
-            expected = arguments.get(name, "")
-            if name == "score" and isinstance(env, MultiTurnEnv):
-                expected = "task, state"
-            raise _problem_at(
-                function,
-                folder,
-                f"{name}{inspect.signature(method)} does not take ({expected})",
-                f"Define {name}(self{', ' if expected else ''}{expected}).",
-            ) from None
+    method = getattr(env, name, None)
+    function = getattr(type(env), name, None)
+    # These only raise NotImplementedError. `score` is not among them: without a score of its own
+    # the environment is an SFT dataset, which needs none.
+    if function in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
+        raise _problem_at(
+            type(env),
+            folder,
+            f"{type(env).__name__} does not define {name}()",
+            f"Define {name}; see envs/base.py.",
+        )
+    if not callable(method):
+        message = f"{name} of {type(env).__name__} is no method"
+        raise _problem_at(type(env), folder, message, hint="")
+    if inspect.iscoroutinefunction(method):
+        raise _problem_at(function, folder, f"{name}() is async", "Define it with plain def.")
+    try:
+        inspect.signature(method).bind(*arguments)
+    except TypeError:
+        raise _problem_at(
+            function,
+            folder,
+            f"{name}{inspect.signature(method)} does not take ({', '.join(arguments)})",
+            f"Define {name}({', '.join(('self', *arguments))}).",
+        ) from None
 
 
 def task_problem(
@@ -324,6 +328,7 @@ def task_problem(
     except UnicodeEncodeError:
         problem = f"a text of task {task.id!r} has half of a surrogate pair in it"
         return problem, "Decode the file it comes from as UTF-8."
+    # TypeError: no JSON type; ValueError: nan or a circle; RecursionError: nested too deep.
     except (TypeError, ValueError, RecursionError) as error:
         return f"the metadata of task {task.id!r} is not JSON: {error}", "Keep plain values in it."
     return None
@@ -358,11 +363,12 @@ def _guarded(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any
         ) from error
     except BaseException as error:  # user code may raise anything, SystemExit included
         file, line = where(error, folder)
-        failure = "raised " + explain(error)
         if isinstance(error, SystemExit):
             failure = f"left the process with sys.exit({error.code!r})"
         elif isinstance(error, SyntaxError):
             failure = f"is no valid Python: {error.msg}"
+        else:
+            failure = "raised " + explain(error)
         raise EnvProblem(
             code, f"{what} {failure}", hint="Correct it and push again.", file=file, line=line
         ) from error
@@ -387,10 +393,10 @@ def _line(source: Any) -> int:
     code = getattr(inspect.unwrap(source), "__code__", None) if callable(source) else None
     if code is not None:
         return code.co_firstlineno
-    try:
+    try:  # a class has no code object of its own
         _, first_line = inspect.getsourcelines(source)
         return first_line
-    except (OSError, TypeError):
+    except (OSError, TypeError):  # no source, or built in
         return 0
 
 

@@ -22,7 +22,7 @@ from envs.config.problem import EnvProblem
 from envs.config.settings import Limits
 from envs.host.launch import Launch
 from envs.host.redact import SecretFilter
-from envs.isolation.packages import Order, Packages
+from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Held, Reach, Sandbox
 from envs.json_types import Reply, Request
 
@@ -74,24 +74,25 @@ class Pipe:
         secrets: Mapping[str, str],
         log: Path | None,
         sandbox: Sandbox,
-        install: Order | None = None,
+        install: InstallOrder | None = None,
         reach: Reach | None = None,
     ) -> None:
         """Start the parent. Raises EnvProblem ENV_IMPORT when the interpreter does not start."""
-        _sweep(tempfile.gettempdir())
+        _remove_stale_folders(tempfile.gettempdir())
         self.private_folder = tempfile.mkdtemp(prefix=BOX)
         self.secrets = SecretFilter(secrets.items())
-        self.child: int | None = None
-        self.buffer = bytearray()
+        self.child_pid: int | None = None  # of user code, once the env process has sent it
+        self.buffer = bytearray()  # received, but not parsed yet
         self.received = 0  # bytes of replies, over the whole life of the process
-        requests, self.requests = os.pipe()
-        self.replies, replies = os.pipe()
-        lifeline_end, self.lifeline = os.pipe()
+        # Of each pipe one end stays here, the other goes to the env process.
+        child_requests, self.requests = os.pipe()
+        self.replies, child_replies = os.pipe()
+        child_lifeline, self.lifeline = os.pipe()
         launch = Launch(
             source=str(source),
             box=self.private_folder,
-            requests=requests,
-            replies=replies,
+            requests=child_requests,
+            replies=child_replies,
             limits=limits,
             packages=packages,
             sandbox=sandbox,
@@ -101,22 +102,12 @@ class Pipe:
             secrets=tuple(secrets),
             install=install,
         )
+        # Secrets go here, because every user of the machine can read the arguments.
+        variables = _clean_environment(packages.python) | dict(secrets)
+        if install is not None:
+            variables |= install.variables
         try:
-            self.parent = subprocess.Popen(
-                # -S: without the module `site` neither path files nor sitecustomize run code.
-                # Not -I: it would also ignore PYTHONHASHSEED, which `_clean_environment` sets.
-                [sys.executable, "-P", "-s", "-S", "-B", "-u", str(PARENT), launch.to_json()],
-                stdin=lifeline_end,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                cwd="/",
-                # Secrets go here, because every user of the machine can read the arguments.
-                env=_clean_environment(packages.python)
-                | dict(secrets)
-                | (install.variables if install else {}),
-                pass_fds=(requests, replies),
-                start_new_session=True,
-            )
+            self.parent = _start_parent(launch, child_lifeline, variables)
         except OSError as error:
             for fd in (self.requests, self.replies, self.lifeline):
                 os.close(fd)
@@ -124,7 +115,7 @@ class Pipe:
             message = f"the interpreter {sys.executable} does not start: {error}"
             raise EnvProblem("ENV_IMPORT", message) from error
         finally:
-            for fd in (requests, replies, lifeline_end):
+            for fd in (child_requests, child_replies, child_lifeline):
                 os.close(fd)
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
@@ -149,9 +140,12 @@ class Pipe:
             message = self._read(deadline, ROW_BYTES, "importing the environment", seconds)
             if isinstance(message.get("hello"), dict) and held is None:
                 hello = message["hello"]
-                layers = str(hello.get("isolation")).split(", ")
-                held = Held(str(hello.get("level")), tuple(layers), tuple(hello.get("gaps") or ()))
-                self.child = hello.get("pid")
+                held = Held(
+                    level=str(hello.get("level")),
+                    holds=tuple(str(hello.get("isolation")).split(", ")),
+                    gaps=tuple(hello.get("gaps") or ()),
+                )
+                self.child_pid = hello.get("pid")
             elif isinstance(message.get("problem"), dict):
                 raise EnvProblem.from_dict(message["problem"])
             elif isinstance(message.get("ready"), dict) and held is not None:
@@ -177,14 +171,14 @@ class Pipe:
         # A random id: user code cannot guess it and so cannot write a reply in advance.
         request_id = tokens.randbits(53)
         # The name of the author's function, for messages: `finish` ends an episode by score().
-        doing = "tasks()" if op == "tasks" else "score()" if op == "finish" else f"{op}()"
+        doing = "score()" if op == "finish" else f"{op}()"
         request = {"id": request_id, "op": op} | body
         self._write((json.dumps(request) + "\n").encode(), deadline, doing, seconds)
         rows: list[Any] = []
         received_before = self.received
-        cap = ROW_BYTES if op == "tasks" else REPLY_BYTES
+        max_bytes = ROW_BYTES if op == "tasks" else REPLY_BYTES  # of one line
         while True:
-            reply = self._read(deadline, cap, doing, seconds)
+            reply = self._read(deadline, max_bytes, doing, seconds)
             if reply.get("id") != request_id:
                 raise Fault(f"{doing} answered out of turn")
             if "row" in reply:
@@ -242,12 +236,12 @@ class Pipe:
             except BrokenPipeError:
                 return  # the process has ended; the `_read` that follows reports why
 
-    def _read(self, deadline: float, cap: int, doing: str, seconds: float) -> Reply:
+    def _read(self, deadline: float, max_bytes: int, doing: str, seconds: float) -> Reply:
         """The next message of the env process, with the values of secrets replaced.
 
-        Raises Fault if no message comes by `deadline`, if a line is longer than `cap` bytes or is
+        Raises Fault if no message comes by `deadline`, if a line is longer than `max_bytes` or is
         not a JSON object, or if the process has ended. `doing` (the call, such as "score()") and
-        `seconds` (its time limit) are for the message.
+        `seconds` (its time limit) are for the text of the Fault.
         """
         scanned = 0  # bytes at the start of the buffer that are known to hold no line end
         while True:
@@ -263,8 +257,8 @@ class Pipe:
                     raise Fault(_ending_sentence(message["exit"], doing))
                 return message
             scanned = len(self.buffer)
-            if scanned > cap:
-                raise Fault(f"{doing} answered with more than {cap >> 20} MB")
+            if scanned > max_bytes:
+                raise Fault(f"{doing} answered with more than {max_bytes >> 20} MB")
             self._wait(self.replies, select.POLLIN, deadline, doing, seconds)
             data = os.read(self.replies, 1 << 18)
             if not data:
@@ -279,7 +273,7 @@ class Pipe:
         """
         try:
             message = self.secrets.in_json(json.loads(line))
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # no JSON, or nested too deep
             message = None
         if not isinstance(message, dict):
             raise Fault(f"{doing} answered with something that is no JSON object")
@@ -308,19 +302,40 @@ class Pipe:
             self.parent.wait(1.0)  # it has closed its end of the pipe, so it is about to exit
             if self.parent.stderr:
                 output = self.parent.stderr.read(4000).decode("utf-8", "replace").strip()
-        last = output.splitlines()[-1] if output else f"exit status {self.parent.returncode}"
-        return f"the env process was lost during {doing} ({last[:TAIL_CHARS]})"
+        cause = output.splitlines()[-1] if output else f"exit status {self.parent.returncode}"
+        return f"the env process was lost during {doing} ({cause[:TAIL_CHARS]})"
+
+
+def _start_parent(
+    launch: Launch, lifeline: int, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start sandbox_parent.py with `lifeline` as its descriptor 0 and only these variables.
+
+    Raises OSError if the interpreter does not start.
+    """
+    return subprocess.Popen(
+        # -S: without the module `site` neither path files nor sitecustomize run code.
+        # Not -I: it would also ignore PYTHONHASHSEED, which `_clean_environment` sets.
+        [sys.executable, "-P", "-s", "-S", "-B", "-u", str(PARENT), launch.to_json()],
+        stdin=lifeline,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        env=variables,
+        pass_fds=(launch.requests, launch.replies),
+        start_new_session=True,
+    )
 
 
 @functools.cache
-def _sweep(place: str) -> None:
-    """Remove private folders in the folder `place` that killed parents left; once per process.
+def _remove_stale_folders(temporary: str) -> None:
+    """Remove private folders in the folder `temporary` that killed parents left; once per process.
 
     A living parent holds a lock on its private folder, so a folder that can be locked is in use by
     nobody. A folder that cannot be read or removed is skipped without an error.
     """
     with contextlib.suppress(OSError):
-        for entry in os.scandir(place):
+        for entry in os.scandir(temporary):
             if not entry.name.startswith(BOX) or not entry.is_dir(follow_symlinks=False):
                 continue
             with contextlib.suppress(OSError):
@@ -334,25 +349,24 @@ def _sweep(place: str) -> None:
                     os.close(folder)
 
 
-def _ending_sentence(ended: Reply, doing: str) -> str:
+def _ending_sentence(ending: Reply, doing: str) -> str:
     """How the env process ended during the call `doing`, as a sentence.
 
     For example "the env process was killed by signal 9 (SIGKILL) during score(); its last output:
     out of memory".
 
     Args:
-        ended: the parent's last message: `code` (exit status), `signal` (0 if no signal killed the
+        ending: the parent's last message: `code` (exit status), `signal` (0 if no signal killed the
             process) and `tail` (its last output).
     """
-    number = ended.get("signal")
-    code = ended.get("code")
-    tail = str(ended.get("tail") or "").strip()
+    number = ending.get("signal")
+    tail = str(ending.get("tail") or "").strip()
     if isinstance(number, int) and number > 0:
-        with contextlib.suppress(ValueError):  # raised for a signal without a name
-            number = f"{number} ({signal.Signals(number).name})"
         cause = f"was killed by signal {number}"
+        with contextlib.suppress(ValueError):  # raised for a signal without a name
+            cause += f" ({signal.Signals(number).name})"
     else:
-        cause = f"left with exit status {code}"
+        cause = f"left with exit status {ending.get('code')}"
     output = f"; its last output: {tail[-TAIL_CHARS:]}" if tail else ""
     return f"the env process {cause} during {doing}{output}"
 

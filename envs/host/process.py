@@ -69,15 +69,15 @@ class EnvProcess:
         self.secrets = dict(secrets or {})
         self.log = log
         self.generation = 0  # counts starts: an episode of an earlier one has to be replayed
-        self._given_limits = limits
+        self._limits = limits  # None until they are read
         self._lock = threading.RLock()
-        self._pipe: Pipe | None = None
-        self._facts: EnvDescription | None = None
+        self._pipe: Pipe | None = None  # None while the process does not run
+        self._description: EnvDescription | None = None
         self.sandbox = sandbox or Sandbox()
         self._held: Held | None = None
-        self._problem: EnvProblem | None = None
-        self._failed_loads = 0
-        self._episodes = itertools.count(1)
+        self._problem: EnvProblem | None = None  # raised by every further call
+        self._failed_loads = 0  # in a row
+        self._episode_numbers = itertools.count(1)
 
     def __enter__(self) -> "EnvProcess":
         return self
@@ -88,9 +88,9 @@ class EnvProcess:
     @property
     def limits(self) -> Limits:
         """The limits in force. Raises EnvProblem if environment.toml cannot be read."""
-        if self._given_limits is None:  # read once and kept
-            self._given_limits = read_settings(self.source).limits
-        return self._given_limits
+        if self._limits is None:
+            self._limits = read_settings(self.source).limits
+        return self._limits
 
     @property
     def held(self) -> Held:
@@ -126,7 +126,7 @@ class EnvProcess:
 
         None before it starts, and under bubblewrap, which hides the id.
         """
-        return self._pipe.child if self._pipe else None
+        return self._pipe.child_pid if self._pipe else None
 
     def describe(self) -> EnvDescription:
         """The environment's kind, whether it scores, and its tools; starts the process.
@@ -135,11 +135,11 @@ class EnvProcess:
         """
         with self._lock:
             try:
-                self._ensure()
+                self._ensure_started()
             except Fault as fault:
                 raise _as_problem(fault) from None
-            assert self._facts is not None  # _ensure raises otherwise
-            return self._facts.copy()
+            assert self._description is not None  # _ensure_started raises otherwise
+            return self._description.copy()
 
     def tasks(self, seconds: float | None = None) -> list[TaskRow]:
         """Every task of the environment, as a stored row.
@@ -169,7 +169,7 @@ class EnvProcess:
 
     def start(self, task: Mapping[str, Any]) -> "Episode":
         """Begin an episode of `task` in a multi-turn environment. Raises EpisodeFailed."""
-        return Episode(self, task, next(self._episodes))
+        return Episode(self, task, next(self._episode_numbers))
 
     def close(self) -> None:
         """End the process and everything it started; the next call would start a new one."""
@@ -213,16 +213,17 @@ class EnvProcess:
         Raises Fault. If the process did not survive the fault, it is closed and the next call
         starts a new one.
         """
-        self._ensure()
-        assert self._pipe is not None  # _ensure raises otherwise
+        self._ensure_started()
+        assert self._pipe is not None  # _ensure_started raises otherwise
+        deadline = time.monotonic() + seconds
         try:
-            return self._pipe.call(op, body, time.monotonic() + seconds, seconds)
+            return self._pipe.call(op, body, deadline, seconds)
         except Fault as fault:
             if not fault.alive:
                 self._drop()
             raise
 
-    def _ensure(self) -> None:
+    def _ensure_started(self) -> None:
         """Start the process and load the environment, unless the process already runs.
 
         Raises Fault if that fails. A problem of the environment itself is remembered: later calls
@@ -243,15 +244,15 @@ class EnvProcess:
                 self.log,
                 self.sandbox,
             )
-            self._held, ready = self._pipe.greet(limits.start_seconds)
-            self._facts = _checked_ready(ready)
+            self._held, description = self._pipe.greet(limits.start_seconds)
+            self._description = _checked_description(description)
             self.generation += 1
             self._failed_loads = 0
         except EnvProblem as problem:
             self._drop()
             self._problem = problem
             raise Fault(str(problem), problem=problem) from None
-        except (Fault, OSError) as error:
+        except (Fault, OSError) as error:  # OSError: no folder, pipe or process could be made
             fault = error if isinstance(error, Fault) else Fault(f"cannot be started: {error}")
             self._drop()
             self._failed_loads += 1
@@ -317,10 +318,14 @@ class Episode:
         Nothing is sent if that process has ended: the state is gone with it.
         """
         with self.process._lock:
-            if self._generation == self.process.generation and self.process._pipe is not None:
+            if self._is_held():
                 with contextlib.suppress(Fault):
                     body = {"episode": self.number}
                     self.process._call("drop", body, self.process.limits.call_seconds)
+
+    def _is_held(self) -> bool:
+        """Whether the running process has the episode's state."""
+        return self._generation == self.process.generation and self.process._pipe is not None
 
     def _begin(self) -> None:
         """Start the episode's task in the present process. Raises EpisodeFailed."""
@@ -329,14 +334,14 @@ class Episode:
         self._generation = self.process.generation
 
     def _resume(self) -> None:
-        """Replay the episode from its messages if the process that had it has ended.
+        """Replay the episode from its messages if the process that had its state has ended.
 
-        Raises EpisodeFailed if the episode failed before, or if the environment answers otherwise
-        than the first time.
+        Raises EpisodeFailed if the episode failed before, or if the environment's replies differ
+        from those that it gave the first time.
         """
         if self._failed:
             raise EpisodeFailed(self._failed)
-        if self._generation == self.process.generation and self.process._pipe is not None:
+        if self._is_held():
             return
         self._begin()
         for message, reply in self._history:
@@ -389,12 +394,12 @@ def failed_score(error: str) -> ScoreReply:
     return {"reward": 0.0, "success": False, "metrics": {}, "error": error}
 
 
-def _checked_ready(ready: Mapping[str, Any]) -> EnvDescription:
+def _checked_description(received: Mapping[str, Any]) -> EnvDescription:
     """Check the description that an env process sent, which user code may have forged.
 
     Returns its kind, scored and tools. Raises EnvProblem ENV_INVALID if one of them is wrong.
     """
-    kind, scored, tools = ready.get("kind"), ready.get("scored"), ready.get("tools")
+    kind, scored, tools = received.get("kind"), received.get("scored"), received.get("tools")
     if kind not in KINDS:
         message = (
             f"the env process calls itself {str(kind)[:SHOWN_CHARS]!r}, not {', '.join(KINDS)}"
@@ -424,11 +429,13 @@ def _checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
     for index, row in enumerate(rows):
         try:
             task = Task.from_row(row)
+        # Whatever reading a row of another form may raise.
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise EnvProblem("ENV_INVALID", f"tasks()[{index}] is no task: {error}") from error
         problem = task_problem(task, index, index_of_id, needs_answer)
-        if problem:
-            raise EnvProblem("ENV_INVALID", *problem)
+        if problem is not None:
+            message, hint = problem
+            raise EnvProblem("ENV_INVALID", message, hint)
         index_of_id[task.id] = index
         checked.append(task.to_row())
     return checked
@@ -445,12 +452,22 @@ def _checked_score(value: Any) -> ScoreReply:
     error = value.get("error")
     if error is not None:
         return failed_score(str(error)[:ERROR_CHARS])
-    reward, success, metrics = value.get("reward"), value.get("success"), value.get("metrics")
-    number = _finite(reward)
-    if number is None:
+    reward, success = value.get("reward"), value.get("success")
+    finite_reward = _as_finite(reward)
+    if finite_reward is None:
         raise Fault(f"the reward is {str(reward)[:SHOWN_CHARS]}, not a finite number", alive=True)
     if success is not None and not isinstance(success, bool):
         raise Fault(f"success is {str(success)[:SHOWN_CHARS]}, not true or false", alive=True)
+    metrics = _checked_metrics(value.get("metrics"))
+    return {"reward": finite_reward, "success": success, "metrics": metrics, "error": None}
+
+
+def _checked_metrics(metrics: Any) -> dict[str, float]:
+    """Check the metrics of a score that came over the pipe and return them as floats.
+
+    Raises Fault if they are too many, are not a dict, or a name or number in it is not valid; the
+    process is still usable then.
+    """
     if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
         raise Fault(f"metrics are at most {MAX_METRICS} named numbers", alive=True)
     for name in metrics:
@@ -459,16 +476,16 @@ def _checked_score(value: Any) -> ScoreReply:
                 f"{name[:SHOWN_CHARS]!r} is no name of a metric (64 of letters, digits and _.:/@-)"
             )
             raise Fault(message, alive=True)
-    numbers: dict[str, float] = {}
-    for name, raw in metrics.items():
-        value = _finite(raw)
-        if value is None:
-            raise Fault(f"the metric {name!r} is {raw}, not a finite number", alive=True)
-        numbers[name] = value
-    return {"reward": number, "success": success, "metrics": numbers, "error": None}
+    checked: dict[str, float] = {}
+    for name, value in metrics.items():
+        number = _as_finite(value)
+        if number is None:
+            raise Fault(f"the metric {name!r} is {value}, not a finite number", alive=True)
+        checked[name] = number
+    return checked
 
 
-def _finite(value: Any) -> float | None:
+def _as_finite(value: Any) -> float | None:
     """`value` as a float if it is a finite number; None for anything else, bools included."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -479,7 +496,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _as_problem(fault: Fault) -> EnvProblem:
-    """The environment's own problem if that caused the fault, else an ENV_IMPORT with its text."""
+    """The problem of the environment that caused the fault, else ENV_IMPORT with its text."""
     return fault.problem or EnvProblem(
         "ENV_IMPORT", str(fault), hint="Run the environment's code by itself to see why."
     )

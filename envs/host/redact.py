@@ -28,11 +28,11 @@ class SecretFilter:
         """
         self._names: dict[str, str] = {}  # text to be replaced -> name of the secret
         for name, value in secrets:
-            for form in _encodings(value):
-                self._names.setdefault(form, name)
-        # Longer forms first: an escaped value may contain the plain one.
+            for encoded in _encodings(value):
+                self._names.setdefault(encoded, name)
+        # The longest first: an escaped value may contain the plain one.
         longest_first = sorted(self._names, key=len, reverse=True)
-        pattern = "|".join(re.escape(form) for form in longest_first)
+        pattern = "|".join(re.escape(encoded) for encoded in longest_first)
         self._pattern = re.compile(pattern) if pattern else None
 
     def in_text(self, text: str) -> str:
@@ -102,9 +102,9 @@ def _base64_cores(raw: bytes) -> Iterator[str]:
     for shift in range(3):
         encoded = base64.b64encode(b"\0" * shift + raw).decode("ascii")
         # How many characters at each end also hold bits of a neighbour, or padding.
-        begin = (0, 2, 3)[shift]
-        end = len(encoded) - (0, 3, 2)[(len(raw) + shift) % 3]
-        core = encoded[begin:end]
+        shared_at_start = (0, 2, 3)[shift]
+        shared_at_end = (0, 3, 2)[(len(raw) + shift) % 3]
+        core = encoded[shared_at_start : len(encoded) - shared_at_end]
         if len(core) >= MIN_LENGTH:
             yield core
             yield core.replace("+", "-").replace("/", "_")

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 
 def _register() -> None:
@@ -47,6 +46,7 @@ from envs.host.launch import Launch  # noqa: E402
 from envs.host.redact import SecretFilter  # noqa: E402
 from envs.isolation import confine, kernel, namespaces, packages, sandbox  # noqa: E402
 from envs.isolation.sandbox import Reach  # noqa: E402
+from envs.json_types import Reply  # noqa: E402
 
 LOG_LINE = 8192  # a longer line is cut, so that nothing unbounded is held in memory
 TAIL = 1500  # bytes of the last output, for messages
@@ -81,18 +81,18 @@ class Log:
         lines = (self.pending + data).split(b"\n")
         self.pending = lines.pop()
         for line in lines:
-            self._line(line + b"\n")
+            self._write_line(line + b"\n")
         if len(self.pending) > LOG_LINE:
-            self._line(self.pending + b"\n")
+            self._write_line(self.pending + b"\n")
             self.pending = b""
 
     def close(self) -> str:
         """Write what is pending; returns the last output, at most TAIL bytes, as text."""
         if self.pending:
-            self._line(self.pending + b"\n")
+            self._write_line(self.pending + b"\n")
         return self.tail.decode("utf-8", "replace")
 
-    def _line(self, line: bytes) -> None:
+    def _write_line(self, line: bytes) -> None:
         """Take the secrets out of one line, then append it to the tail and, up to `cap`, the file.
 
         At the first line that no longer fits, the file gets a note that the rest is dropped.
@@ -119,8 +119,7 @@ def main() -> None:
     client says how the child ended, as {"exit": {"code", "signal", "tail"}}.
     """
     launch = Launch.from_json(sys.argv[1])
-    limits, required = launch.limits, launch.sandbox
-    spaces_kind = launch.spaces or _spaces(launch)
+    spaces = launch.spaces or _enter_namespaces(launch)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the cleanup below runs
     kernel.become_subreaper()
@@ -135,43 +134,9 @@ def main() -> None:
         (box / sandbox.CANARY).touch()  # what user code must not be able to read
         secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
         log = Log(launch.log, launch.log_cap, secrets)
-        our_package = str(Path(__file__).resolve().parents[1])  # the folder of `envs`
-        reach = _reach(launch)
-        uid = confine.spare_uid([*reach.readable, *reach.writable, our_package], box)
-        if uid is not None:
-            for path in (box, box / "work", *reach.writable):
-                os.chown(path, uid, uid)
-        offline = not limits.network and (spaces_kind != "" or confine.cut_network())
         output_reader, output_writer = os.pipe()
         status_reader, status_writer = os.pipe()
-        this_pid = os.getpid()
-        proc = _open_proc()
-
-        def work() -> None:
-            """Confine this process and run the child in it; called after the fork."""
-            # In its own namespaces the child's parent is their first process, number 1.
-            parent = 1 if spaces_kind == "own" else this_pid
-            # Inside bubblewrap even `proc` shows only numbers that the client does not know.
-            pid = None if spaces_kind == "bubblewrap" else _pid_in(proc)
-            confined = partial(
-                sandbox.close, limits, required, box, uid, spaces_kind, offline, reach
-            )
-            _run_child(launch, confined, output_writer, parent, pid)
-
-        pid = os.fork()
-        if pid == 0:
-            user = os.geteuid() if uid is None else uid
-            room_mb = INSTALLER_MB if launch.install else FILES * limits.file_mb
-            first = partial(
-                namespaces.first_process,
-                str(box),
-                user,
-                room_mb,
-                status_writer,
-                work,
-                reach.writable,
-            )
-            _run_and_exit(first if spaces_kind == "own" else work)
+        pid = _fork_child(launch, box, spaces, output_writer, status_writer)
         for fd in (output_writer, status_writer, launch.requests):
             os.close(fd)
         ending = _watch(pid, output_reader, log, status_reader)
@@ -182,11 +147,66 @@ def main() -> None:
             # The first line end closes a line that the child may have left half written.
             os.write(launch.replies, b"\n" + json.dumps(message).encode() + b"\n")
     finally:
-        _kill_descendants(0)
+        _kill_descendants(group=0)
         shutil.rmtree(box, ignore_errors=True)
 
 
-def _spaces(launch: Launch) -> str:
+def _fork_child(launch: Launch, box: Path, spaces: str, output: int, status: int) -> int:
+    """Fork the process that confines itself and runs the child; returns its pid.
+
+    Args:
+        launch: what to run.
+        box: the private folder, already filled.
+        spaces: who made the namespaces this process is in: "own", "bubblewrap", or "" for none.
+        output: descriptor to which standard output and error of the child go.
+        status: descriptor for the child's exit status, if `spaces` is "own"; the process that is
+            forked is then only the first one of the namespaces.
+    """
+    limits = launch.limits
+    reach = _child_reach(launch)
+    uid = _give_to_spare_uid(box, reach)
+    offline = not limits.network and (spaces != "" or confine.cut_network())
+    confine_process = partial(
+        sandbox.close, limits, launch.sandbox, box, uid, spaces, offline, reach
+    )
+    this_pid = os.getpid()
+    proc = _open_proc()
+
+    def run_child() -> None:
+        """Confine this process and run the child in it; called after the fork."""
+        # In its own namespaces the child's parent is their first process, number 1.
+        parent = 1 if spaces == "own" else this_pid
+        # Inside bubblewrap even `proc` shows only numbers that the client does not know.
+        pid = None if spaces == "bubblewrap" else _pid_in(proc)
+        _run_child(launch, confine_process, output, parent, pid)
+
+    pid = os.fork()
+    if pid != 0:
+        return pid
+    try:
+        if spaces == "own":
+            user = os.geteuid() if uid is None else uid
+            room_mb = INSTALLER_MB if launch.install else FILES * limits.file_mb
+            namespaces.first_process(str(box), user, room_mb, status, run_child, reach.writable)
+        run_child()
+    finally:
+        os._exit(1)  # reached only if something failed: `run_child` leaves the process
+
+
+def _give_to_spare_uid(box: Path, reach: Reach) -> int | None:
+    """Find a uid for user code and make it the owner of `box` and of what it may write.
+
+    None if user code keeps the present user (see `confine.spare_uid`).
+    """
+    our_package = str(Path(__file__).resolve().parents[1])  # the folder of `envs`
+    uid = confine.spare_uid([*reach.readable, *reach.writable, our_package], box)
+    if uid is not None:
+        for path in (box, box / "work", *reach.writable):
+            os.chown(path, uid, uid)
+    return uid
+
+
+def _enter_namespaces(launch: Launch) -> str:
     """Put this process into new namespaces, as far as this machine allows.
 
     Returns "own" if it entered them itself, "" if it has none (the sandbox is off, or nothing here
@@ -208,24 +228,12 @@ def _spaces(launch: Launch) -> str:
     return ""
 
 
-def _run_and_exit(work: Callable[[], None]) -> NoReturn:
-    """Run `work` in the forked process, then leave the process; never returns.
-
-    The exit status is 1, because `work` itself leaves the process when all went well.
-    """
-    try:
-        work()
-    finally:
-        os._exit(1)
-
-
-def _reach(launch: Launch) -> Reach:
+def _child_reach(launch: Launch) -> Reach:
     """What the child may reach beside the system's files: `launch.reach` and its packages.
 
     The readable folders are real paths, without links.
     """
-    packages = launch.packages
-    needed = [*packages.folders, packages.prefix, *launch.reach.readable]
+    needed = [*launch.packages.folders, launch.packages.prefix, *launch.reach.readable]
     return replace(launch.reach, readable=sandbox.interpreter_folders(needed))
 
 
@@ -247,7 +255,7 @@ def _copy(source: str, target: Path) -> None:
 
 def _run_child(
     launch: Launch,
-    confined: Callable[[], sandbox.Held],
+    confine_process: Callable[[], sandbox.Held],
     output: int,
     parent: int,
     pid: int | None,
@@ -258,23 +266,16 @@ def _run_child(
 
     Args:
         launch: what to run.
-        confined: a function that confines this process and returns the isolation it then has.
+        confine_process: confines this process and returns the isolation that it then has.
         output: file descriptor to which standard output and error go.
         parent: the parent's pid as this process sees it; another one means that the parent died.
         pid: this process's pid as the client sees it, to be sent to the client; None if unknown.
     """
     box, requests, replies = Path(launch.box), launch.requests, launch.replies
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.setpgid(0, 0)  # a group of its own, which `_kill_descendants` kills
-        work = box / "work"
-        os.chdir(work)
-        os.environ.update(HOME=str(work), TMPDIR=str(work))
-        null = os.open(os.devnull, os.O_RDONLY)
-        for fd, source in ((0, null), (1, output), (2, output)):
-            os.dup2(source, fd)
+        _separate(box / "work", output)
         _close_all_but(requests, replies)
-        held = confined()
+        held = confine_process()
         # Set after the change of uid, which clears it: this process dies with its parent.
         kernel.die_with_parent()
         if os.getppid() != parent:  # it died before that was set
@@ -285,25 +286,50 @@ def _run_child(
             "gaps": held.gaps,
             "pid": pid,
         }
-        os.write(replies, json.dumps({"hello": hello}).encode() + b"\n")
-        refused = sandbox.refusal(held, launch.sandbox)
-        if refused:
-            os.write(replies, json.dumps({"problem": refused.to_dict()}).encode() + b"\n")
-            return
-        if launch.install is not None:
+        _send(replies, {"hello": hello})
+        problem = sandbox.refusal(held, launch.sandbox)
+        if problem is None and launch.install is None:
+            problem = _problem_of_packages(launch)
+        if problem is not None:
+            _send(replies, {"problem": problem.to_dict()})
+        elif launch.install is not None:
             from envs.host import installer  # noqa: PLC0415 - rarely needed, and slow to import
 
             installer.serve(replies, launch.install)
-            return
-        try:
-            packages.enter(launch.packages)
-        except EnvProblem as problem:
-            os.write(replies, json.dumps({"problem": problem.to_dict()}).encode() + b"\n")
-            return
-        child.serve(requests, replies, box / "source")
+        else:
+            child.serve(requests, replies, box / "source")
     finally:
         sys.stdout.flush()
         os._exit(0)
+
+
+def _separate(work: Path, output: int) -> None:
+    """Give this process a group, a working folder and standard streams of its own.
+
+    `output` is the descriptor to which standard output and error go.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setpgid(0, 0)  # a group of its own, which `_kill_descendants` kills
+    os.chdir(work)
+    os.environ.update(HOME=str(work), TMPDIR=str(work))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+
+
+def _send(replies: int, message: Reply) -> None:
+    """Write one line of JSON to the descriptor `replies`."""
+    os.write(replies, json.dumps(message).encode() + b"\n")
+
+
+def _problem_of_packages(launch: Launch) -> EnvProblem | None:
+    """Make the environment's packages importable; returns the problem if they cannot be used."""
+    try:
+        packages.enter(launch.packages)
+    except EnvProblem as problem:
+        return problem
+    return None
 
 
 def _open_proc() -> int:
@@ -361,9 +387,9 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
         status = _reap(pid)
         if status is not None:
             # The status of user code; if none was written, that of `pid` itself.
-            status = int(os.read(status_reader, 16) or status)
-            code = os.waitstatus_to_exitcode(status)
-            return {"code": max(code, 0), "signal": max(-code, 0)}
+            written_status = os.read(status_reader, 16)
+            code = os.waitstatus_to_exitcode(int(written_status or status))
+            return {"code": max(code, 0), "signal": max(-code, 0)}  # code -9: killed by signal 9
         for fd, _ in poller.poll():
             if fd == 0:  # the client never writes there: readable means closed
                 return {"code": 0, "signal": 0}
@@ -396,7 +422,8 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
     Reads at most 64 times, or only once with `once`, so that a child that keeps on printing cannot
     hold this process here.
     """
-    for _ in range(1 if once else 64):
+    max_reads = 1 if once else 64
+    for _ in range(max_reads):
         try:
             data = os.read(output, 1 << 16)
         except BlockingIOError:
@@ -407,17 +434,17 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
     return True
 
 
-def _kill_descendants(pid: int) -> None:
+def _kill_descendants(group: int) -> None:
     """Kill all descendants of this process until none is left, for at most KILL_SECONDS.
 
-    This process is their subreaper: orphans become its children, so none escapes. `pid` is a
+    This process is their subreaper: orphans become its children, so none escapes. `group` is a
     process group to kill as well; 0 for none.
     """
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if pid:
-                os.killpg(pid, signal.SIGKILL)
+            if group:
+                os.killpg(group, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:  # collect those that have ended
                 pass
@@ -433,7 +460,7 @@ def _descendants() -> list[int]:
     """The pids of all descendants of this process; [] if this is not Linux."""
     if not kernel.LINUX:
         return []
-    children: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}  # pid -> pids of its children
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):  # a process may end meanwhile
@@ -441,12 +468,13 @@ def _descendants() -> list[int]:
                 # The line is "pid (name) state parent ...", and the name may hold any character.
                 parent = int(stat.rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry.name))
-    found_pids, queue = [], [os.getpid()]
-    while queue:
-        child_pids = children.get(queue.pop(), [])
-        found_pids += child_pids
-        queue += child_pids
-    return found_pids
+    descendants: list[int] = []
+    unvisited = [os.getpid()]
+    while unvisited:
+        child_pids = children.get(unvisited.pop(), [])
+        descendants += child_pids
+        unvisited += child_pids
+    return descendants
 
 
 if __name__ == "__main__":

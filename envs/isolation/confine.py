@@ -8,6 +8,7 @@ import os
 import pwd
 import random
 import resource
+from collections.abc import Iterable
 from pathlib import Path
 
 from envs.config.settings import Limits
@@ -50,10 +51,9 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
     """
     if os.geteuid() != 0 or not kernel.LINUX or not _may_change_uid():
         return None
-    folders = {Path(path).resolve() for path in needed}
-    folders = {path for path in folders if path.is_dir()}
-    already_open = _reachable(box) and all(map(_open_to_all, folders))
-    if not already_open and not _expose(folders, box):
+    real_paths = {Path(path).resolve() for path in needed}
+    folders = {path for path in real_paths if path.is_dir()}
+    if not _is_exposed(folders, box) and not _expose(folders, box):
         return None
     used_uids = _uids_in_use()
     for uid in random.SystemRandom().sample(UIDS, TRIES):
@@ -74,15 +74,14 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
             those outside (in a user namespace); the limit on processes can then be tight.
     """
     measures = []
-    memory = limits.memory_mb << 20
-    if _set_limit(resource.RLIMIT_AS, memory):
+    if _set_limit(resource.RLIMIT_AS, limits.memory_mb << 20):
         measures.append(f"memory {limits.memory_mb} MB")
     if _set_limit(resource.RLIMIT_FSIZE, limits.file_mb << 20):
         measures.append(f"files {limits.file_mb} MB")
     _set_limit(resource.RLIMIT_NOFILE, limits.open_files)
     _set_limit(resource.RLIMIT_CORE, 0)
     if uid is not None:
-        # All before the change of uid, because it takes root's rights away.
+        # Before the change of uid, which takes root's rights away.
         _set_limit(resource.RLIMIT_NPROC, limits.processes)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -126,39 +125,57 @@ def _expose(folders: set[Path], box: Path) -> bool:
         kernel.unshare(kernel.CLONE_NEWNS)
     except OSError:
         return False
-    unreachable = sorted(path for path in {*folders, box} if not _reachable(path))
-    # A folder that lies inside another of them need not be mounted by itself.
-    unreachable = [
-        path for path in unreachable if not any(parent in unreachable for parent in path.parents)
-    ]
+    unreachable = _outermost(path for path in {*folders, box} if not _reachable(path))
     # Descriptors opened before the cover is mounted still lead to the folders below it.
     descriptors = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in unreachable}
     covered: list[Path] = []
+    is_exposed = False
     try:
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-        private_folders = {
-            p for path in unreachable for p in path.parents if not p.stat().st_mode & 0o001
-        }
-        for private in sorted(private_folders):  # outer ones first; they cover the inner ones
-            if not any(above in private.parents for above in covered):
-                kernel.mount("tmpfs", str(private), "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
-                covered.append(private)
+        _cover_private_parents(unreachable, covered)
         for path, descriptor in descriptors.items():
             path.mkdir(parents=True, exist_ok=True)
             kernel.mount(
                 f"/proc/self/fd/{descriptor}", str(path), None, kernel.MS_BIND | kernel.MS_REC
             )
-        if _reachable(box) and all(map(_open_to_all, folders)):
-            covered.clear()  # so that `finally` does not undo them
-            return True
-        return False
+        is_exposed = _is_exposed(folders, box)
     except OSError:
-        return False
+        pass  # the mounts so far are undone below
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
-        for private in reversed(covered):  # undo what a failure left half done
-            kernel.libc().umount2(os.fsencode(private), kernel.MNT_DETACH)
+        if not is_exposed:
+            for private in reversed(covered):
+                kernel.libc().umount2(os.fsencode(private), kernel.MNT_DETACH)
+    return is_exposed
+
+
+def _outermost(paths: Iterable[Path]) -> list[Path]:
+    """The paths that lie inside no other of them, sorted."""
+    ordered = sorted(paths)
+    return [path for path in ordered if not any(parent in ordered for parent in path.parents)]
+
+
+def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
+    """Cover the private folders above `paths` by empty file systems; append each to `covered`.
+
+    A private folder inside one that is covered needs no cover of its own. Raises OSError.
+    """
+    private_folders = {
+        parent for path in paths for parent in path.parents if not parent.stat().st_mode & 0o001
+    }
+    for private in sorted(private_folders):  # outer ones first
+        if not any(above in private.parents for above in covered):
+            kernel.mount("tmpfs", str(private), "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
+            covered.append(private)
+
+
+def _is_exposed(folders: Iterable[Path], box: Path) -> bool:
+    """Whether every uid may reach `box` and reach and read `folders`.
+
+    The box need not be readable for all: the uid of user code will own it.
+    """
+    return _reachable(box) and all(map(_open_to_all, folders))
 
 
 def _open_to_all(folder: Path) -> bool:
@@ -210,10 +227,10 @@ def _tasks_of_user() -> int:
     """
     if not kernel.LINUX:
         return 0
-    count, uid = 0, os.getuid()
+    thread_count, uid = 0, os.getuid()
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if entry.stat().st_uid == uid:
-                    count += len(os.listdir(f"/proc/{entry.name}/task"))
-    return count
+                    thread_count += len(os.listdir(f"/proc/{entry.name}/task"))
+    return thread_count

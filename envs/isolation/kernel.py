@@ -45,8 +45,8 @@ def call(number: int, *arguments: object) -> int:
     """
     if not LINUX:
         raise OSError(errno.ENOSYS, f"no system call {number} here")
-    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    result = libc().syscall(ctypes.c_long(number), *words)
+    c_arguments = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = libc().syscall(ctypes.c_long(number), *c_arguments)
     if result < 0:
         raise _last_error(f"system call {number}")
     return result
@@ -106,9 +106,11 @@ def set_seccomp_filter(program: bytes) -> None:
 def unshare(flags: int) -> None:
     """Move this process into new namespaces, one for each CLONE_NEW bit in `flags`.
 
-    Raises OSError if it may not.
+    Raises OSError if it may not; ENOSYS if this is not Linux.
     """
-    if not LINUX or libc().unshare(flags) != 0:
+    if not LINUX:
+        raise OSError(errno.ENOSYS, "unshare: not on this system")
+    if libc().unshare(flags) != 0:
         raise _last_error("unshare")
 
 
@@ -123,26 +125,28 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     Raises:
         OSError: the kernel refuses it.
     """
-    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
-    if libc().mount(texts[0], texts[1], texts[2], ctypes.c_ulong(flags), texts[3]) != 0:
+    c_kind = None if kind is None else os.fsencode(kind)
+    c_data = None if data is None else os.fsencode(data)
+    c_flags = ctypes.c_ulong(flags)
+    if libc().mount(os.fsencode(source), os.fsencode(target), c_kind, c_flags, c_data) != 0:
         raise _last_error(f"mount {target}")
 
 
-def set_read_only(path: str, on: bool, below: bool) -> None:
+def set_read_only(path: str, on: bool, recursive: bool) -> None:
     """Make the mount at `path` read-only, or writable again if `on` is False.
 
     Args:
-        below: whether to change all mounts inside it too.
+        recursive: whether to change all mounts inside it too.
 
     Raises:
         OSError: the kernel refuses it, or is older than 5.12 and has no such call.
     """
     # struct mount_attr is four 64-bit numbers: attributes to set, attributes to clear, and two that
     # are not used here. Attribute 1 is read-only.
-    values = (1, 0) if on else (0, 1)
-    attributes = (ctypes.c_uint64 * 4)(*values, 0, 0)
+    to_set, to_clear = (1, 0) if on else (0, 1)
+    attributes = (ctypes.c_uint64 * 4)(to_set, to_clear, 0, 0)
     mount_point = ctypes.c_char_p(os.fsencode(path))
-    flags = _AT_RECURSIVE if below else 0
+    flags = _AT_RECURSIVE if recursive else 0
     # 32: the size of the struct in bytes.
     call(_MOUNT_SETATTR, _AT_FDCWD, mount_point, flags, ctypes.byref(attributes), 32)
 

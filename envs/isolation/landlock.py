@@ -58,12 +58,18 @@ def restrict(
     """
     version = kernel.call(_CREATE, 0, 0, _VERSION)
     file_rights = _FIRST
-    file_rights |= _REFER if version >= 2 else 0
-    file_rights |= _TRUNCATE if version >= 3 else 0
-    file_rights |= _IOCTL if version >= 5 else 0
+    if version >= 2:
+        file_rights |= _REFER
+    if version >= 3:
+        file_rights |= _TRUNCATE
+    if version >= 5:
+        file_rights |= _IOCTL
+    # struct landlock_ruleset_attr: what is refused unless a rule allows it, of files, TCP and
+    # processes outside.
     fields = [file_rights]
     if version >= 4:
-        fields.append(0 if network and not ports else _TCP)
+        any_port_allowed = network and not ports
+        fields.append(0 if any_port_allowed else _TCP)
     if version >= 6:
         fields.append(_SCOPES)
     attributes = struct.pack(f"{len(fields)}Q", *fields)
@@ -73,9 +79,10 @@ def restrict(
             _allow(ruleset, path, file_rights & (_EXECUTE | _READ | _LIST))
         for path in writable:
             _allow(ruleset, path, file_rights & ~(_MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK))
-        for port in ports if version >= 4 and network else ():
-            rule = struct.pack("=QQ", _CONNECT, port)
-            kernel.call(_ADD, ruleset, _PORT, ctypes.c_char_p(rule), 0)
+        if network and version >= 4:
+            for port in ports:
+                rule = struct.pack("=QQ", _CONNECT, port)
+                kernel.call(_ADD, ruleset, _PORT, ctypes.c_char_p(rule), 0)
         kernel.call(_RESTRICT, ruleset, 0)
     finally:
         os.close(ruleset)

@@ -31,14 +31,14 @@ def enter(network: bool) -> bool:
     if os.geteuid() != 0:
         # A forked process tries it first. If only the first step worked here, this process would be
         # stuck in a user namespace in which its own uid is unknown.
-        return _works(flags) and _enter_as_user(flags)
+        return _can_enter_as_user(flags) and _enter_as_user(flags)
     with contextlib.suppress(OSError):
         kernel.unshare(flags)
         return True
     return False
 
 
-def _works(flags: int) -> bool:
+def _can_enter_as_user(flags: int) -> bool:
     """Whether `_enter_as_user` succeeds; a forked process tries it, so this one does not change."""
     pid = os.fork()
     if pid == 0:
@@ -46,7 +46,8 @@ def _works(flags: int) -> bool:
         with contextlib.suppress(BaseException):
             os._exit(0 if _enter_as_user(flags) else 1)
         os._exit(1)
-    return os.waitpid(pid, 0)[1] == 0
+    _, status = os.waitpid(pid, 0)
+    return status == 0
 
 
 def _enter_as_user(flags: int) -> bool:
@@ -87,7 +88,8 @@ def bwrap(network: bool) -> list[str]:
     if program is None:
         return []
     command = [program, "--unshare-all", "--die-with-parent", "--dev-bind", "/", "/"]
-    command += ["--share-net"] if network else []
+    if network:
+        command.append("--share-net")
     command += ["--proc", "/proc", "--"]
     import subprocess  # noqa: PLC0415 - rarely needed, and doubles the start of an env process
 
@@ -110,14 +112,14 @@ def first_process(
     uid: int,
     room_mb: int,
     status: int,
-    work: Callable[[], None],
+    run_child: Callable[[], None],
     writable: Iterable[str] = (),
 ) -> NoReturn:
     """Be the first process of the namespaces, and never return.
 
-    It forks a child that runs `work`, and collects orphans until that child ends. Then it writes
-    the child's exit status to `status` and exits, so that the kernel ends everything else in the
-    namespaces.
+    It forks a child that calls `run_child`, and collects orphans until that child ends. Then it
+    writes the child's exit status to `status` and exits, so that the kernel ends everything else in
+    the namespaces.
 
     Args:
         box: the private folder; it stays writable, and its folder `work` is put into memory.
@@ -125,19 +127,19 @@ def first_process(
         room_mb: MiB that the files in `work` may take together; those in /dev/shm may take as much
             again.
         status: descriptor for the exit status: as text, the number that os.waitpid gives.
-        work: what the child does.
+        run_child: what the child does.
         writable: further folders that stay writable.
     """
     kernel.die_with_parent()
     _mount_files(box, uid, room_mb, writable)
     pid = os.fork()
     if pid == 0:
-        work()
+        run_child()
         os._exit(0)
     while True:
         with contextlib.suppress(InterruptedError):
-            ended, exit_status = os.wait()
-            if ended == pid:
+            ended_pid, exit_status = os.wait()
+            if ended_pid == pid:
                 os.write(status, str(exit_status).encode())
                 os._exit(0)
 
@@ -158,9 +160,9 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
         # Mounted on themselves, so that they can be made writable apart from the rest.
         for folder in (box, *writable):
             kernel.mount(folder, folder, None, kernel.MS_BIND | kernel.MS_REC)
-        kernel.set_read_only("/", on=True, below=True)
+        kernel.set_read_only("/", on=True, recursive=True)
         for folder in (box, *writable):
-            kernel.set_read_only(folder, on=False, below=False)
+            kernel.set_read_only(folder, on=False, recursive=False)
         no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         size = f"size={room_mb}m,nr_inodes={_FILES}"
         owned_by_uid = f"mode=755,uid={uid},gid={uid},{size}"

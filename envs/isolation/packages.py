@@ -39,8 +39,8 @@ class Packages:
 
 
 @dataclass(frozen=True)
-class Order:
-    """One installation.
+class InstallOrder:
+    """Which packages to install, and where.
 
     Args:
         requirements: as in requirements.txt, one each.
@@ -74,7 +74,8 @@ def packages_of(python: str) -> Packages:
     prefix = Path(python).parent.parent
     variables = {"base": str(prefix), "platbase": str(prefix)}
     folders = [sysconfig.get_path(kind, "venv", variables) for kind in ("purelib", "platlib")]
-    if existing := _existing_folders(folders):
+    existing = _existing_folders(folders)
+    if existing:
         return Packages(python, str(prefix), existing, installed=True)
     if not os.access(python, os.X_OK):
         raise EnvProblem(
@@ -154,10 +155,10 @@ def add_source(folder: Path) -> None:
     """
     if str(folder) in sys.path:
         return
-    first_packages = next(
-        (index for index, path in enumerate(sys.path) if _holds_packages(path)), len(sys.path)
-    )
-    sys.path.insert(first_packages, str(folder))
+    index = 0
+    while index < len(sys.path) and not _holds_packages(sys.path[index]):
+        index += 1
+    sys.path.insert(index, str(folder))
 
 
 def on_path() -> list[str]:

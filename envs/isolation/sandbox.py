@@ -115,13 +115,14 @@ def _library_folders() -> set[str]:
 
     They are those in LD_LIBRARY_PATH, and those of the libraries that this process has loaded.
     """
-    folders = set(filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")))
+    folders = set(os.environ.get("LD_LIBRARY_PATH", "").split(":"))
     # In a line of /proc/self/maps the path of the mapped file begins at column 73.
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
         for line in maps:
             path = line[73:].strip()
             if ".so" in path:
                 folders.add(os.path.dirname(path))
+    # Others are relative, or empty.
     return {os.path.realpath(path) for path in folders if path.startswith("/")}
 
 
@@ -149,48 +150,65 @@ def close(
         offline: whether its network namespace is empty.
         reach: what else it needs, beside the system's files and `box`.
     """
-    holds = ["own process", "clean environment", *confine.apply(limits, uid, spaces != "")]
+    holds = ["own process", "clean environment"]
+    holds += confine.apply(limits, uid, counted_apart=spaces != "")
     if sandbox.mode == "off":  # the owner wants no more than limits
         holds.append("no network" if offline else "network open")
         return Held(LIMITS, tuple(holds), ('config.toml says sandbox = "off"',))
     kernel.drop_capabilities()
+    abi, has_filter = _restrict(limits, box, uid, spaces, reach)
+    escaped = escapes(box, limits.network, sandbox.hidden)
+    # A measure counts only if the self-test found no way around it.
+    files_confined = abi > 0 and not {"read", "write"} & escaped
+    calls_refused = has_filter and "socket" not in escaped
+    gaps = []
+    if files_confined:
+        holds.append(f"own files alone (Landlock {abi})")
+    else:
+        readers = "of this user" if uid is None else "that everybody may read"
+        gaps.append(f"files {readers} can be reached")
+    if calls_refused:
+        holds.append("system calls filtered")
+    elif offline:
+        gaps.append("no system call is refused")
+    else:
+        gaps.append("no system call is refused, the network is open")
+    if spaces:
+        holds.append("own namespaces" + (" (bubblewrap)" if spaces == "bubblewrap" else ""))
+    has_no_network = offline or (calls_refused and not limits.network)
+    holds.append("no network" if has_no_network else "network open")
+    gaps += [f"{folder} can be read" for folder in sandbox.hidden if folder in escaped]
+    level = LIMITS
+    if files_confined and calls_refused and not escaped:
+        level = FULL if spaces else NO_NAMESPACES
+    return Held(level, tuple(holds), (*gaps, *_gaps(box, uid, spaces)))
+
+
+def _restrict(
+    limits: Limits, box: Path, uid: int | None, spaces: str, reach: Reach
+) -> tuple[int, bool]:
+    """Restrict files by Landlock and system calls by seccomp, for good; arguments as in `close`.
+
+    Returns the version of Landlock, 0 if this kernel has none, and whether the seccomp filter could
+    be installed.
+    """
     has_own_proc = spaces != "" and _has_own_proc()
     readable = _readable_paths(box, has_own_proc, reach.readable)
     shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
     writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
-    abi, syscalls_filtered, gaps = 0, False, []
+    abi = 0
     with contextlib.suppress(OSError):
         abi = landlock.restrict(readable, writable, limits.network, reach.ports)
+    # Something else keeps signals from processes of others: another uid, namespaces or Landlock.
+    signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
     with contextlib.suppress(OSError):
-        signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
         seccomp.install(
             network=limits.network,
             signals=signals_confined,
             truncate=abi >= landlock.HOLDS_TRUNCATION,
         )
-        syscalls_filtered = True
-    escaped = escapes(box, limits.network, sandbox.hidden)
-    # A measure counts only if the self-test found no way around it.
-    if abi and not {"read", "write"} & escaped:
-        holds.append(f"own files alone (Landlock {abi})")
-    else:
-        abi = 0
-        readers = "of this user" if uid is None else "that everybody may read"
-        gaps.append(f"files {readers} can be reached")
-    if syscalls_filtered and "socket" not in escaped:
-        holds.append("system calls filtered")
-    else:
-        syscalls_filtered = False
-        gaps.append("no system call is refused" + ("" if offline else ", the network is open"))
-    if spaces:
-        holds.append("own namespaces" + (" (bubblewrap)" if spaces == "bubblewrap" else ""))
-    holds.append(
-        "no network" if offline or (syscalls_filtered and not limits.network) else "network open"
-    )
-    gaps += [f"{folder} can be read" for folder in sandbox.hidden if folder in escaped]
-    is_boxed = abi and syscalls_filtered and not escaped
-    level = (FULL if spaces else NO_NAMESPACES) if is_boxed else LIMITS
-    return Held(level, tuple(holds), (*gaps, *_gaps(box, uid, spaces)))
+        return abi, True
+    return abi, False
 
 
 def _gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
@@ -221,8 +239,10 @@ def refusal(confinement: Held, sandbox: Sandbox) -> EnvProblem | None:
         confinement: what confines this process.
         sandbox: what the owner of the machine wants.
     """
+    if confinement.level != LIMITS:
+        return None
     gaps_text = "; ".join(confinement.gaps)
-    if sandbox.mode == "required" and confinement.level == LIMITS:
+    if sandbox.mode == "required":
         return EnvProblem(
             "ENV_SANDBOX",
             f'config.toml says sandbox = "required", and here user code is held by limits alone: '
@@ -230,7 +250,7 @@ def refusal(confinement: Held, sandbox: Sandbox) -> EnvProblem | None:
             hint="Use a kernel with Landlock and seccomp (Linux 5.13 or newer, x86_64 or "
             'aarch64), or set sandbox = "auto" in config.toml.',
         )
-    if os.geteuid() == 0 and confinement.level == LIMITS and not sandbox.allow_root:
+    if os.geteuid() == 0 and not sandbox.allow_root:
         return EnvProblem(
             "ENV_SANDBOX",
             f"user code would run as root with limits alone: {gaps_text}",
@@ -262,7 +282,8 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
         with contextlib.suppress(OSError):
             os.close(os.open(box / CANARY, access | os.O_TRUNC))
             escaped.add("write")
-    for family in (_AF_UNIX,) if network else (_AF_UNIX, _AF_INET):
+    families = (_AF_UNIX,) if network else (_AF_UNIX, _AF_INET)
+    for family in families:
         descriptor = kernel.libc().socket(family, 1, 0)  # 1: SOCK_STREAM
         if descriptor >= 0:
             os.close(descriptor)

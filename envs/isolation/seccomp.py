@@ -7,6 +7,7 @@ another architecture (32 bit on 64) ends the process.
 
 import os
 import struct
+from collections.abc import Mapping
 
 from envs.isolation import kernel
 from envs.isolation.syscalls import AUDIT_ARCH, NUMBERS
@@ -18,6 +19,9 @@ _NUMBER, _ARCH = 0, 4  # offsets in seccomp_data
 _ALL_BITS = 0xFFFFFFFF
 # Instructions: (operation, how many to skip if its comparison is true, if it is false, value).
 _Lines = list[tuple[int, int, int, int]]
+_PERMIT = (_RETURN, 0, 0, _ALLOW)
+_REFUSE = (_RETURN, 0, 0, _ERRNO | _EPERM)
+_SAY_MISSING = (_RETURN, 0, 0, _ERRNO | _ENOSYS)  # as if the kernel did not have the call
 _X32 = 0x40000000  # a second set of numbers on x86_64
 _NEW_NAMESPACES = 0x7E020080
 _THREAD = 0x00010000
@@ -88,13 +92,6 @@ def program(
             False.
     """
     numbers = NUMBERS[machine]
-    refused = {number for name, number in numbers.items() if name not in _NOT_ALWAYS_REFUSED}
-    refused |= {numbers[name] for name in _SIGNALS if not signals}
-    refused |= {numbers[name] for name in _PROCESSES if not processes and name in numbers}
-    if not signals:
-        refused.add(numbers["pidfd_open"])
-    if not truncate:
-        refused |= {numbers[name] for name in ("truncate", "creat") if name in numbers}
     # Each instruction: operation, lines to skip if the comparison is true, if it is false, value.
     lines = [
         (_LOAD, 0, 0, _ARCH),
@@ -103,11 +100,11 @@ def program(
         (_LOAD, 0, 0, _NUMBER),
     ]
     if machine == "x86_64":  # its second set of numbers would get around the rules below
-        lines += [(_JGE, 0, 1, _X32), (_RETURN, 0, 0, _ERRNO | _EPERM)]
-    for number in sorted(refused):
-        lines += [(_JEQ, 0, 1, number), (_RETURN, 0, 0, _ERRNO | _EPERM)]
+        lines += [(_JGE, 0, 1, _X32), _REFUSE]
+    for number in sorted(_refused_numbers(numbers, signals, processes, truncate)):
+        lines += [(_JEQ, 0, 1, number), _REFUSE]
     # clone3 keeps its flags in memory, where no filter can look; libraries fall back to clone.
-    lines += [(_JEQ, 0, 1, numbers["clone3"]), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
+    lines += [(_JEQ, 0, 1, numbers["clone3"]), _SAY_MISSING]
     lines += _socket_rule(numbers["socket"], network) + _clone_rule(numbers["clone"], processes)
     # Stream sockets only: one of a pair of datagram sockets could send to any other by its path.
     lines += _allow_only(numbers["socketpair"], (0, _ALL_BITS, _UNIX), (1, _TYPE, _STREAM))
@@ -120,10 +117,28 @@ def program(
         lines += _refuse_values(numbers["ioctl"], _OWNERS_BY_IOCTL)
     if not truncate:
         for name, position in _OPEN_FLAGS.items():
-            lines += _refuse_truncation(numbers[name], position) if name in numbers else []
-        lines += [(_JEQ, 0, 1, numbers["openat2"]), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
-    lines.append((_RETURN, 0, 0, _ALLOW))
+            if name in numbers:
+                lines += _refuse_truncation(numbers[name], position)
+        lines += [(_JEQ, 0, 1, numbers["openat2"]), _SAY_MISSING]
+    lines.append(_PERMIT)
     return b"".join(struct.pack("=HBBI", *line) for line in lines)
+
+
+def _refused_numbers(
+    numbers: Mapping[str, int], signals: bool, processes: bool, truncate: bool
+) -> set[int]:
+    """The numbers of the calls that are refused whatever their arguments; as in `program`.
+
+    `numbers` maps each call that the machine has to its number.
+    """
+    refused = {name for name in numbers if name not in _NOT_ALWAYS_REFUSED}
+    if not signals:
+        refused.update(_SIGNALS, ["pidfd_open"])
+    if not processes:
+        refused.update(_PROCESSES)
+    if not truncate:
+        refused.update(["truncate", "creat"])
+    return {numbers[name] for name in refused if name in numbers}
 
 
 def _load_argument(position: int) -> tuple[int, int, int, int]:
@@ -152,8 +167,8 @@ def _allow_only(number: int, *conditions: tuple[int, int, int]) -> _Lines:
     body: _Lines = []
     for position, mask, value in conditions:
         body += [_load_argument(position), (_AND, 0, 0, mask), (_JEQ, 1, 0, value)]
-        body.append((_RETURN, 0, 0, _ERRNO | _EPERM))
-    return _for_call(number, [*body, (_RETURN, 0, 0, _ALLOW)])
+        body.append(_REFUSE)
+    return _for_call(number, [*body, _PERMIT])
 
 
 def _refuse_values(number: int, values: tuple[int, ...]) -> _Lines:
@@ -164,8 +179,8 @@ def _refuse_values(number: int, values: tuple[int, ...]) -> _Lines:
     """
     body = [_load_argument(1)]
     for value in values:
-        body += [(_JEQ, 0, 1, value), (_RETURN, 0, 0, _ERRNO | _EPERM)]
-    return _for_call(number, [*body, (_RETURN, 0, 0, _ALLOW)])
+        body += [(_JEQ, 0, 1, value), _REFUSE]
+    return _for_call(number, [*body, _PERMIT])
 
 
 def _refuse_truncation(number: int, position: int) -> _Lines:
@@ -180,8 +195,8 @@ def _refuse_truncation(number: int, position: int) -> _Lines:
         (_AND, 0, 0, _ACCESS_MODE),
         (_JEQ, 2, 0, _READ_ONLY),
         (_JEQ, 1, 0, _NO_ACCESS),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _ERRNO | _EPERM),
+        _PERMIT,
+        _REFUSE,
     ]
     return _for_call(number, body)
 
@@ -192,7 +207,7 @@ def _socket_rule(number: int, network: bool) -> _Lines:
     With `network` only sockets of IPv4 and IPv6 are allowed, without it none.
     """
     if not network:
-        return _for_call(number, [(_RETURN, 0, 0, _ERRNO | _EPERM)])
+        return _for_call(number, [_REFUSE])
     # Each line: operation, lines to skip if it is true, lines to skip if it is false, value.
     return _for_call(
         number,
@@ -201,7 +216,7 @@ def _socket_rule(number: int, network: bool) -> _Lines:
             (_JEQ, 2, 0, _INTERNET[0]),
             (_JEQ, 1, 0, _INTERNET[1]),
             (_RETURN, 0, 0, _ERRNO | _EAFNOSUPPORT),
-            (_RETURN, 0, 0, _ALLOW),
+            _PERMIT,
         ],
     )
 
@@ -214,6 +229,8 @@ def _clone_rule(number: int, processes: bool) -> _Lines:
     # The flags are argument 0 on both machines. Each line: operation, lines to skip if it is true,
     # lines to skip if it is false, value.
     body = [_load_argument(0), (_JSET, 1, 0, _NEW_NAMESPACES)]
-    body.append((_RETURN, 0, 0, _ALLOW) if processes else (_JSET, 1, 0, _THREAD))
-    body.append((_RETURN, 0, 0, _ERRNO | _EPERM))
-    return _for_call(number, body if processes else [*body, (_RETURN, 0, 0, _ALLOW)])
+    if processes:
+        body += [_PERMIT, _REFUSE]
+    else:
+        body += [(_JSET, 1, 0, _THREAD), _REFUSE, _PERMIT]
+    return _for_call(number, body)

@@ -27,13 +27,13 @@ class Call:
     """A call that is about to change something.
 
     Attributes:
-        who: name of the key that calls, or `LOCAL`.
+        caller: name of the key that calls, or `LOCAL`.
         via: http, stdio or cli.
         tool: name of the tool, or of the change that a command makes.
         arguments: the arguments of the call, by name; only their digest is stored.
     """
 
-    who: str
+    caller: str
     via: str
     tool: str
     arguments: Mapping[str, Any]
@@ -52,19 +52,21 @@ class Record:
         self.result = "cut short"
         self.details: dict[str, str | bool] = {}
 
-    def ok(self, reply: Any) -> None:
+    def succeeded(self, reply: Any) -> None:
         """Note that the call succeeded, and the ids in its `reply` (the fields in `_ID_FIELDS`).
 
         A reply that is not an object, such as a text, has no ids. The line of a resumed run gets
         `resumed`, because the log already holds its id in the line of the first start.
         """
         self.result = "ok"
-        if isinstance(reply, Mapping):
-            pairs = ((name, reply.get(name)) for name in _ID_FIELDS)
-            # None: the reply has no such field.
-            self.details = {name: value for name, value in pairs if isinstance(value, str)}
-            if "resumed_from" in reply:
-                self.details["resumed"] = True
+        if not isinstance(reply, Mapping):
+            return
+        # A reply has few of these fields, and one of them may be null.
+        self.details = {
+            name: reply[name] for name in _ID_FIELDS if isinstance(reply.get(name), str)
+        }
+        if "resumed_from" in reply:
+            self.details["resumed"] = True
 
     def failed(self, error: BaseException) -> None:
         """Note how the call failed.
@@ -72,11 +74,11 @@ class Record:
         The result becomes the code of a UserError, or INTERNAL for any other Exception (a bug). It
         stays "cut short" for an interruption, such as a cancelled call or a Ctrl-C.
         """
-        # The SDK raises an error of its own, whose cause is the UserError of the tool.
-        cause = error.__cause__ if isinstance(error.__cause__, UserError) else error
-        if isinstance(cause, UserError):
-            self.result = cause.code
-        elif isinstance(cause, Exception):
+        if isinstance(error.__cause__, UserError):  # the SDK wraps it in an error of its own
+            error = error.__cause__
+        if isinstance(error, UserError):
+            self.result = error.code
+        elif isinstance(error, Exception):
             self.result = "INTERNAL"
 
 
@@ -119,7 +121,7 @@ class Audit:
                 record.failed(error)
                 raise
             finally:
-                self._write_line(log_file, call, record)
+                self._write_line(log_file, call, record)  # also if the block was interrupted
 
     def _write_line(self, log_file: Appender, call: Call, record: Record) -> None:
         """Append the line of `call` to the audit log.
@@ -128,7 +130,7 @@ class Audit:
         """
         line: dict[str, object] = {
             "time": round(self._clock(), 3),
-            "who": call.who,
+            "who": call.caller,
             "via": call.via,
             "tool": call.tool,
             "args": digest(call.arguments),
@@ -153,27 +155,31 @@ class Audit:
         """
         started_runs: dict[str, None] = {}  # a set of run ids that keeps their order
         known_runs: set[str] = set()
+        for raw_line in self._lines_about_runs():
+            try:
+                line = json.loads(raw_line)
+                if line["result"] != "ok" or line["tool"] not in STARTS:
+                    continue
+                run_id = str(line["run_id"])
+                is_start = run_id not in known_runs or bool(line.get("resumed"))
+                known_runs.add(run_id)
+                if is_start and line["who"] == caller and line["time"] >= since:
+                    started_runs[run_id] = None
+            except (ValueError, KeyError, TypeError):
+                continue  # a person may have edited the log; skip lines that are not ours
+        return list(started_runs)
+
+    def _lines_about_runs(self) -> Iterator[bytes]:
+        """The lines of the log that name a run, oldest first; none if there is no log yet."""
         try:
             file = open(self._home.audit, "rb")  # noqa: SIM115  the with below closes it
         except FileNotFoundError:
-            return []
+            return
         with file:
             for raw_line in file:
-                # Cheap filters before parsing; a line without its end is still being written.
-                if b'"run_id"' not in raw_line or not raw_line.endswith(b"\n"):
-                    continue
-                try:
-                    line = json.loads(raw_line)
-                    if line["result"] != "ok" or line["tool"] not in STARTS:
-                        continue
-                    run_id = str(line["run_id"])
-                    is_start = run_id not in known_runs or bool(line.get("resumed"))
-                    known_runs.add(run_id)
-                    if is_start and line["who"] == caller and line["time"] >= since:
-                        started_runs[run_id] = None
-                except (ValueError, KeyError, TypeError):
-                    continue  # a person may have edited the log; skip lines that are not ours
-        return list(started_runs)
+                # Not parsed here: this is faster. A line without its end is still being written.
+                if b'"run_id"' in raw_line and raw_line.endswith(b"\n"):
+                    yield raw_line
 
 
 def call_and_record(home: Home, tool: str, change: Callable[..., Reply], **arguments: Any) -> Reply:
@@ -187,7 +193,7 @@ def call_and_record(home: Home, tool: str, change: Callable[..., Reply], **argum
     """
     with Audit(home).recording(Call(LOCAL, "cli", tool, arguments)) as record:
         reply = change(home, **arguments)
-        record.ok(reply)
+        record.succeeded(reply)
     return reply
 
 

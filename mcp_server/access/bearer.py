@@ -7,13 +7,15 @@ import secrets
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
 
+MIN_TOKEN_CHARS = 16
+
 
 def load_token(home: Home) -> str:
     """Return the owner's token of `home`; the first call makes the file.
 
     Raises:
-        UserError: HOME_UNUSABLE, the file cannot be read or written, or its text is shorter than 16
-            characters or not printable ASCII.
+        UserError: HOME_UNUSABLE, the file cannot be read or written, or its text is shorter than
+            `MIN_TOKEN_CHARS` or not printable ASCII.
     """
     try:
         if not home.token.exists():
@@ -22,14 +24,14 @@ def load_token(home: Home) -> str:
         # A file restored from a backup may be readable for others: take that away again.
         if home.token.stat().st_mode & 0o077:
             home.token.chmod(0o600)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:  # UnicodeDecodeError: the file is not text
         raise UserError(
             "HOME_UNUSABLE",
             f"the token {home.token} cannot be used: {error}",
             hint="Make it readable for this user, or delete it: the next start makes a new one.",
         ) from error
     # A person may have written the file: refuse a token that can be guessed or no header can hold.
-    if len(token) < 16 or not token.isascii() or not token.isprintable():
+    if len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable():
         raise UserError(
             "HOME_UNUSABLE",
             f"the token {home.token} holds {len(token)} characters, too few or unprintable ones",

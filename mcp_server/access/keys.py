@@ -112,7 +112,8 @@ class Keys:
             max_deployments=0,
         )
         self._clock = clock
-        self._file_state: tuple[int, ...] = ()  # time, inode and size of the file when last read
+        # Change time, inode and size of the file when it was last read; () if it does not exist.
+        self._file_state: tuple[int, ...] = ()
         self._keys: list[Key] = []
 
     def find(self, token: bytes) -> Key | None:
@@ -122,14 +123,16 @@ class Keys:
         of the search tells nothing about a token.
         """
         token_digest = hashlib.sha256(token).hexdigest()
-        match = None
+        matching_key = None
         for key in (self._owner, *self._stored_keys()):
             if hmac.compare_digest(key.digest, token_digest):
-                match = key
-        # expires is 0 for a key that never expires.
-        if match is not None and match.expires and match.expires <= self._clock():
+                matching_key = key
+        if matching_key is None:
             return None
-        return match
+        # expires is 0 for a key that never expires.
+        if matching_key.expires and matching_key.expires <= self._clock():
+            return None
+        return matching_key
 
     def _stored_keys(self) -> list[Key]:
         """Return the keys in the file, which is read only if it changed since the last call.
@@ -170,6 +173,7 @@ def list_keys(home: Home) -> list[Key]:
         return [_key_from_row(row) for row in read_json(home.keys)["keys"]]
     except FileNotFoundError:
         return []
+    # ValueError: not JSON. The others: a field is missing or of a wrong type.
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             "HOME_UNUSABLE",
@@ -183,9 +187,10 @@ def _key_from_row(row: Mapping[str, Any]) -> Key:
 
     Fields and scopes that this version does not know (a later one wrote them) are ignored.
     """
-    known = {field.name for field in fields(Key)}
-    key = Key(**{name: value for name, value in row.items() if name in known})
-    return replace(key, scopes=tuple(scope for scope in SCOPES if scope in row["scopes"]))
+    known_fields = {field.name for field in fields(Key)}
+    key = Key(**{name: value for name, value in row.items() if name in known_fields})
+    known_scopes = tuple(scope for scope in SCOPES if scope in row["scopes"])
+    return replace(key, scopes=known_scopes)
 
 
 def add_key(
@@ -206,10 +211,10 @@ def add_key(
         name: up to 40 characters, not in use by another key.
         scopes: any of `SCOPES`.
         days: days until the key expires; 0: never.
-        calls_per_minute: as in `Key`.
-        max_runs: as in `Key`.
-        gpu_hours_per_day: as in `Key`.
-        max_deployments: as in `Key`.
+        calls_per_minute: HTTP requests; 0: no limit.
+        max_runs: how many of its runs may be open at once; 0: no limit.
+        gpu_hours_per_day: device hours its runs may take in 24 hours; 0: no limit.
+        max_deployments: processes that serve models for it at once; 0: no limit.
 
     Raises:
         UserError: BAD_ARGUMENT, the name is not allowed or in use, or a scope is unknown.
@@ -278,7 +283,7 @@ def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
     config = home.user_config()
     refused_secrets = [name for name in settings.secrets if name not in config.key_secrets]
     refusals = [f"the secret {name}" for name in refused_secrets]
-    config_lines = []
+    config_lines = []  # that would allow what is refused
     if refused_secrets:
         quoted_names = ", ".join(f'"{name}"' for name in (*config.key_secrets, *refused_secrets))
         config_lines.append(f"key_secrets = [{quoted_names}]")
@@ -308,8 +313,10 @@ def stored_request_id(key: Key, request_id: str) -> str:
     """
     if key.is_owner or not request_id or len(request_id) > MAX_REQUEST_ID:
         return request_id
-    with_name = f"{key.name}:{request_id}"
-    return with_name if len(with_name) <= MAX_REQUEST_ID else f"{key.name}:{digest(request_id)}"
+    stored_id = f"{key.name}:{request_id}"
+    if len(stored_id) > MAX_REQUEST_ID:
+        stored_id = f"{key.name}:{digest(request_id)}"
+    return stored_id
 
 
 @contextlib.contextmanager
@@ -317,7 +324,7 @@ def hold_keys_lock(home: Home) -> Iterator[None]:
     """Hold the lock on the keys of a home, across processes, while the block runs.
 
     Raises:
-        UserError: HOME_UNUSABLE, another process has held it for 30 seconds.
+        UserError: HOME_UNUSABLE, another process has held it for `LOCK_S` seconds.
     """
     lock = take_lock(home.keys_lock, wait_s=LOCK_S)
     if lock is None:
@@ -344,26 +351,28 @@ async def hold_quota_lock(home: Home, key: Key, process_lock: "anyio.Lock") -> A
             polls the lock file. Waiting takes no thread.
 
     Raises:
-        UserError: HOME_UNUSABLE, the lock was not free within 30 seconds.
+        UserError: HOME_UNUSABLE, the lock was not free within `LOCK_S` seconds.
     """
     # Imported late: every shell command imports this module, and none needs anyio.
     import anyio  # noqa: PLC0415
 
     with contextlib.ExitStack() as cleanup:  # releases the locks that were taken
-        lock = None
-        with anyio.move_on_after(LOCK_S):  # after that time, `lock` is still None
+        file_lock = None
+        with anyio.move_on_after(LOCK_S):  # if the time is up first, `file_lock` is still None
             await process_lock.acquire()
             cleanup.callback(process_lock.release)
-            while (lock := take_lock(home.quota_lock(key.name))) is None:
+            file_lock = take_lock(home.quota_lock(key.name))
+            while file_lock is None:
                 await anyio.sleep(POLL_S)
-        if lock is None:
+                file_lock = take_lock(home.quota_lock(key.name))
+        if file_lock is None:
             raise UserError(
                 "HOME_UNUSABLE",
                 f"calls of the key {key.name} that start runs have waited {LOCK_S:g} s for others",
                 hint="Call again.",
                 retryable=True,
             )
-        cleanup.callback(os.close, lock)
+        cleanup.callback(os.close, file_lock)
         yield
 
 

@@ -24,8 +24,8 @@ from mcp_server.access.keys import Key, stored_request_id
 DAY_S = 86_400.0
 ROUNDING = 1e-6  # tolerance in hours, so that 0.4 + 0.4 + 0.2 fits into 1
 LEAST_HOURS = 0.05  # counted for an evaluation at least: a slow start alone takes a minute
-MARGIN = 2.0  # the cap of an evaluation is its estimated maximum times this
-LISTED_RUNS = 5  # open runs that an error names; there may be many
+MARGIN = 2.0  # the cap of an evaluation is its estimate times this
+LISTED_RUNS = 5  # how many open runs an error names at most
 ALL_RUNS = 1_000_000  # a limit that no home reaches
 
 
@@ -70,24 +70,49 @@ def check_quota(
         clock: returns the present time in unix seconds.
 
     Returns:
-        For a submit without `max_gpu_hours` by a key whose hours are limited: the cap to use.
-        Otherwise None; also if the cap of an earlier call with the `request_id` is not recorded.
+        The cap to use, if the call is a submit without `max_gpu_hours` and the hours of `key` are
+        limited. None for any other call, and if an earlier call with the `request_id` has no cap.
 
     Raises:
         UserError: QUOTA, too many runs are open, or the hours of the day do not suffice.
     """
     is_submit = tool == "submit_train"
+    request_id = stored_request_id(key, str(arguments.get("request_id", "")))
     # A probe may be too short to become a run: its hours are checked when it is planned.
     counts_hours = bool(key.gpu_hours_per_day) and tool != "dry_run"
     cap_omitted = is_submit and counts_hours and "max_gpu_hours" not in arguments
-    request_id = stored_request_id(key, str(arguments.get("request_id", "")))
     with Store(home) as store:
-        resumed_run = _find_row(store, str(arguments.get("resume", ""))) if cap_omitted else None
+        resumed_run = None  # stays None if the call starts a new run
+        if cap_omitted and arguments.get("resume"):
+            resumed_run = _find_row(store, str(arguments["resume"]))
         if is_submit and _was_submitted(store, request_id):
-            return _cap_of_first_call(home, store, request_id, resumed_run) if cap_omitted else None
-        open_runs = _open_runs(home, store, key) if key.max_runs else []
-        used_hours = _hours_of_last_day(home, store, key, clock) if counts_hours else 0.0
-    if key.max_runs and len(open_runs) >= key.max_runs:
+            if not cap_omitted:
+                return None
+            return _cap_of_first_call(home, store, request_id, resumed_run)
+        if key.max_runs:
+            _check_open_runs(home, store, key)
+        if not counts_hours:
+            return None
+        used_hours = _hours_of_last_day(home, store, key, clock)
+    hours_left = key.gpu_hours_per_day - used_hours
+    if cap_omitted:
+        largest_cap = _rounded_down(hours_left)
+        if largest_cap == 0:
+            raise _submit_refusal(key, used_hours, requested_hours=0.0)
+        return _cap_within(largest_cap, resumed_run)
+    if is_submit:
+        requested_hours = float(arguments["max_gpu_hours"])
+        if hours_left <= ROUNDING or requested_hours > hours_left + ROUNDING:
+            raise _submit_refusal(key, used_hours, requested_hours)
+    elif hours_left <= ROUNDING:  # an evaluation
+        raise _hours_refusal(key, used_hours, requested_hours=0.0, suggestion="")
+    return None
+
+
+def _check_open_runs(home: Home, store: Store, key: Key) -> None:
+    """Raise UserError QUOTA if `key` has as many open runs as it may have."""
+    open_runs = _open_runs(home, store, key)
+    if len(open_runs) >= key.max_runs:
         raise UserError(
             "QUOTA",
             f"the key {key.name} has {len(open_runs)} runs open "
@@ -98,19 +123,6 @@ def check_quota(
             ),
             retryable=True,
         )
-    if not counts_hours:
-        return None
-    hours_left = key.gpu_hours_per_day - used_hours
-    # Rounded down, nothing may be left: then there is no room for a cap, and the submit is refused.
-    if cap_omitted and _rounded_down(hours_left):
-        return _cap_within(_rounded_down(hours_left), resumed_run)
-    if is_submit:
-        requested_hours = float(arguments.get("max_gpu_hours", 0.0))
-        if cap_omitted or requested_hours > hours_left + ROUNDING or hours_left <= ROUNDING:
-            raise _submit_refusal(key, used_hours, requested_hours)
-    elif hours_left <= ROUNDING:
-        raise _hours_refusal(key, used_hours, 0.0, "")
-    return None
 
 
 def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Reply:
@@ -142,7 +154,7 @@ def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
     preferred_hours = _cap_of_row(resumed_run)
     hours = min(preferred_hours, hours_left)
     if hours == DEFAULT_GPU_HOURS:
-        return Cap(hours)
+        return Cap(hours)  # without a warning
     reason = "what is left of this key's day" if hours < preferred_hours else "as the run had"
     return Cap(hours, f"max_gpu_hours was not given: it is {_hours_text(hours)}, {reason}")
 
@@ -156,8 +168,9 @@ def cap_of_resumed_run(home: Home, run_id: str) -> float:
 
 def _cap_of_row(row: RunRow | None) -> float:
     """The cap of a run; the default if `row` is None or the run has no cap."""
-    # max_gpu_hours is 0 for a run without a cap.
-    return (row.max_gpu_hours if row else 0.0) or float(DEFAULT_GPU_HOURS)
+    if row is None or not row.max_gpu_hours:  # 0: the run has no cap
+        return float(DEFAULT_GPU_HOURS)
+    return row.max_gpu_hours
 
 
 def _cap_of_first_call(
@@ -174,7 +187,9 @@ def _cap_of_first_call(
     rows = store.list_runs(ALL_RUNS, kind="train")
     earlier_run = next((row for row in rows if row.request_id == request_id), None)
     config = home.run(earlier_run.run_id).find_config() if earlier_run else None
-    return Cap(config.max_gpu_hours) if config and config.max_gpu_hours else None
+    if config is None or not config.max_gpu_hours:
+        return None
+    return Cap(config.max_gpu_hours)
 
 
 def cap_function_of(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Afford | None:
@@ -184,20 +199,25 @@ def cap_function_of(home: Home, key: Key, clock: Callable[[], float] = time.time
     raises UserError QUOTA if they do not fit into what is left of the day. The result is None if
     the hours of the key are not limited.
     """
-    return partial(_cap_of_estimate, home, key, clock) if key.gpu_hours_per_day else None
+    if not key.gpu_hours_per_day:
+        return None
+    return partial(_cap_of_estimate, home, key, clock)
 
 
-def _cap_of_estimate(home: Home, key: Key, clock: Callable[[], float], hours: float) -> float:
-    """The cap for work that is estimated to take at most `hours`: `MARGIN` times that.
+def _cap_of_estimate(
+    home: Home, key: Key, clock: Callable[[], float], estimated_hours: float
+) -> float:
+    """The cap in hours for work that is estimated to take at most `estimated_hours`.
 
-    It is never more than what is left of the day. Estimates below `LEAST_HOURS` count as that.
+    It is `MARGIN` times the estimate, but never more than what is left of the day. A shorter
+    estimate than `LEAST_HOURS` counts as `LEAST_HOURS`.
 
     Raises:
-        UserError: QUOTA, fewer than `hours` are left.
+        UserError: QUOTA, the estimate is longer than what is left of the day.
     """
     with Store(home) as store:
         used_hours = _hours_of_last_day(home, store, key, clock)
-    hours = max(LEAST_HOURS, hours)
+    hours = max(LEAST_HOURS, estimated_hours)
     hours_left = key.gpu_hours_per_day - used_hours
     if hours > hours_left + ROUNDING:
         raise _hours_refusal(key, used_hours, hours, "ask for fewer rows, attempts or models")
@@ -210,17 +230,21 @@ def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], f
     An open run counts with its cap.
     """
     since = clock() - DAY_S
-    # If the first lines of the audit log were moved away, a repeated call looks like the start of a
-    # run that is in fact older. So an older run counts only if it was resumed (attempt above 1).
-    rows = (_find_row(store, run_id) for run_id in Audit(home).runs_of(key.name, since))
-    counted_rows = [row for row in rows if row and (row.created >= since or row.attempt > 1)]
-    return sum(_counted_hours(row) for row in counted_rows)
+    counted_hours = []
+    for run_id in Audit(home).runs_of(key.name, since):
+        row = _find_row(store, run_id)
+        # If the first lines of the audit log were moved away, a repeated call looks like the start
+        # of a run that is in fact older. So an older run counts only if it was resumed.
+        if row is not None and (row.created >= since or row.attempt > 1):
+            counted_hours.append(_counted_hours(row))
+    return sum(counted_hours)
 
 
 def _open_runs(home: Home, store: Store, key: Key) -> list[str]:
     """Ids of the runs that `key` started and that have not ended, oldest first."""
-    rows = (_find_row(store, run_id) for run_id in Audit(home).runs_of(key.name))
-    return list(dict.fromkeys(row.run_id for row in rows if row and row.state in OPEN))
+    rows = [_find_row(store, run_id) for run_id in Audit(home).runs_of(key.name)]
+    open_ids = [row.run_id for row in rows if row is not None and row.state in OPEN]
+    return list(dict.fromkeys(open_ids))  # each once, in order
 
 
 def _submit_refusal(key: Key, used_hours: float, requested_hours: float) -> UserError:
@@ -230,7 +254,7 @@ def _submit_refusal(key: Key, used_hours: float, requested_hours: float) -> User
     """
     largest_cap = _rounded_down(key.gpu_hours_per_day - used_hours)
     suggestion = f"call again with max_gpu_hours={_hours_text(largest_cap)}" if largest_cap else ""
-    return _hours_refusal(key, used_hours, requested_hours, suggestion, "max_gpu_hours")
+    return _hours_refusal(key, used_hours, requested_hours, suggestion, field="max_gpu_hours")
 
 
 def _hours_refusal(
@@ -246,17 +270,17 @@ def _hours_refusal(
         field: the argument that is too large; "": none.
     """
     hours_per_day = key.gpu_hours_per_day
-    # More hours than a day has fit on no later day either.
+    # More hours than the key has in a day fit on no later day either.
     waiting_helps = requested_hours <= hours_per_day + ROUNDING
-    remedies = [suggestion] if suggestion else []
     if waiting_helps:
-        remedies.append("call later")
-    elif not remedies:
-        remedies.append(f"call later with max_gpu_hours={_hours_text(hours_per_day)}")
+        call_later = "call later"
+    elif not suggestion:
+        call_later = f"call later with max_gpu_hours={_hours_text(hours_per_day)}"
+    else:
+        call_later = ""
+    hint = ", or ".join(remedy for remedy in (suggestion, call_later) if remedy)
+    hint += ": hours come back a day after their run was submitted." if call_later else "."
     request_text = f"; this call asks for {requested_hours:.3g}" if requested_hours else ""
-    hint = ", or ".join(remedies)
-    says_later = "later" in remedies[-1]
-    hint += ": hours come back a day after their run was submitted." if says_later else "."
     return UserError(
         "QUOTA",
         f"the key {key.name} may use {hours_per_day:g} GPU-hours a day and has used or "

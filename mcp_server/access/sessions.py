@@ -47,6 +47,7 @@ class Sessions:
         if not _opens_session(scope):
             return True
         sessions = self._last_used.get(key.name, {})
+        # Sessions that requests of this moment may open count as open already.
         allowed_count = self._max_sessions - self._opening.get(key.name, 0)
         if len(sessions) < allowed_count:
             return True
@@ -64,24 +65,26 @@ class Sessions:
         session that the request may open is counted already while the block runs, so that requests
         which arrive at the same time cannot exceed the limit together.
         """
-        # The name of the key once, or nothing: what this request adds to the count of `_opening`.
-        pending_names = [key.name] if _opens_session(scope) else []
-        self._opening.update(pending_names)
+        is_counted = _opens_session(scope)  # whether this request is one of `_opening`
+        if is_counted:
+            self._opening[key.name] += 1
 
         def stop_counting() -> None:
-            self._opening.subtract(pending_names)
-            pending_names.clear()  # so that a second call subtracts nothing
+            nonlocal is_counted
+            if is_counted:
+                self._opening[key.name] -= 1
+            is_counted = False
 
-        watched_send = self.counting_send(scope, key, send)
+        counting_send = self.counting_send(scope, key, send)
 
-        async def watch(message: Message) -> None:
+        async def send_and_stop_counting(message: Message) -> None:
             """Send a message; from the start of the answer on, the session itself is counted."""
             if message["type"] == "http.response.start":
                 stop_counting()
-            await watched_send(message)  # counts the new session before it awaits anything
+            await counting_send(message)  # counts the new session before it awaits anything
 
         try:
-            yield watch
+            yield send_and_stop_counting
         finally:
             stop_counting()
 
@@ -92,7 +95,7 @@ class Sessions:
         if session_id in sessions:
             sessions[session_id] = self._clock()
 
-        async def watch(message: Message) -> None:
+        async def send_and_count(message: Message) -> None:
             """Send the message, and note what its headers say about the session."""
             if message["type"] == "http.response.start":
                 # 404: the SDK does not know the session (any more). DELETE: the client ends it.
@@ -106,7 +109,7 @@ class Sessions:
                 sessions[session_id] = self._clock()  # a session with an open stream is not idle
             await send(message)
 
-        return watch
+        return send_and_count
 
 
 def _opens_session(scope: Scope) -> bool:
@@ -126,5 +129,6 @@ def _session_id(headers: object) -> bytes:
 
     `headers` should be (name, value) pairs of bytes, as in ASGI; anything else counts as empty.
     """
-    pairs = headers if isinstance(headers, list | tuple) else ()
-    return next((value for name, value in pairs if name.lower() == _SESSION_HEADER), b"")
+    if not isinstance(headers, list | tuple):
+        return b""
+    return next((value for name, value in headers if name.lower() == _SESSION_HEADER), b"")

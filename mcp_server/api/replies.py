@@ -4,7 +4,7 @@ Used by the server and by the command line, so it does not import the MCP SDK.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from engine.core.errors import UserError
@@ -20,13 +20,13 @@ WARNING_CHARS = 400
 MAX_WARNINGS = 12
 MIN_CUT_TEXT = 80  # characters; a shorter text is never cut to make a result smaller
 RESERVE_CHARS = 500  # of a result, for what is added to the data of a verb
-HEAD = ("summary", "next", "warnings")
+HEAD_FIELDS = ("summary", "next", "warnings")
 
 
 def clean(value: Any) -> Any:
     """`value` as it may be shown: texts cleaned, NaN and infinity made null, nulls left out.
 
-    Nulls are left out of objects only; a list keeps them.
+    Nulls are left out of objects only; a list keeps them, so that its items keep their places.
     """
     return _without_nulls(clean_value(value))
 
@@ -45,24 +45,26 @@ def compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def envelope(data: Reply, summary: str) -> Reply:
+def envelope(data: Reply, default_summary: str) -> Reply:
     """Return the cleaned reply with `summary`, `next` and `warnings` first.
 
-    A reply without a summary gets `summary`; missing `next` and `warnings` become []. All three are
-    cut to the sizes at the top of this file. A suggested call that is too long is left out, because
-    a cut call could not be made.
+    A reply without a summary gets `default_summary`; missing `next` and `warnings` become []. All
+    three are cut to the sizes at the top of this file. A suggested call that is too long is left
+    out, because a cut call could not be made.
     """
     body = clean(data)
+    summary = str(body.pop("summary", "")) or default_summary
     short_calls = [call for call in body.pop("next", []) if len(compact(call)) <= CALL_CHARS]
+    warnings = [str(text)[:WARNING_CHARS] for text in body.pop("warnings", [])]
     head = {
-        "summary": (str(body.pop("summary", "")) or summary)[:SUMMARY_CHARS],
+        "summary": summary[:SUMMARY_CHARS],
         "next": short_calls[:MAX_CALLS],
-        "warnings": [str(text)[:WARNING_CHARS] for text in body.pop("warnings", [])][:MAX_WARNINGS],
+        "warnings": warnings[:MAX_WARNINGS],
     }
     return head | body
 
 
-def fit(read_page: Callable[[int], Reply], limit: int) -> Reply:
+def fitting_page(read_page: Callable[[int], Reply], limit: int) -> Reply:
     """Return `read_page(limit)`, or a smaller page if that is too large for a result.
 
     The limit is halved until the page fits. The page is read again, not cut, so that its
@@ -76,21 +78,23 @@ def fit(read_page: Callable[[int], Reply], limit: int) -> Reply:
 
 
 def cut_to_size(body: Reply, size: int = RESULT_CHARS) -> Reply:
-    """Return `body` cut to at most `size` characters of JSON.
+    """Return `body`, or a cut copy of it if it has more than `size` characters of JSON.
 
-    The last resort, for results without a cursor. The largest list or text is halved until the
-    result fits. A result that was cut has `truncated` and a warning that says so. If halving cannot
-    make it fit, only summary, next, warnings and `truncated` are left. `body` is not changed.
+    The last resort: a page from `fitting_page` is too large only if one item of it is. The largest
+    list or text is halved until the result fits. A result that was cut has `truncated` and a
+    warning that says so. If halving cannot make it fit, only summary, next, warnings and
+    `truncated` are left, whatever their size.
     """
     if len(compact(body)) <= size:
         return body
     body = json.loads(compact(body))  # a deep copy, which may be cut in place
     body["truncated"] = True
     note = f"cut to {size} characters; ask for less, or read the rest through a cursor"
-    body["warnings"] = [*body.get("warnings", [])[:5], note]  # few, so that the note stays in
+    # Few warnings, because they are not cut below.
+    body["warnings"] = [*body.get("warnings", [])[:5], note]
     while len(compact(body)) > size:
         if not _cut_largest(body):
-            return {name: body[name] for name in (*HEAD, "truncated") if name in body}
+            return {name: body[name] for name in (*HEAD_FIELDS, "truncated") if name in body}
     return body
 
 
@@ -101,21 +105,22 @@ def error_line(error: UserError) -> str:
     field, playbook, message and hint are shortened, in this order, until the line fits.
     """
     payload = clean(error.payload())
-    excess = len(compact(payload)) - ERROR_CHARS
     # The hint repeats the suggested call in its text. If the line is too long, the hint loses it;
     # or, if the call itself is too long, `call` is dropped, because the hint can be cut and a call
     # cannot.
-    if "call" in payload and excess > 0:
-        payload["hint"] = error.advice.text
+    if "call" in payload and len(compact(payload)) > ERROR_CHARS:
         if len(compact(payload["call"])) > ERROR_CHARS // 2:
             del payload["call"]
             payload["hint"] = str(error.advice)
+        else:
+            payload["hint"] = error.advice.text
     # The shortest useful length of each; a hint may be lost altogether.
-    for name, shortest in (("field", 60), ("playbook", 40), ("message", 500), ("hint", 0)):
+    for name, min_chars in (("field", 60), ("playbook", 40), ("message", 500), ("hint", 0)):
         excess = len(compact(payload)) - ERROR_CHARS
         text = payload.get(name, "")
         if excess > 0 and text:
-            payload[name] = _cut_text(text, max(shortest, len(compact(text)) - excess))
+            chars_left = max(min_chars, len(compact(text)) - excess)
+            payload[name] = _cut_text(text, chars_left)
     return compact(payload)
 
 
@@ -127,14 +132,15 @@ def _cut_text(text: str, limit: int) -> str:
     if len(compact(text)) <= limit:
         return text
     beginning = text[: max(limit, 0)]
-    # As JSON a character may take several, such as \n; so take characters away until it fits.
+    # As JSON a character may take several, such as \n; so take characters away until it fits with
+    # the ellipsis, which takes 1.
     while beginning and len(compact(beginning)) + 1 > limit:
         beginning = beginning[:-1]
     return beginning + "…" if beginning else ""
 
 
 def _cut_largest(body: Reply) -> bool:
-    """Halve the largest list or text anywhere in `body`, in place, except in the fields of `HEAD`.
+    """Halve the largest list or text anywhere in `body`, in place, except in `HEAD_FIELDS`.
 
     Returns False if nothing is left to cut.
     """
@@ -142,16 +148,15 @@ def _cut_largest(body: Reply) -> bool:
     if holder is None:
         return False
     value = holder[key]
+    first_half = value[: len(value) // 2]
     if isinstance(value, str):
-        # rstrip: the ellipsis of an earlier cut.
-        holder[key] = value[: len(value) // 2].rstrip("…") + "…"
-    else:
-        holder[key] = value[: len(value) // 2]
+        first_half = first_half.rstrip("…") + "…"  # rstrip: the ellipsis of an earlier cut
+    holder[key] = first_half
     return True
 
 
 def _largest_part(body: Reply) -> tuple[Any, Any]:
-    """Find the largest list or text in `body` that may be cut, outside the fields of `HEAD`.
+    """Find the largest list or text in `body` that may be cut, outside `HEAD_FIELDS`.
 
     Only lists of several items count, and texts longer than `MIN_CUT_TEXT`.
 
@@ -159,27 +164,39 @@ def _largest_part(body: Reply) -> tuple[Any, Any]:
         (holder, key), with the list or text at `holder[key]`; the holder is an object or a list.
         (None, None) if there is nothing to cut.
     """
-    largest: tuple[int, Any, Any] = (0, None, None)  # size, holder, key
-
-    def visit(holder: Any, key: Any, value: Any) -> None:
-        """Note `value` (at `holder[key]`), or something inside it, if it is the largest so far."""
-        nonlocal largest
-        if isinstance(value, dict):
-            for name, item in value.items():
-                visit(value, name, item)
-        elif isinstance(value, list):
+    parts: list[tuple[Any, Any]] = []
+    for name, value in body.items():
+        if name not in HEAD_FIELDS:
+            parts += [(body, name), *_parts_below(value)]
+    largest_size = 0  # characters
+    largest: tuple[Any, Any] = (None, None)
+    for holder, key in parts:
+        value = holder[key]
+        # A list with one item is not halved to nothing; its item is cut instead.
+        if isinstance(value, list) and len(value) > 1:
             size = len(compact(value))
-            # A list with one item is not halved to nothing; its item is cut instead.
-            if len(value) > 1 and size > largest[0]:
-                largest = (size, holder, key)
-            for index, item in enumerate(value):
-                visit(value, index, item)
-        # >=: at the same size a text is cut rather than the list around it.
-        elif isinstance(value, str) and len(value) > MIN_CUT_TEXT and len(value) >= largest[0]:
-            largest = (len(value), holder, key)
+            is_largest = size > largest_size
+        elif isinstance(value, str) and len(value) > MIN_CUT_TEXT:
+            size = len(value)
+            is_largest = size >= largest_size  # rather a text than a list of the same size
+        else:
+            continue
+        if is_largest:
+            largest_size = size
+            largest = (holder, key)
+    return largest
 
-    for name, item in body.items():
-        if name not in HEAD:
-            visit(body, name, item)
-    _, holder, key = largest
-    return holder, key
+
+def _parts_below(value: Any) -> Iterator[tuple[Any, Any]]:
+    """The places of all values inside an object or a list, at any depth, in their order.
+
+    A place is (holder, key), with the value at `holder[key]`. Any other value has none.
+    """
+    keys: Iterable[Any] = ()
+    if isinstance(value, dict):
+        keys = value
+    elif isinstance(value, list):
+        keys = range(len(value))
+    for key in keys:
+        yield value, key
+        yield from _parts_below(value[key])

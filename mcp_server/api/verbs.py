@@ -18,7 +18,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.runs.submit.requests import EvaluationRequest, GivenSettings, TrainRequest
 from mcp_server.access.keys import LOCAL, Key, check_owner_agreed
-from mcp_server.api.replies import fit
+from mcp_server.api.replies import fitting_page
 
 MAX_WAIT_S = 50.0  # clients give up a call after 60 s
 
@@ -33,8 +33,8 @@ def get_status(
         scope: which of these lists, such as "runs"; "all" for a short view of each.
         limit: rows of each list at most.
         cursor: `next_cursor` of the previous page; "" for the first page.
-        key: the caller. If the runs it may start are limited, the reply holds its limits and how
-            much of them is used, under `key`.
+        key: the caller. If its runs are limited, the reply holds under `key` its limits and how
+            much of each is used.
     """
     from engine.runs import lifecycle  # imported late, as in every verb: the server starts faster
 
@@ -43,8 +43,11 @@ def get_status(
         from mcp_server.access import quotas
 
         limits = {"key": quotas.limits_and_use(home, key)}
-    reply = fit(lambda count: lifecycle.overview(home, scope, count, cursor) | limits, limit)
-    return with_head(reply, f"Status of {scope}.")
+
+    def read_page(count: int) -> Reply:
+        return lifecycle.overview(home, scope, count, cursor) | limits
+
+    return with_head(fitting_page(read_page, limit), f"Status of {scope}.")
 
 
 def push_env(
@@ -211,11 +214,10 @@ def read_logs(
     """
     from engine.reading import logs
 
-    def page(count: int) -> Reply:
+    def read_page(count: int) -> Reply:
         return logs.read_logs(home, run_id, view, list(keys), grep, count, cursor).to_json()
 
-    reply = fit(page, limit)
-    return with_head(reply, f"{view} of {run_id}.")
+    return with_head(fitting_page(read_page, limit), f"{view} of {run_id}.")
 
 
 def read_rollouts(
@@ -248,12 +250,11 @@ def read_rollouts(
     from engine.reading import rollouts
     from engine.reading.rollout_pages import RolloutQuery
 
-    def page(count: int) -> Reply:
+    def read_page(count: int) -> Reply:
         query = RolloutQuery(run_id, pick, step, where, tokens, count, max_chars, cursor)
         return rollouts.read_rollouts(home, query).to_json()
 
-    reply = fit(page, limit)
-    return with_head(reply, f"{pick} rollouts of {run_id}.")
+    return with_head(fitting_page(read_page, limit), f"{pick} rollouts of {run_id}.")
 
 
 def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
@@ -356,8 +357,11 @@ def deploy(
         path = str(inside_roots(path, roots))
     asker = service.Asker(key.name, key.max_deployments)
     reply = service.deploy(home, run_id, action, format, path, asker)
-    next_calls = [suggest("chat", model=reply.get("model", run_id), message="...")]
-    return with_head(reply, f"{action} {run_id}: done.", *(next_calls if action == "start" else []))
+    summary = f"{action} {run_id}: done."
+    if action != "start":
+        return with_head(reply, summary)
+    model = reply.get("model", run_id)
+    return with_head(reply, summary, suggest("chat", model=model, message="..."))
 
 
 def chat(
@@ -417,10 +421,7 @@ def report(home: Home, run_id: str) -> Reply:
 
 
 def verify(home: Home, run_id: str) -> Reply:
-    """Compare the files of a run with the hashes taken when it ended.
-
-    Raises UserError RUN_NOT_FOUND.
-    """
+    """Compare a run's files with the hashes taken at its end. Raises UserError RUN_NOT_FOUND."""
     from engine.evidence.verdict import provenance
 
     return with_head(provenance.verify(home, run_id).to_json(), f"Verified {run_id}.")
@@ -447,9 +448,8 @@ def diff_envs(home: Home, before: str, after: str) -> Reply:
     """List the files and lines in which two versions differ. Raises UserError ENV_NOT_FOUND."""
     from engine.environments import versions
 
-    return with_head(
-        versions.diff(home, before, after).to_json(), f"Compared {before} and {after}."
-    )
+    reply = versions.diff(home, before, after)
+    return with_head(reply.to_json(), f"Compared {before} and {after}.")
 
 
 def pull_env(home: Home, env_id: str, folder: Path) -> Reply:
@@ -543,8 +543,9 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
     if "\0" in path:
         raise UserError("BAD_ARGUMENT", "path has a NUL in it", hint="Name a folder.", field="path")
     user_path = Path(path).expanduser()
-    candidates = [user_path]
-    if not user_path.is_absolute():
+    if user_path.is_absolute():
+        candidates = [user_path]
+    else:
         in_roots = [root / user_path for root in roots]
         candidates = [option for option in (user_path, *in_roots) if exists(option)] + in_roots
     for candidate in candidates:
@@ -576,24 +577,22 @@ def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     """
     state = reply.get("state")
     rollouts = suggest("read_rollouts", run_id=run_id)
+    diagnosis = suggest("diagnose", run_id=run_id)
     if state == "done":
-        # Evaluations and probes produce no model that could be served.
-        trained = reply.get("kind", "train") == "train"
-        return [rollouts, suggest("deploy", run_id=f"{run_id}@best")] if trained else [rollouts]
+        if reply.get("kind", "train") != "train":
+            return [rollouts]  # evaluations and probes produce no model that could be served
+        return [rollouts, suggest("deploy", run_id=f"{run_id}@best")]
     if state == "failed":
-        diagnosis = suggest("diagnose", run_id=run_id)
         return [suggest("read_logs", run_id=run_id, view="error"), diagnosis]
     if state == "cancelled":
         return [suggest("submit_train", resume=run_id)]
-    first_step_reached = until == "first_step" and bool(reply.get("reached"))
-    arguments = {"run_id": run_id, "until": "end" if first_step_reached else until}
+    reached = until if reply.get("reached") else ""
+    arguments = {"run_id": run_id, "until": "end" if reached == "first_step" else until}
     if reply.get("cursor"):
         arguments["cursor"] = reply["cursor"]
     wait_on = suggest("wait_run", **arguments)
-    if until == "alert" and bool(reply.get("reached")):
-        return [suggest("diagnose", run_id=run_id), wait_on]
-    return (
-        [rollouts, suggest("read_logs", run_id=run_id), wait_on]
-        if first_step_reached
-        else [wait_on]
-    )
+    if reached == "alert":
+        return [diagnosis, wait_on]
+    if reached == "first_step":
+        return [rollouts, suggest("read_logs", run_id=run_id), wait_on]
+    return [wait_on]

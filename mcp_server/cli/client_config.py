@@ -69,9 +69,9 @@ def _typed_entry(launch: Launch) -> Entry:
 
 def _cursor_entry(launch: Launch) -> Entry:
     """The entry of Cursor, which infers the transport from the fields."""
-    return (
-        {"url": launch.url, "headers": _headers(launch)} if launch.url else _command_entry(launch)
-    )
+    if launch.url:
+        return {"url": launch.url, "headers": _headers(launch)}
+    return _command_entry(launch)
 
 
 def _codex_entry(launch: Launch) -> Entry:
@@ -98,7 +98,8 @@ def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
     variable HONESMITH_HOME, or the default.
     """
     installed_script = shutil.which("honesmith", path=str(Path(sys.executable).parent))
-    if "archive-v0" in Path(sys.executable).parts:  # run by uvx, which may delete this environment
+    # uvx runs us from a folder of this name, and may delete it later.
+    if "archive-v0" in Path(sys.executable).parts:
         command: tuple[str, ...] = ("uvx", "honesmith")
     elif installed_script:
         command = (installed_script,)
@@ -129,18 +130,20 @@ def write_entry(project: Path, client: str, launch: Launch, force: bool = False)
     spec = CLIENTS[client]
     path = project / spec.file
     refuse_links(project, spec.file)
-    # A file with a token is for its owner alone; one with a command may be shared.
-    mode = 0o600 if launch.token else 0o644
-    merge = _into_toml if path.suffix == ".toml" else _into_json
+    add_entry = _into_toml if path.suffix == ".toml" else _into_json
     text = path.read_text("utf-8") if path.exists() else ""
-    new_text = merge(path, text, spec.key, spec.entry(launch), force)
+    new_text = add_entry(path, text, spec.key, spec.entry(launch), force)
     if new_text is None:
         return "kept"
     if new_text == text:
         return "unchanged"
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not launch.token:  # without a secret the file keeps its mode
+    if launch.token:
+        mode = 0o600  # a file with a token is for its owner alone
+    elif path.exists():
         mode = path.stat().st_mode & 0o777
+    else:
+        mode = 0o644
     write_text(path, new_text, mode=mode)
     os.chmod(path, mode)  # `write_text` sets it less what the umask takes away
     return "written"
@@ -161,7 +164,8 @@ def parse_agents(options: Sequence[str]) -> list[str]:
     Raises:
         UserError: BAD_ARGUMENT, an agent is unknown.
     """
-    agents = [name.strip().lower() for text in options for name in text.split(",") if name.strip()]
+    names = [name.strip().lower() for option in options for name in option.split(",")]
+    agents = [name for name in names if name]  # without the empty ones around extra commas
     for name in agents:
         if name not in CLIENTS:
             raise UserError(
@@ -232,17 +236,19 @@ def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
     if existing_entry == entry:
         return text
     if existing_entry is not None:
-        if force:
-            raise UserError(
-                "BAD_ARGUMENT",
-                f"{path} already has [{key}.{NAME}] with other values",
-                hint="Remove that table and run init again: TOML files are only added to.",
-                field="agent",
-            )
-        return None
-    text_before = text if not text or text.endswith("\n") else text + "\n"
-    # An empty line between the present text and the new table.
-    return text_before + ("\n" if text_before else "") + _toml_table(key, entry)
+        if not force:
+            return None
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{path} already has [{key}.{NAME}] with other values",
+            hint="Remove that table and run init again: TOML files are only added to.",
+            field="agent",
+        )
+    table = _toml_table(key, entry)
+    if not text:
+        return table
+    end_of_line = "" if text.endswith("\n") else "\n"
+    return f"{text}{end_of_line}\n{table}"  # an empty line before the table
 
 
 def _toml_table(key: str, entry: Entry) -> str:
@@ -251,8 +257,8 @@ def _toml_table(key: str, entry: Entry) -> str:
     # The texts, numbers and lists of an entry are written the same in JSON and TOML.
     for name, value in entry.items():
         if isinstance(value, dict):
-            pairs = ", ".join(f"{json.dumps(k)} = {json.dumps(v)}" for k, v in value.items())
-            lines.append(f"{name} = {{ {pairs} }}")
+            fields = [f"{json.dumps(field)} = {json.dumps(value[field])}" for field in value]
+            lines.append(f"{name} = {{ {', '.join(fields)} }}")
         else:
             lines.append(f"{name} = {json.dumps(value)}")
     return "\n".join(lines) + "\n"

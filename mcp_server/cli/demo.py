@@ -6,6 +6,7 @@ training to the same question, and the path of the report.
 """
 
 import asyncio
+import math
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp import Client, StdioServerParameters
+from mcp.types import CallToolResult
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -43,10 +45,10 @@ EVALUATED_ROWS = 400
 QUESTION = "Add 47 and 38. End with #### and the sum."
 ANSWER_TOKENS = 32
 MAX_GPU_HOURS = 1.0
-LOOK_EVERY_S = 2.0
+POLL_S = 2.0  # the longest single wait for a run; then its progress is shown
 INTERRUPTED = 130  # exit status after a Ctrl-C, as shells have it
 CURVES = {"sft": "loss", "grpo": "reward_mean"}  # the metric that is drawn, by algorithm
-HELDOUT = "heldout_success"
+HELDOUT_METRIC = "heldout_success"
 LOG_ROWS = 200  # more than the demo has steps
 
 
@@ -87,7 +89,7 @@ def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
     """
     demo_home = Home.locate(home)
     scene = Scene(demo_home, seed)
-    console = stage_console(as_json)
+    console = stage_console(quiet=as_json)
     started = time.monotonic()
     try:
         asyncio.run(_run_with_client(scene, console))
@@ -103,13 +105,13 @@ def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
         _clean_up(scene, "the demo ended early")
         raise
     else:
-        _clean_up(scene, "")
+        _clean_up(scene, cancel_reason="")
     is_better = _is_better(scene.facts)
     scene.facts |= {"better": is_better, "seconds": round(time.monotonic() - started, 1)}
     if "error" not in scene.facts:
         _show_result(console, scene, is_better)
     if as_json:
-        show(scene.facts, True)
+        show(scene.facts, as_json=True)
     return OK if is_better else FAILED
 
 
@@ -139,40 +141,25 @@ async def _run_with_client(scene: Scene, console: Console) -> None:
 async def _run_loop(caller: "_ToolCaller", scene: Scene, folder: Path) -> None:
     """Call the tools one after the other, as an agent would, and note in `scene` what they make.
 
-    `folder` is the environment to train on. Raises DemoFailed if a tool refuses or a run fails.
+    The base model is trained by SFT, and the best checkpoint of that run by GRPO. `folder` is the
+    environment to train on. Raises DemoFailed if a tool refuses or a run fails.
     """
     await caller.call("get_status", {})
     await caller.read("read_playbook", {"section": "loop"})
     environment = await caller.call("push_env", {"path": str(folder)})
     env_id = environment["env_id"]
-    # Train twice: SFT on the base model, then GRPO on the best checkpoint of that run.
-    grpo = {"algorithm": "grpo", "settings": {**SETTINGS["grpo"], "seed": scene.seed}}
-    sft = {"algorithm": "sft", "settings": {**SETTINGS["sft"], "seed": scene.seed}}
-    plan = {"env_id": env_id, "model": MODEL}
-    await caller.call("dry_run", plan | sft)
-    await caller.call("estimate_cost", plan | sft)
-    sft_run = await _train(caller, scene, "sft", plan | sft | {"note": "learn the answer's form"})
+    sft_plan = _plan(scene, env_id, MODEL, "sft")
+    await caller.call("dry_run", sft_plan)
+    await caller.call("estimate_cost", sft_plan)
+    sft_run = await _train(caller, scene, sft_plan | {"note": "learn the answer's form"})
     sft_model = f"{sft_run['run_id']}@best"
-    plan["model"] = sft_model
+    grpo_plan = _plan(scene, env_id, sft_model, "grpo")
     grpo_run = await _train(
-        caller,
-        scene,
-        "grpo",
-        plan | grpo | {"note": "maximise right sums", "expect": "better"},
+        caller, scene, grpo_plan | {"note": "maximise right sums", "expect": "better"}
     )
     grpo_model = f"{grpo_run['run_id']}@best"
     await caller.call("read_rollouts", {"run_id": grpo_run["run_id"], "pick": "best", "limit": 1})
-    # Judge each step of the training on held-out tasks.
-    models = [MODEL, sft_model, grpo_model]
-    evaluation = await caller.call(
-        "evaluate", {"env_id": env_id, "models": models, "rows": EVALUATED_ROWS}
-    )
-    scene.runs.append(evaluation["run_id"])
-    await caller.wait(evaluation["run_id"], "")  # "": an evaluation has no curve to draw
-    comparisons = {
-        "sft": await caller.call("compare_runs", {"ids": models[:2], "env_id": env_id}),
-        "grpo": await caller.call("compare_runs", {"ids": models[1:], "env_id": env_id}),
-    }
+    comparisons = await _judge(caller, scene, env_id, [MODEL, sft_model, grpo_model])
     # The chat also deploys the base model, to compare with; both are stopped at the end.
     scene.served = [grpo_model, MODEL]
     await caller.call("deploy", {"run_id": grpo_model})
@@ -194,14 +181,46 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, folder: Path) -> None:
     }
 
 
-async def _train(caller: "_ToolCaller", scene: Scene, algorithm: str, plan: Reply) -> Reply:
+def _plan(scene: Scene, env_id: str, model: str, algorithm: str) -> Reply:
+    """The arguments by which a tool plans, or submits, a training run of the demo."""
+    settings = {**SETTINGS[algorithm], "seed": scene.seed}
+    return {"env_id": env_id, "model": model, "algorithm": algorithm, "settings": settings}
+
+
+async def _judge(
+    caller: "_ToolCaller", scene: Scene, env_id: str, models: Sequence[str]
+) -> dict[str, Reply]:
+    """Evaluate the models on held-out tasks, and compare each with the one before it.
+
+    `models` are the base model, the one after SFT and the one after GRPO. Returns the replies of
+    `compare_runs`, by the algorithm that they judge. Raises DemoFailed if a tool refuses or the
+    evaluation fails.
+    """
+    base_model, sft_model, grpo_model = models
+    evaluation = await caller.call(
+        "evaluate", {"env_id": env_id, "models": list(models), "rows": EVALUATED_ROWS}
+    )
+    scene.runs.append(evaluation["run_id"])
+    await caller.wait(evaluation["run_id"], metric="")  # an evaluation has no curve to draw
+    sft_ids = {"ids": [base_model, sft_model], "env_id": env_id}
+    grpo_ids = {"ids": [sft_model, grpo_model], "env_id": env_id}
+    return {
+        "sft": await caller.call("compare_runs", sft_ids),
+        "grpo": await caller.call("compare_runs", grpo_ids),
+    }
+
+
+async def _train(caller: "_ToolCaller", scene: Scene, plan: Reply) -> Reply:
     """Submit a training run and wait for its end; returns its last status.
+
+    `plan` holds the arguments of `submit_train` but its cap on hours.
 
     Raises:
         DemoFailed: the submit was refused, or the run did not end as done.
     """
+    algorithm = plan["algorithm"]
     submit_reply = await caller.call(
-        "submit_train", plan | {"max_gpu_hours": MAX_GPU_HOURS}, f"submit {algorithm}"
+        "submit_train", plan | {"max_gpu_hours": MAX_GPU_HOURS}, step_name=f"submit {algorithm}"
     )
     scene.runs.append(submit_reply["run_id"])
     return await caller.wait(submit_reply["run_id"], CURVES[algorithm])
@@ -233,10 +252,11 @@ class _ToolCaller:
         """
         step = self._stage.begin(tool)
         result = await self._client.call_tool(tool, arguments)
-        text = "".join(getattr(part, "text", "") for part in result.content)
+        text = _text_of(result)
         if result.is_error:
             raise DemoFailed(f"{tool}: {text}")
-        self._stage.end(step, text.strip().splitlines()[0].lstrip("# "))
+        first_line = text.strip().splitlines()[0]
+        self._stage.end(step, first_line.lstrip("# "))  # without the marks of a heading
 
     async def wait(self, run_id: str, metric: str) -> Reply:
         """Wait until a run ends, without a time limit, and return its last status.
@@ -250,13 +270,13 @@ class _ToolCaller:
         cursor = ""
         while True:
             reply = await self._call_tool(
-                "wait_run", {"run_id": run_id, "timeout_s": LOOK_EVERY_S, "cursor": cursor}
+                "wait_run", {"run_id": run_id, "timeout_s": POLL_S, "cursor": cursor}
             )
             cursor = reply.get("cursor", "")
             if metric:
                 await self._draw(step, reply, metric)
             else:
-                self._stage.tell(step, progress_text(reply, ""))
+                self._stage.show_progress(step, progress_text(reply))
             if reply.get("state") in TERMINAL:
                 break
         if reply["state"] != "done":
@@ -273,20 +293,29 @@ class _ToolCaller:
         """
         logs = await self._call_tool(
             "read_logs",
-            {"run_id": str(reply["run_id"]), "keys": [metric, HELDOUT], "limit": LOG_ROWS},
+            {"run_id": str(reply["run_id"]), "keys": [metric, HELDOUT_METRIC], "limit": LOG_ROWS},
         )
-        curve, heldout = column(logs, metric), column(logs, HELDOUT)
-        latest = [f"{metric} {curve[-1]:.3f}"] if curve else []
-        latest += [f"held-out {heldout[-1]:.3f}"] if heldout else []
-        self._stage.tell(step, progress_text(reply, "  ".join(latest)), curve)
+        curve = column(logs, metric)
+        heldout = column(logs, HELDOUT_METRIC)
+        latest_values = []
+        if curve:
+            latest_values.append(f"{metric} {curve[-1]:.3f}")
+        if heldout:
+            latest_values.append(f"held-out {heldout[-1]:.3f}")
+        text = progress_text(reply, "  ".join(latest_values))
+        self._stage.show_progress(step, text, curve)
 
     async def _call_tool(self, tool: str, arguments: Reply) -> Reply:
         """Call a tool and return its reply. Raises DemoFailed with the text of its error."""
         result = await self._client.call_tool(tool, arguments)
         if result.is_error or result.structured_content is None:
-            text = "".join(getattr(part, "text", "") for part in result.content)
-            raise DemoFailed(f"{tool}: {text}")
+            raise DemoFailed(f"{tool}: {_text_of(result)}")
         return result.structured_content
+
+
+def _text_of(result: CallToolResult) -> str:
+    """The text of a tool's result; parts of it that are no text are left out."""
+    return "".join(getattr(part, "text", "") for part in result.content)
 
 
 def ending(reply: Reply) -> str:
@@ -316,7 +345,8 @@ def column(logs: Mapping[str, Any], name: str) -> list[float]:
     if name not in columns:
         return []
     index = list(columns).index(name)
-    values = (row[index] for row in logs.get("rows") or [] if len(row) > index)
+    rows = logs.get("rows") or []
+    values = [row[index] for row in rows if len(row) > index]
     return [float(value) for value in values if isinstance(value, int | float)]
 
 
@@ -324,15 +354,17 @@ def _is_better(facts: Reply) -> bool:
     """Whether the demo has shown that both runs made the model better.
 
     For SFT and for GRPO the verdict of the run and that of the comparison must be "better", and the
-    interval of the comparison must lie above 0. `facts` are those of `Scene`.
+    interval of the comparison must lie above 0. `facts` is the field of `Scene`; what a demo that
+    failed has not reached is missing there.
     """
-    runs, comparisons = facts.get("runs", {}), facts.get("compared", {})
-    return all(
-        runs.get(name, {}).get("verdict") == "better"
-        and comparisons.get(name, {}).get("verdict") == "better"
-        and _interval(comparisons.get(name, {}))[0] > 0
-        for name in ("sft", "grpo")
-    )
+    for algorithm in ("sft", "grpo"):
+        run = facts.get("runs", {}).get(algorithm, {})
+        comparison = facts.get("compared", {}).get(algorithm, {})
+        low, _ = _interval(comparison)
+        both_better = run.get("verdict") == "better" and comparison.get("verdict") == "better"
+        if not (both_better and low > 0):
+            return False
+    return True
 
 
 def _interval(comparison_reply: Reply) -> tuple[float, float]:
@@ -341,7 +373,7 @@ def _interval(comparison_reply: Reply) -> tuple[float, float]:
     It is (-infinity, infinity) if there is none.
     """
     comparisons = comparison_reply.get("comparisons") or [{}]
-    low, high = comparisons[0].get("interval") or (float("-inf"), float("inf"))
+    low, high = comparisons[0].get("interval") or (-math.inf, math.inf)
     return low, high
 
 
@@ -360,8 +392,10 @@ def _show_result(console: Console, scene: Scene, is_better: bool) -> None:
     console.print(f"“{QUESTION}”", soft_wrap=True)
     console.print(_answers(facts["chat"]))
     console.print()
-    conclusion = "better" if is_better else "not better"
-    console.print(Text(f"Verdict: {conclusion}", style="bold green" if is_better else "bold red"))
+    if is_better:
+        console.print(Text("Verdict: better", style="bold green"))
+    else:
+        console.print(Text("Verdict: not better", style="bold red"))
     console.print(f"Report:  {facts['report']}", soft_wrap=True)
     console.print(f"Time:    {duration(facts['seconds'])}")
 
@@ -377,15 +411,16 @@ def _answers(chat: Reply) -> Table:
     return table
 
 
-def _clean_up(scene: Scene, reason: str) -> None:
-    """Stop what the demo has deployed, and cancel its runs for `reason` unless that is "".
+def _clean_up(scene: Scene, cancel_reason: str) -> None:
+    """Stop what the demo has deployed, and cancel its runs unless `cancel_reason` is "".
 
     This calls the engine and not the server, because a Ctrl-C has ended the server too. Errors are
     printed on stderr.
     """
-    for run_id in scene.runs if reason else ():
+    runs_to_cancel = scene.runs if cancel_reason else []
+    for run_id in runs_to_cancel:
         try:
-            verbs.cancel_run(scene.home, run_id, reason)
+            verbs.cancel_run(scene.home, run_id, cancel_reason)
         except UserError as error:
             sys.stderr.write(f"{run_id}: {clean(error.message)}\n")
     for model in scene.served:

@@ -58,7 +58,7 @@ def new(
     reply = {
         "summary": f"Wrote {counted(len(written_files), 'file')} to {folder}.",
         "files": written_files,
-        "next": [starter.after_new(folder, template)],
+        "next": [starter.push_suggestion(folder, template)],
     }
     return show(reply, as_json)
 
@@ -72,7 +72,7 @@ def check(folder: Folder, install: Install = False, as_json: Json = False) -> in
         working(PUSHING, as_json),
     ):
         # A check is a push into a home that is deleted afterwards.
-        reply = verbs.push_env(home_of(Path(scratch)), _folder_path(folder), "", install)
+        reply = verbs.push_env(home_of(Path(scratch)), _folder_path(folder), install=install)
     reply["summary"] = reply["summary"].replace("Pushed", "Checked")
     reply["next"] = [verbs.suggest("push_env", path=str(folder))]
     show(reply, as_json)

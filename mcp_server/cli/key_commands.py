@@ -41,9 +41,10 @@ class KeyLimits:
     @property
     def scopes(self) -> list[str]:
         """The scopes in all `--scope` options, one by one; ["read"] if there is no such option."""
+        options = self.scope or ["read"]
         # An option may hold several scopes, such as "read,train".
-        names = (part.strip() for text in self.scope or ["read"] for part in text.split(","))
-        return [part for part in names if part]
+        names = [name.strip() for option in options for name in option.split(",")]
+        return [name for name in names if name]
 
 
 @app.command("add")
@@ -70,8 +71,8 @@ def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = 
 @command
 def list_(home: HomeFolder = None, as_json: Json = False) -> None:
     """The keys of this home, beside the owner's token."""
-    listed = [_public_fields(key) for key in keys.list_keys(home_of(home))]
-    show({"summary": f"{counted(len(listed), 'key')}.", "keys": listed}, as_json)
+    shown_keys = [_public_fields(key) for key in keys.list_keys(home_of(home))]
+    show({"summary": f"{counted(len(shown_keys), 'key')}.", "keys": shown_keys}, as_json)
 
 
 @app.command("remove")
@@ -107,5 +108,7 @@ def _public_fields(key: keys.Key) -> dict[str, object]:
     if key.expires:
         expiry = datetime.datetime.fromtimestamp(key.expires, datetime.UTC)
         fields["expires"] = expiry.isoformat(timespec="minutes")
-    limits = ("calls_per_minute", "max_runs", "gpu_hours_per_day", "max_deployments")
-    return fields | {name: getattr(key, name) for name in limits if getattr(key, name)}
+    for name in ("calls_per_minute", "max_runs", "gpu_hours_per_day", "max_deployments"):
+        if getattr(key, name):  # 0: no limit
+            fields[name] = getattr(key, name)
+    return fields

@@ -6,10 +6,10 @@ Heavy modules are imported inside the command that needs them: `honesmith --help
 # ruff: noqa: PLC0415
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -79,7 +79,7 @@ def serve(
     from mcp_server.protocol.app import build_server
 
     located_home = home_of(home)
-    server = build_server(located_home, _roots(root), read_only)
+    server = build_server(located_home, _resolved_roots(root), read_only)
     if not http:
         from mcp_server.protocol.parent_watch import watch_parent
         from mcp_server.protocol.stdio import end_by_interrupt
@@ -115,14 +115,12 @@ def setup(
     def print_progress(line: str) -> None:
         typer.echo(line, err=True)
 
-    # A light install is one without torch: it gets an environment with torch, in the home. Any
-    # other install trains as it is, so there is nothing to build, nor to build `again`. vLLM always
-    # has an environment of its own.
     if vllm:
         build = partial(vllm_env.setup_vllm, say=print_progress)
         return show(call_and_record(home_of(home), "setup_vllm", build, again=again), as_json)
-    # `sys.prefix` is set in every Python; what decides is whether this one has torch.
-    if sys.prefix and _has_torch():
+    # A light install is one without torch: it gets an environment with torch, in the home. Any
+    # other install trains as it is, so there is nothing to build, nor to build `again`.
+    if _has_torch():
         return show({"summary": f"{sys.executable} has torch; nothing to do."}, as_json)
     build = partial(setup_env.setup, say=print_progress)
     return show(call_and_record(home_of(home), "setup", build, again=again), as_json)
@@ -154,11 +152,13 @@ def doctor(home: HomeFolder = None, as_json: Json = False) -> int:
         reply["checks"].append(_log_check(log_file(located_home)))
         show(reply, as_json)
         return FAILED if reply["failed"] else OK
-    reply = engine_doctor.examine(
-        located_home, report_check=lambda check: show(check, False, "check")
-    )
-    show(_log_check(log_file(located_home)), False, "check")
-    show({"summary": reply["summary"]}, False)
+
+    def show_check(check: Mapping[str, Any]) -> None:
+        show(check, as_json=False, paint="check")
+
+    reply = engine_doctor.examine(located_home, report_check=show_check)
+    show_check(_log_check(log_file(located_home)))
+    show({"summary": reply["summary"]}, as_json=False)
     return FAILED if reply["failed"] else OK
 
 
@@ -186,13 +186,13 @@ def init(
 
     folder = folder.resolve()
     agents = client_config.parse_agents(agent or [])
-    # How the agents reach the server: by default they start it themselves.
-    launch = client_config.Launch(argv=client_config.serve_argv(folder, home))
     if http:
         from mcp_server.access.bearer import load_token
 
         url = f"http://127.0.0.1:{port}/mcp"
         launch = client_config.Launch(url=url, token=load_token(home_of(home)))
+    else:  # the agents start the server themselves
+        launch = client_config.Launch(argv=client_config.serve_argv(folder, home))
     if show_only:
         # Without --agent, one entry is shown as an example.
         return _print_entries(agents or ["claude"], launch, as_json)
@@ -202,9 +202,11 @@ def init(
         for name in agents
     }
     written_files, kept_files = starter.starter_project(folder)
-    # For each file: written, unchanged or kept.
-    files = {**config_states, **dict.fromkeys(written_files, "written")}
-    files |= dict.fromkeys(kept_files, "kept")
+    files = {  # for each file: written, unchanged or kept
+        **config_states,
+        **dict.fromkeys(written_files, "written"),
+        **dict.fromkeys(kept_files, "kept"),
+    }
     warnings = []
     if http and agents:
         warnings.append("The files hold the bearer token: do not commit them.")
@@ -215,7 +217,7 @@ def init(
     reply = {
         "summary": f"{folder}: {counted(written_count, 'file')} written.",
         "files": files,
-        "next": [starter.after_new(first_env)],
+        "next": [starter.push_suggestion(first_env)],
         "warnings": warnings,
     }
     return show(reply, as_json)
@@ -248,10 +250,10 @@ def playbook(
     """How to train well."""
     text = verbs.read_playbook(section)
     if as_json:
-        return show({"section": section, "text": text}, True)
+        return show({"section": section, "text": text}, as_json)
     if not section:  # the contents tell agents how to read a section; tell people the command
         text = text.replace('read_playbook(section="...")', "honesmith playbook SECTION")
-    return show(text, False)
+    return show(text, as_json)
 
 
 def _print_entries(agents: Sequence[str], launch: "Launch", as_json: bool) -> None:
@@ -260,15 +262,17 @@ def _print_entries(agents: Sequence[str], launch: "Launch", as_json: bool) -> No
 
     entries = {name: client_config.entry_text(name, launch) for name in agents}
     if as_json:
-        show({"entries": entries}, True)
+        show({"entries": entries}, as_json)
         return
     for name, entry in entries.items():
         typer.echo(f"# {client_config.CLIENTS[name].file}\n{entry}")
 
 
 def _log_check(path: Path) -> dict[str, str]:
-    """A check for `doctor`: a warning, with path and size, if the server's log exists."""
-    # The log file is made when the first internal error is logged.
+    """A check for `doctor`: a warning, with path and size, if the server's log exists.
+
+    The file is made when the first internal error is logged, so its existence is the warning.
+    """
     if not path.exists():
         return {"name": "server log", "status": "pass", "detail": "no fault of ours was logged"}
     detail = f"{path}, {path.stat().st_size} bytes"
@@ -276,7 +280,7 @@ def _log_check(path: Path) -> dict[str, str]:
     return {"name": "server log", "status": "warn", "detail": detail, "fix": fix}
 
 
-def _roots(roots: list[Path] | None) -> list[Path] | None:
+def _resolved_roots(roots: list[Path] | None) -> list[Path] | None:
     """The folders given with `--root`, resolved; None if the option was not used.
 
     Raises:

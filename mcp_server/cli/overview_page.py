@@ -79,7 +79,10 @@ def write_page(home: Home) -> Reply:
 
 
 def _template_fields(home: Home, row: RunRow) -> dict[str, str]:
-    """What the page shows of a run, by the names that the template uses."""
+    """What the page shows of a run, by the names that the template uses.
+
+    This writes the report of the run if it is missing.
+    """
     return {
         "id": row.run_id,
         "state": row.state,
@@ -97,11 +100,13 @@ def _report_address(home: Home, row: RunRow) -> str:
 
     The result is "" if the run has not ended, or if its files are damaged.
     """
-    path: Path = home.run(row.run_id).report
     if row.state not in TERMINAL:
         return ""
+    report: Path = home.run(row.run_id).report
     try:
-        return (path if path.exists() else write_report(home, row.run_id)).as_uri()
+        if not report.exists():
+            report = write_report(home, row.run_id)
+        return report.as_uri()
     # Reading damaged files can fail in all these ways; the page must still show the other runs.
     except (UserError, OSError, ValueError, KeyError, TypeError):
         return ""

@@ -1,7 +1,9 @@
 """Commands about runs: plan, train, wait, read, judge."""
 
+import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -46,7 +48,7 @@ from mcp_server.screen.terminal import (
 
 runs = typer.Typer(help="The runs of this home, newest first.", cls=CommandGroup)
 
-FOLLOW_EVERY_S = 1.0  # between two looks at followed logs
+FOLLOW_EVERY_S = 1.0  # between two reads of followed logs
 WAIT_STEP_S = 30.0  # the longest single wait, of those that a command makes
 MEASURING = "checking; the first time in a home its speed is measured, about 20 s"
 
@@ -98,30 +100,45 @@ def delete_runs(
     """Free the disk space of runs: what was asked and what came of it stays on record."""
     located_home = home_of(home)
     deletable = verbs.deletable_runs(located_home, run_ids, force)
-    replies = []
-    warnings = list(deletable.get("warnings", []))
-    for run_id in deletable["run_ids"]:
-        try:
-            replies.append(
-                call_and_record(located_home, "delete_run", verbs.delete_run, run_id=run_id)
-            )
-        except (UserError, OSError) as error:
-            if len(deletable["run_ids"]) == 1:
-                raise  # nothing was deleted, so the error is the whole answer
-            # Go on with the other runs: the reply must say what was deleted.
-            warnings.append(f"{run_id} was not deleted: {error}")
-    warnings += [warning for reply in replies for warning in reply.get("warnings", [])]
+    replies, failures = _delete_each(located_home, deletable["run_ids"])
+    warnings = [*deletable.get("warnings", []), *failures]
+    for each in replies:
+        warnings += each.get("warnings", [])
     freed_bytes = sum(reply["bytes"] for reply in replies)
-    reply = {
+    bytes_by_run = {reply["run_id"]: reply["bytes"] for reply in replies}
+    reply: Reply = {
         "summary": f"{counted(len(replies), 'run')} deleted, {size(freed_bytes)} freed; "
         "settings, results and spent hours stay on record.",
-        "deleted": {reply["run_id"]: reply["bytes"] for reply in replies},
+        "deleted": bytes_by_run,
         "bytes": freed_bytes,
         "warnings": warnings,
     }
-    # People see only the ids: the summary names the bytes already. "" is not shown.
-    show(reply if as_json else {**reply, "deleted": list(reply["deleted"]), "bytes": ""}, as_json)
-    return OK if len(replies) == len(deletable["run_ids"]) else FAILED
+    if not as_json:  # people see only the ids: the summary names the bytes already
+        reply["deleted"] = list(bytes_by_run)
+        reply["bytes"] = ""  # is not shown
+    show(reply, as_json)
+    return FAILED if failures else OK
+
+
+def _delete_each(home: Home, run_ids: Sequence[str]) -> tuple[list[Reply], list[str]]:
+    """Delete runs, and go on if one fails, so that the command can say what was deleted.
+
+    Returns:
+        The replies for the deleted runs, and a warning for each run that was not deleted.
+
+    Raises:
+        UserError or OSError: there is only one run, and it cannot be deleted.
+    """
+    replies = []
+    failures = []
+    for run_id in run_ids:
+        try:
+            replies.append(call_and_record(home, "delete_run", verbs.delete_run, run_id=run_id))
+        except (UserError, OSError) as error:
+            if len(run_ids) == 1:
+                raise
+            failures.append(f"{run_id} was not deleted: {error}")
+    return replies, failures
 
 
 @command
@@ -192,33 +209,44 @@ def logs(
 ) -> None:
     """What a run wrote; with -f a page at a time until it ends."""
     located_home = home_of(home)
+    if options.follow:
+        _follow_logs(located_home, run_id, options, as_json)
+    else:
+        reply = _log_page(located_home, run_id, options, options.cursor)
+        show(reply, as_json, _painter_of(options))
+
+
+def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) -> None:
+    """Show the pages of a run's logs, and wait for new ones until the run has ended."""
     cursor = options.cursor
     while True:
-        reply = verbs.read_logs(
-            located_home,
-            run_id,
-            options.view,
-            options.keys or (),
-            options.grep,
-            options.limit,
-            cursor,
-        )
-        # One of these fields holds the page, depending on the view.
-        has_news = any(reply.get(name) for name in ("lines", "events", "rows"))
-        if has_news or not options.follow:
-            page = _without_repeated(reply, as_json) if options.follow else reply
-            show(page, as_json, "all_logs" if options.all_columns else "logs")
+        page = _log_page(home, run_id, options, cursor)
+        # One of these fields holds the lines of the page, depending on the view.
+        has_lines = any(page.get(name) for name in ("lines", "events", "rows"))
+        if has_lines:
+            show(_without_repeated(page, as_json), as_json, _painter_of(options))
+        previous_cursor = cursor
+        cursor = page.get("next_cursor", "")
         # There are no newer pages after the end of the run; a cursor to older ones is not followed.
-        last_cursor = cursor
-        cursor = reply.get("next_cursor", "")
-        if not options.follow or not cursor or cursor.endswith(":older"):
+        if not cursor or cursor.endswith(":older"):
             return
-        if has_news or cursor != last_cursor:
-            continue
-        if reply.get("state") in TERMINAL:
+        if has_lines or cursor != previous_cursor:
+            continue  # more may be there already
+        if page.get("state") in TERMINAL:
             return
         # Unlike a sleep, this ends with the run, and closes a run whose processes were killed.
-        verbs.wait_run(located_home, run_id, "end", FOLLOW_EVERY_S)
+        verbs.wait_run(home, run_id, "end", FOLLOW_EVERY_S)
+
+
+def _log_page(home: Home, run_id: str, options: LogOptions, cursor: str) -> Reply:
+    """Read the page of logs at `cursor`; the other `options` stay the same for each page."""
+    return verbs.read_logs(
+        home, run_id, options.view, options.keys or (), options.grep, options.limit, cursor
+    )
+
+
+def _painter_of(options: LogOptions) -> str:
+    return "all_logs" if options.all_columns else "logs"
 
 
 @command
@@ -329,10 +357,10 @@ def _without_repeated(page: Reply, as_json: bool) -> Reply:
 
     People do not need the summary on each page; the JSON keeps it.
     """
-    repeated = {"next", "next_cursor"}
+    repeated_fields = {"next", "next_cursor"}
     if not as_json:
-        repeated |= {"summary", "older_cursor"}
-    return {name: value for name, value in page.items() if name not in repeated}
+        repeated_fields |= {"summary", "older_cursor"}
+    return {name: value for name, value in page.items() if name not in repeated_fields}
 
 
 def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
@@ -341,14 +369,13 @@ def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
     With `as_json` only the last reply is printed, so that there is one JSON value.
 
     Returns:
-        The exit status: OK, or that of `_follow`.
+        The exit status: OK without `wait`, or else that of the end of the run, as of `_follow`.
     """
+    if not (wait and as_json):
+        show(reply, as_json, "run")
     if not wait:
-        show(reply, as_json, "run")
         return OK
-    if not as_json:
-        show(reply, as_json, "run")
-    return _follow(home, str(reply["run_id"]), "end", 0, as_json)
+    return _follow(home, str(reply["run_id"]), until="end", timeout_s=0, as_json=as_json)
 
 
 def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool) -> int:
@@ -365,17 +392,17 @@ def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool
         The exit status: OK if `until` was reached or the run ended as done; FAILED if the run
         failed or was cancelled, or if the time was up first.
     """
-    deadline = time.monotonic() + timeout_s if timeout_s else None
+    deadline = time.monotonic() + timeout_s if timeout_s else math.inf
     progress = _ProgressLine(quiet=as_json)
     cursor = ""
     while True:
-        wait_s = WAIT_STEP_S
-        if deadline is not None:
-            wait_s = min(WAIT_STEP_S, max(0.0, deadline - time.monotonic()))
+        seconds_left = max(0.0, deadline - time.monotonic())
+        wait_s = min(WAIT_STEP_S, seconds_left)
         reply = verbs.wait_run(home, run_id, until, wait_s, cursor, on_progress=progress.show)
         cursor = reply.get("cursor", cursor)  # no event between two waits is missed
-        is_over = reply.get("state") in TERMINAL or (until != "end" and bool(reply.get("reached")))
-        if is_over or (deadline is not None and time.monotonic() >= deadline):
+        is_reached = until != "end" and bool(reply.get("reached"))
+        is_over = is_reached or reply.get("state") in TERMINAL
+        if is_over or time.monotonic() >= deadline:
             break
     progress.close()
     show(reply, as_json, "run")
@@ -391,7 +418,7 @@ class _ProgressLine:
 
     def __init__(self, quiet: bool) -> None:
         self._is_shown = sys.stderr.isatty() and not quiet
-        self._last = ""
+        self._shown_text = ""
 
     def show(self, status: Reply) -> None:
         """Show the state, the step and the time left of a run, if the line has changed."""
@@ -404,13 +431,13 @@ class _ProgressLine:
             text += f" {status.get('step', 0)}/{status['total_steps']}"
         if status.get("eta_s") is not None:
             text += f", {duration(status['eta_s'])} left"
-        if text != self._last:
+        if text != self._shown_text:
             sys.stderr.write("\r\x1b[2K" + text)  # to the start of the line, and erase it
             sys.stderr.flush()
-            self._last = text
+            self._shown_text = text
 
     def close(self) -> None:
         """Remove the line, if one was shown."""
-        if self._last:
+        if self._shown_text:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()

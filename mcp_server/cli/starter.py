@@ -31,7 +31,7 @@ def templates() -> dict[str, str]:
     return dict(sorted(scaffold.TEMPLATES.items()))
 
 
-def after_new(folder: Path, template: str = "") -> Reply:
+def push_suggestion(folder: Path, template: str = "") -> Reply:
     """The call to suggest after making an environment in `folder`: push it.
 
     Its field `first` says what to edit before that, such as "edit tasks() and score() in ...". The
@@ -70,7 +70,7 @@ def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
             field="folder",
         )
     # Not where coding agents keep files that they obey or run, such as .claude.
-    refuse_folder_of_agent_files(folder.absolute(), "folder")
+    refuse_folder_of_agent_files(folder.absolute(), field="folder")
     try:
         written_paths = scaffold.copy_template(template, folder)
     except EnvProblem as problem:

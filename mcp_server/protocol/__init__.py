@@ -3,8 +3,9 @@ then `guard.py`.
 
     agreement.py     a person agrees to a spend above the home's limit
     app.py           the server over one home: tools, resources, prompts, tasks
-    guard.py         the one place a call passes on its way in and out: scopes, unknown arguments,
-                     errors, sizes
+    arguments.py     unknown arguments and wrong values of a call, and how to correct them
+    guard.py         the one place a call passes on its way in and out: scopes, arguments, errors,
+                     sizes
     http_app.py      streamable HTTP behind a gate: bearer token, Host, Origin, sizes, rates
     parent_watch.py  the server ends when the agent that started it is gone
     prompts.py       three ways a person starts the work

@@ -47,7 +47,9 @@ async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
         UserError: NOT_APPROVED, nobody can be asked or nobody agreed; another code, `submit` raised
             it.
     """
-    if ctx.request_state == SPEND:  # signed by the SDK: the question was asked for this same call
+    # The client calls again with an answer. The SDK has signed the state, so the question was asked
+    # for this same call.
+    if ctx.request_state == SPEND:
         return await _submit_with_answer(submit, (ctx.input_responses or {}).get(SPEND))
     try:
         return await anyio.to_thread.run_sync(submit, False)
@@ -94,8 +96,9 @@ def _is_consent(answer: Any) -> bool:
 def _can_ask(ctx: Context) -> bool:
     """Whether the client can show a form and its user (the owner) may agree to a spend."""
     caller = caller_of(ctx)
+    is_owner = caller is LOCAL or caller.name == OWNER
     elicitation = ctx.client_capabilities and ctx.client_capabilities.elicitation
-    if not elicitation or not (caller is LOCAL or caller.name == OWNER):
+    if not elicitation or not is_owner:
         return False
     # In older protocol versions an empty declaration means that the client can show forms.
     return elicitation.form is not None or elicitation.url is None

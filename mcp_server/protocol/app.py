@@ -46,8 +46,8 @@ ICON = Icon(
     mime_type="image/svg+xml",
     sizes=["any"],
 )
-METRICS_EVERY_S = 10.0  # between two looks for new metrics
-TEND_AFTER_S = 1.0  # the first replies should not wait for this
+METRICS_EVERY_S = 10.0  # between two checks for new metrics
+TEND_AFTER_S = 1.0  # from then on waiting runs are started; the first replies come before
 LIST_TTL_MS = 300_000  # how long clients may keep the lists of tools, prompts and resources
 MAX_OPEN_RUNS = 200  # whose metrics are watched
 
@@ -64,7 +64,9 @@ def build_server(
     """
     allowed_roots = default_roots() if roots is None else tuple(roots)
     tools = all_tools(home, allowed_roots)
-    hidden_tools = [tool for tool in tools if read_only and not _changes_nothing(tool.annotations)]
+    hidden_tools = []
+    if read_only:
+        hidden_tools = [tool for tool in tools if not _changes_nothing(tool.annotations)]
     tasks = WaitTasks(home)
     bus = CountingBus()
     list_cache = CacheHint(ttl_ms=LIST_TTL_MS, scope="public")
@@ -104,10 +106,11 @@ def default_roots() -> tuple[Path, ...]:
 
     The result is empty if that is `/` or the user's home directory, which hold too much.
     """
-    here = Path.cwd().resolve()
-    if here in (Path(here.anchor), Path.home().resolve()):
+    current_folder = Path.cwd().resolve()
+    file_system_root = Path(current_folder.anchor)
+    if current_folder in (file_system_root, Path.home().resolve()):
         return ()
-    return (here,)
+    return (current_folder,)
 
 
 class CountingBus(InMemorySubscriptionBus):
@@ -144,11 +147,11 @@ async def publish_metrics(home: Home, bus: CountingBus, every_s: float | None = 
     Args:
         home: the home whose open runs are watched.
         bus: the event bus on which the updates are published.
-        every_s: seconds between two looks; None: `METRICS_EVERY_S`.
+        every_s: seconds between two checks; None: `METRICS_EVERY_S`.
     """
-    sizes: dict[str, int] = {}  # bytes of the metrics at the last look, by run id
+    sizes: dict[str, int] = {}  # bytes of the metrics at the last check, by run id
     while True:
-        if bus.listeners:
+        if bus.listeners:  # without any, nothing need be looked up
             try:
                 changed_runs = await anyio.to_thread.run_sync(_runs_with_new_metrics, home, sizes)
             except Exception:  # noqa: BLE001  raised here it would end the server
@@ -178,7 +181,7 @@ def _runs_with_new_metrics(home: Home, sizes: dict[str, int]) -> list[str]:
             changed_runs.append(run_id)
         if run_id in open_runs:
             sizes[run_id] = size
-        else:  # the run has ended: this was the last look at it
+        else:  # the run has ended: this was the last check of it
             sizes.pop(run_id)
     return sorted(changed_runs)
 

@@ -10,7 +10,6 @@ It wraps the tool handler and is not a middleware of the SDK, so that the SDK co
 """
 
 import contextlib
-import difflib
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,26 +24,24 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 from mcp.types import INVALID_REQUEST, CallToolResult, InputRequiredResult, TextContent
-from pydantic import ValidationError
 
 from engine.core.errors import UserError
 from engine.core.hints import Call as ToolCall
-from engine.core.hints import Change, Hint
 from engine.core.reply import RESULT_CHARS
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_text
-from engine.records.settings import GRPOSettings, SamplingSettings, SFTSettings
 from mcp_server.access.audit_log import Audit, Call
 from mcp_server.access.keys import LOCAL, STDIO, Key, Scope, hold_quota_lock
 from mcp_server.access.log import log
 from mcp_server.api.replies import compact, cut_to_size, envelope, error_line
+from mcp_server.protocol.arguments import check_arguments, did_you_mean, without_nulls
 from mcp_server.protocol.stdio import answer_bad_lines, plain_broken_pipe
 
 if TYPE_CHECKING:
     from mcp_server.access.quotas import Cap
 
 # The entry of the ASGI scope in which the gate of the HTTP server stores the caller's key.
-KEY = "honesmith.key"
+KEY_IN_SCOPE = "honesmith.key"
 
 # Methods that need no scope: they tell nothing about the home. All others need the scope read;
 # tools/call is here because each tool has a scope of its own.
@@ -111,17 +108,17 @@ class GuardedServer(MCPServer[Any]):
             else:
                 tool = self.checked_tool(name, arguments, caller)
                 await self._check_model_paths(caller, name, arguments)
-                data = await tool.run(present(arguments), context)
-            return data if isinstance(data, InputRequiredResult) else self.answer(data, caller)
+                data = await tool.run(without_nulls(arguments), context)
+            if isinstance(data, InputRequiredResult):
+                return data
+            return self.answer(data, caller)
         except MCPError:
             raise  # the SDK answers it as an error of the protocol
-        except UserError as error:
-            return refusal(error.of_call(ToolCall(name, present(arguments))))
         except Exception as error:  # noqa: BLE001  the outermost handler of every tool
             # The SDK raises a ToolError, whose cause is the exception of the tool.
             cause = error.__cause__ if isinstance(error, ToolError) else error
             if isinstance(cause, UserError):
-                return refusal(cause.of_call(ToolCall(name, present(arguments))))
+                return refusal(cause.of_call(ToolCall(name, without_nulls(arguments))))
             return refusal(internal_error(name, cause))
 
     async def _run_recorded(
@@ -139,8 +136,8 @@ class GuardedServer(MCPServer[Any]):
             with self._audit.recording(call) as record:
                 tool = self.checked_tool(name, arguments, caller)
                 await self._check_model_paths(caller, name, arguments)
-                cap = await self._check_and_lock_quota(quota_lock, caller, name, present(arguments))
-                arguments = present(arguments)
+                arguments = without_nulls(arguments)
+                cap = await self._check_and_lock_quota(quota_lock, caller, name, arguments)
                 if cap is not None:
                     arguments["max_gpu_hours"] = cap.hours
                 elif arguments.get("resume") and "max_gpu_hours" not in arguments:
@@ -151,7 +148,7 @@ class GuardedServer(MCPServer[Any]):
                 if isinstance(data, InputRequiredResult):  # nothing is done before the answer
                     record.result = "asked"
                     return data
-                record.ok(data)
+                record.succeeded(data)
                 if cap is not None and cap.warning:
                     data["warnings"] = [*data["warnings"], cap.warning]
         return data
@@ -248,13 +245,13 @@ class GuardedServer(MCPServer[Any]):
         Raises:
             UserError: MODEL_NOT_FOUND, a path leads to no model.
         """
-        names = models_of(tool, arguments)
+        models = models_of(tool, arguments)
         # Names that cannot be paths, such as run ids, need no check.
-        if caller.is_owner or not any("/" in name or name[:1] in ".~" for name in names):
+        if caller.is_owner or not any("/" in name or name[0] in ".~" for name in models):
             return
         from engine.models import catalog  # noqa: PLC0415  late: few calls need it
 
-        for name in names:
+        for name in models:
             await anyio.to_thread.run_sync(catalog.check_in_sight, self._home, name)
 
     def _changes_something(self, name: str) -> bool:
@@ -262,10 +259,12 @@ class GuardedServer(MCPServer[Any]):
         if name in self._hidden:  # a read-only server hides exactly the tools that change something
             return True
         tool = self._offered.get(name)
-        return tool is not None and not (tool.annotations and tool.annotations.read_only_hint)
+        if tool is None:
+            return False
+        return tool.annotations is None or not tool.annotations.read_only_hint
 
     def _may_call(self, caller: Key, tool: Any) -> bool:
-        """Whether `caller` may call the tool of that name; False if it is not offered here."""
+        """Whether `caller` may call the tool of that name; False if it is not offered or None."""
         return tool in self._offered and self._needs[tool] in caller.scopes
 
     def _no_such_tool(self, name: str) -> UserError:
@@ -279,28 +278,9 @@ class GuardedServer(MCPServer[Any]):
         return UserError(
             "BAD_ARGUMENT",
             f"there is no tool named {name!r}",
-            hint=_did_you_mean(name, list(self._offered)),
+            hint=did_you_mean(name, list(self._offered)),
             field="name",
         )
-
-
-# How similar a name must be to be suggested (difflib's ratio, 1 is equal). Settings need more,
-# because there are many of them.
-NEAR_ARGUMENT = 0.55
-NEAR_SETTING = 0.8
-
-_JSON_TYPE_WORDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
-
-
-def _has_json_type(json_type: str, value: Any) -> bool:
-    """Whether `value` is a boolean (for the type "boolean") or a number (for any other type).
-
-    Pydantic alone would take true for 1 and "5" for 5.
-    """
-    # In Python a boolean is also an int, so booleans are sorted out first.
-    if json_type == "boolean" or isinstance(value, bool):
-        return json_type == "boolean" and isinstance(value, bool)
-    return isinstance(value, int | float)
 
 
 def caller_of(context: Any) -> Key:
@@ -321,7 +301,7 @@ def caller_of(context: Any) -> Key:
         except ValueError:  # there is no request: this program itself calls the tool
             return LOCAL
     request = context.request
-    return LOCAL if request is None else request.scope[KEY]
+    return LOCAL if request is None else request.scope[KEY_IN_SCOPE]
 
 
 def _transport(caller: Key) -> str:
@@ -333,53 +313,13 @@ def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
 
     The arguments are not checked yet, so values of a wrong type are left out too.
     """
-    values = [arguments.get(name) for name in ("model", "compare_to")]
-    values += [arguments.get("run_id")] if tool == "deploy" else []
+    values = [arguments.get("model"), arguments.get("compare_to")]
+    if tool == "deploy":  # elsewhere a run_id names a run, not the model that it trained
+        values.append(arguments.get("run_id"))
     models = arguments.get("models")
-    values += models if isinstance(models, list) else []
+    if isinstance(models, list):
+        values += models
     return [name for name in values if isinstance(name, str) and name]
-
-
-def present(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without nulls: some clients send null for an argument they leave out."""
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
-    """Check that `tool` has these arguments and can take their values.
-
-    The SDK ignores unknown arguments, so a call with a misspelt one would run with the default.
-
-    Raises:
-        UserError: UNKNOWN_ARGUMENT, with the nearest name as hint. BAD_ARGUMENT, a value is wrong
-            or an argument is missing, with what is expected as hint.
-    """
-    known: Mapping[str, Any] = tool.parameters.get("properties", {})
-    for name in arguments:
-        if name not in known:
-            raise UserError(
-                "UNKNOWN_ARGUMENT",
-                f"{tool.name} has no argument {name!r}",
-                hint=Hint(
-                    _did_you_mean(name, list(known)) + _settings_hint(name, known),
-                    change=_correction(name, arguments[name], known),
-                ),
-                field=name,
-            )
-    arguments = present(arguments)
-    for name, value in arguments.items():
-        json_type = str(known[name].get("type"))
-        if json_type in _JSON_TYPE_WORDS and not _has_json_type(json_type, value):
-            raise UserError(
-                "BAD_ARGUMENT",
-                f"{name}={compact_value(value)} is not {_JSON_TYPE_WORDS[json_type]}",
-                hint=_expected(known[name]),
-                field=name,
-            )
-    try:
-        tool.fn_metadata.validate_arguments(arguments)
-    except ValidationError as error:
-        raise _bad_argument(tool.name, known, error) from None
 
 
 def refusal(error: UserError) -> CallToolResult:
@@ -399,99 +339,3 @@ def internal_error(name: str, error: BaseException | None) -> UserError:
         hint="Try once more; if it stays, `honesmith doctor` names the log with the details.",
         retryable=True,
     )
-
-
-def _bad_argument(tool: str, known: Mapping[str, Any], error: ValidationError) -> UserError:
-    """Make the BAD_ARGUMENT error for the first fault that pydantic found in the arguments.
-
-    Args:
-        tool: name of the tool.
-        known: schemas of the tool's arguments, by name.
-        error: the faults that pydantic found.
-    """
-    fault = error.errors(include_url=False)[0]
-    path = [str(part) for part in fault["loc"]]  # the argument, then keys or indexes inside it
-    name = path[0] if path else ""
-    schema = known.get(name, {})
-    if fault["type"] == "missing":
-        return UserError("BAD_ARGUMENT", f"{tool} needs {name}", hint=_expected(schema), field=name)
-    value = compact_value(fault.get("input"))
-    message = f"{'.'.join(path)}={value} cannot be used: {fault['msg']}"
-    wrong_value = str(fault.get("input")).lower()
-    near_values = difflib.get_close_matches(wrong_value, schema.get("enum", []), 1)
-    change = Change(arguments={name: near_values[0]}) if near_values else None
-    hint = Hint(_expected(schema), change=change)
-    return UserError("BAD_ARGUMENT", message, hint=hint, field=".".join(path))
-
-
-def compact_value(value: Any) -> str:
-    """`value` as JSON, cut to 120 characters, to be quoted in an error."""
-    try:
-        text = compact(value)
-    except (TypeError, ValueError):  # not JSON, such as NaN
-        text = str(value)
-    return text if len(text) <= 120 else text[:117] + "..."
-
-
-def _expected(schema: Mapping[str, Any]) -> str:
-    """Say what an argument takes, from its schema, such as "It takes a whole number, at least 1."
-
-    The description of the argument, if it has one, follows.
-    """
-    if "enum" in schema:
-        type_words = "one of " + ", ".join(map(str, schema["enum"]))
-    else:
-        type_words = {"string": "a text", "array": "a list", "object": "an object"}.get(
-            schema.get("type", ""), f"a {schema.get('type', 'value')}"
-        )
-        type_words = type_words.replace("a integer", "a whole number")
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        type_words += f" from {low} to {high}"
-    elif low is not None:
-        type_words += f", at least {low}"
-    description = schema.get("description", "")
-    return f"It takes {type_words}. {description}".strip()
-
-
-def _did_you_mean(name: str, known: list[str]) -> str:
-    """A hint such as "Did you mean seed? Available: seed, steps.", or only its second sentence.
-
-    The first sentence is left out if no name in `known` is near to `name`.
-    """
-    near_names = difflib.get_close_matches(name.lower(), known, n=1, cutoff=NEAR_ARGUMENT)
-    available = f"Available: {', '.join(known)}."
-    return f"Did you mean {near_names[0]}? {available}" if near_names else available
-
-
-def _correction(name: str, value: object, known: Mapping[str, Any]) -> Change | None:
-    """How to correct an unknown argument: move it into settings, or use the nearest name.
-
-    None if no name is near. `value` is the argument's value, `known` the schemas of the arguments
-    that the tool has.
-    """
-    setting = _nearest_setting(name, known)
-    if setting:
-        return Change(settings={setting: value}, without_arguments=(name,))
-    near_names = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=NEAR_ARGUMENT)
-    return Change({near_names[0]: value}, without_arguments=(name,)) if near_names else None
-
-
-def _settings_hint(name: str, known: Mapping[str, Any]) -> str:
-    """A sentence for a setting that was passed as an argument; "" if `name` is not near to one."""
-    setting = _nearest_setting(name, known)
-    return f' Settings go inside settings, e.g. settings={{"{setting}": ...}}.' if setting else ""
-
-
-def _nearest_setting(name: str, known: Mapping[str, Any]) -> str:
-    """The setting whose name is nearest to `name`; "" if none is near.
-
-    `known` holds the arguments of the tool; the result is also "" if `settings` is not among them.
-    """
-    if "settings" not in known:
-        return ""
-    # Only `evaluate` has attempts, and it takes sampling settings alone.
-    schemas = [SamplingSettings] if "attempts" in known else [SFTSettings, GRPOSettings]
-    names = [field for schema in schemas for field in schema.model_fields]
-    near_names = difflib.get_close_matches(name.lower(), names, n=1, cutoff=NEAR_SETTING)
-    return near_names[0] if near_names else ""

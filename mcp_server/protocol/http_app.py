@@ -27,18 +27,18 @@ from mcp_server import __version__
 from mcp_server.access.keys import Key, Keys
 from mcp_server.access.rate import Rates
 from mcp_server.access.sessions import Sessions
-from mcp_server.protocol.guard import KEY
+from mcp_server.protocol.guard import KEY_IN_SCOPE
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 MAX_SESSIONS = 256  # each costs about 38 kB; a hostile client may open as many as it can
 SESSION_IDLE_S = 600  # a session ends after this time without a request
 MAX_CONNECTIONS = 1_024
-FILES = 512  # file descriptors kept free for everything but open connections
-AT_ONCE = 64  # connections accepted in one go, before their number is checked
-QUEUE = 2_048  # connections that wait in the kernel until they are accepted
+RESERVED_FILES = 512  # file descriptors kept free for everything but open connections
+ACCEPTED_AT_ONCE = 64  # connections accepted in one go, before their number is checked
+WAITING_CONNECTIONS = 2_048  # connections that wait in the kernel until they are accepted
 MIN_CONNECTIONS = 32  # even where this process may open few files
-MAX_BODY = 4 * 1024 * 1024
-MAX_HEADERS = 32 * 1024
+MAX_BODY = 4 * 1024 * 1024  # bytes
+MAX_HEADERS = 32 * 1024  # bytes
 BODY_S = 20.0  # in which the whole body of a request must arrive
 # A Host value: a name or an IPv6 address in brackets, and perhaps a port.
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -85,9 +85,10 @@ class Gate:
             await admission(scope, receive, send)
             return None
         key, receive = admission
-        scope[KEY] = key
+        scope[KEY_IN_SCOPE] = key
         scope[KNOWN] = True  # to `ImpatientProtocol`: keep this connection, if some must go
-        # The SDK lets only the user who opened a session use it.
+        # The SDK lets only the user who opened a session use it. It compares `client_id` and
+        # `subject`, so the token itself stays out of the scope.
         access = AccessToken(
             token="", client_id=key.name, scopes=list(key.scopes), subject=key.digest
         )
@@ -113,17 +114,17 @@ class Gate:
         refusal = self._check_rate(key)
         if refusal is not None:
             return refusal
-        body = await _read_body(scope, receive)
-        if isinstance(body, Response):
-            return body
+        receive_body = await _read_body(scope, receive)
+        if isinstance(receive_body, Response):
+            return receive_body
         if not self._sessions.may_open(scope, key):
             return PlainTextResponse(f"The key {key.name} has too many sessions open.", 503)
-        return key, body
+        return key, receive_body
 
     def _check_headers(self, scope: Scope) -> Response | None:
         """The refusal of a request with wrong headers; None if size, Host and Origin are allowed.
 
-        There must be exactly one Host. There may be no Origin: browsers send one, programs do not.
+        There must be exactly one Host. The Origin may be missing, because only browsers send one.
         """
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         # Each header takes 4 more bytes: the colon, a space and the end of the line.
@@ -180,33 +181,42 @@ async def _read_body(scope: Scope, receive: Receive) -> Receive | Response:
     """Read the body of a request, of at most `MAX_BODY` bytes within `BODY_S` seconds.
 
     Returns:
-        A `receive` that gives the whole body in one message, then the messages after it (the
-        original `receive` if there is no body). Or, if the request is refused, the response to
-        send.
+        A `receive` as of `_receive_whole_body`, or the original `receive` if there is no body. Or,
+        if the request is refused, the response to send.
     """
     headers = dict(scope["headers"])
     declared_length = headers.get(b"content-length", b"0")
-    # The first 20 digits suffice: a number that is longer is too large in any case.
+    # No number counts as too large. Of a number 20 digits suffice: a longer one is too large.
     if not declared_length.isdigit() or int(declared_length[:20]) > MAX_BODY:
         return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", 413)
     # A chunked body (transfer-encoding) declares no length.
     if declared_length == b"0" and b"transfer-encoding" not in headers:
         return receive
+    with anyio.move_on_after(BODY_S):
+        return await _receive_whole_body(receive)
+    return _closing_refusal(f"The body did not arrive within {BODY_S:g} s.", 408)
+
+
+async def _receive_whole_body(receive: Receive) -> Receive | Response:
+    """Read a body until its last message, however long that takes.
+
+    Returns:
+        A `receive` that gives the whole body in one message, then the messages after it. Or, if the
+        body is too large or the client has left, the response to send.
+    """
     parts: list[bytes] = []
-    size = 0
-    with anyio.move_on_after(BODY_S) as time_limit:
-        while True:
-            message = await receive()
-            if message["type"] != "http.request":  # it is http.disconnect
-                return _closing_refusal("The client left.", 400)
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > MAX_BODY:
-                return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", 413)
-            if not message.get("more_body", False):
-                break
-    if time_limit.cancelled_caught:
-        return _closing_refusal(f"The body did not arrive within {BODY_S:g} s.", 408)
+    size = 0  # bytes
+    more_body = True
+    while more_body:
+        message = await receive()
+        if message["type"] != "http.request":  # it is http.disconnect
+            return _closing_refusal("The client left.", 400)
+        part = message.get("body", b"")
+        parts.append(part)
+        size += len(part)
+        if size > MAX_BODY:
+            return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", 413)
+        more_body = message.get("more_body", False)
     messages: list[Message] = [
         {"type": "http.request", "body": b"".join(parts), "more_body": False}
     ]
@@ -281,12 +291,13 @@ def serve_http(
         http_app(server, keys, hosts),
         http=ImpatientProtocol,
         limit_concurrency=max_connections(),
-        backlog=AT_ONCE,
+        backlog=ACCEPTED_AT_ONCE,
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=5,
-        h11_max_incomplete_event_size=8 * MAX_HEADERS,  # the gate has a lower limit, and answers
+        timeout_graceful_shutdown=5,  # seconds
+        # Above the limit of the gate, which answers too large headers with a proper status.
+        h11_max_incomplete_event_size=8 * MAX_HEADERS,
     )
     Server(config).run(sockets=[listener])
 
@@ -298,19 +309,19 @@ class Server(uvicorn.Server):
         """Start as uvicorn does, then make the queue of waiting connections long again."""
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(QUEUE)  # asyncio has set the length to `backlog`
+            listener.listen(WAITING_CONNECTIONS)  # asyncio has set it to `backlog`
 
 
 def max_connections() -> int:
     """How many connections may be open at once.
 
-    That is `MAX_CONNECTIONS`, or less if this process may open few files, but at least
-    `MIN_CONNECTIONS`. A connection takes one file descriptor; `FILES` others are kept free.
+    That is `MAX_CONNECTIONS`, or fewer if the limit on open files is low, but at least
+    `MIN_CONNECTIONS`. A connection takes one file descriptor; `RESERVED_FILES` are kept free.
     """
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if max_files == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
-    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, max_files - FILES))
+    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, max_files - RESERVED_FILES))
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -326,7 +337,8 @@ def _listener(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(QUEUE)  # before the address is printed, so that no client is refused
+        # Before the address is printed, so that no client is refused.
+        listener.listen(WAITING_CONNECTIONS)
     except OSError as error:
         listener.close()
         raise UserError(

@@ -28,14 +28,14 @@ def watch_parent(
     Returns:
         The thread, which does not keep the process alive.
     """
-    expected = os.getppid() if parent is None else parent
+    parent_id = os.getppid() if parent is None else parent
     never_set = threading.Event()  # waiting for it with a timeout is a pause
 
-    def wait_for_death() -> None:
-        while os.getppid() == expected:
+    def call_after_death() -> None:
+        while os.getppid() == parent_id:
             never_set.wait(every_s)
         on_death()
 
-    thread = threading.Thread(target=wait_for_death, name="parent watch", daemon=True)
+    thread = threading.Thread(target=call_after_death, name="parent watch", daemon=True)
     thread.start()
     return thread

@@ -44,14 +44,14 @@ def add_resources(server: MCPServer[Any], home: Home) -> None:
         uri: str, title: str, description: str, mime_type: str, read: Callable[..., str]
     ) -> None:
         """Register `read` as the resource at `uri`; the name of the function becomes its name."""
-        audience = FOR_AGENT if mime_type == JSON or uri.startswith("playbook") else FOR_BOTH
+        is_for_agent = mime_type == JSON or uri.startswith("playbook")
         server.resource(
             uri,
             name=read.__name__,
             title=title,
             description=description,
             mime_type=mime_type,
-            annotations=audience,
+            annotations=FOR_AGENT if is_for_agent else FOR_BOTH,
         )(read)
 
     _add_playbook(add_resource)
@@ -171,7 +171,7 @@ def completer(
 
 
 def _possible_values(home: Home, argument: str) -> list[str]:
-    """All values that the argument named `argument` can have; [] if it is not one of these.
+    """The values that the argument named `argument` can have; [] for any other argument than these.
 
     - section: the sections of the playbook, in their order.
     - run_id, env_id: the newest runs or environments, at most `MAX_COMPLETED`.
@@ -207,9 +207,10 @@ def read_source(home: Home, env_id: str) -> str:
     parts = [f"# {record.env_id}\n\n{counted(len(files), 'file')}\n"]
     chars_left = RESULT_CHARS - 400  # leaves space for the heading and the last note
     for path in files:
-        part = _file_section(path.relative_to(source).as_posix(), path)
+        name = path.relative_to(source).as_posix()
+        part = _file_section(name, path)
         if len(part) > chars_left:
-            part = f"## {path.relative_to(source).as_posix()}\n\n{path.stat().st_size} bytes\n"
+            part = f"## {name}\n\n{path.stat().st_size} bytes\n"
         if len(part) > chars_left:
             parts.append("More files are left out.\n")
             break
@@ -232,7 +233,8 @@ def _file_section(name: str, path: Path) -> str:
         text = text[:MAX_FILE_CHARS] + f"\n... ({path.stat().st_size} bytes in all)\n"
     # The fence must be longer than any row of backticks in the file, or the file could close it. A
     # row that could close it stands alone, so it is a word of backticks.
-    fence = "`" * (3 + max((len(run) for run in text.split() if set(run) == {"`"}), default=0))
+    backtick_rows = [word for word in text.split() if set(word) == {"`"}]
+    fence = "`" * (3 + max(map(len, backtick_rows), default=0))
     return f"## {name}\n\n{fence}\n{text.rstrip()}\n{fence}\n"
 
 
@@ -261,11 +263,12 @@ def _resource_text(read: Callable[[], str]) -> str:
     try:
         text = read()
     except UserError as error:
-        error_class = ResourceNotFoundError if error.code.endswith("_NOT_FOUND") else ResourceError
-        raise error_class(error_line(error)) from error
+        if error.code.endswith("_NOT_FOUND"):
+            raise ResourceNotFoundError(error_line(error)) from error
+        raise ResourceError(error_line(error)) from error
     except FileNotFoundError as error:
         raise ResourceNotFoundError("The run has not written that yet.") from error
-    except (OSError, ValueError) as error:  # a damaged file: JSON or UTF-8 that cannot be read
+    except (OSError, ValueError) as error:  # ValueError: a damaged file, no JSON or no UTF-8
         log.exception("a resource cannot be read")
         damage_error = UserError(
             "HOME_UNUSABLE",

@@ -64,9 +64,10 @@ async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
                     continue
                 line, value = _source_of(item)
                 repaired_message = _repaired_message(line)
+                is_blank = line is not None and not line.strip()
                 if repaired_message is not None:
                     await send.send(repaired_message)
-                elif line is None or line.strip():
+                elif not is_blank:
                     await writer.send(SessionMessage(_refusal(line, value)))
 
     async with anyio.create_task_group() as group:
@@ -87,8 +88,10 @@ def _source_of(error: Exception) -> tuple[str | None, Any]:
     for fault in faults:
         if fault["type"] == "json_invalid":
             return str(fault["input"]), None
-    objects = (fault["input"] for fault in faults if isinstance(fault["input"], dict))
-    return None, next(objects, None)
+    for fault in faults:
+        if isinstance(fault["input"], dict):
+            return None, fault["input"]
+    return None, None
 
 
 def _repaired_message(line: str | None) -> SessionMessage | None:
@@ -102,7 +105,7 @@ def _repaired_message(line: str | None) -> SessionMessage | None:
     text = _SURROGATES.sub("\ufffd", json.dumps(value, ensure_ascii=False))
     try:
         return SessionMessage(types.jsonrpc_message_adapter.validate_json(text, by_name=False))
-    except ValueError:
+    except ValueError:  # the value is not a message
         return None
 
 
@@ -111,10 +114,12 @@ def _refusal(line: str | None, value: Any) -> types.JSONRPCError:
 
     It repeats the request id, if there is a valid one, because the client waits for that id.
     """
-    value = _json_or_none(line) if value is None else value
-    code, message = types.INVALID_REQUEST, "The line is not a JSON-RPC message."
-    if line is not None and value is None:
+    if value is None:
+        value = _json_or_none(line)
+    if value is None and line is not None:
         code, message = types.PARSE_ERROR, "The line is not JSON."
+    else:
+        code, message = types.INVALID_REQUEST, "The line is not a JSON-RPC message."
     request_id = value.get("id") if isinstance(value, dict) else None
     if isinstance(request_id, str):
         request_id = _SURROGATES.sub("\ufffd", request_id)
@@ -130,7 +135,9 @@ def _json_or_none(line: str | None) -> Any:
 
     Read by the standard library, because pydantic refuses lone surrogates.
     """
+    if line is None:
+        return None
     try:
-        return None if line is None else json.loads(line)
-    except (ValueError, RecursionError):  # RecursionError: nested too deep
+        return json.loads(line)
+    except (ValueError, RecursionError):  # ValueError: not JSON. RecursionError: nested too deep.
         return None

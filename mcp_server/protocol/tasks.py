@@ -24,7 +24,8 @@ from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from mcp_server.api import verbs
 from mcp_server.api.verbs import Reply
-from mcp_server.protocol.guard import GuardedServer, caller_of, internal_error, present, refusal
+from mcp_server.protocol.arguments import without_nulls
+from mcp_server.protocol.guard import GuardedServer, caller_of, internal_error, refusal
 
 TASKS = "io.modelcontextprotocol/tasks"
 VERSIONS = frozenset({"2026-07-28"})  # of the protocol, in which the extension exists
@@ -113,10 +114,13 @@ class WaitTasks(Extension):
         """
         if params.name != "wait_run" or not _supports_tasks(ctx) or self._server is None:
             return await call_next(ctx)
-        arguments = present(params.arguments or {})
+        arguments = params.arguments or {}
         try:
-            self._server.checked_tool("wait_run", params.arguments or {}, caller_of(ctx))
-            wait, status = await anyio.to_thread.run_sync(partial(self._start_wait, arguments))
+            # Only for its errors. It gets the nulls too: an unknown argument is refused even so.
+            self._server.checked_tool("wait_run", arguments, caller_of(ctx))
+            wait, status = await anyio.to_thread.run_sync(
+                partial(self._start_wait, without_nulls(arguments))
+            )
         except UserError:
             return await call_next(ctx)  # the tool refuses it too, and makes the error result
         if wait is None:
@@ -126,13 +130,15 @@ class WaitTasks(Extension):
     def _start_wait(self, arguments: Reply) -> tuple[Wait | None, Reply]:
         """Find what a call asks to wait for, and the status of the run now.
 
+        `arguments` are those of the call, without nulls.
+
         Returns:
             The wait and the status. (None, {}) if there is nothing to wait for: the wait would be
             over at once, or the call asks for a look only (`timeout_s` is 0).
         """
         until = arguments.get("until", "end")
-        # The length of the timeout does not matter for a task; the default is any number above 0.
-        if float(arguments.get("timeout_s", 1)) == 0:
+        # 0: the call asks for a look only. The task of any other call waits without a time limit.
+        if "timeout_s" in arguments and float(arguments["timeout_s"]) == 0:
             return None, {}
         status = self._status_now(arguments["run_id"], until, arguments.get("cursor", ""))
         if _is_over(status, until):
@@ -158,21 +164,22 @@ class WaitTasks(Extension):
         """
         wait = _parse_wait(params)
         if wait.task_id in self._cancelled:
-            return _task_fields(wait, "cancelled", {})
+            return _task_fields(wait, "cancelled", status={})
+        status: Reply = {}  # stays empty if the run cannot be read
         try:
             status = await anyio.to_thread.run_sync(
                 partial(self._status_now, wait.run_id, wait.until, wait.since)
             )
         except UserError as error:
-            return _task_fields(wait, "completed", {}) | {"result": _as_json(refusal(error))}
+            result = refusal(error)
         except Exception as error:  # noqa: BLE001  a poll must answer; the log has the traceback
-            error_result = refusal(internal_error("tasks/get", error))
-            return _task_fields(wait, "completed", {}) | {"result": _as_json(error_result)}
-        if not _is_over(status, wait.until):
-            return _task_fields(wait, "working", status)
-        assert self._server is not None  # `set_server` was called before the first request
-        result = _as_json(self._server.answer(status, caller_of(ctx)))
-        return _task_fields(wait, "completed", status) | {"result": result}
+            result = refusal(internal_error("tasks/get", error))
+        else:
+            if not _is_over(status, wait.until):
+                return _task_fields(wait, "working", status)
+            assert self._server is not None  # `set_server` was called before the first request
+            result = self._server.answer(status, caller_of(ctx))
+        return _task_fields(wait, "completed", status) | {"result": _as_json(result)}
 
     async def _cancel(
         self, ctx: ServerRequestContext[Any, Any], params: TaskParams
@@ -234,8 +241,9 @@ def _is_over(status: Reply, until: str) -> bool:
     """Whether the wait is over: what was waited for has come, or the run has ended."""
     if status.get("state") in TERMINAL:
         return True
-    # The end of the run is told by its state alone.
-    return until != "end" and bool(status.get("reached"))
+    if until == "end":
+        return False
+    return bool(status.get("reached"))
 
 
 def _task_fields(wait: Wait, state: str, status: Reply) -> Reply:

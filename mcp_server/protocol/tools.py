@@ -484,14 +484,15 @@ async def _wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
         """Report the step to the client, or end the wait if the call was cancelled."""
         if cancelled.is_set():
             raise _ClientCancelled
-        step, total = status.get("step"), status.get("total_steps")
-        if step is not None:
-            anyio.from_thread.run(
-                ctx.report_progress,
-                float(step),
-                float(total) if total else None,
-                _progress_line(status),
-            )
+        if status.get("step") is None:  # the run has not begun to count steps
+            return
+        total = status.get("total_steps")
+        anyio.from_thread.run(
+            ctx.report_progress,
+            float(status["step"]),
+            float(total) if total else None,
+            _progress_line(status),
+        )
 
     try:
         return await anyio.to_thread.run_sync(
@@ -504,9 +505,11 @@ async def _wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
 
 def _progress_line(status: Reply) -> str:
     """The status of a run as one line, such as "running, step 3/60, about 40 s left"."""
-    parts = [str(status.get("state", ""))]
+    parts = []
+    if status.get("state"):
+        parts.append(str(status["state"]))
     if status.get("total_steps"):
         parts.append(f"step {status.get('step')}/{status['total_steps']}")
     if status.get("eta_s") is not None:
         parts.append(f"about {float(status['eta_s']):.0f} s left")
-    return ", ".join(part for part in parts if part)
+    return ", ".join(parts)

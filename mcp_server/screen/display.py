@@ -99,7 +99,7 @@ class Stage:
         self._steps.append(step)
         return step
 
-    def tell(self, step: Step, text: str, curve: Sequence[float] = ()) -> None:
+    def show_progress(self, step: Step, text: str, curve: Sequence[float] = ()) -> None:
         """Show what a step is doing now.
 
         An empty `curve` keeps the curve shown so far. Without a live panel a line is printed, but
@@ -119,7 +119,7 @@ class Stage:
         step.ended = time.monotonic()
         step.state = "failed" if failed else "done"
         if self._live is None:
-            self.console.print(self._row(step, False), soft_wrap=True)
+            self.console.print(self._row(step, in_panel=False), soft_wrap=True)
             self._last_line_at = time.monotonic()
 
     def _panel(self) -> RenderableType:
@@ -129,13 +129,12 @@ class Stage:
         table.add_column(width=14, no_wrap=True)
         table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for step in self._steps:
-            is_working = step.state == "working"
-            mark, style = MARKS.get(step.state, ("", ""))
-            table.add_row(
-                self._spinner if is_working else Text(mark, style=style),
-                Text(step.name, style="bold" if is_working else ""),
-                self._row(step, True),
-            )
+            if step.state == "working":
+                mark, name = self._spinner, Text(step.name, style="bold")
+            else:
+                mark_text, style = MARKS[step.state]
+                mark, name = Text(mark_text, style=style), Text(step.name)
+            table.add_row(mark, name, self._row(step, in_panel=True))
         return Group(Text(self._title, style="bold"), table)
 
     def _row(self, step: Step, in_panel: bool) -> Text:
@@ -155,16 +154,16 @@ class Stage:
         return line.append(step.text)
 
 
-def progress_text(reply: Mapping[str, Any], value: str) -> str:
+def progress_text(reply: Mapping[str, Any], latest_values: str = "") -> str:
     """One line about a run at work, such as "r-1  3/60  loss 0.412  about 40s left".
 
-    A run without a number of steps shows its state instead. `value` is shown as it is.
+    A run without a number of steps shows its state instead. `latest_values`, such as "loss 0.412",
+    is shown as it is.
     """
-    parts = [str(reply.get("run_id", "")), str(reply.get("state", ""))]
+    progress = str(reply.get("state", ""))
     if reply.get("total_steps"):
-        parts = [str(reply.get("run_id", "")), f"{reply.get('step') or 0}/{reply['total_steps']}"]
-    if value:
-        parts.append(value)
+        progress = f"{reply.get('step') or 0}/{reply['total_steps']}"
+    parts = [str(reply.get("run_id", "")), progress, latest_values]
     if reply.get("eta_s"):
         parts.append(f"about {duration(float(reply['eta_s']))} left")
     return "  ".join(part for part in parts if part)

@@ -1,5 +1,6 @@
 """Prints replies for people: as tables, blocks of text, sparklines."""
 
+import math
 import os
 import sys
 import time
@@ -15,7 +16,7 @@ from rich.text import Text
 from engine.core.format import counted, size, words
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
-from mcp_server.api.replies import HEAD, compact
+from mcp_server.api.replies import HEAD_FIELDS, compact
 from mcp_server.screen.shell import as_command, as_typed
 
 PIPED_WIDTH = 200  # columns where the output is not a terminal
@@ -90,20 +91,29 @@ def reply(data: Any) -> None:
     elsewhere.
     """
     out = console()
-    if isinstance(data, str):
-        if out.is_terminal:
-            out.print(Markdown(data))
-        else:
-            out.file.write(data.rstrip("\n") + "\n")
+    if isinstance(data, str) and out.is_terminal:
+        out.print(Markdown(data))
         return
-    out.print(Text(str(data.get("summary", "")), style="bold"))
-    body = {name: value for name, value in data.items() if name not in HEAD}
-    if isinstance(body.get("columns"), list) and isinstance(body.get("rows"), list):
+    if isinstance(data, str):
+        out.file.write(data.rstrip("\n") + "\n")
+        return
+    _print_summary(out, data)
+    body = {name: value for name, value in data.items() if name not in HEAD_FIELDS}
+    if _is_table(body):
         out.print(grid(body.pop("columns"), body.pop("rows")))
     for name, value in body.items():
         if value not in ("", [], {}):
             out.print(field(name, value))
     _print_advice(out, data)
+
+
+def _print_summary(out: Console, data: Mapping[str, Any]) -> None:
+    out.print(Text(str(data.get("summary", "")), style="bold"))
+
+
+def _is_table(value: Mapping[str, Any]) -> bool:
+    """Whether an object holds a table: its `columns` and `rows`."""
+    return isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list)
 
 
 def _print_advice(out: Console, data: Mapping[str, Any]) -> None:
@@ -113,9 +123,9 @@ def _print_advice(out: Console, data: Mapping[str, Any]) -> None:
     for suggested in data.get("next", []):
         call = Call.from_json(suggested)
         if call:
-            # What to do before the call, such as an edit.
-            first = f"{suggested['first']}, then " if suggested.get("first") else ""
-            out.print(Text(f"next: {first}{as_command(call)}", style="dim"))
+            # `first` says what to do before the call, such as an edit.
+            first_step = f"{suggested['first']}, then " if suggested.get("first") else ""
+            out.print(Text(f"next: {first_step}{as_command(call)}", style="dim"))
 
 
 def run(data: Any) -> None:
@@ -127,7 +137,9 @@ def run(data: Any) -> None:
 def _with_heldout_sentence(data: Reply) -> Reply:
     """Replace the field `heldout` of a reply, if it is an object, by the sentence it holds."""
     heldout = data.get("heldout")
-    return data | {"heldout": heldout["about"]} if isinstance(heldout, Mapping) else data
+    if not isinstance(heldout, Mapping):
+        return data
+    return data | {"heldout": heldout["about"]}
 
 
 def all_logs(data: Any) -> None:
@@ -142,27 +154,23 @@ def logs(data: Any, all_columns: bool = False) -> None:
     tables. Pages of followed logs (without `summary`) are printed as lines only.
     """
     out = console()
-    page = _with_heldout_sentence(
-        {name: value for name, value in data.items() if name not in ("lines", "events")}
-    )
     for line in data.get("lines", []):
         sys.stdout.write(f"{line}\n")  # exactly as the run wrote it, with spaces at its end
     for event in data.get("events", []):
         out.print(event_line(event), soft_wrap=True)
-    columns, rows = _foremost_first(page.get("columns") or [], page.get("rows") or [])
-    if "summary" not in page:  # a page of followed logs: only its lines are printed
+    columns, rows = _foremost_first(data.get("columns") or [], data.get("rows") or [])
+    if "summary" not in data:  # a page of followed logs: only its lines are printed
         for row in rows:
             out.print(_step_line(columns, row), soft_wrap=True)
         return
-    extra_fields = {
-        name: page[name]
-        for name in ("error", "heldout", "next_cursor", "older_cursor")
-        if name in page
-    }
+    page = _with_heldout_sentence(data)
+    extra_names = ("error", "heldout", "next_cursor", "older_cursor")
+    extra_fields = {name: page[name] for name in extra_names if name in page}
     if not rows:
-        reply({name: page[name] for name in HEAD if name in page} | extra_fields)
+        head = {name: page[name] for name in HEAD_FIELDS if name in page}
+        reply(head | extra_fields)
         return
-    out.print(Text(str(page["summary"]), style="bold"))
+    _print_summary(out, page)
     _print_metrics(out, columns, rows, all_columns)
     for name, value in extra_fields.items():
         if value:
@@ -180,9 +188,9 @@ def _print_metrics(
     for table in _metric_tables(columns, rows, out.width, all_columns):
         out.print(table)
     fitting_columns, _ = _columns_that_fit(columns, rows, out.width)
-    columns_left_out = [] if all_columns else columns[len(fitting_columns) :]
-    if columns_left_out:
-        out.print(Text(f"--all shows also {', '.join(map(str, columns_left_out))}", style="dim"))
+    other_columns = columns[len(fitting_columns) :]
+    if other_columns and not all_columns:
+        out.print(Text(f"--all shows also {', '.join(map(str, other_columns))}", style="dim"))
 
 
 def _foremost_first(
@@ -190,15 +198,22 @@ def _foremost_first(
 ) -> tuple[list[Any], list[list[Any]]]:
     """Return the columns and the rows with the columns in `FOREMOST` moved to the front."""
     # Columns are put in order by their index, so that the rows can follow.
-    order = [index for name in FOREMOST for index, other in enumerate(columns) if other == name]
+    order: list[int] = []
+    for name in FOREMOST:
+        order += [index for index, column in enumerate(columns) if column == name]
     order += [index for index in range(len(columns)) if index not in order]
-    return [columns[index] for index in order], [[row[index] for index in order] for row in rows]
+    ordered_columns = [columns[index] for index in order]
+    ordered_rows = [[row[index] for index in order] for row in rows]
+    return ordered_columns, ordered_rows
 
 
 def _step_line(columns: Sequence[Any], row: Sequence[Any]) -> Text:
     """One row of metrics as a line, `step 3  loss 1.2  lr 0.001`, without missing values."""
-    pairs = [(str(name), value) for name, value in zip(columns, row, strict=False)]
-    parts = [Text(f"{name} ") + scalar(name, value) for name, value in pairs if value is not None]
+    parts = [
+        Text(f"{name} ") + scalar(str(name), value)
+        for name, value in zip(columns, row, strict=False)
+        if value is not None
+    ]
     return Text("  ").join(parts)
 
 
@@ -230,9 +245,10 @@ def _columns_that_fit(
     fitting_count = 0
     for index, name in enumerate(columns):
         cell_widths = [len(scalar(str(name), row[index])) for row in rows if len(row) > index]
-        # No gap stands before the first column.
-        width_left -= max(len(str(name)), *cell_widths, 0) + (COLUMN_GAP if index else 0)
-        if width_left < 0 and index > 1:
+        width_left -= max([len(str(name)), *cell_widths])
+        if index > 0:  # no gap stands before the first column
+            width_left -= COLUMN_GAP
+        if width_left < 0 and index >= 2:
             break
         fitting_count = index + 1
     return list(columns[:fitting_count]), [list(row[:fitting_count]) for row in rows]
@@ -244,10 +260,14 @@ def event_line(event: Mapping[str, Any]) -> Text:
     stamp = ""
     if isinstance(unix_time, int | float):
         stamp = time.strftime("%H:%M:%S ", time.localtime(unix_time))
-    details = {k: v for k, v in event.items() if k not in ("time", "event", "message")}
+    details = {
+        name: value
+        for name, value in event.items()
+        if name not in ("time", "event", "message") and is_scalar(value)
+    }
     line = Text(stamp, style="dim") + Text(f"{event.get('event', ''):<16} ", style="")
     line.append(str(event.get("message", "")), style="")
-    return line + Text("  ") + scalar("", {k: v for k, v in details.items() if is_scalar(v)})
+    return line + Text("  ") + scalar("", details)
 
 
 def plan(data: Any) -> None:
@@ -258,7 +278,7 @@ def plan(data: Any) -> None:
     - the settings that the user gave, the number of others, and the probe of the model.
     """
     out = console()
-    out.print(Text(str(data.get("summary", "")), style="bold"))
+    _print_summary(out, data)
     all_checks = data.get("checks", [])
     checks_to_mend = [item for item in all_checks if item["status"] in ("fail", "warn")]
     if checks_to_mend:
@@ -268,16 +288,7 @@ def plan(data: Any) -> None:
         names = ", ".join(str(item["name"]) for item in all_checks if item["status"] == status)
         if names:
             out.print(Text(f"{MARKS[status]} {heading}: {names}", style="dim"))
-    settings, sources = data.get("settings", {}), data.get("sources", {})
-    user_settings = {name: value for name, value in settings.items() if sources.get(name) == "user"}
-    if user_settings:
-        settings_text = ", ".join(
-            f"{name} = {compact(value)}" for name, value in user_settings.items()
-        )
-        out.print(Text(f"settings given: {settings_text}"))
-    if settings:
-        note = f"{len(settings) - len(user_settings)} settings as chosen, the audit and more: --all"
-        out.print(Text(note, style="dim"))
+    _print_user_settings(out, data.get("settings", {}), data.get("sources", {}))
     if data.get("probe"):
         out.print(field("probe", data["probe"]))
     # Warnings that repeat a check are printed with that check already.
@@ -288,10 +299,24 @@ def plan(data: Any) -> None:
     _print_advice(out, {"warnings": other_warnings, "next": data.get("next", [])})
 
 
+def _print_user_settings(
+    out: Console, settings: Mapping[str, Any], sources: Mapping[str, str]
+) -> None:
+    """Print the settings that the user gave (their source is "user"), and the number of others."""
+    user_settings = [name for name in settings if sources.get(name) == "user"]
+    if user_settings:
+        text = ", ".join(f"{name} = {compact(settings[name])}" for name in user_settings)
+        out.print(Text(f"settings given: {text}"))
+    if settings:
+        other_count = len(settings) - len(user_settings)
+        note = f"{other_count} settings as chosen, the audit and more: --all"
+        out.print(Text(note, style="dim"))
+
+
 def whole_plan(data: Any) -> None:
     """Print a dry run in full: every check, every setting with its source, the reward audit."""
     out = console()
-    out.print(Text(str(data.get("summary", "")), style="bold"))
+    _print_summary(out, data)
     out.print(checks(data.get("checks", [])))
     sources = data.get("sources", {})
     settings = data.get("settings", {})
@@ -316,7 +341,8 @@ def whole_plan(data: Any) -> None:
 def cost(data: Any) -> None:
     """Print an estimate: times, memory and disk in units that people read."""
     out = console()
-    out.print(Text(str(data.get("summary", "")), style="bold"))
+    _print_summary(out, data)
+    # A row for each measure, with a column for each level.
     rows = [["time", *(words(data["hours"][level]) for level in LEVELS)]]
     if data.get("device") != "cpu":  # a CPU takes no GPU-hours
         rows.append(["GPU-hours", *(f"{data['gpu_hours'][level]:.3g}" for level in LEVELS)])
@@ -324,12 +350,11 @@ def cost(data: Any) -> None:
         rows.append(["money", *(f"{data['money'][level]:.2f}" for level in LEVELS)])
     out.print(grid(["", *LEVELS], rows))
     memory = data["peak_memory"]
-    memory_parts = {name: size(used) for name, used in memory.items() if name != "total"}
-    part_texts = ", ".join(f"{name} {text}" for name, text in memory_parts.items())
+    memory_parts = [f"{name} {size(used)}" for name, used in memory.items() if name != "total"]
     total_text = f"{size(memory['total'])} of {size(data['memory_available'])} on {data['device']}"
     durations = data.get("seconds", {})  # by phase of the run
     fields = {
-        "memory": f"{total_text}: {part_texts}",
+        "memory": f"{total_text}: {', '.join(memory_parts)}",
         "disk": size(data["disk_bytes"]),
         "seconds": {name: value for name, value in durations.items() if value},
         "tokens": data.get("tokens", {}),
@@ -358,7 +383,7 @@ def diagnosis(data: Any) -> None:
         out.print(Padding(Text(finding["what"]), (0, 0, 0, 3)))
         details = {name: finding[name] for name in ("evidence", "lever", "examples", "playbook")}
         out.print(Padding(block(details), (0, 0, 1, 3), expand=False))
-    reply({name: data[name] for name in (*HEAD, "looked_at", "not_judged") if name in data})
+    reply({name: data[name] for name in (*HEAD_FIELDS, "looked_at", "not_judged") if name in data})
 
 
 def custody(data: Any) -> None:
@@ -374,11 +399,12 @@ def custody(data: Any) -> None:
         for item in link["broken"]:
             out.print(Text(f"    {item['file']} {item['what']}", style="red"))
     for other in data.get("ancestors", []):
-        # None: the ancestor could not be checked.
-        status = "pass" if other["intact"] else "warn" if other["intact"] is None else "fail"
+        status = "pass" if other["intact"] else "fail"
+        if other["intact"] is None:  # the ancestor could not be checked
+            status = "warn"
         out.print(Text(f"{MARKS[status]} from {other['run_id']}", style=STATES[status]))
     out.print()
-    reply({name: data.get(name, []) for name in HEAD})
+    reply({name: data.get(name, []) for name in HEAD_FIELDS})
 
 
 def trained_row(row: Mapping[str, Any]) -> Text:
@@ -421,7 +447,7 @@ def block(value: Any) -> RenderableType:
     - any other list: its items one below the other.
     """
     if isinstance(value, Mapping):
-        if isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list):
+        if _is_table(value):
             return grid(value["columns"], value["rows"])
         items = with_typed_hint(value).items()
         filled_fields = {name: item for name, item in items if item not in ("", [], {})}
@@ -430,9 +456,9 @@ def block(value: Any) -> RenderableType:
         if value and all(isinstance(item, Mapping) for item in value):
             return object_table(value)
         if all(is_scalar(item) for item in value):
-            line = Text(", ").join(scalar("", item) for item in value)
-            lines = Group(*(scalar("", item) for item in value))
-            return line if len(line) <= LONG_LINE else lines
+            texts = [scalar("", item) for item in value]
+            line = Text(", ").join(texts)
+            return line if len(line) <= LONG_LINE else Group(*texts)
         return Group(*(block(item) for item in value))
     return Text(str(value))
 
@@ -445,7 +471,8 @@ def with_typed_hint(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(value.get("hint"), str) or "call" not in value:
         return value
     hint = as_typed(Hint.from_fields(value["hint"], value["call"]))
-    return {name: item for name, item in value.items() if name != "call"} | {"hint": hint}
+    without_call = {name: item for name, item in value.items() if name != "call"}
+    return without_call | {"hint": hint}
 
 
 def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -488,12 +515,12 @@ def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
     """A plain table; columns that hold only numbers are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for index, name in enumerate(columns):
-        numbers = all(isinstance(row[index], int | float) for row in rows if len(row) > index)
-        side = "right" if numbers and rows else "left"
-        table.add_column(str(name), justify=side, overflow="fold")
+        only_numbers = all(isinstance(row[index], int | float) for row in rows if len(row) > index)
+        alignment = "right" if only_numbers and rows else "left"
+        table.add_column(str(name), justify=alignment, overflow="fold")
     for row in rows:
-        pairs = zip(columns, row, strict=False)
-        table.add_row(*(scalar(str(name), value) for name, value in pairs))
+        cells = [scalar(str(name), value) for name, value in zip(columns, row, strict=False)]
+        table.add_row(*cells)
     return table
 
 
@@ -512,12 +539,13 @@ def scalar(name: str, value: Any) -> Text:
         # A number from 1e9 on, such as unix seconds, is written in full.
         return Text(f"{value:.4g}" if abs(value) < 1e9 else f"{value:.0f}")
     if is_flat(value):
-        pairs = [(str(key), item) for key, item in value.items() if item != ""]
-        return Text(", ").join(Text(f"{key} ") + scalar(key, item) for key, item in pairs)
+        filled_fields = {str(key): item for key, item in value.items() if item != ""}
+        texts = [Text(f"{key} ") + scalar(key, item) for key, item in filled_fields.items()]
+        return Text(", ").join(texts)
     if not is_scalar(value):
         return Text(compact(value))
-    style = VERDICTS.get(str(value), "") if name == "verdict" else STATES.get(str(value), "")
-    return Text(str(value), style=style)
+    styles = VERDICTS if name == "verdict" else STATES
+    return Text(str(value), style=styles.get(str(value), ""))
 
 
 def is_flat(value: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -535,8 +563,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
     The lowest value gets the lowest bar, the highest value the highest. NaN is left out.
     """
-    # NaN is not equal to itself.
-    drawn_values = [value for value in values if value == value][-width:]
+    drawn_values = [value for value in values if not math.isnan(value)][-width:]
     if not drawn_values:
         return ""
     low, high = min(drawn_values), max(drawn_values)

@@ -68,24 +68,28 @@ def as_command(call: Call) -> str:
             command = special
     words = ["honesmith", *command.name.split()]
     for name in command.positional:
-        value = arguments.pop(name, [])
-        words += map(_typed_value, value if isinstance(value, list | tuple) else [value])
+        value = arguments.pop(name, [])  # [] for an argument that is left out: no word
+        values = value if isinstance(value, list | tuple) else [value]
+        words += [_typed_value(each) for each in values]
     return shlex.join([*words, *_options(arguments, command.options)])
 
 
 def as_typed(hint: Hint) -> str:
-    """A hint for a person: its sentence, then the command to run or the options to change.
+    """A hint as a person types it: its sentence, then the command to run or the options to change.
 
     For example "Wait for it: honesmith wait r-1" or "Try fewer steps. --set steps=20".
     """
     if hint.call is not None:
         return f"{hint.text} {as_command(hint.call)}".strip()
-    options = shlex.join(_changed_options(hint.change)) if hint.change is not None else ""
-    return f"{hint.text} {options}".strip()
+    if hint.change is not None:
+        return f"{hint.text} {_changed_options(hint.change)}".strip()
+    return hint.text.strip()
 
 
-def _changed_options(change: Change) -> list[str]:
-    return _options({**change.arguments, "settings": change.settings}, _NO_NAMES)
+def _changed_options(change: Change) -> str:
+    """The options that set what `change` changes, such as "--install --set steps=3"."""
+    arguments = {**change.arguments, "settings": change.settings}
+    return shlex.join(_options(arguments, names=_NO_NAMES))
 
 
 def _options(arguments: Mapping[str, object], names: Mapping[str, str]) -> list[str]:
@@ -103,16 +107,19 @@ def _options(arguments: Mapping[str, object], names: Mapping[str, str]) -> list[
             for setting, setting_value in value.items():
                 words += ["--set", f"{setting}={_typed_value(setting_value)}"]
         elif name == "preview":  # the tool has preview=true by default, the command --save
-            words += [] if value else ["--save"]
+            if not value:
+                words.append("--save")
         elif value is True:
             words.append(option)
         elif isinstance(value, list | tuple):
-            words += [word for item in value for word in (option, _typed_value(item))]
-        # `is not False`: 0 equals False, but is a value to be shown.
-        elif value not in ("", None) and value is not False and name not in _LEFT_OUT:
+            for item in value:
+                words += [option, _typed_value(item)]
+        # `is False`: 0 equals False, but is a value to be shown.
+        elif not (value in ("", None) or value is False or name in _LEFT_OUT):
             words += [option, _typed_value(value)]
     return words
 
 
 def _typed_value(value: object) -> str:
+    """A value as a word of a command: a text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

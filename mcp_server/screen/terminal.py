@@ -75,7 +75,8 @@ class CommandGroup(TyperGroup):
         the name, if it has three letters or more; or else those with similar names.
         """
         name = args[0] if args else ""
-        if name and name not in self.commands and not name.startswith("-"):
+        is_option = name.startswith("-")
+        if name and name not in self.commands and not is_option:
             near_names = []
             if len(name) > 2:
                 near_names = [known for known in self.commands if known.startswith(name)]
@@ -83,7 +84,7 @@ class CommandGroup(TyperGroup):
                 near_names = difflib.get_close_matches(name, self.commands, cutoff=NEAR_COMMAND)
             suggestion = ""
             if near_names:
-                suggestion = f" Did you mean {' or '.join(repr(known) for known in near_names)}?"
+                suggestion = f" Did you mean {' or '.join(map(repr, near_names))}?"
             ctx.fail(f"No such command {name!r}.{suggestion}")
         return super().resolve_command(ctx, args)
 
@@ -92,8 +93,8 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
     """Turn a function into a typer command that prints its errors and exits with its status.
 
     The function returns the exit status (None means OK) or raises UserError. A parameter whose type
-    is a dataclass stands for several arguments or options: typer sees one for each field, the
-    function gets the object.
+    is a dataclass (a bundle) stands for several arguments or options: typer sees one for each
+    field, the function gets the object.
     """
     bundles: dict[str, type[Any]] = {
         name: bundle
@@ -105,17 +106,17 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
     def run(**arguments: Any) -> None:
         """Call the function, print its error if it raises one, and exit with the status."""
         as_json = bool(arguments.get("as_json"))
-        # typer passes the fields of each dataclass one by one: make the object of them again.
+        # typer passes the fields of each bundle one by one: make the object of them again.
         for name, bundle in bundles.items():
             values = {option.name: arguments.pop(option.name) for option in fields(bundle)}
             arguments[name] = bundle(**values)
         try:
             status = function(**arguments)
         except UserError as error:
-            refuse(error, as_json)
-            # A home that cannot be used counts as wrong input: it was named by the user.
-            is_work_failed = error.code in _WORK_FAILED and error.field != "home"
-            status = FAILED if is_work_failed else WRONG
+            _print_error(error, as_json)
+            # A home that cannot be used counts as wrong input, because the user has named it.
+            has_work_failed = error.code in _WORK_FAILED and error.field != "home"
+            status = FAILED if has_work_failed else WRONG
         except KeyboardInterrupt:
             sys.stderr.write("\nstopped; runs go on\n")
             status = INTERRUPTED
@@ -123,7 +124,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
             sys.stderr.close()  # or Python would complain there that stdout is broken
             status = OK
         except Exception as error:  # noqa: BLE001  the outermost handler of every command
-            refuse(_internal_error(function.__name__, error, arguments.get("home")), as_json)
+            _print_error(_internal_error(function.__name__, error, arguments.get("home")), as_json)
             status = FAILED
         raise typer.Exit(status or OK)
 
@@ -205,7 +206,7 @@ def working(activity: str, as_json: bool = False) -> Iterator[None]:
             sys.stderr.flush()
 
 
-def refuse(error: UserError, as_json: bool) -> None:
+def _print_error(error: UserError, as_json: bool) -> None:
     """Print an error, what to try and what to read: as JSON on stdout, or as lines on stderr."""
     if as_json:
         typer.echo(json.dumps(clean(error.payload()), ensure_ascii=False, indent=1))
@@ -231,26 +232,26 @@ def home_of(home: Path | None) -> Home:
         raise
 
 
-def settings_from(pairs: Sequence[str] | None) -> GivenSettings:
+def settings_from(assignments: Sequence[str] | None) -> GivenSettings:
     """Read settings: ["steps=60", "loss=dapo"] becomes {"steps": 60, "loss": "dapo"}.
 
     A value is read as JSON, or else taken as a text. None becomes {}.
 
     Raises:
-        UserError: BAD_ARGUMENT, a pair has no "=" or no name.
+        UserError: BAD_ARGUMENT, an assignment has no "=" or no name.
     """
     settings: dict[str, object] = {}
-    for pair in pairs or ():
-        name, equals, text = pair.partition("=")
-        if not equals or not name.strip():
+    for assignment in assignments or ():
+        name, equals_sign, text = assignment.partition("=")
+        if not equals_sign or not name.strip():
             raise UserError(
                 "BAD_ARGUMENT",
-                f"--set {pair} is not NAME=VALUE",
+                f"--set {assignment} is not NAME=VALUE",
                 hint="For example --set steps=60 --set learning_rate=1e-4.",
                 field="set",
             )
         try:
             settings[name.strip()] = json.loads(text)
-        except ValueError:
+        except ValueError:  # not JSON
             settings[name.strip()] = text
     return settings

@@ -99,7 +99,8 @@ def environment(
 
 def hard_subtraction(rng: random.Random) -> skills.Sample:
     a, b = rng.randint(1000, 9999), rng.randint(10, 99)
-    return skills.turn("hard", f"Take {b} times 7 from {a}.", str(a - 7 * b), str(a - 7 * b))
+    answer = str(a - 7 * b)
+    return skills.one_turn("hard", f"Take {b} times 7 from {a}.", reply=answer, answer=answer)
 
 
 def train(home: Home, folder: Path, algorithm: str, settings: dict[str, Any]) -> dict[str, Any]:

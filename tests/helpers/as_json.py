@@ -69,5 +69,5 @@ def order_changes(models: Mapping[str, Iterable[Row]]) -> dict[str, Any]:
     return rank_changes.rank_changes({ref: records(rows) for ref, rows in models.items()}).to_json()
 
 
-def count_pairs(values: Iterable[rank_changes.Pair]) -> dict[str, int]:
+def count_pairs(values: Iterable[rank_changes.BeforeAfter]) -> dict[str, int]:
     return asdict(rank_changes.count_pairs(values))

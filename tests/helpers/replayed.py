@@ -21,7 +21,7 @@ def replay(run: Simulated, folder: Path) -> list[tuple[int, str]]:
     place = RunDir(folder / f"{run.kind}-{run.seed}")
     place.create()
     watch = Watch(place, run.algorithm, run.known, run.exam_tasks)
-    watch.rows = TrainingRows(**run.rows)
+    watch.training_rows = TrainingRows(**run.rows)
     watch.lines = [line for line in run.lines if line["step"] == 0]
     place.evals(0).write_text(lines_of(run.exams.get(0, [])))
     raised = []
@@ -37,6 +37,6 @@ def replay(run: Simulated, folder: Path) -> list[tuple[int, str]]:
         rollouts = read_trajectories(place.rollouts(step))
         values = {k: v for k, v in line.items() if k != "step"}
         evaluated = read_evaluation(place.evals(step)) if step in run.exams else []
-        found, _ = watch.look(step, values, rollouts, evaluated)
+        found, _ = watch.check_step(step, values, rollouts, evaluated)
         raised += [(step, finding.id) for finding in found]
     return raised

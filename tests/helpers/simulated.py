@@ -75,15 +75,15 @@ class Simulated:
             views=[view for view in views if view is not None],
             exam=view_of(0, exam_records(self.exam_rows), self.known),
             exam_tasks=self.exam_tasks,
-            rows=TrainingRows(**self.rows),
+            training_rows=TrainingRows(**self.rows),
             failure=Failure(**self.failure) if self.failure else None,
             comparison=self.verdict,
-            rescored=self.rescored,
+            rescoring=self.rescored,
             exam_start=view_of(0, exam_records(self.exams.get(0, [])), self.known),
             against_start=self.against_start(),
             gold_tokens=self.gold_tokens,
             heldout_rows=self.heldout_rows,
-            kept=self.kept,
+            kept_skills=self.kept,
         )
 
     def against_start(self) -> StartComparison | None:

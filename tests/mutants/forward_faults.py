@@ -33,8 +33,8 @@ FORWARD = [
     Fault(
         "a suffix sees its next token",
         "ops/packing.py",
-        "torch.ones(own.length, own.length, dtype=torch.bool).tril()",
-        "torch.ones(own.length, own.length, dtype=torch.bool).tril(1)",
+        "torch.ones(suffixes.length, suffixes.length, dtype=torch.bool).tril()",
+        "torch.ones(suffixes.length, suffixes.length, dtype=torch.bool).tril(1)",
         (SHARED, SEEN + "[rectangles]"),
     ),
     Fault(
@@ -68,8 +68,9 @@ FORWARD = [
     Fault(
         "positions run on from row to row",
         "ops/packing.py",
-        "positions = [torch.arange(len(prefixes[i].ids)) for i in order]",
-        "positions = [torch.arange(len(prefixes[i].ids)) + starts[i] for i in order]",
+        "positions = [torch.arange(length) for length in prefix_lengths]",
+        "positions = [torch.arange(len(p.ids)) + s"
+        " for p, s in zip(prefixes, prefix_starts, strict=True)]",
         (HAND, SEEN + "[rectangles]"),
     ),
     Fault(
@@ -90,7 +91,7 @@ FORWARD = [
     Fault(
         "merged weights are not merged again after a step",
         "update/optimizer.py",
-        "torch.autograd.graph.increment_version(moved)",
+        "torch.autograd.graph.increment_version(updated)",
         "pass",
         (
             "network/test_network.py::test_weights_follow_the_adapter_after_a_step_and_after_loading[True]",
@@ -107,15 +108,16 @@ FORWARD = [
     Fault(
         "the fresh adapter is drawn from another place of the stream",
         "network/adapter.py",
-        "for shape in (a.shape, b.shape, a.shape):",
-        "for shape in (a.shape,):",
+        "for shape in (a.shape, b.shape):",
+        "for shape in ():",
         ("network/test_network.py::test_a_new_adapter_is_pefts_bit_for_bit",),
     ),
     Fault(
         "a layer's projections get each other's gradients",
         "network/adapter.py",
         "Part(module, slice(number * rank, (number + 1) * rank), slice(offset, offset + width))",
-        "Part(module, slice((len(chosen) - 1 - number) * rank, (len(chosen) - number) * rank),"
+        "Part(module, slice((len(projections) - 1 - number) * rank,"
+        " (len(projections) - number) * rank),"
         " slice(offset, offset + width))",
         (PEFT, SFT),
     ),
@@ -177,8 +179,8 @@ FORWARD = [
     Fault(
         "a block forgets what later blocks did to its keys",
         "ops/causal.py",
-        "dk[:, :stop] += more_k",
-        "dk[:, :stop] = more_k",
+        "dk[:, :stop] += block_dk",
+        "dk[:, :stop] = block_dk",
         ("ops/test_causal.py::test_it_is_the_formula_with_its_gradients[2-65]",),
     ),
     Fault(
@@ -191,7 +193,7 @@ FORWARD = [
     Fault(
         "the adapter's share of the input's gradient is lost",
         "ops/kernels.py",
-        "                dx.addmm_(dlow, a.to(x.dtype))\n",
+        "                dx.addmm_(dlow, a.to(dropped.dtype))\n",
         "                pass\n",
         (FACTORS, PEFT.replace("True", "False")),
     ),
@@ -212,8 +214,8 @@ FORWARD = [
     Fault(
         "positions are not turned back in the backward pass",
         "ops/fused_ops.py",
-        "rotate(shaped[:, : heads + kv], cos, -sin, back)",
-        "rotate(shaped[:, : heads + kv], cos, sin, back)",
+        "rotate(by_head[:, : heads + kv], cos, -sin, back)",
+        "rotate(by_head[:, : heads + kv], cos, sin, back)",
         ("ops/test_kernels.py::test_heads_are_normalised_and_rotated_and_values_left_alone", SFT),
     ),
     Fault(
@@ -226,21 +228,21 @@ FORWARD = [
     Fault(
         "the gate's gradient forgets its curve",
         "ops/fused_ops.py",
-        "torch.mul(opened, dy, out=out[:, width:])",
+        "torch.mul(silu, dy, out=out[:, width:])",
         "torch.mul(gate, dy, out=out[:, width:])",
         ("ops/test_kernels.py::test_swiglu_is_silu_of_the_first_half_times_the_second", SFT),
     ),
     Fault(
         "the head's gradient forgets the other tokens",
         "ops/kernels.py",
-        "torch.sub(head[labels[chunk]], expected, out=direction[chunk])",
-        "torch.sub(head[labels[chunk]], 0 * expected, out=direction[chunk])",
+        "torch.sub(head[labels[chunk]], expected, out=slopes[chunk])",
+        "torch.sub(head[labels[chunk]], 0 * expected, out=slopes[chunk])",
         ("ops/test_kernels.py::test_the_head_in_chunks_is_the_full_cross_entropy", SFT),
     ),
     Fault(
         "the head's gradient forgets the temperature",
         "ops/kernels.py",
-        "                direction.mul_(inverse_temperature)\n",
+        "                slopes.mul_(inverse_temperature)\n",
         "                pass\n",
         (
             "ops/test_kernels.py::test_the_head_in_chunks_is_the_full_cross_entropy",

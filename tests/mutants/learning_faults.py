@@ -22,8 +22,8 @@ LEARNING = [
     Fault(
         "an answer's second token is predicted from the prompts",
         "ops/packing.py",
-        "torch.where(before < row.prefix_len, before + prefix, before + inside)",
-        "torch.where(before <= row.prefix_len, before + prefix, before + inside)",
+        "torch.where(before < row.prefix_len, before + prefix, before + suffix)",
+        "torch.where(before <= row.prefix_len, before + prefix, before + suffix)",
         (HAND, SHARED),
     ),
     Fault(
@@ -155,9 +155,9 @@ LEARNING = [
     Fault(
         "grpo forgets the lengths",
         "update/losses.py",
-        "term = clipped(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction\n"
+        "term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction\n"
         "    return term / (t.lengths[t.row] * norm.trajectories)",
-        "term = clipped(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction\n"
+        "term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction\n"
         "    return term / norm.tokens",
         (gradient("grpo"),),
     ),
@@ -235,7 +235,7 @@ LEARNING = [
         "groups that teach nothing do not count",
         "grpo.py",
         "trajectories=len(scored),",
-        "trajectories=len(used),",
+        "trajectories=len(trained),",
         (gradient("grpo", kl=0.0), gradient("dr_grpo", kl=0.0)),
     ),
     Fault(
@@ -259,8 +259,7 @@ LEARNING = [
     Fault(
         "the trainer forgets the temperature",
         "network/policy.py",
-        "inverse_temperature=1.0 / temperature if temperature else 1.0,\n"
-        "            entropies=entropies,",
+        "inverse_temperature=_inverse(temperature),\n            entropies=entropies,",
         "inverse_temperature=1.0,\n            entropies=entropies,",
         (gradient("dapo"), ON_POLICY + "[ids-0.4-own]"),
     ),
@@ -275,15 +274,15 @@ LEARNING = [
     Fault(
         "the nucleus is not renormalised",
         "network/sampler.py",
-        'return kept.masked_fill_(before >= top_p, float("-inf")).log_softmax(-1), index',
-        'return kept.masked_fill_(before >= top_p, float("-inf")), index',
+        'return likeliest.masked_fill_(sum_before >= top_p, float("-inf")).log_softmax(-1), ids',
+        'return likeliest.masked_fill_(sum_before >= top_p, float("-inf")), ids',
         (NUCLEUS,),
     ),
     Fault(
         "the nucleus is one token too small",
         "network/sampler.py",
-        "before = F.pad(sums[:, :-1], (1, 0))",
-        "before = sums - kept.exp()[:, :1] * (sums > sums[:, :1]) * 0.5",
+        "sum_before = F.pad(sums[:, :-1], (1, 0))",
+        "sum_before = sums - likeliest.exp()[:, :1] * (sums > sums[:, :1]) * 0.5",
         (NUCLEUS,),
     ),
     Fault(
@@ -315,8 +314,8 @@ LEARNING = [
     Fault(
         "the rate falls one step early",
         "update/schedule.py",
-        "done = (step - 1 - warmup) / max(1, total - warmup)",
-        "done = (step - warmup) / max(1, total - warmup)",
+        "done_share = (step - 1 - warmup_steps) / max(1, total - warmup_steps)",
+        "done_share = (step - warmup_steps) / max(1, total - warmup_steps)",
         (STEPS + "[linear]", STEPS + "[cosine]"),
     ),
     Fault(

@@ -94,7 +94,7 @@ def test_log_probabilities_are_those_sampled_from_end_token_included(
     ended = [one for members in found for one in members if one.finished]
     assert ended and all(one.ids[-1] in pebble.stop_ids for one in ended)
     assert gaps(offline(), prompts, found, temperature).max() < CLOSE
-    assert sampler.missing == 0
+    assert sampler.missing_logprobs == 0
 
 
 def test_an_adapter_we_saved_answers_in_vllm_as_it_does_in_training(

@@ -6,6 +6,7 @@ An id given to `compare_runs` is a training run (its own held-out evaluation), a
 come from and the way of sampling.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -58,11 +59,12 @@ class Candidate:
     """One model with its evaluation rows on one environment.
 
     Attributes:
+        label: the name of the model in results.
         source: id of the run whose evaluation the rows come from.
         run_id: the run that trained the model, "" for a base model.
         step: the checkpoint's step, None where it is not known or not a checkpoint.
-        members: one candidate per seed where this one stands for several seeds of one
-            configuration, else empty.
+        members: where this candidate stands for several seeds of one configuration, one candidate
+            for each seed; else empty.
     """
 
     label: str
@@ -109,15 +111,15 @@ def find_candidates(
         offers = {ref: finder.offers(ref) for ref in ids}
     if env_id:
         offers = {ref: _offers_on(env_id, ref, offers[ref]) for ref in offers}
-    warnings: list[str] = []
     chosen_offers, other_envs = _choose_offers(ids, offers)
+    warnings: list[str] = []
     if other_envs:
         warnings.append(
             f"Compared on {chosen_offers[0].env_id}; they were also evaluated on "
             f"{', '.join(other_envs)}: env_id chooses."
         )
-    candidates = [candidate for offer in chosen_offers for candidate in offer.load()]
-    candidates = _with_distinct_labels([candidate for candidate in candidates if candidate.rows])
+    loaded = [candidate for offer in chosen_offers for candidate in offer.load()]
+    candidates = _with_distinct_labels([candidate for candidate in loaded if candidate.rows])
     if not 2 <= len(candidates) <= MOST_CANDIDATES:
         raise UserError(
             "BAD_ARGUMENT",
@@ -126,13 +128,15 @@ def find_candidates(
             hint="Give two or more runs, evaluations or model references.",
             field="ids",
         )
+    _check_same_sampling(candidates)
     return candidates, warnings + _sampling_warnings(candidates)
 
 
 def _offers_on(env_id: str, ref: str, offers: Sequence[Offer]) -> list[Offer]:
     """The offers on the requested environment, out of all `offers` of the id `ref`.
 
-    Raises UserError NO_EVALUATION where `ref` was evaluated on other environments only.
+    Raises UserError NO_EVALUATION where `ref` was evaluated on other environments only. `env_id`
+    may be a name or the beginning of an id (`_env_matches`).
     """
     on_env = [offer for offer in offers if _env_matches(offer.env_id, env_id)]
     if offers and not on_env:
@@ -180,9 +184,9 @@ class _Finder:
         files_deleted = row is not None and self.home.run(row.run_id).deleted.exists()
         # The id of an evaluation run stands for all models of that evaluation, and for no other.
         if row is not None and row.kind != "train" and not files_deleted:
-            return [self._offer_of_evaluation(row, self.home.run(name).find_config(), None)]
+            return [self._offer_of_evaluation(row, self.home.run(name).find_config())]
         offers = [
-            self._offer_of_evaluation(evaluation, config, ref)
+            self._offer_of_evaluation(evaluation, config, only_model=ref)
             for evaluation, config in self.evaluations
             if config is not None and ref in config.model_refs
         ]
@@ -191,44 +195,32 @@ class _Finder:
             offers = self._own_evaluation_offers(row, checkpoint) + offers
         elif not checkpoint:  # a training run starts from a model, whose evaluation is its step 0
             offers += self._start_evaluation_offers(ref)
-        if not offers and row is None:
-            row = self.store.get_run(name)  # a unique prefix, or RUN_NOT_FOUND naming the nearest
-            if row.run_id != name:
-                return self.offers(f"{row.run_id}@{checkpoint}" if checkpoint else row.run_id)
-        if not offers and files_deleted:
-            raise UserError(
+        if offers:
+            return offers
+        if row is None:  # not a whole id: perhaps the beginning of one
+            run_id = self.store.get_run(name).run_id  # or RUN_NOT_FOUND, naming the nearest id
+            return self.offers(f"{run_id}@{checkpoint}" if checkpoint else run_id)
+        raise self._not_evaluated(ref, row, files_deleted)
+
+    def _not_evaluated(self, ref: str, row: RunRow, files_deleted: bool) -> UserError:
+        """The error for a model without evaluation; `row` is the run of `ref`.
+
+        Where the run still has its files, the error contains the call that evaluates it.
+        """
+        if files_deleted:
+            return UserError(
                 "NO_EVALUATION",
-                f"{ref} has no evaluation to compare: the files of {name} were deleted",
+                f"{ref} has no evaluation to compare: the files of {row.run_id} were deleted",
                 hint="Compare another; the report of this one says what came of it.",
                 field="ids",
             )
-        if not offers:
-            raise self._not_evaluated(ref, row)
-        return offers
-
-    def _not_evaluated(self, ref: str, row: RunRow | None) -> UserError:
-        """The error for a model without evaluation; `row` is its run, None where it is no run."""
-        state = f" (it is {row.state})" if row else ""
+        call = Call("evaluate", {"env_id": row.env_id, "models": [ref]})
         return UserError(
             "NO_EVALUATION",
-            f"{ref} has no evaluation to compare{state}",
-            hint=self._evaluate_first(ref, row),
+            f"{ref} has no evaluation to compare (it is {row.state})",
+            hint=Hint("A running run has one at its end. To evaluate it now:", call),
             field="ids",
         )
-
-    def _evaluate_first(self, ref: str, row: RunRow | None) -> Hint:
-        """The advice how to get `ref` evaluated.
-
-        It contains the call to make where an environment can be guessed: the one of `row` (the run
-        of `ref`, None where it is no run), else the one of the first compared id that is a run.
-        """
-        text = "A running run has one at its end."
-        compared_runs = (self._run_with_id(other) for other in self.ids)
-        example_run = row or next(filter(None, compared_runs), None)
-        if example_run is None:
-            return Hint(f"Evaluate it first. {text}")
-        call = Call("evaluate", {"env_id": example_run.env_id, "models": [ref]})
-        return Hint(f"{text} To evaluate it now:", call)
 
     def _run_with_id(self, name: str) -> RunRow | None:
         """The run with exactly this id, None where there is none; prefixes do not count."""
@@ -238,12 +230,14 @@ class _Finder:
             return None
         return row if row.run_id == name else None
 
-    def _offer_of_evaluation(self, row: RunRow, config: RunConfig | None, ref: str | None) -> Offer:
+    def _offer_of_evaluation(
+        self, row: RunRow, config: RunConfig | None, only_model: str = ""
+    ) -> Offer:
         """An evaluation run as an offer of its models.
 
         Args:
             config: of the run; None where it is missing or damaged.
-            ref: the only model to offer; None offers all models.
+            only_model: reference of the only model to offer; "" offers all models.
         """
         run = self.home.run(row.run_id)
         sampling = sampling_of(config)
@@ -261,7 +255,7 @@ class _Finder:
                     step=_step_in_ref(label),
                 )
                 for label, rows in evaluated_models(run, config).items()
-                if ref is None or label == ref
+                if only_model in ("", label)
             ]
 
         return Offer(run.id, row.env_id, sampling, load)
@@ -283,7 +277,15 @@ class _Finder:
             """Read the rows of the checkpoint from disk."""
             rows = _reported_rows(run, step)
             return [
-                Candidate(label, run.id, row.env_id, rows, sampling, run_id=row.run_id, step=step)
+                Candidate(
+                    label=label,
+                    source=run.id,
+                    env_id=row.env_id,
+                    rows=rows,
+                    sampling=sampling,
+                    run_id=row.run_id,
+                    step=step,
+                )
             ]
 
         return [Offer(run.id, row.env_id, sampling, load)]
@@ -291,7 +293,7 @@ class _Finder:
     def _start_evaluation_offers(self, ref: str) -> list[Offer]:
         """The evaluations at step 0 of those compared training runs that started from model `ref`.
 
-        At step 0 a run evaluates the model that it starts from.
+        At step 0 a run evaluates the model that it starts from. [] where no compared run did so.
         """
         offers = []
         for other in self.ids:
@@ -304,11 +306,15 @@ class _Finder:
         return offers
 
     def _start_evaluation(self, run: RunDir, row: RunRow, ref: str) -> Offer:
-        """The evaluation at step 0 of a training run, as that of its start model `ref`."""
+        """The evaluation at step 0 of a training run, as an offer of its start model `ref`."""
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 
         def load() -> list[Candidate]:
-            return [Candidate(ref, run.id, row.env_id, _reported_rows(run, 0), sampling)]
+            """Read the rows of step 0 from disk."""
+            rows = _reported_rows(run, 0)
+            return [
+                Candidate(label=ref, source=run.id, env_id=row.env_id, rows=rows, sampling=sampling)
+            ]
 
         return Offer(run.id, row.env_id, sampling, load)
 
@@ -323,7 +329,8 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
     recorded = (manifest or {}).get("eval_sampling") or {}
     configured = KnownSettings.of(config.settings if config else None)
     settings = KnownSettings.of(asdict(configured) | dict(recorded))
-    greedy = not (isinstance(config, EvaluateConfig | RegradeConfig) and config.attempts != 1)
+    is_evaluation = isinstance(config, EvaluateConfig | RegradeConfig)
+    greedy = not is_evaluation or config.attempts == 1
     return Sampling(
         temperature=0.0 if greedy else settings.temperature,
         top_p=1.0 if greedy else settings.top_p,
@@ -340,12 +347,15 @@ def _choose_offers(
     """Choose one offer per id, all on one environment.
 
     The environment is the first that all ids share, in the order of the first id's offers (a run's
-    own evaluation, then the newest first). The first id's offers on it are tried in turn, each with
-    the nearest offers of the other ids. The best choice has the most ids with the same source; then
-    the most with the same sampling; then the newest offer.
+    own evaluation, then the newest first). The first id's offers on it are tried in turn, each
+    together with the nearest offer of each other id. Chosen is the try in which most ids have the
+    same source; among equals the one in which most have the same sampling, then the newest.
 
-    Returns (the offers in the order of `ids`, the other environments that all ids share). Raises
-    UserError NOT_COMPARABLE where the ids share no environment.
+    Returns:
+        the offers in the order of `ids`;
+        the other environments that all ids share.
+
+    Raises UserError NOT_COMPARABLE where the ids share no environment.
     """
     common_env_ids = [
         env_id
@@ -389,19 +399,15 @@ def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:
     )
 
 
-def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
-    """A warning where the token limit was recorded for some of the candidates only; else [].
-
-    Raises UserError NOT_COMPARABLE where a candidate was sampled differently from the first.
-    """
+def _check_same_sampling(candidates: Sequence[Candidate]) -> None:
+    """Raise UserError NOT_COMPARABLE if a candidate was sampled differently from the first."""
     first = candidates[0]
-    warnings = []
     for candidate in candidates[1:]:
         unequal = first.sampling.differs_in(candidate.sampling)
         if unequal:
-            expected, actual = first.sampling.to_json(), candidate.sampling.to_json()
+            first_values, other_values = first.sampling.to_json(), candidate.sampling.to_json()
             differences = ", ".join(
-                f"{name} {expected[name]} against {actual[name]}" for name in unequal
+                f"{name} {first_values[name]} against {other_values[name]}" for name in unequal
             )
             raise UserError(
                 "NOT_COMPARABLE",
@@ -409,13 +415,19 @@ def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
                 hint="Evaluate both in one call, with the same settings, and compare that.",
                 field="ids",
             )
-    missing = [candidate.label for candidate in candidates if candidate.sampling.max_tokens is None]
-    if missing and len(missing) < len(candidates):
-        warnings.append(
-            f"How many tokens {', '.join(missing)} could answer with is not recorded; an "
-            "evaluation of all of them in one call settles it."
-        )
-    return warnings
+
+
+def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
+    """A warning where the token limit was recorded for some of the candidates only; else []."""
+    unrecorded = [
+        candidate.label for candidate in candidates if candidate.sampling.max_tokens is None
+    ]
+    if not unrecorded or len(unrecorded) == len(candidates):
+        return []
+    return [
+        f"How many tokens {', '.join(unrecorded)} could answer with is not recorded; an "
+        "evaluation of all of them in one call settles it."
+    ]
 
 
 def _reported_rows(run: RunDir, step: int) -> list[EvaluationRow]:
@@ -442,7 +454,7 @@ def _step_in_ref(ref: str) -> int | None:
 
 
 def _env_matches(env_id: str, requested: str) -> bool:
-    """Whether `env_id` (name@hash) is the requested id, has that name or begins with it."""
+    """Whether `env_id` (name@hash) is `requested`, has that name or begins with `requested`."""
     return (
         env_id == requested or env_id.partition("@")[0] == requested or env_id.startswith(requested)
     )
@@ -456,12 +468,10 @@ def _env_ids_text(offers: Iterable[Offer]) -> str:
 def _with_distinct_labels(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates with distinct labels.
 
-    Where two evaluations hold the same model, each label also names its source. Exact repeats (same
-    label and source) are kept once, the last of them.
+    Where several have the same label, each label also names its source. Of candidates with the same
+    label and source only the last is returned.
     """
-    uses_of_label: dict[str, int] = {}
-    for candidate in candidates:
-        uses_of_label[candidate.label] = uses_of_label.get(candidate.label, 0) + 1
+    uses_of_label = Counter(candidate.label for candidate in candidates)
     relabelled = [
         replace(candidate, label=f"{candidate.label} in {candidate.source}")
         if uses_of_label[candidate.label] > 1

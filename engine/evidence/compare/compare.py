@@ -1,6 +1,6 @@
 """Compare two to eight models on the same tasks: which is better, by how much, and why."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.core.errors import UserError
@@ -45,6 +45,8 @@ from engine.records.run_config import EvaluateConfig, RegradeConfig
 
 _MOST_SETTINGS = 24  # differing settings shown
 _MOST_NOTES = 4  # cautions shown
+_FEWEST_ROWS = 400  # that another evaluation is suggested with, if the split has so many
+_MOST_ROWS = 10**6  # that are suggested where the size of the split is not known
 
 
 @dataclass(frozen=True)
@@ -100,18 +102,15 @@ class Contest:
 
     def to_json(self, *, method: bool = True) -> dict[str, object]:
         """The contest as JSON; `method=False` leaves out the name of the statistical method."""
-        numbers = self.comparison.to_json()
+        body: dict[str, object] = {"model": self.other.label, "against": self.first.label}
+        body |= self.comparison.to_json()
         if not method:
-            del numbers["method"]
-        # Three significant digits.
-        p = None if self.p_adjusted is None else float(f"{self.p_adjusted:.3g}")
-        return {
-            "model": self.other.label,
-            "against": self.first.label,
-            **numbers,
-            **({"p_adjusted": p} if self.corrected else {}),
-            "attribution": self.cause.to_json(),
-        }
+            del body["method"]
+        if self.corrected:
+            # Three significant digits.
+            p = None if self.p_adjusted is None else float(f"{self.p_adjusted:.3g}")
+            body["p_adjusted"] = p
+        return body | {"attribution": self.cause.to_json()}
 
 
 @dataclass(frozen=True)
@@ -157,18 +156,16 @@ class Standing:
         "answers" leaves out the answers in the examples and the names of the methods, "settings"
         the values of the settings (their names stay), "sampling" how the answers were sampled.
         """
-        with_texts = "answers" not in leave_out
+        with_answers = "answers" not in leave_out
         flips = self.flips.to_json()
-        if not with_texts:
+        if not with_answers:
             flips = {
-                direction: [{"task": example.task} for example in examples]
-                for direction, examples in (
-                    ("gained", self.flips.gained),
-                    ("lost", self.flips.lost),
-                )
+                "gained": [{"task": example.task} for example in self.flips.gained],
+                "lost": [{"task": example.task} for example in self.flips.lost],
             }
-        names_only = "settings" in leave_out
-        settings = dict.fromkeys(self.settings, "differs") if names_only else self.settings
+        settings: Mapping[str, object] = self.settings
+        if "settings" in leave_out:
+            settings = dict.fromkeys(self.settings, "differs")
         sampling = {} if "sampling" in leave_out else {"sampling": self.sampling.to_json()}
         return {
             "summary": _summary(self.main, len(self.contests)),
@@ -177,8 +174,8 @@ class Standing:
             "env_id": self.main.first.env_id,
             "reference": self.main.first.label,
             "arms": [row.to_json() for row in self.candidates],
-            "comparisons": [contest.to_json(method=with_texts) for contest in self.contests],
-            "settings": settings,
+            "comparisons": [contest.to_json(method=with_answers) for contest in self.contests],
+            "settings": dict(settings),
             **sampling,
             "flips": {"model": self.main.other.label, **flips},
             "warnings": list(self.warnings),
@@ -205,20 +202,8 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     candidates = with_seeds_joined(home, candidates)
     first, others = candidates[0], candidates[1:]
     measure = measure_of(*(candidate.rows for candidate in candidates))
-    comparisons = [compare_candidates(home, first, other) for other in others]
     evaluations = [_times_compared(home, first, other) for other in others]
-    adjusted = correct_for_many(comparisons, evaluations)
-    contests = [
-        Contest(
-            first,
-            other,
-            comparison,
-            p,
-            corrected=len(others) > 1 or max(evaluations) > 1,
-            cause=attribution(home, first, other),
-        )
-        for other, comparison, p in zip(others, comparisons, adjusted, strict=True)
-    ]
+    contests = _contests(home, first, others, evaluations)
     main = max(contests, key=lambda contest: contest.comparison.lead)
     redact = _redactor(home, first.source)
     more_evidence = _evidence_to_gather(home, main)
@@ -236,11 +221,33 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
             *contamination_notes,
             *more_evidence.notes,
             *pair_warnings(max(evaluations)),
-            *_cautions(home, candidates, comparisons),
+            *_cautions(home, candidates, [contest.comparison for contest in contests]),
         ],
         next_calls=[*more_evidence.calls, show_flips],
     )
     return _within_limit(standing)
+
+
+def _contests(
+    home: Home, first: Candidate, others: Sequence[Candidate], evaluations: Sequence[int]
+) -> list[Contest]:
+    """Each of the other candidates compared with the first; the p values are corrected.
+
+    `evaluations` says for each other candidate how often it was evaluated against the first.
+    """
+    comparisons = [compare_candidates(home, first, other) for other in others]
+    corrected = correct_for_many(comparisons, evaluations)
+    return [
+        Contest(
+            first,
+            other,
+            comparison=comparison,
+            p_adjusted=p,
+            corrected=len(others) > 1 or max(evaluations) > 1,
+            cause=attribution(home, first, other),
+        )
+        for other, (comparison, p) in zip(others, corrected, strict=True)
+    ]
 
 
 def _redactor(home: Home, run_id: str) -> Redactor:
@@ -261,8 +268,10 @@ def _times_compared(home: Home, first: Candidate, other: Candidate) -> int:
 
 
 def _checked_ids(ids: Sequence[str]) -> list[str]:
-    """The ids without repeats and empty ones. Raises UserError BAD_ARGUMENT where none or too many
-    are left."""
+    """The ids without repeats and empty ones.
+
+    Raises UserError BAD_ARGUMENT where none or more than `MOST_CANDIDATES` remain.
+    """
     distinct = list(dict.fromkeys(str(ref).strip() for ref in ids if str(ref).strip()))
     if not 1 <= len(distinct) <= MOST_CANDIDATES:
         raise UserError(
@@ -298,11 +307,11 @@ def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) ->
     """A candidate as a row of the result; `device_hours` adds up the runs of all its seeds."""
     seeds = {member.label: seed_of(home, member) for member in candidate.members}
     # A base model has no run (""), and so no device hours.
-    runs = {member.run_id for member in candidate.members or (candidate,)} - {""}
+    run_ids = {member.run_id for member in candidate.members or (candidate,)} - {""}
     hours = None
-    if runs:
+    if run_ids:
         with Store(home) as store:
-            hours = round(sum(store.get_run(run_id).spent_hours for run_id in runs), 4)
+            hours = round(sum(store.get_run(run_id).spent_hours for run_id in run_ids), 4)
     return CandidateRow(
         id=candidate.label,
         evaluated_in=candidate.source,
@@ -316,17 +325,18 @@ def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) ->
 def _summary(main: Contest, number_of_contests: int) -> str:
     """The main contest in up to three sentences.
 
-    The first is the result. The second says that it is the best of several, if it is. The third
-    names the cause of a difference, or says that there are several; it is left out where the
-    verdict is neither better nor worse.
+    The first is the result. The second, with several contests, says that this one is the best of
+    them. The third names the cause of a difference, or says that there are several causes; it is
+    left out where the verdict is neither better nor worse, or no cause is known.
     """
     text = f"{main.other.label} against {main.first.label}: {sentence(main.comparison)}"
     if number_of_contests > 1:
         text += f" It is the best of {number_of_contests} compared with {main.first.label}."
-    is_decided = main.comparison.outcome.verdict in ("better", "worse")
-    if main.cause.refused and is_decided:
+    if main.comparison.outcome.verdict not in ("better", "worse"):
+        return text
+    if main.cause.refused:
         text += f" Not attributed: {main.cause.reason}."
-    elif main.cause.to and is_decided:
+    elif main.cause.to:
         text += f" One lever changed: {main.cause.to}."
     return text
 
@@ -339,7 +349,7 @@ def _cautions(
     In this order:
         tasks that were scored on one side only;
         how the answers were counted;
-        answers to tasks on which the candidate's checkpoint was chosen.
+        answers to tasks that a candidate's checkpoint was chosen on.
     """
     notes = []
     unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
@@ -349,17 +359,27 @@ def _cautions(
         note for comparison in comparisons for note in notes_on_counting(comparison)
     )
     for candidate in candidates:
-        choosing_rows = sum(row.half == VALIDATION for row in candidate.rows)
-        config = home.run(candidate.run_id).find_config() if candidate.run_id else None
-        trained_on_env = config is not None and config.env_id == candidate.env_id
-        # With step 0 and one later evaluation there was no choice between checkpoints.
-        if choosing_rows and trained_on_env and len(home.run(candidate.run_id).eval_steps()) > 2:
+        validation_count = sum(row.half == VALIDATION for row in candidate.rows)
+        if validation_count and _had_choice_of_checkpoints(home, candidate):
             notes.append(
-                f"{choosing_rows} of the {len(candidate.rows)} answers of {candidate.label} are to "
-                "tasks its checkpoint was chosen on, which flatters it a little; the run's own "
+                f"{validation_count} of the {len(candidate.rows)} answers of {candidate.label} are "
+                "to tasks its checkpoint was chosen on, which flatters it a little; the run's own "
                 "verdict leaves them out."
             )
     return notes[:_MOST_NOTES]
+
+
+def _had_choice_of_checkpoints(home: Home, candidate: Candidate) -> bool:
+    """Whether the candidate's run chose among several checkpoints on this environment version.
+
+    False for a base model, and where the config of the run is gone.
+    """
+    if not candidate.run_id:
+        return False
+    run = home.run(candidate.run_id)
+    config = run.find_config()
+    # With step 0 and one later evaluation there was nothing to choose from.
+    return config is not None and config.env_id == candidate.env_id and len(run.eval_steps()) > 2
 
 
 def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
@@ -369,7 +389,8 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
         failed scorings decide the verdict: a look at them.
         one side stands for several seeds: more seeds, because no number of tasks removes the
             differences between seeds.
-        the split has tasks that were not asked yet: an evaluation on more of them.
+        the split has tasks that were not asked yet, or its size is not known: an evaluation on more
+            of them.
         more attempts would show a change worth having: an evaluation with so many attempts.
         otherwise: new tasks for the environment.
     """
@@ -378,41 +399,48 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
     if comparison.outcome.verdict != "inconclusive" or measure is None:
         return Evidence()
     if comparison.errors_decide:
-        with_most_errors = max(
-            (first, other),
-            key=lambda side_candidate: sum(bool(row.error) for row in side_candidate.rows),
-        )
-        return Evidence(calls=calls_for_errors(with_most_errors.source))
+        return Evidence(calls=calls_for_errors(_with_most_errors(first, other).source))
     if first.members or other.members:
         return Evidence(["One more seed on each side would tell more than tasks or attempts."])
-    tasks_needed = tasks_wanted(comparison.outcome)
+    rows_needed = tasks_wanted(comparison.outcome)
     config = home.run(first.source).find_config()
     split = config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
     split_size = split_rows(home, first.env_id, split)
-    asked_tasks = {row.task for candidate in (first, other) for row in candidate.rows}
-    # Contaminated tasks were asked too; their rows were taken out before the comparison.
-    asked_tasks |= taught_tasks(home.run(first.source)) | taught_tasks(home.run(other.source))
-    arguments: dict[str, object] = {
-        "env_id": first.env_id,
-        "models": [first.label, other.label],
-        **({"split": split} if split != "heldout" else {}),
-    }
-    if split_size is None or len(asked_tasks) < split_size:
-        # At least 400 tasks, or as many as the split has; unlimited where its size is not known.
-        rows_to_ask = min(max(400, tasks_needed or 2 * comparison.outcome.n), split_size or 10**6)
+    arguments: dict[str, object] = {"env_id": first.env_id, "models": [first.label, other.label]}
+    if split != "heldout":
+        arguments["split"] = split
+    if split_size is None or len(_asked_tasks(home, first, other)) < split_size:
+        rows_to_ask = max(_FEWEST_ROWS, rows_needed or 2 * comparison.outcome.n)
+        rows_to_ask = min(rows_to_ask, _MOST_ROWS if split_size is None else split_size)
         return Evidence(calls=[Call("evaluate", arguments | {"rows": rows_to_ask})])
-    sides_by_task = [
-        side(rows_of_side, measure)
-        for rows_of_side in with_one_id_per_prompt(first.rows, other.rows)
-    ]
-    attempts = attempts_wanted(sides_by_task[0], sides_by_task[1], comparison.outcome.margin)
     all_used = f"All {split_size} rows of the {split} split are used"
+    before, after = (side(rows, measure) for rows in with_one_id_per_prompt(first.rows, other.rows))
+    attempts = attempts_wanted(before, after, comparison.outcome.margin)
     if attempts is not None:
         note = f"{all_used}; {attempts} attempts at each would show a change worth having."
         call = Call("evaluate", arguments | {"rows": split_size, "attempts": attempts})
         return Evidence([note], [call])
-    rows_to_add = more_rows(tasks_needed, split_size, "held-out" if split == "heldout" else split)
+    split_name = "held-out" if split == "heldout" else split
+    rows_to_add = more_rows(rows_needed, split_size, split_name)
     return Evidence([f"{all_used}: {rows_to_add}."], [Call("push_env", {"path": "..."})])
+
+
+def _with_most_errors(first: Candidate, other: Candidate) -> Candidate:
+    """Which of the two has more answers whose scoring failed; `first` if they have equally many."""
+    first_errors = sum(bool(row.error) for row in first.rows)
+    other_errors = sum(bool(row.error) for row in other.rows)
+    return other if other_errors > first_errors else first
+
+
+def _asked_tasks(home: Home, first: Candidate, other: Candidate) -> set[str]:
+    """Ids of the tasks that either candidate was asked.
+
+    Contaminated tasks were asked too; their rows were taken out before the comparison.
+    """
+    compared_tasks = {row.task for candidate in (first, other) for row in candidate.rows}
+    return compared_tasks.union(
+        taught_tasks(home.run(first.source)), taught_tasks(home.run(other.source))
+    )
 
 
 def _first_settings(table: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
@@ -423,8 +451,8 @@ def _first_settings(table: dict[str, dict[str, object]]) -> dict[str, dict[str, 
 def _within_limit(standing: Standing) -> Reply:
     """The result within the size limit of a reply.
 
-    Parts are left out one after the other, the least needed first, until it fits; without all of
-    them it is returned whatever its size.
+    Parts are left out one after the other, the least needed first, until it fits. If it does not
+    fit without all of them either, it is returned all the same.
     """
     optional_parts = ("answers", "settings", "sampling")
     for count in range(len(optional_parts)):

@@ -9,15 +9,16 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 from engine.evidence.stats.results import rounded
 from engine.records.lines.evaluation_row import EvaluationRow
 
-# Distinct (before, after) values that are compared with each other; of more, a sample is.
+# Tasks with distinct (before, after) values that are compared with each other; the work is
+# quadratic in their number, so of more tasks only a sample is compared.
 MOST_TASKS = 1000
 SHOWN = 5  # tasks named, those whose rank moved furthest
-Pair = tuple[float, float]  # (value before, value after)
+BeforeAfter = tuple[float, float]  # (value before, value after) of one item
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,11 @@ class PairCounts:
     parted: int = 0
 
     def __add__(self, other: "PairCounts") -> "PairCounts":
-        """The sums of the numbers, field by field."""
         return PairCounts(
-            *(getattr(self, each.name) + getattr(other, each.name) for each in fields(self))
+            kept=self.kept + other.kept,
+            reversed=self.reversed + other.reversed,
+            tied=self.tied + other.tied,
+            parted=self.parted + other.parted,
         )
 
     @property
@@ -52,7 +55,10 @@ class PairCounts:
 
 @dataclass(frozen=True)
 class RankMove:
-    """The mean reward and the rank of a model or a task before and after. Rank 1 is the highest."""
+    """The mean reward and the rank of a model or a task, before and after.
+
+    Rank 1 is that of the highest mean. A mean is None where it is not a finite number.
+    """
 
     name: str
     before: float | None
@@ -117,7 +123,7 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
     attempts = PairCounts()
     for model_rows in scored_rows.values():
         for rows in _rows_by_task(model_rows).values():
-            attempts += count_pairs([_reward_pair(row) for row in rows])
+            attempts += count_pairs([_rewards(row) for row in rows])
     successes = [(row.success_before, row.success) for row in all_scored]
     model_means = {ref: _mean_rewards(rows) for ref, rows in scored_rows.items() if rows}
     model_moves = _rank_moves(model_means)
@@ -134,28 +140,27 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
     )
 
 
-def count_pairs(values: Iterable[Pair]) -> PairCounts:
-    """Count pairs of items by what happened to their order.
+def count_pairs(items: Iterable[BeforeAfter]) -> PairCounts:
+    """Count pairs of items by what happened to their order, as defined at `PairCounts`.
 
-    `values` holds one (value before, value after) per item. Pairs that were equal before and are
-    equal after are not counted. Items with equal values are grouped first, so the work is quadratic
-    in the number of distinct values only.
+    `items` holds one (value before, value after) per item. Items with the same two values are
+    grouped; they were equal before and are equal after, so pairs within a group are not counted.
     """
-    kept = reversed_pairs = tied = untied = 0
-    counts = list(Counter(values).items())
-    for index, ((before, after), count) in enumerate(counts):
-        for (other_before, other_after), other_count in counts[index + 1 :]:
+    kept = reversed_count = tied = parted = 0
+    groups = list(Counter(items).items())
+    for index, ((before, after), size) in enumerate(groups):
+        for (other_before, other_after), other_size in groups[index + 1 :]:
             order_before, order_after = _sign(before - other_before), _sign(after - other_after)
-            pairs = count * other_count
-            if order_before and order_before == order_after:
-                kept += pairs
-            elif order_before and order_after:
-                reversed_pairs += pairs
-            elif order_before:
+            pairs = size * other_size
+            if order_before == 0:  # then the values after differ: the two groups are not the same
+                parted += pairs
+            elif order_after == 0:
                 tied += pairs
-            elif order_after:
-                untied += pairs
-    return PairCounts(kept, reversed_pairs, tied, untied)
+            elif order_before == order_after:
+                kept += pairs
+            else:
+                reversed_count += pairs
+    return PairCounts(kept=kept, reversed=reversed_count, tied=tied, parted=parted)
 
 
 def sentence(changes: RankChanges) -> str:
@@ -166,35 +171,41 @@ def sentence(changes: RankChanges) -> str:
     """
     if not changes.rows:
         return "No answer was scored by both rewards."
-    text = f"{changes.changed} of {changes.rows} rewards changed"
+    parts = [f"{changes.changed} of {changes.rows} rewards changed"]
     gained, lost = changes.success_gained, changes.success_lost
     if gained or lost:
-        text += f"; success changed on {gained + lost} answers ({gained} gained, {lost} lost)"
+        parts.append(f"success changed on {gained + lost} answers ({gained} gained, {lost} lost)")
     if changes.model_flips:
-        named_flips = changes.model_flips[:3]
-        pairs = "; ".join(
-            f"{new_leader} is ahead of {old_leader} now" for old_leader, new_leader in named_flips
+        new_leads = "; ".join(
+            f"{new_leader} is ahead of {old_leader} now"
+            for old_leader, new_leader in changes.model_flips[:3]
         )
-        text += f"; the order of the models turns round: {pairs}"
+        parts.append(f"the order of the models turns round: {new_leads}")
     elif len(changes.models) > 1:
-        text += "; the models keep their order"
-    for name, pairs in (("tasks", changes.tasks), ("attempts at one task", changes.attempts)):
-        if pairs.ordered_before:
-            text += f"; {pairs.reversed} of {pairs.ordered_before} ordered pairs of {name} are "
-            text += "reversed"
-    return text + "."
+        parts.append("the models keep their order")
+    for items, counts in (("tasks", changes.tasks), ("attempts at one task", changes.attempts)):
+        ordered = counts.ordered_before
+        if ordered:
+            parts.append(f"{counts.reversed} of {ordered} ordered pairs of {items} are reversed")
+    return "; ".join(parts) + "."
 
 
-def _rank_moves(means: Mapping[str, Pair]) -> list[RankMove]:
+def _rank_moves(means: Mapping[str, BeforeAfter]) -> list[RankMove]:
     """The mean rewards and the ranks of each model or task, before and after.
 
     `means` maps its name to (mean before, mean after).
     """
-    before = _ranks({name: pair[0] for name, pair in means.items()})
-    after = _ranks({name: pair[1] for name, pair in means.items()})
+    ranks_before = _ranks({name: before for name, (before, _) in means.items()})
+    ranks_after = _ranks({name: after for name, (_, after) in means.items()})
     return [
-        RankMove(name, rounded(pair[0]), rounded(pair[1]), before[name], after[name])
-        for name, pair in means.items()
+        RankMove(
+            name,
+            before=rounded(before),
+            after=rounded(after),
+            rank_before=ranks_before[name],
+            rank_after=ranks_after[name],
+        )
+        for name, (before, after) in means.items()
     ]
 
 
@@ -222,9 +233,9 @@ def _furthest_moves(moves: Sequence[RankMove]) -> list[RankMove]:
 
 def _ranks(values: Mapping[str, float]) -> dict[str, int]:
     """The rank of each name: 1 for the highest value; equal values share the better rank."""
-    ordered = sorted(values.values(), reverse=True)
-    # Read from the end, so that the best rank of equal values is written last.
-    best_rank = {value: rank for rank, value in reversed(list(enumerate(ordered, 1)))}
+    best_rank: dict[float, int] = {}  # value -> rank
+    for rank, value in enumerate(sorted(values.values(), reverse=True), 1):
+        best_rank.setdefault(value, rank)
     return {name: best_rank[value] for name, value in values.items()}
 
 
@@ -236,26 +247,26 @@ def _rows_by_task(rows: Iterable[EvaluationRow]) -> dict[str, list[EvaluationRow
     return by_task
 
 
-def _mean_rewards(rows: Sequence[EvaluationRow]) -> Pair:
-    """The mean reward (before, after) of these rows, of which there must be one at least.
+def _mean_rewards(rows: Sequence[EvaluationRow]) -> BeforeAfter:
+    """The mean reward (before, after) of these rows, of which there must be at least one."""
+    rows_by_task = _rows_by_task(rows).values()
+    rewards_by_task = [[_rewards(row) for row in task_rows] for task_rows in rows_by_task]
+    return (
+        _mean_over_tasks([[before for before, _ in rewards] for rewards in rewards_by_task]),
+        _mean_over_tasks([[after for _, after in rewards] for rewards in rewards_by_task]),
+    )
 
-    The attempts at a task are averaged first, then the tasks. Rounded to 9 digits, so that equal
-    means stay equal in spite of rounding errors.
+
+def _mean_over_tasks(values_by_task: Sequence[Sequence[float]]) -> float:
+    """The mean over tasks of the mean over a task's attempts.
+
+    Rounded to 9 digits, so that equal means stay equal in spite of rounding errors.
     """
-    pairs_by_task = [
-        [_reward_pair(row) for row in task_rows] for task_rows in _rows_by_task(rows).values()
-    ]
-    means_of_sides = []
-    for index in (0, 1):
-        task_means = [
-            math.fsum(pair[index] for pair in task_pairs) / len(task_pairs)
-            for task_pairs in pairs_by_task
-        ]
-        means_of_sides.append(round(math.fsum(task_means) / len(task_means), 9))
-    return means_of_sides[0], means_of_sides[1]
+    task_means = [math.fsum(values) / len(values) for values in values_by_task]
+    return round(math.fsum(task_means) / len(task_means), 9)
 
 
-def _reward_pair(row: EvaluationRow) -> Pair:
+def _rewards(row: EvaluationRow) -> BeforeAfter:
     """(reward before, reward now); a missing reward counts as 0."""
     return row.reward_before or 0.0, row.reward or 0.0
 
@@ -265,10 +276,10 @@ def _scored_twice(row: EvaluationRow) -> bool:
     return not row.error and not row.error_before
 
 
-def _sampled(values: list[Pair]) -> list[Pair]:
-    """All values, or a random sample of `MOST_TASKS` where more of them are distinct.
+def _sampled(values: list[BeforeAfter]) -> list[BeforeAfter]:
+    """All values; a random sample of `MOST_TASKS` if more than that are distinct.
 
-    The sample is the same for the same values.
+    The same values always give the same sample.
     """
     if len(set(values)) <= MOST_TASKS:
         return values

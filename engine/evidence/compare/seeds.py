@@ -47,38 +47,33 @@ def seed_of(home: Home, candidate: Candidate) -> object:
 def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Comparison:
     """Compare two candidates task by task.
 
-    Where either side stands for several seeds, the uncertainty counts tasks and seeds. The
-    comparison of the rows is returned unchanged where both sides are single, or where it came to no
-    difference (no common measure, no shared tasks).
+    Where either candidate stands for several seeds, the uncertainty counts tasks and seeds. Else,
+    and where the rows cannot be compared (no common measure, no shared tasks), the comparison is
+    the one of the rows.
     """
     comparison = compare_rows(first.rows, other.rows)
-    members_of_sides = (first.members or (first,), other.members or (other,))
     measure = comparison.measure
-    if max(map(len, members_of_sides)) < 2 or comparison.outcome.diff is None or measure is None:
+    members_before, members_after = first.members or (first,), other.members or (other,)
+    several_seeds = len(members_before) > 1 or len(members_after) > 1
+    if not several_seeds or comparison.outcome.diff is None or measure is None:
         return comparison
-    # All sides are needed at once to find a common id. Their rows come back in the same order, and
-    # each member takes its own.
-    rows_by_prompt = iter(
-        with_one_id_per_prompt(
-            *(candidate.rows for members in members_of_sides for candidate in members)
-        )
-    )
-    rows_of_sides = [[next(rows_by_prompt) for _ in members] for members in members_of_sides]
-    all_rows = [seed_rows for members in rows_of_sides for seed_rows in members]
+    # A common task id can only be given to the rows of all members at once.
+    members = (*members_before, *members_after)
+    rows_of_members = with_one_id_per_prompt(*(member.rows for member in members))
+    rows_before = rows_of_members[: len(members_before)]
+    rows_after = rows_of_members[len(members_before) :]
     # One verdict for each value that a failed row can be counted as: left out first, then 0. If
     # they differ, the failed rows decide.
     outcomes = [
         _verdict_over_seeds(
             comparison,
-            [
-                [_task_means(seed_rows, measure, failed) for seed_rows in members]
-                for members in rows_of_sides
-            ],
+            means_before=[_task_means(rows, measure, failed) for rows in rows_before],
+            means_after=[_task_means(rows, measure, failed) for rows in rows_after],
         )
-        for failed in values_of_failures(measure, *all_rows)
+        for failed in values_of_failures(measure, *rows_of_members)
     ]
-    # A verdict over the seeds that was reached has no reason. Where it has one, the verdict of the
-    # rows was kept, and what decided that one is kept too.
+    # A verdict that the seeds decided has no reason. One with a reason is still that of the rows,
+    # and whether failed rows decided that one stays true.
     errors_decide = comparison.errors_decide and bool(outcomes[0].reason)
     comparison = replace(comparison, outcome=outcomes[0], errors_decide=errors_decide)
     return inconclusive_if_errors_decide(comparison, outcomes[-1])
@@ -105,27 +100,20 @@ def _configuration_key(home: Home, candidate: Candidate) -> str:
 def _joined_candidate(home: Home, members: list[Candidate]) -> Candidate:
     """The candidates of one configuration as one candidate, with a label that says so.
 
-    A single candidate is returned as it is. Where two have the same seed, only the newest is
-    returned.
+    A single candidate is returned as it is. Where any two have the same seed, the last of all the
+    candidates is returned alone: repeats of one seed tell nothing about other seeds.
     """
     if len(members) == 1:
         return members[0]
     seeds = [seed_of(home, candidate) for candidate in members]
-    if len(set(map(str, seeds))) < len(seeds):  # a seed repeats
-        return _newest(members)
-    label = f"{members[0].label} and {len(members) - 1} more seeds"
+    if len(set(map(str, seeds))) < len(seeds):
+        return members[-1]
     if len(members) == 2:
         label = f"{members[0].label} and {members[1].label}"
+    else:
+        label = f"{members[0].label} and {len(members) - 1} more seeds"
     rows = [row for candidate in members for row in candidate.rows]
     return replace(members[0], label=label, rows=rows, members=tuple(members))
-
-
-def _newest(members: list[Candidate]) -> Candidate:
-    """The last candidate, which is the newest.
-
-    It stands for all of them, because repeats of one seed tell nothing about other seeds.
-    """
-    return members[-1]
 
 
 def _task_means(
@@ -140,45 +128,36 @@ def _task_means(
 
 
 def _verdict_over_seeds(
-    comparison: Comparison, means: list[list[dict[str, float]]]
+    comparison: Comparison,
+    means_before: Sequence[dict[str, float]],
+    means_after: Sequence[dict[str, float]],
 ) -> PairedVerdict:
     """The verdict on several seeds, with a t interval over tasks and seeds.
 
-    The variance of the difference is the one over tasks plus the one over seeds, with
-    Satterthwaite's degrees of freedom. The verdict is "unknown" with fewer than two shared tasks.
-    Where nothing varies the verdict of `comparison`, which is over the rows, is kept.
+    It is "unknown" with fewer than two tasks that all seeds share. Where nothing varies, it is the
+    verdict of `comparison`, which is over the rows.
 
-    `means` holds two sides; each side is a list of seeds, and each seed maps task -> mean value.
+    `means_before` and `means_after` hold one dict per seed: task id -> mean value.
     """
     verdict_of_rows = comparison.outcome
-    seeds_before, seeds_after = means
-    shared_tasks = set.intersection(*(set(seed) for seeds in means for seed in seeds))
+    shared_tasks = set.intersection(*(set(means) for means in (*means_before, *means_after)))
     if len(shared_tasks) < 2:
         return replace(
             verdict_of_rows, verdict="unknown", reason="the seeds share no tasks", diff=None
         )
-    levels_before, levels_after = (
-        [_mean_over_tasks(seed, shared_tasks) for seed in seeds] for seeds in means
-    )
-    diff = _mean(levels_after) - _mean(levels_before)
+    levels_before = [_mean_over_tasks(means, shared_tasks) for means in means_before]
+    levels_after = [_mean_over_tasks(means, shared_tasks) for means in means_after]
     task_differences = [
-        _mean([seed[task] for seed in seeds_after]) - _mean([seed[task] for seed in seeds_before])
+        _mean([means[task] for means in means_after])
+        - _mean([means[task] for means in means_before])
         for task in shared_tasks
     ]
-    task_variance = _variance(task_differences) / len(task_differences)
-    seed_freedom = len(levels_before) + len(levels_after) - 2
-    pooled_variance = (
-        _squared_deviations(levels_before) + _squared_deviations(levels_after)
-    ) / seed_freedom
-    seed_variance = pooled_variance * (1.0 / len(levels_before) + 1.0 / len(levels_after))
-    total_variance = task_variance + seed_variance
-    if total_variance <= 0.0:  # there is nothing to divide by
+    variance, df = _variance_and_freedom(task_differences, levels_before, levels_after)
+    if variance <= 0.0:
         return replace(verdict_of_rows, method=f"{verdict_of_rows.method}, seeds alike")
-    df = total_variance**2 / (
-        task_variance**2 / (len(task_differences) - 1) + seed_variance**2 / seed_freedom
-    )
-    standard_error = math.sqrt(total_variance)
+    standard_error = math.sqrt(variance)
     half_width = t_quantile(1.0 - ALPHA / 2.0, df) * standard_error
+    diff = _mean(levels_after) - _mean(levels_before)
     p = min(1.0, 2.0 * t_cdf(-abs(diff) / standard_error, df))
     interval = Interval(diff - half_width, diff + half_width)
     higher_is_better = HIGHER_IS_BETTER[comparison.measure] if comparison.measure else True
@@ -203,8 +182,38 @@ def _verdict_over_seeds(
     )
 
 
+def _variance_and_freedom(
+    task_differences: Sequence[float],
+    levels_before: Sequence[float],
+    levels_after: Sequence[float],
+) -> tuple[float, float]:
+    """The variance of the difference over tasks and seeds, and its degrees of freedom.
+
+    The variance over tasks and the one over seeds are added; the degrees of freedom are
+    Satterthwaite's. (0, 0) where nothing varies.
+
+    Args:
+        task_differences: for each task, the difference of its mean values; at least two.
+        levels_before, levels_after: for each seed, its mean over the tasks.
+    """
+    task_variance = _squared_deviations(task_differences) / (len(task_differences) - 1)
+    task_variance /= len(task_differences)
+    seed_freedom = len(levels_before) + len(levels_after) - 2
+    pooled_variance = (
+        _squared_deviations(levels_before) + _squared_deviations(levels_after)
+    ) / seed_freedom
+    seed_variance = pooled_variance * (1.0 / len(levels_before) + 1.0 / len(levels_after))
+    total_variance = task_variance + seed_variance
+    if total_variance <= 0.0:
+        return 0.0, 0.0
+    df = total_variance**2 / (
+        task_variance**2 / (len(task_differences) - 1) + seed_variance**2 / seed_freedom
+    )
+    return total_variance, df
+
+
 def _mean_over_tasks(task_means: dict[str, float], tasks: set[str]) -> float:
-    """The mean of one seed over `tasks`; `task_means` maps task -> mean value."""
+    """The mean of one seed over `tasks`; `task_means` maps task id -> mean value."""
     return math.fsum(task_means[task] for task in tasks) / len(tasks)
 
 
@@ -213,9 +222,6 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _squared_deviations(values: Sequence[float]) -> float:
+    """The sum of the squared deviations from the mean."""
     average = _mean(values)
     return math.fsum((value - average) ** 2 for value in values)
-
-
-def _variance(values: Sequence[float]) -> float:
-    return _squared_deviations(values) / (len(values) - 1)

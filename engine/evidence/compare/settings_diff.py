@@ -67,13 +67,16 @@ class Making:
     def choices(self) -> dict[str, object]:
         """What identifies the training besides its settings.
 
-        The keys are model (that training started from), algorithm and env_id. The values are empty
-        or None without a config.
+        The keys are model (that training started from), algorithm and env_id. Without a config the
+        model is "" and the others are None.
         """
-        algorithm, env_id = (
-            (self.config.algorithm, self.config.env_id) if self.config else (None, None)
-        )
-        return {"model": self.start, "algorithm": algorithm, "env_id": env_id}
+        if self.config is None:
+            return {"model": "", "algorithm": None, "env_id": None}
+        return {
+            "model": self.config.model,
+            "algorithm": self.config.algorithm,
+            "env_id": self.config.env_id,
+        }
 
 
 def making_of_run(home: Home, run_id: str) -> Making:
@@ -98,16 +101,19 @@ def ancestors(home: Home, making: Making) -> list[str]:
     entry is the reference of the base model where the chain could be followed that far. Empty where
     the training is not known.
     """
-    descent: list[str] = []
-    # The last condition ends a chain that leads back to itself.
-    while making.config and len(descent) < _MOST_GENERATIONS and making.run_id not in descent:
-        descent.append(making.run_id)
+    ancestor_names: list[str] = []
+    while (
+        making.config
+        and len(ancestor_names) < _MOST_GENERATIONS
+        and making.run_id not in ancestor_names  # the chain leads back to itself
+    ):
+        ancestor_names.append(making.run_id)
         parent = trained_by(home, making.start)
         if not parent:  # the start is a base model
-            descent.append(making.start)
+            ancestor_names.append(making.start)
             break
         making = making_of_run(home, parent)
-    return descent
+    return ancestor_names
 
 
 @dataclass(frozen=True)
@@ -142,17 +148,17 @@ class Attribution:
         }
 
 
-def attribution(home: Home, one: Candidate, other: Candidate) -> Attribution:
+def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
     """What differs between two candidates, and whether a difference of results is attributed to it.
 
     Where one model descends from the other, the trainings in between are what differs. Otherwise
     the start model, the algorithm, the environment and the settings are compared. A difference of
     results is attributed only if exactly one thing differs.
     """
-    one_training, other_training = making_of(home, one), making_of(home, other)
-    changed = _trainings_between(home, one, other, one_training, other_training)
+    first_making, second_making = making_of(home, first), making_of(home, second)
+    changed = _trainings_between(home, first, second, first_making, second_making)
     if changed is None:
-        changed = changed_choices(one_training, other_training)
+        changed = changed_names(first_making, second_making)
     if len(changed) == 1:
         return Attribution(changed)
     if changed:
@@ -161,7 +167,7 @@ def attribution(home: Home, one: Candidate, other: Candidate) -> Attribution:
             "attributed to one of them"
         )
         return Attribution(changed, reason)
-    seeds = {str(training.seed) for training in (one_training, other_training) if training.config}
+    seeds = {str(making.seed) for making in (first_making, second_making) if making.config}
     reason = "only the seed differs" if len(seeds) > 1 else "no lever differs"
     return Attribution([], f"{reason}: what is left is noise")
 
@@ -174,28 +180,26 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
     Candidates that no run of this home trained have no settings and are left out. {} where fewer
     than two candidates are left.
     """
-    trainings = {candidate.label: making_of(home, candidate) for candidate in candidates}
-    trained = {label: making for label, making in trainings.items() if making.config}
-    if len(trained) < 2:
+    settings_of: dict[str, dict[str, object]] = {}  # label -> setting -> value
+    for candidate in candidates:
+        making = making_of(home, candidate)
+        if making.config:
+            settings_of[candidate.label] = making.choices() | dict(making.setting_values)
+    if len(settings_of) < 2:
         return {}
-    values_by_label = {
-        label: making.choices() | dict(making.setting_values) for label, making in trained.items()
-    }
-    setting_names = dict.fromkeys(
-        name for candidate_values in values_by_label.values() for name in candidate_values
-    )
+    # A dict instead of a set, to keep the order.
+    setting_names = dict.fromkeys(name for settings in settings_of.values() for name in settings)
     table: dict[str, dict[str, object]] = {}
     for name in setting_names:
-        value_by_label = {
-            label: candidate_values.get(name) for label, candidate_values in values_by_label.items()
-        }
-        if any(value != next(iter(value_by_label.values())) for value in value_by_label.values()):
+        value_by_label = {label: settings.get(name) for label, settings in settings_of.items()}
+        first_value, *other_values = value_by_label.values()
+        if any(value != first_value for value in other_values):
             table[name] = value_by_label
     return table
 
 
 def _trainings_between(
-    home: Home, one: Candidate, other: Candidate, one_training: Making, other_training: Making
+    home: Home, first: Candidate, second: Candidate, first_making: Making, second_making: Making
 ) -> list[str] | None:
     """The trainings that lie between two models, as texts for `Attribution.changed`.
 
@@ -207,54 +211,54 @@ def _trainings_between(
         both were trained, and neither descends from the other: None, as their settings are to be
             compared.
     """
-    if one_training.run_id and one_training.run_id == other_training.run_id:
-        return ["checkpoint"] if (one.step, one.label) != (other.step, other.label) else []
+    if first_making.run_id and first_making.run_id == second_making.run_id:
+        same_checkpoint = (first.step, first.label) == (second.step, second.label)
+        return [] if same_checkpoint else ["checkpoint"]
     for descendant, ancestor, ancestor_label in (
-        (one_training, other_training, other.label),
-        (other_training, one_training, one.label),
+        (first_making, second_making, second.label),
+        (second_making, first_making, first.label),
     ):
-        descent = ancestors(home, descendant)
-        ancestor_name = ancestor.run_id or ancestor_label
-        if ancestor_name in descent:
-            return [f"training of {run_id}" for run_id in descent[: descent.index(ancestor_name)]]
-    if one_training.config and other_training.config:
+        ancestor_names = ancestors(home, descendant)
+        name = ancestor.run_id or ancestor_label  # a base model has no run
+        if name in ancestor_names:
+            runs_between = ancestor_names[: ancestor_names.index(name)]
+            return [f"training of {run_id}" for run_id in runs_between]
+    if first_making.config and second_making.config:
         return None
     trainings = [
-        f"training of {training.run_id}"
-        for training in (one_training, other_training)
-        if training.config
+        f"training of {making.run_id}" for making in (first_making, second_making) if making.config
     ]
     return ["base model", *trainings]
 
 
-def _was_chosen(training: Making, name: str) -> bool:
+def _was_chosen(making: Making, name: str) -> bool:
     """Whether the value of a setting was chosen by somebody, for this run or for its parent run.
 
     A setting whose source was not recorded counts as chosen.
     """
-    return name in training.setting_values and training.sources.get(name, "user") in _CHOSEN
+    return name in making.setting_values and making.sources.get(name, "user") in _CHOSEN
 
 
-def changed_choices(first: Making, second: Making) -> list[str]:
+def changed_names(first: Making, second: Making) -> list[str]:
     """The names of what was changed from one training to another.
 
-    First those of model, algorithm and env_id that differ, then the settings that somebody chose.
-    Seeds and neutral settings do not count. Computed defaults that differ are listed only where
-    nothing else changed, because they usually follow from another change.
+    First come those of model, algorithm and env_id that differ, then the settings that differ and
+    that somebody chose. Seeds and neutral settings do not count. Computed defaults that differ are
+    listed only where nothing else changed, because they usually follow from another change.
     """
-    choices = [name for name, value in first.choices().items() if value != second.choices()[name]]
-    names = dict.fromkeys([*first.setting_values, *second.setting_values])
-    differing = [
+    second_choices = second.choices()
+    changed_choices = [
+        name for name, value in first.choices().items() if value != second_choices[name]
+    ]
+    setting_names = dict.fromkeys([*first.setting_values, *second.setting_values])
+    changed_settings = [
         name
-        for name in names
+        for name in setting_names
         if name not in NEUTRAL
         and name != "seed"
         and first.setting_values.get(name) != second.setting_values.get(name)
     ]
     chosen_settings = [
-        name
-        for name in differing
-        if any(_was_chosen(training, name) for training in (first, second))
+        name for name in changed_settings if _was_chosen(first, name) or _was_chosen(second, name)
     ]
-    # A default that changed because something else did is no change of its own.
-    return choices + chosen_settings if choices or chosen_settings else differing
+    return changed_choices + chosen_settings or changed_settings

@@ -35,7 +35,7 @@ from engine.records.lines.event import Event, read_events
 from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
 
 # Of a long run only its first steps (trends are measured from them) and its last steps are kept.
-_START, _END = 40, 400
+_FIRST_STEPS, _LAST_STEPS = 40, 400
 _SLACK = 100  # more steps than these are let in before the middle is dropped, all at once
 
 
@@ -72,9 +72,9 @@ class Watch:
         self.exam_tasks = exam_tasks
         self.lines: list[Line] = []
         self.views: list[View] = []
-        self.rows = TrainingRows()
-        # Id of a raised alert -> steps in a row without the finding.
-        self.active: dict[str, int] = {}
+        self.training_rows = TrainingRows()
+        # Id of the finding of a raised alert -> steps in a row without that finding.
+        self.active_alerts: dict[str, int] = {}
         self._steps_present: dict[str, int] = {}  # id of a finding -> steps in a row with it
         self._beginning: _Beginning | None = None
         self._against_start: StartComparison | None = None
@@ -82,12 +82,13 @@ class Watch:
     def catch_up(self, step: int) -> None:
         """Read the metrics, rollouts and alerts of a run that has already done `step` steps.
 
-        Afterwards `look` continues as if it had seen those steps.
+        Afterwards `check_step` continues as if it had seen those steps.
         """
         self.lines = [line for line in load_metrics(self.run.metrics).lines if line["step"] <= step]
         past_steps = [past_step for past_step in self.run.rollout_steps() if past_step <= step]
-        # Steps in the middle of a long run would be dropped anyway; dict.fromkeys removes repeats.
-        for past_step in dict.fromkeys([*past_steps[:_START], *past_steps[-_START:]]):
+        # The first steps and as many of the last are enough; all would take long to read.
+        ends = [*past_steps[:_FIRST_STEPS], *past_steps[-_FIRST_STEPS:]]
+        for past_step in dict.fromkeys(ends):  # without repeats, in order
             self._read_view(past_step)
         self._against_start = against_start(self.run, step, planned=self._planned_evaluations())
         for event in read_events(self.run.events):
@@ -95,20 +96,20 @@ class Watch:
         self._trim()
 
     def _restore(self, event: Event, step: int) -> None:
-        """Take over from a past event the counts of training rows, or an alert raised or cleared.
+        """Take over the counts of training rows, or the alert raised or cleared, of a past event.
 
         Events after `step` are ignored, and so are all other kinds of event.
         """
         if event.event == "data":  # the rows are the same at every step
-            self.rows = training_rows(event)
+            self.training_rows = training_rows(event)
         elif event.step is None or event.step > step:
             return  # these steps will be repeated, and their alerts with them
         elif event.event == "alert":
-            self.active[str(event.fields.get("id"))] = 0
+            self.active_alerts[str(event.fields.get("id"))] = 0
         elif event.event == "alert_cleared":
-            self.active.pop(str(event.fields.get("id")), None)
+            self.active_alerts.pop(str(event.fields.get("id")), None)
 
-    def look(
+    def check_step(
         self,
         step: int,
         values: Mapping[str, Any],
@@ -125,7 +126,7 @@ class Watch:
         self.lines.append({"step": step, **values})
         self._add_view(view_of(step, rollouts, self.settings))
         self._trim()
-        if self._beginning is None:  # once: step 0 was evaluated before the first step
+        if self._beginning is None:  # read once: step 0 was evaluated before the first step
             exam = first_exam(self.run, self.settings)
             self._beginning = _Beginning(exam, gold_tokens(self.run))
         if evaluated:
@@ -138,12 +139,13 @@ class Watch:
             self.lines,
             self.views,
             exam_tasks=self.exam_tasks,
-            rows=self.rows,
+            training_rows=self.training_rows,
             exam_start=self._beginning.exam,
             against_start=self._against_start,
             gold_tokens=self._beginning.gold_tokens,
         )
-        return self._update_alerts({finding.id: finding for finding in find_all(facts, live=True)})
+        findings = find_all(facts, live=True)
+        return self._update_alerts({finding.id: finding for finding in findings})
 
     def _update_alerts(
         self, findings_now: Mapping[str, Finding]
@@ -156,28 +158,25 @@ class Watch:
         `findings_now` are the findings of this step by id. Returns (findings to raise as alerts,
         ids of alerts that are over).
         """
+        active_before = self.active_alerts
+        self.active_alerts = {}
+        cleared = []
+        for finding_id, steps in active_before.items():
+            steps_absent = 0 if finding_id in findings_now else steps + 1
+            if steps_absent >= limits.CLEAR_AFTER:
+                cleared.append(finding_id)
+            else:
+                self.active_alerts[finding_id] = steps_absent
+        # A finding that is absent now is left out, so its count begins again.
         self._steps_present = {
             finding_id: self._steps_present.get(finding_id, 0) + 1 for finding_id in findings_now
         }
-        to_raise = [
-            finding
-            for finding_id, finding in findings_now.items()
-            if finding_id not in self.active
-            and self._steps_present[finding_id] >= limits.RAISE_AFTER
-        ]
-        steps_absent = {
-            finding_id: 0 if finding_id in findings_now else steps + 1
-            for finding_id, steps in self.active.items()
-        }
-        cleared = [
-            finding_id for finding_id, steps in steps_absent.items() if steps >= limits.CLEAR_AFTER
-        ]
-        self.active = {
-            finding_id: steps
-            for finding_id, steps in steps_absent.items()
-            if finding_id not in cleared
-        }
-        self.active |= dict.fromkeys([finding.id for finding in to_raise], 0)
+        to_raise = []
+        for finding_id, finding in findings_now.items():
+            long_enough = self._steps_present[finding_id] >= limits.RAISE_AFTER
+            if long_enough and finding_id not in active_before:
+                to_raise.append(finding)
+                self.active_alerts[finding_id] = 0
         return to_raise, cleared
 
     def _planned_evaluations(self) -> int:
@@ -199,14 +198,18 @@ class Watch:
 
 def _drop_middle(steps: MutableSequence[Any]) -> None:
     """Delete the middle of a list that has grown too long; its start and its end stay."""
-    if len(steps) > _START + _END + _SLACK:
-        del steps[_START : len(steps) - _END]
+    if len(steps) > _FIRST_STEPS + _LAST_STEPS + _SLACK:
+        del steps[_FIRST_STEPS : len(steps) - _LAST_STEPS]
 
 
 def training_rows(event: Event) -> TrainingRows:
     """The counts of training rows in a `data` event; a count that is missing is 0."""
-    counts = [int(event.fields.get(name) or 0) for name in ("rows", "truncated", "dropped")]
-    return TrainingRows(*counts)
+    fields = event.fields
+    return TrainingRows(
+        rows=int(fields.get("rows") or 0),
+        truncated=int(fields.get("truncated") or 0),
+        dropped=int(fields.get("dropped") or 0),
+    )
 
 
 def alert_fields(finding: Finding) -> dict[str, object]:

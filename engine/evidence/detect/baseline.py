@@ -50,20 +50,20 @@ def evaluation_against_start(
             counted from the first on. 0 counts only those that exist.
     """
     taught_ids = taught_tasks(run)
-    before, after = (
-        _rows_always_asked(without_tasks(evaluation_rows, taught_ids))
-        for evaluation_rows in (read_evaluation(run.evals(0)), rows)
-    )
+    before = _rows_always_asked(without_tasks(read_evaluation(run.evals(0)), taught_ids))
+    after = _rows_always_asked(without_tasks(rows, taught_ids))
     if not before or not after:
         return None
-    return compared_with_start(before, after, step, max(len(_evaluated_steps(run, step)), planned))
+    evaluations = max(len(_evaluated_steps(run, step)), planned)
+    return compared_with_start(before, after, step, evaluations)
 
 
 def _evaluated_steps(run: RunDir, last_step: int | None) -> list[int]:
     """The steps after step 0 that have an evaluation, up to `last_step` (None: all)."""
-    return [
-        step for step in run.eval_steps() if step > 0 and (last_step is None or step <= last_step)
-    ]
+    steps = [step for step in run.eval_steps() if step > 0]
+    if last_step is None:
+        return steps
+    return [step for step in steps if step <= last_step]
 
 
 def compared_with_start(
@@ -110,20 +110,22 @@ def gold_tokens(run: RunDir) -> float | None:
     where there are no references or no answers.
     """
     answers = [row for row in read_evaluation(run.evals(0)) if row.completion and row.tokens]
-    reference_chars = sorted(map(len, references(run).values())) if answers else []
+    if not answers:
+        return None
+    reference_chars = sorted(len(text) for text in references(run).values())
     if not reference_chars:
         return None
-    chars_per_token = sum(len(row.completion or "") for row in answers) / sum(
-        row.tokens for row in answers
-    )
-    longest_chars = reference_chars[int(0.95 * (len(reference_chars) - 1))]
-    return longest_chars / max(chars_per_token, 0.1)  # degenerate answers have hardly any text
+    answer_chars = sum(len(row.completion or "") for row in answers)
+    chars_per_token = answer_chars / sum(row.tokens for row in answers)
+    percentile_95_chars = reference_chars[int(0.95 * (len(reference_chars) - 1))]
+    # At least 0.1, because degenerate answers have hardly any text.
+    return percentile_95_chars / max(chars_per_token, 0.1)
 
 
 def _longest_turn(answer: Sequence[ChatMessage] | None) -> str:
     """The longest assistant turn of a stored reference answer as text, "" without one."""
-    assistant_turns = [message for message in answer or () if message.get("role") == "assistant"]
-    return max(map(_turn_text, assistant_turns), key=len, default="")
+    turns = [_turn_text(turn) for turn in answer or () if turn.get("role") == "assistant"]
+    return max(turns, key=len, default="")
 
 
 def _turn_text(message: ChatMessage) -> str:
@@ -136,8 +138,7 @@ def _turn_text(message: ChatMessage) -> str:
 
 
 def _rows_always_asked(rows: Sequence[EvaluationRow]) -> Sequence[EvaluationRow]:
-    """The rows of the validation half, which every evaluation asks; all rows where the held-out
-    tasks have no halves."""
+    """The rows of the validation half, which every evaluation asks; without halves all rows."""
     return in_half(rows, VALIDATION) if any(row.half for row in rows) else rows
 
 

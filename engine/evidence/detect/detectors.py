@@ -37,15 +37,18 @@ class Detector:
 
         True for a detector that needs none.
         """
-        # These two are neither metrics nor attributes of a view.
-        if "rescored" in self.reads and facts.rescored.get("scored"):
-            return True
-        if "kept" in self.reads and facts.kept is not None:
-            return True
-        return not self.reads or any(
-            facts.curve(name) or (name in _VIEW_ATTRIBUTES and facts.of_views(name))
-            for name in self.reads
-        )
+        return not self.reads or any(_was_recorded(name, facts) for name in self.reads)
+
+
+def _was_recorded(name: str, facts: Facts) -> bool:
+    """Whether the run left what a detector reads by this name (see `Detector.reads`)."""
+    if name == "rescored" and facts.rescoring.get("scored"):
+        return True
+    if name == "kept" and facts.kept_skills is not None:
+        return True
+    if name in _VIEW_ATTRIBUTES and facts.view_values(name):
+        return True
+    return bool(facts.curve(name))  # a metric of that name
 
 
 DETECTORS = (
@@ -58,11 +61,11 @@ DETECTORS = (
         _TRAINERS,
         ("heldout_success", "heldout_reward", "heldout_loss"),
     ),
-    Detector("length_grew", answers.length_grew, reads=("truncated_share", "cut")),
-    Detector("truncation", answers.truncation, _ALL, ("truncated_share", "cut", "loss")),
-    Detector("overthinking", answers.overthinking, ("grpo", "evaluate"), ("think",)),
-    Detector("repetition", answers.repetition, ("grpo", "evaluate"), ("repeated",)),
-    Detector("unparsed", answers.unparsed, _ALL, ("form", "wrapped_reward")),
+    Detector("length_grew", answers.length_grew, reads=("truncated_share", "cut_share")),
+    Detector("truncation", answers.truncation, _ALL, ("truncated_share", "cut_share", "loss")),
+    Detector("overthinking", answers.overthinking, ("grpo", "evaluate"), ("think_size",)),
+    Detector("repetition", answers.repetition, ("grpo", "evaluate"), ("repeated_share",)),
+    Detector("unparsed", answers.unparsed, _ALL, ("form_score", "wrapped_reward")),
     Detector("entropy_collapse", groups.entropy_collapse, reads=("entropy",)),
     Detector("judge_pleasing", scoring.judge_pleasing, ("grpo", "evaluate"), ("judge_gap",)),
     Detector("reward_hacking", scoring.reward_hacking, reads=("reward_mean",)),
@@ -71,7 +74,7 @@ DETECTORS = (
     Detector("forgetting", setbacks.forgetting, _TRAINERS, ("kept",), live=False),
     Detector("no_update", learning.no_update, _TRAINERS, ("lr",)),
     Detector("unstable", learning.unstable, _TRAINERS, ("grad_norm",)),
-    Detector("reward_errors", scoring.reward_errors, _ALL, ("reward_errors", "errors")),
+    Detector("reward_errors", scoring.reward_errors, _ALL, ("reward_errors", "error_share")),
     Detector("scorer_moves", scoring.scorer_moves, _ALL, ("rescored",), live=False),
     Detector("slow_reward", scoring.slow_reward, reads=("reward_s",)),
     Detector("underpowered", learning.underpowered, _ALL, live=False),
@@ -86,12 +89,13 @@ def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
 
     With `live` only those detectors are run that also run while training goes on.
     """
-    findings = [
-        finding
-        for detector in DETECTORS
-        if facts.algorithm in detector.algorithms and (detector.live or not live)
-        if (finding := detector.find(facts)) is not None
-    ]
+    findings = []
+    for detector in DETECTORS:
+        if facts.algorithm not in detector.algorithms or (live and not detector.live):
+            continue
+        finding = detector.find(facts)
+        if finding is not None:
+            findings.append(finding)
     return ranked(findings)
 
 

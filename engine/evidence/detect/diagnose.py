@@ -60,7 +60,10 @@ class ShownFinding:
 
 @dataclass(frozen=True)
 class LookedAt:
-    """How much of a run the detectors read; `last_step` is 0 without steps."""
+    """How much of a run the detectors read; `last_step` is 0 without steps.
+
+    Except for `last_step` all are counts.
+    """
 
     steps: int
     last_step: int
@@ -119,11 +122,11 @@ def diagnose(home: Home, run_id: str) -> Reply:
     facts = facts_of(run, row, config)
     findings = find_all(facts)
     examples = Examples(run, facts.algorithm, last_exam(run), redact)
-    deleted_note = (
-        f"{row.run_id} is {row.state}; its files were deleted." if run.deleted.exists() else ""
-    )
+    summary = _summary(row, facts, findings)
+    if run.deleted.exists():
+        summary = f"{row.run_id} is {row.state}; its files were deleted."
     diagnosis = Diagnosis(
-        summary=deleted_note or _summary(row, facts, findings),
+        summary=summary,
         run_id=row.run_id,
         state=row.state,
         findings=[_shown_finding(finding, examples, redact) for finding in findings],
@@ -138,14 +141,14 @@ def diagnose(home: Home, run_id: str) -> Reply:
 def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
     """The diagnosis within the size limit of a reply.
 
-    Examples are dropped one by one, those of the last findings first. Without any examples it is
-    returned whatever its size.
+    Examples are dropped one by one, beginning with the last example of the last finding. A
+    diagnosis without examples is returned whatever its size.
     """
     while json_chars(diagnosis.to_json()) > BODY_CHARS:
-        with_examples = [i for i, each in enumerate(diagnosis.findings) if each.examples]
+        findings = list(diagnosis.findings)
+        with_examples = [index for index, finding in enumerate(findings) if finding.examples]
         if not with_examples:
             break
-        findings = list(diagnosis.findings)
         last = with_examples[-1]
         findings[last] = replace(findings[last], examples=findings[last].examples[:-1])
         diagnosis = replace(diagnosis, findings=findings)
@@ -158,33 +161,37 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     Raises DamagedRecord for any other damaged file.
     """
     settings = KnownSettings.of(config.settings if config else None)
-    evaluation_config = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
     training = row.kind == "train"
-    algorithm = row.algorithm if training else "evaluate"
-    rows_asked = evaluation_config.rows if evaluation_config else None
-    split = evaluation_config.split if evaluation_config else "heldout"
+    split = "heldout"
+    if training:
+        views = _training_views(run, settings)
+    else:
+        rows_asked = None
+        if isinstance(config, EvaluateConfig | RegradeConfig):
+            rows_asked, split = config.rows, config.split
+        # The number of rows is an argument of an evaluation, but a lever can change it too.
+        settings = replace(settings, rows=rows_asked)
+        views = _evaluation_views(run, config, settings)
     exam_rows = last_exam(run)
     validation_rows = in_half(exam_rows, VALIDATION) or exam_rows  # all rows without halves
     verdict = run_verdict(run) if row.state == "done" else None
-    views = _training_views(run, settings) if training else _evaluation_views(run, config, settings)
     return Facts(
-        algorithm=algorithm,
-        # The number of rows is an argument of an evaluation, not one of its settings.
-        settings=settings if training else replace(settings, rows=rows_asked),
+        algorithm=row.algorithm if training else "evaluate",
+        settings=settings,
         lines=load_metrics(run.metrics).lines,
         views=views,
         exam=view_of(0, exam_rows, settings) if exam_rows else None,  # its step is not used
         exam_tasks=len({exam_row.task for exam_row in validation_rows}),
-        rows=_last_training_rows(run),
+        training_rows=_last_training_rows(run),
         failure=_failure(run, row),
         comparison=verdict.comparison if verdict else None,
-        go_on_with=verdict.training.go_on_with if verdict and verdict.training else "",
-        rescored=rescored(run),
+        recommended_model=verdict.training.go_on_with if verdict and verdict.training else "",
+        rescoring=rescored(run),
         exam_start=first_exam(run, settings) if training else None,
         against_start=against_start(run) if training else None,
         gold_tokens=gold_tokens(run) if training else None,
         heldout_rows=split_rows(run.home, row.env_id, split),
-        kept=verdict.kept_skills if verdict else None,
+        kept_skills=verdict.kept_skills if verdict else None,
     )
 
 
@@ -193,7 +200,9 @@ def _failure(run: RunDir, row: RunRow) -> Failure | None:
     if row.state != "failed":
         return None
     evidence = read_object(run.failure).get("evidence")
-    return Failure(row.reason_kind or "", row.reason or "", str(evidence or ""))
+    return Failure(
+        kind=row.reason_kind or "", message=row.reason or "", evidence=str(evidence or "")
+    )
 
 
 def _last_training_rows(run: RunDir) -> TrainingRows:
@@ -203,23 +212,32 @@ def _last_training_rows(run: RunDir) -> TrainingRows:
 
 
 def _training_views(run: RunDir, settings: KnownSettings) -> list[View]:
-    """The views of the first and last steps, and of as many in between as the byte limit allows.
+    """The views of the steps that `_chosen_steps` selects; steps without rollouts have no view."""
+    views = []
+    for step in _chosen_steps(run):
+        view = view_of(step, read_trajectories(run.rollouts(step)), settings)
+        if view is not None:
+            views.append(view)
+    return views
 
-    Steps in between are chosen at even distances. Steps without rollouts have no view.
+
+def _chosen_steps(run: RunDir) -> list[int]:
+    """The first and the last steps, and as many steps in between as the byte limit allows.
+
+    Steps in between are chosen at even distances.
     """
     steps = run.rollout_steps()
-    sizes = {step: _rollout_bytes(run, step) for step in steps}
-    chosen = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
-    bytes_left = _ROLLOUT_BYTES - sum(sizes[step] for step in chosen)
-    middle_steps = [step for step in steps if step not in chosen]
+    file_bytes = {step: _rollout_bytes(run, step) for step in steps}
+    ends = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
+    middle_steps = [step for step in steps if step not in ends]
+    if not middle_steps:
+        return sorted(ends)
+    bytes_left = _ROLLOUT_BYTES - sum(file_bytes[step] for step in ends)
     # As many of the middle steps as fit, if they are of mean size.
-    mean_size = max(1, sum(sizes[step] for step in middle_steps) // max(1, len(middle_steps)))
-    middle_count = max(0, min(len(middle_steps), bytes_left // mean_size))
-    chosen |= {middle_steps[i * len(middle_steps) // middle_count] for i in range(middle_count)}
-    views = (
-        view_of(step, read_trajectories(run.rollouts(step)), settings) for step in sorted(chosen)
-    )
-    return [view for view in views if view is not None]
+    mean_bytes = max(1, sum(file_bytes[step] for step in middle_steps) // len(middle_steps))
+    count = max(0, min(len(middle_steps), bytes_left // mean_bytes))
+    chosen_middle = {middle_steps[i * len(middle_steps) // count] for i in range(count)}
+    return sorted(ends | chosen_middle)
 
 
 def _rollout_bytes(run: RunDir, step: int) -> int:
@@ -235,7 +253,8 @@ def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSett
 
     Where no model has answers, the views of the rollouts: a probe writes those instead.
     """
-    for index in reversed(range(len(config.model_refs if config else []))):
+    model_count = len(config.model_refs) if config else 0
+    for index in reversed(range(model_count)):
         view = view_of(0, read_evaluation(run.model_evals(index)), settings)
         if view is not None:
             return [view]
@@ -244,36 +263,47 @@ def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSett
 
 def last_exam(run: RunDir) -> Sequence[EvaluationRow]:
     """The answers of the last evaluation after step 0 that sampled any; empty without one."""
-    for step in reversed([step for step in run.eval_steps() if step > 0]):
-        evaluation = read_evaluation(run.evals(step))
+    later_steps = [step for step in run.eval_steps() if step > 0]
+    for step in reversed(later_steps):
+        rows = read_evaluation(run.evals(step))
         # Where only the loss was measured, rows have no completion.
-        rows = [row for row in evaluation if row.completion is not None]
-        if rows:
-            return rows
+        answered_rows = [row for row in rows if row.completion is not None]
+        if answered_rows:
+            return answered_rows
     return []
 
 
 def _shown_finding(finding: Finding, examples: Examples, redact: Redactor) -> ShownFinding:
     """The finding redacted, with its examples."""
-    what, evidence = redact.text(finding.what), redact.value(finding.numbers)
-    return ShownFinding(finding, what, evidence, examples.of(finding))
+    return ShownFinding(
+        finding,
+        what=redact.text(finding.what),
+        evidence=redact.value(finding.numbers),
+        examples=examples.of(finding),
+    )
 
 
 def _looked_at(facts: Facts) -> LookedAt:
     """How much the detectors could read."""
     # Step 0 is the evaluation before training, not a step.
     steps = [line["step"] for line in facts.lines if line.get("step", 0) > 0]
-    names = ("heldout_success", "heldout_reward", "heldout_loss")
-    evaluated = {step for name in names for step, _ in facts.curve(name)}
-    rollouts = sum(view.n for view in facts.views)
-    return LookedAt(len(steps), steps[-1] if steps else 0, rollouts, len(evaluated))
+    evaluated_steps: set[int] = set()
+    for name in ("heldout_success", "heldout_reward", "heldout_loss"):
+        evaluated_steps |= {step for step, _ in facts.curve(name)}
+    return LookedAt(
+        steps=len(steps),
+        last_step=steps[-1] if steps else 0,
+        rollouts=sum(view.answer_count for view in facts.views),
+        evaluations=len(evaluated_steps),
+    )
 
 
 def _summary(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
     """What was found, and which model to go on with where training did not improve on the start."""
-    recommended = facts.go_on_with
-    advice = f" The start was not beaten: go on with {recommended}." if recommended else ""
-    return _findings_sentence(row, facts, findings) + advice
+    summary = _findings_sentence(row, facts, findings)
+    if facts.recommended_model:
+        summary += f" The start was not beaten: go on with {facts.recommended_model}."
+    return summary
 
 
 def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
@@ -284,14 +314,16 @@ def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -
     """
     if findings:
         first, *others = findings
-        other_ids = f" Also: {', '.join(finding.id for finding in others)}." if others else ""
-        return f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}.{other_ids}"
+        text = f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}."
+        if others:
+            text += f" Also: {', '.join(finding.id for finding in others)}."
+        return text
     looked_at = _looked_at(facts)
     extent = f"{counted(looked_at.steps, 'step')}, {counted(looked_at.rollouts, 'rollout')}"
-    if facts.failed:
+    if facts.failure_kind:
         return (
-            f"{row.run_id} failed ({facts.failed}); no detector explains it ({extent} looked at): "
-            "read the error."
+            f"{row.run_id} failed ({facts.failure_kind}); no detector explains it "
+            f"({extent} looked at): read the error."
         )
     if not looked_at.steps and not looked_at.rollouts:
         return f"{row.run_id} is {row.state} and has left nothing to diagnose yet."
@@ -301,33 +333,31 @@ def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -
 
 def _warnings(row: RunRow, facts: Facts) -> list[str]:
     """A warning for a run that is going on and has too few steps for most detectors; else []."""
-    if row.state in TERMINAL or not facts.lines:
+    step_count = _looked_at(facts).steps
+    if row.state in TERMINAL or not facts.lines or step_count >= limits.WINDOW:
         return []
-    steps = _looked_at(facts).steps
-    if steps < limits.WINDOW:
-        return [
-            f"{steps} steps are few: most detectors need {limits.LEAST} to {limits.TREND_STEPS}."
-        ]
-    return []
+    return [
+        f"{step_count} steps are few: most detectors need {limits.LEAST} to {limits.TREND_STEPS}."
+    ]
 
 
 def _next_calls(row: RunRow, findings: Sequence[Finding], step: int) -> list[Call]:
     """The calls that show rollouts of the first finding and what the playbook says about it.
 
-    Without findings: the call that reads the error of a failed run, else none. `step` is that of
-    the example rollouts, -1 where there are none.
+    Without findings: the call that reads the error of a failed run, else none. `step` is the step
+    of the example rollouts, -1 where there are none.
     """
     if not findings:
-        error = Call("read_logs", {"run_id": row.run_id, "view": "error"})
-        return [error] if row.state == "failed" else []
+        read_error = Call("read_logs", {"run_id": row.run_id, "view": "error"})
+        return [read_error] if row.state == "failed" else []
     first = findings[0]
-    calls = []
-    if first.pick:  # "" where rollouts do not show the finding
-        arguments: dict[str, object] = {"run_id": row.run_id, "pick": first.pick}
-        # "changed" shows held-out answers, to which the training step and the filter do not apply.
-        if step >= 0 and first.pick != "changed":
-            arguments["step"] = step
-        if first.where and first.pick != "changed":
-            arguments["where"] = first.where
-        calls.append(Call("read_rollouts", arguments))
-    return [*calls, Call("read_playbook", {"section": first.playbook})]
+    playbook = Call("read_playbook", {"section": first.playbook})
+    if not first.pick:  # rollouts do not show the finding
+        return [playbook]
+    arguments: dict[str, object] = {"run_id": row.run_id, "pick": first.pick}
+    # "changed" shows held-out answers, to which the training step and the filter do not apply.
+    if step >= 0 and first.pick != "changed":
+        arguments["step"] = step
+    if first.where and first.pick != "changed":
+        arguments["where"] = first.where
+    return [Call("read_rollouts", arguments), playbook]

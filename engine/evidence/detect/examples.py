@@ -20,19 +20,19 @@ _TASK_CHARS = 80  # of a task's id
 _MOST_COMPARED, _COMPARED_CHARS = 200, 400
 
 
-def _cut_short(row: Answer) -> bool:
+def _ran_out_of_tokens(row: Answer) -> bool:
     return row.stop_reason == "length"
 
 
 # Finding id -> whether a rollout shows it; for a finding without an entry every rollout does.
 _SHOWS: Mapping[str, Callable[[Answer], bool | None]] = {
     "truncation": lambda row: row.cut,
-    "overthinking": _cut_short,
+    "overthinking": _ran_out_of_tokens,
     "reward_errors": lambda row: bool(row.error),
     "judge_pleasing": is_pleased_and_wrong,
     "too_hard": lambda row: row.success is False,
     "below_start": lambda row: row.success is not True,
-    "length_grew": _cut_short,
+    "length_grew": _ran_out_of_tokens,
     "too_short": lambda row: row.success is False,
     "unparsed": lambda row: not row.success and not row.error,
 }
@@ -82,7 +82,7 @@ class Examples:
     """Chooses the rollouts that show a finding.
 
     They come from the last step of a GRPO run, or from the last exam of an SFT run; other runs have
-    none. `step` is that of the rollouts, -1 where there are none.
+    none. `step` is the step of the rollouts, -1 for an exam and where there are none.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class Examples:
 
         `exam` is the last exam of the run, used for SFT runs only; `redact` hides secrets.
         """
-        steps = run.rollout_steps()
         self.run = run
         self.redact = redact
         self.step = -1
         self.rows: Sequence[Answer] = []
+        steps = run.rollout_steps()
         if algorithm == "grpo" and steps:
             self.step = steps[-1]
             self.rows = read_trajectories(run.rollouts(self.step))
@@ -105,41 +105,44 @@ class Examples:
 
     def of(self, finding: Finding) -> list[Example]:
         """At most two rollouts of different tasks that show the finding; [] where none does."""
-        if not finding.pick or (finding.pick == "changed" and self.step >= 0):
+        if not finding.pick:
+            return []
+        if finding.pick == "changed" and self.step >= 0:
             return []  # training rollouts cannot show what changed on held-out tasks
-        shows = _SHOWS.get(finding.id, lambda _row: True)
-        rows = [row for row in self.rows if shows(row)]
+        shows_finding = _SHOWS.get(finding.id)
+        rows = [row for row in self.rows if shows_finding is None or shows_finding(row)]
         rows.sort(key=_reward_or_zero, reverse=finding.id in _BEST_FIRST)
         if finding.id == "too_short":
             return self._nearest_to_reference(rows)
         first_by_task: dict[str, Answer] = {}
         for row in rows:
             first_by_task.setdefault(row.task, row)
-        return [self._example(row) for row in list(first_by_task.values())[:_EXAMPLES]]
+        chosen_rows = list(first_by_task.values())[:_EXAMPLES]
+        return [self._example(row) for row in chosen_rows]
 
     def _nearest_to_reference(self, rows: Sequence[Answer]) -> list[Example]:
         """One example: of the answers with the highest reward, the one most like its reference.
 
         `rows` are sorted by reward, highest first. Without rows there is no example.
         """
-        reference_by_task = references(self.run)
-
-        def likeness(row: Answer) -> float:
-            """How like an answer is to its reference, 0 to 1; 0 without a reference."""
-            reference, answer = reference_by_task.get(row.task, ""), answer_text(row)
-            matcher = SequenceMatcher(None, reference[:_COMPARED_CHARS], answer[:_COMPARED_CHARS])
-            return matcher.ratio() if reference else 0.0
-
         if not rows:
             return []
+        reference_by_task = references(self.run)
+        highest_reward = _reward_or_zero(rows[0])
         best_rewarded = [
-            row for row in rows[:_MOST_COMPARED] if _reward_or_zero(row) == _reward_or_zero(rows[0])
+            row for row in rows[:_MOST_COMPARED] if _reward_or_zero(row) == highest_reward
         ]
-        best = max(best_rewarded, key=likeness)
-        return [self._example(best, reference_by_task.get(best.task, ""))]
+        nearest = max(
+            best_rewarded,
+            key=lambda row: _likeness(answer_text(row), reference_by_task.get(row.task, "")),
+        )
+        return [self._example(nearest, reference_by_task.get(nearest.task, ""))]
 
     def _example(self, row: Answer, reference: str = "") -> Example:
-        """An answer as an example: shortened, with secrets removed."""
+        """An answer as an example: shortened, with secrets removed.
+
+        `reference` is the reference answer of its task, "" to show none.
+        """
         rollout = row if isinstance(row, TrajectoryRecord) else None
         return Example(
             step=self.step if self.step >= 0 else None,
@@ -153,6 +156,17 @@ class Examples:
             error=clip(self.redact.text(row.error or ""), _EXAMPLE_CHARS),
             reference=clip(self.redact.text(reference), _EXAMPLE_CHARS),
         )
+
+
+def _likeness(answer: str, reference: str) -> float:
+    """How like an answer is to its reference, 0 to 1; 0 where the reference is "".
+
+    Only the first `_COMPARED_CHARS` characters of each are compared.
+    """
+    if not reference:
+        return 0.0
+    matcher = SequenceMatcher(None, reference[:_COMPARED_CHARS], answer[:_COMPARED_CHARS])
+    return matcher.ratio()
 
 
 def _reward_or_zero(row: Answer) -> float:

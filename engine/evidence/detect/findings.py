@@ -76,18 +76,21 @@ class Lever:
     @property
     def to(self) -> object:
         """The new value of the setting, None for an edit or where no value can be given."""
-        change = self.hint.change or Change()
-        return {**change.settings, **change.arguments}.get(self.setting)
+        if self.hint.change is None:
+            return None
+        # Tool arguments and settings have different names.
+        new_values = {**self.hint.change.settings, **self.hint.change.arguments}
+        return new_values.get(self.setting)
 
     def to_json(self) -> dict[str, object]:
         """The lever as JSON.
 
         The keys are setting, now, to and (if there is a reason) why; for an edit only edit.
         """
-        if self.setting:
-            change: dict[str, object] = {"setting": self.setting, "now": self.now, "to": self.to}
-            return change | ({"why": self.edit} if self.edit else {})
-        return {"edit": self.edit}
+        if not self.setting:
+            return {"edit": self.edit}
+        change = {"setting": self.setting, "now": self.now, "to": self.to}
+        return {**change, "why": self.edit} if self.edit else change
 
     def words(self) -> str:
         """The change as text for a sentence.
@@ -96,7 +99,8 @@ class Lever:
         """
         if not self.setting:
             return self.edit
-        return f"{self.setting} = {self.to}" + (f" ({self.edit})" if self.edit else "")
+        change = f"{self.setting} = {self.to}"
+        return f"{change} ({self.edit})" if self.edit else change
 
 
 def setting_lever(name: str, now: object, to: object, why: str = "") -> Lever:
@@ -145,23 +149,30 @@ class Finding:
 
     def __post_init__(self) -> None:
         """Fill in the usual severity of the id where none was given."""
-        usual: Severity = "high" if self.id in _HIGH else "low" if self.id in _LOW else "medium"
+        if self.id in _HIGH:
+            usual = "high"
+        elif self.id in _LOW:
+            usual = "low"
+        else:
+            usual = "medium"
         # A frozen dataclass refuses a plain assignment.
         object.__setattr__(self, "severity", self.severity or usual)
 
     @property
     def numbers(self) -> dict[str, object]:
         """The evidence with rounded floats; None and NaN are left out."""
-        rounded = {
-            name: _in_few_digits(value) if isinstance(value, float) else value
-            for name, value in self.evidence.items()
-        }
-        return {name: value for name, value in rounded.items() if value is not None}
+        numbers: dict[str, object] = {}
+        for name, value in self.evidence.items():
+            shown = _in_few_digits(value) if isinstance(value, float) else value
+            if shown is not None:
+                numbers[name] = shown
+        return numbers
 
     @property
     def rank(self) -> tuple[bool, int]:
         """The key for sorting: root causes and machine failures first, then by `ORDER`."""
-        return (not self.root and self.id != "infra", ORDER.index(self.id))
+        comes_first = self.root or self.id == "infra"
+        return (not comes_first, ORDER.index(self.id))  # False sorts before True
 
 
 def _in_few_digits(value: float) -> float | None:

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 from engine.core.hints import Change
-from engine.evidence.detect.findings import Finding, edit_lever, setting_lever
+from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.views import (
-    AT_START,
+    START_STEPS,
     Facts,
+    StartComparison,
     change_between,
     mean,
     mean_or_none,
+    recent_mean,
     trend,
     window,
 )
@@ -26,23 +28,23 @@ def uniform_groups(facts: Facts) -> Finding | None:
     None while the run learns, or where most groups give a gradient. Groups that are alike because
     hardly any task is ever solved are left to `too_hard`.
     """
-    no_advantage, unsolved, effective = (
-        facts.recent(name)
-        for name in ("zero_advantage_share", "groups_too_hard", "groups_effective")
-    )
-    if not no_advantage or not unsolved or not effective or is_learning(facts):
+    zero_advantage_shares = facts.recent("zero_advantage_share")
+    unsolved_shares = facts.recent("groups_too_hard")
+    effective_shares = facts.recent("groups_effective")
+    if not zero_advantage_shares or not unsolved_shares or not effective_shares:
         return None
-    if mean(effective) >= limits.EFFECTIVE_LOW:
+    if mean(effective_shares) >= limits.EFFECTIVE_LOW or is_learning(facts):
         return None
     same_text = _same_text_from_start(facts)
-    if not same_text and (mean(unsolved) < limits.UNSOLVED_FLAT or never_solved(facts)):
+    few_unsolved = mean(unsolved_shares) < limits.UNSOLVED_FLAT
+    if not same_text and (few_unsolved or never_solved(facts)):
         return None
     all_solved_share = mean(facts.recent("groups_too_easy") or [0.0])
-    distinct = mean_or_none(window(facts.of_views("distinct")))
+    distinct = recent_mean(facts.view_values("distinct_share"))
     evidence = {
-        "zero_advantage_share": mean(no_advantage),
-        "groups_effective": mean(effective),
-        "groups_too_hard": mean(unsolved),
+        "zero_advantage_share": mean(zero_advantage_shares),
+        "groups_effective": mean(effective_shares),
+        "groups_too_hard": mean(unsolved_shares),
         "groups_too_easy": all_solved_share,
         "distinct_in_group": distinct,
         "temperature": facts.settings.temperature,
@@ -50,30 +52,31 @@ def uniform_groups(facts: Facts) -> Finding | None:
         "cause": "equal texts" if same_text else "equal rewards",
     }
     start_of_sentence = (
-        f"{mean(no_advantage):.0%} of the completions of the last steps have no advantage"
+        f"{mean(zero_advantage_shares):.0%} of the completions of the last steps have no advantage"
     )
     if same_text:
-        temperature = facts.settings.temperature or 1.0
-        if temperature < 1.0:
-            lever = setting_lever("temperature", temperature, 1.0)
-        else:
-            lever = edit_lever(
-                "start from a checkpoint or a model that still gives several answers"
-            )
         what = f"{start_of_sentence}: the answers of a group are the same text."
+        lever = _lever_for_same_text(facts.settings.temperature or 1.0)
         return Finding(
             "uniform_groups", what, evidence, lever, playbook="failures", pick="group", root=True
         )
+    what = f"{start_of_sentence}: the answers of a group differ, but not what they are paid."
     if all_solved_share < limits.EFFECTIVE_NONE:
         playbook_section = "rewards"
         edit = "score(): pay part of the way, each tier provably harder than the one before"
     else:
         playbook_section = "curriculum"
         edit = "tasks between the two ends: leave out those solved always and those solved never"
-    what = f"{start_of_sentence}: the answers of a group differ, but not what they are paid."
     return Finding(
         "uniform_groups", what, evidence, edit_lever(edit), playbook=playbook_section, pick="group"
     )
+
+
+def _lever_for_same_text(temperature: float) -> Lever:
+    """The lever against answers of one text: temperature 1, else another start model."""
+    if temperature < 1.0:
+        return setting_lever("temperature", temperature, 1.0)
+    return edit_lever("start from a checkpoint or a model that still gives several answers")
 
 
 def too_hard(facts: Facts) -> Finding | None:
@@ -84,30 +87,33 @@ def too_hard(facts: Facts) -> Finding | None:
         an exam of it (step 0 included) saw a fair share of the tasks solved;
         the answers of a group are the same text (see `uniform_groups`).
     """
-    effective = facts.recent("groups_effective")
     if any(value >= limits.SOLVED_ONCE for _, value in facts.curve("heldout_success")):
         return None
-    if not effective or mean(effective) >= limits.EFFECTIVE_NONE or is_learning(facts):
+    effective_shares = facts.recent("groups_effective")
+    if not effective_shares or mean(effective_shares) >= limits.EFFECTIVE_NONE:
+        return None
+    if is_learning(facts):
         return None
     if not never_solved(facts) or _same_text_from_start(facts):
         return None
-    solved_shares = window(facts.of_views("solved"))
+    solved_share = recent_mean(facts.view_values("solved_share"))
     evidence = {
-        "groups_effective": mean(effective),
+        "groups_effective": mean(effective_shares),
         "groups_too_hard": mean(facts.recent("groups_too_hard") or [0.0]),
-        "solved": mean_or_none(solved_shares),
-        "reward_mean": mean_or_none(facts.recent("reward_mean")),
+        "solved": solved_share,
+        "reward_mean": recent_mean(facts.series("reward_mean")),
         "group_size": facts.settings.group_size,
     }
+    solved_text = f"{solved_share:.0%}" if solved_share is not None else "hardly any"
     what = (
-        f"{mean(effective):.0%} of the groups of the last steps carry a gradient and "
-        f"{_percent(evidence['solved'])} of the answers are right: the tasks are too hard for now."
+        f"{mean(effective_shares):.0%} of the groups of the last steps carry a gradient and "
+        f"{solved_text} of the answers are right: the tasks are too hard for now."
     )
     lever = edit_lever(
         'train by SFT on reference answers first (algorithm="sft"), then GRPO on it',
         Change(arguments={"algorithm": "sft"}),
     )
-    where = "success == False" if solved_shares else ""
+    where = "success == False" if solved_share is not None else ""
     return Finding(
         "too_hard", what, evidence, lever, playbook="curriculum", pick="best", where=where
     )
@@ -119,23 +125,16 @@ def too_easy(facts: Facts) -> Finding | None:
     None for a run that got there by training, or whose environment does not report success.
     """
     effective_at_start = facts.series("groups_effective")[: limits.WINDOW]
-    solved_at_start = facts.of_views("solved")[: limits.LEAST]
-    if (
-        len(effective_at_start) < limits.LEAST
-        or mean(effective_at_start) >= limits.EFFECTIVE_NONE
-        or not solved_at_start
-    ):
+    if len(effective_at_start) < limits.LEAST or mean(effective_at_start) >= limits.EFFECTIVE_NONE:
         return None
-    if mean(solved_at_start) < limits.SOLVED_ALWAYS:
+    solved_at_start = facts.view_values("solved_share")[: limits.LEAST]
+    if not solved_at_start or mean(solved_at_start) < limits.SOLVED_ALWAYS:
         return None
-    exam_at_start = next(
-        (value for step, value in facts.curve("heldout_success") if step == 0), None
-    )
     evidence = {
         "groups_effective": mean(effective_at_start),
         "groups_too_easy": mean(facts.series("groups_too_easy")[: limits.WINDOW] or [0.0]),
         "solved": mean(solved_at_start),
-        "heldout_success": exam_at_start,
+        "heldout_success": dict(facts.curve("heldout_success")).get(0),
     }
     what = (
         f"{mean(solved_at_start):.0%} of the answers were right from the first steps on: there "
@@ -159,27 +158,27 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
 
     None where the run has learnt to solve a good part of its tasks: that costs entropy too.
     """
-    values = facts.series("entropy")
-    if len(values) < limits.WINDOW + limits.ENTROPY_FLAT_STEPS:
+    entropies = facts.series("entropy")
+    if len(entropies) < limits.WINDOW + limits.ENTROPY_FLAT_STEPS:
         return None
-    entropy_start, entropy = mean(values[:AT_START]), mean(values[-limits.LEAST :])
-    if entropy_start < limits.ENTROPY_FROM or entropy >= limits.ENTROPY_LEFT * entropy_start:
+    entropy_start, entropy = mean(entropies[:START_STEPS]), mean(entropies[-limits.LEAST :])
+    low_entropy = limits.ENTROPY_LEFT * entropy_start
+    if entropy_start < limits.ENTROPY_FROM or entropy >= low_entropy:
         return None
-    steps_since = _steps_since_below(values, limits.ENTROPY_LEFT * entropy_start)
+    steps_since = _steps_since_below(entropies, low_entropy)
     if steps_since < limits.ENTROPY_FLAT_STEPS:
         return None
-    solved = facts.of_views("solved") or facts.series("heldout_success")
-    if len(solved) < 2:
+    solved_shares = facts.view_values("solved_share") or facts.series("heldout_success")
+    if len(solved_shares) < 2:
         return None
-    solved_start, solved_end = mean(solved[:AT_START]), mean(solved[-limits.LEAST :])
+    solved_start = mean(solved_shares[:START_STEPS])
+    solved_end = mean(solved_shares[-limits.LEAST :])
     # It came a good part of the way from its start to solving everything.
     if solved_end >= solved_start + limits.WAY_GONE * (1.0 - solved_start):
         return None
-    if solved_end >= 1 - limits.UNPARSED:  # nearly everything is solved
+    if _nearly_all_solved(solved_end) or _still_rising(facts, steps_since):
         return None
-    if _still_rising(facts, steps_since):
-        return None
-    distinct = mean_or_none(window(facts.of_views("distinct")))
+    distinct = recent_mean(facts.view_values("distinct_share"))
     evidence = {
         "entropy_start": entropy_start,
         "entropy": entropy,
@@ -197,7 +196,7 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
     lever = setting_lever(
         "learning_rate",
         learning_rate,
-        rounded_half(learning_rate),
+        rounded_part(learning_rate, parts=2),
         "and go on from a step before the fall",
     )
     return Finding("entropy_collapse", what, evidence, lever, playbook="stalls", pick="group")
@@ -206,11 +205,13 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
 def _steps_since_below(values: Sequence[float], limit: float) -> int:
     """How many steps ago a series was below a limit for the first time; 0 where it never was.
 
-    The means of three steps in a row are compared, so that a single low step does not count.
+    The mean of each step and the two before it is compared, so that a single low step does not
+    count.
     """
-    is_low = [mean(values[i - 2 : i + 1]) < limit for i in range(2, len(values))]
-    first_low_step = 2 + is_low.index(True) if any(is_low) else len(values)
-    return len(values) - first_low_step
+    for index in range(2, len(values)):
+        if mean(values[index - 2 : index + 1]) < limit:
+            return len(values) - index
+    return 0
 
 
 def _entropy_lost_at_once(facts: Facts) -> Finding | None:
@@ -219,53 +220,63 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     None for a run without a verdict, or with the verdict "better". The severity is low, because the
     missing gain may be chance.
     """
-    values = facts.series("entropy")
+    if facts.comparison is None or facts.comparison.outcome.verdict == "better":
+        return None
+    entropies = facts.series("entropy")
+    if len(entropies) < 2 * limits.LEAST or entropies[0] < limits.ENTROPY_FROM:
+        return None
+    entropy_start, entropy = entropies[0], mean(entropies[-limits.LEAST :])
     # The second half of the first steps: the fall itself is over by then.
-    early_entropy = values[limits.ENTROPY_EARLY // 2 : limits.ENTROPY_EARLY]
-    entropy_start = values[0] if values else 0.0
-    if (
-        len(values) < 2 * limits.LEAST
-        or entropy_start < limits.ENTROPY_FROM
-        or facts.comparison is None
-    ):
+    early_entropy = mean(entropies[limits.ENTROPY_EARLY // 2 : limits.ENTROPY_EARLY])
+    if max(early_entropy, entropy) >= limits.ENTROPY_LEFT * entropy_start:
         return None
-    entropy = mean(values[-limits.LEAST :])
-    if max(mean(early_entropy), entropy) >= limits.ENTROPY_LEFT * entropy_start:
+    exam = _exam_without_gain(facts)
+    if exam is None:
         return None
-    exam = facts.against_start
-    if exam is None or exam.measure not in ("success", "reward"):
-        return None
-    before, after, difference = exam.before, exam.after, exam.comparison.difference
-    if difference is None or before is None or after is None or difference > 0:
-        return None
-    if facts.comparison.outcome.verdict == "better":
-        return None
-    if exam.measure == "success" and after >= 1 - limits.UNPARSED:
-        return None  # nearly everything is solved; exploration has nothing left to find
-    effective_groups = facts.series("groups_effective")
+    effective_shares = facts.series("groups_effective")
     n = exam.comparison.outcome.n
     evidence = {
         "entropy_start": entropy_start,
-        "entropy_first_steps": mean(early_entropy),
+        "entropy_first_steps": early_entropy,
         "entropy": entropy,
-        "heldout_start": before,
-        "heldout": after,
+        "heldout_start": exam.before,
+        "heldout": exam.after,
         "n": n,
         "p": exam.comparison.p,
-        "groups_effective_start": mean_or_none(effective_groups[:1]),
-        "groups_effective": mean_or_none(effective_groups[-limits.LEAST :]),
+        "groups_effective_start": mean_or_none(effective_shares[:1]),
+        "groups_effective": mean_or_none(effective_shares[-limits.LEAST :]),
     }
     what = (
-        f"Entropy fell from {entropy_start:.2g} to {mean(early_entropy):.2g} within "
+        f"Entropy fell from {entropy_start:.2g} to {early_entropy:.2g} within "
         f"{limits.ENTROPY_EARLY} steps, and held-out {exam.measure} is not above its start "
-        f"({before:.2g} to {after:.2g} on {n} tasks, which may be chance)."
+        f"({exam.before:.2g} to {exam.after:.2g} on {n} tasks, which may be chance)."
     )
     learning_rate = facts.settings.learning_rate
-    new_rate = rounded_part(learning_rate, 3)
-    lever = setting_lever("learning_rate", learning_rate, new_rate, "from the start again")
+    lever = setting_lever(
+        "learning_rate",
+        learning_rate,
+        rounded_part(learning_rate, parts=3),
+        "from the start again",
+    )
     return Finding(
         "entropy_collapse", what, evidence, lever, playbook="stalls", pick="group", severity="low"
     )
+
+
+def _exam_without_gain(facts: Facts) -> StartComparison | None:
+    """The last exam compared with step 0, if it is not above it although there was room.
+
+    None as well where neither success nor reward was measured both times.
+    """
+    exam = facts.against_start
+    if exam is None or exam.measure not in ("success", "reward"):
+        return None
+    difference = exam.comparison.difference
+    if exam.before is None or exam.after is None or difference is None or difference > 0:
+        return None
+    if exam.measure == "success" and _nearly_all_solved(exam.after):
+        return None
+    return exam
 
 
 def is_learning(facts: Facts) -> bool:
@@ -273,19 +284,15 @@ def is_learning(facts: Facts) -> bool:
 
     Clearly means by at least `LEARNING_GAIN`, and by more than its noise.
     """
-    solved_trend = trend(facts.of_views("solved"))
-    if (
-        solved_trend is not None
-        and solved_trend.rose
-        and solved_trend.change >= limits.LEARNING_GAIN
-    ):
+    solved_trend = trend(facts.view_values("solved_share"))
+    if solved_trend and solved_trend.rose and solved_trend.change >= limits.LEARNING_GAIN:
         return True
-    exams = [value for _, value in facts.curve("heldout_success")]
+    exams = facts.curve("heldout_success")
     if len(exams) < 2 or not facts.exam_tasks:
         return False
-    # As many standard errors of the difference between two shares as a trend needs.
-    noise = limits.TREND_Z * (2 * exams[0] * (1 - exams[0]) / facts.exam_tasks) ** 0.5
-    return exams[-1] - exams[0] >= max(limits.LEARNING_GAIN, noise)
+    (_, first), (_, last) = exams[0], exams[-1]
+    standard_error = (2 * first * (1 - first) / facts.exam_tasks) ** 0.5  # of the difference
+    return last - first >= max(limits.LEARNING_GAIN, limits.TREND_Z * standard_error)
 
 
 def never_solved(facts: Facts) -> bool:
@@ -293,26 +300,21 @@ def never_solved(facts: Facts) -> bool:
 
     Where the environment reports no success: whether nearly all groups count as too hard.
     """
-    solved_shares = window(facts.of_views("solved"))
+    solved_shares = window(facts.view_values("solved_share"))
     if solved_shares:
         return mean(solved_shares) <= limits.SOLVED_NEVER
     too_hard_shares = facts.recent("groups_too_hard")
     return bool(too_hard_shares) and mean(too_hard_shares) >= 1 - limits.EFFECTIVE_NONE
 
 
-def rounded_half(value: object) -> float | None:
-    """Half of a setting in two digits, None where it is not a number."""
-    return rounded_part(value, 2)
-
-
 def rounded_part(value: object, parts: int) -> float | None:
-    """One of `parts` equal parts of a setting in two digits, None where it is not a number."""
+    """A setting divided by `parts`, in two digits; None where it is not a number."""
     return float(f"{value / parts:.2g}") if isinstance(value, int | float) else None
 
 
 def _same_text_from_start(facts: Facts) -> bool:
     """Whether the answers of a group were the same text in the first steps, without being right."""
-    distinct_at_start = facts.of_views("distinct")[: limits.LEAST]
+    distinct_at_start = facts.view_values("distinct_share")[: limits.LEAST]
     return (
         len(distinct_at_start) >= limits.LEAST
         and mean(distinct_at_start) <= limits.ALIKE_IN_GROUP
@@ -320,28 +322,29 @@ def _same_text_from_start(facts: Facts) -> bool:
     )
 
 
+def _nearly_all_solved(solved_share: float) -> bool:
+    """Whether so much is solved that exploration has hardly anything left to find."""
+    return solved_share >= 1 - limits.UNPARSED
+
+
 def _not_all_solved(facts: Facts) -> bool:
-    """Whether the first steps left tasks unsolved.
+    """Whether the first steps left tasks unsolved; True where success is not reported.
 
     Equal texts that are right are no fault: they come from a model that knows the answer.
     """
-    solved_at_start = facts.of_views("solved")[: limits.LEAST]
+    solved_at_start = facts.view_values("solved_share")[: limits.LEAST]
     return not solved_at_start or mean(solved_at_start) < limits.SOLVED_ALWAYS
 
 
 def _still_rising(facts: Facts, steps: int) -> bool:
-    """Whether the run still improved in its last `steps` steps (those since the entropy fell).
+    """Whether the run still improved in its last `steps` steps.
 
-    Compares their second half with their first: the share of right answers, else the reward. False
-    where the halves are too short to compare.
+    The second half of these steps is compared with the first: by the share of right answers, or by
+    the reward where success is not reported. False where the halves are too short to compare.
     """
-    values = (facts.of_views("solved") or facts.series("reward_mean"))[-steps:]
+    values = (facts.view_values("solved_share") or facts.series("reward_mean"))[-steps:]
     half_length = len(values) // 2
     if half_length < 2:
         return False
     change = change_between(values[:half_length], values[-half_length:])
     return change.change > limits.SUCCESS_FOLLOWS and change.z >= limits.RISING_Z
-
-
-def _percent(value: object) -> str:
-    return f"{value:.0%}" if isinstance(value, float) else "hardly any"

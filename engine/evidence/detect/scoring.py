@@ -1,7 +1,17 @@
 """Detectors of faults in the reward: scoring fails, is slow, changes, or rewards wrong answers."""
 
+from collections.abc import Mapping
+
 from engine.evidence.detect.findings import Finding, edit_lever
-from engine.evidence.detect.views import AT_START, Facts, Trend, mean, mean_or_none, stuck_at, trend
+from engine.evidence.detect.views import (
+    START_STEPS,
+    Facts,
+    Trend,
+    mean,
+    mean_or_none,
+    stuck_at,
+    trend,
+)
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.verdict.fresh_scores import rewards_depend_on_past
 from envs.audit import rescore
@@ -19,26 +29,30 @@ _SIGNAL_TEXTS = {
     "audit": "the reward audit had failed",
 }
 
+_ERROR_CHARS = 300  # of an error's text, shown as evidence
+_TASK_CHARS = 80  # of a task's id, shown as evidence
+
 
 def reward_errors(facts: Facts) -> Finding | None:
     """Detect that scoring raised, hung or crashed on too many answers, or ended the run.
 
-    For GRPO the last steps count, or all steps while they are few. For other runs the last exam or
-    evaluation counts. None where scoring works.
+    Judged are the last steps of a GRPO run (all steps while they are few), and the last exam or
+    evaluation of other runs. None where scoring works.
     """
     if facts.algorithm == "grpo":
         error_shares = facts.recent("reward_errors") or facts.series("reward_errors")
     else:
-        view = facts.exam or (facts.views[-1] if facts.views else None)
-        error_shares = [view.errors] if view is not None else []
+        view = facts.last_answers
+        error_shares = [view.error_share] if view is not None else []
     error_share = mean(error_shares) if error_shares else 0.0
-    if facts.failed != "reward" and error_share <= limits.REWARD_ERRORS:
+    scoring_ended_run = facts.failure_kind == "reward"
+    if not scoring_ended_run and error_share <= limits.REWARD_ERRORS:
         return None
     evidence: dict[str, object] = {"reward_errors": error_share}
-    if facts.failed == "reward":
-        evidence["error"] = (facts.failure.evidence if facts.failure else "")[:300]
+    if scoring_ended_run and facts.failure is not None:
+        evidence["error"] = facts.failure.evidence[:_ERROR_CHARS]
     what = f"Scoring failed on {error_share:.0%} of the answers of the last steps."
-    if facts.failed == "reward" and not error_shares:
+    if scoring_ended_run and not error_shares:
         what = "Scoring failed on too many answers before a step was done."
     lever = edit_lever("score(): mend it for the answers shown, push again")
     return Finding(
@@ -51,43 +65,44 @@ def scorer_moves(facts: Facts) -> Finding | None:
 
     None where no answers were scored again, or where too few rewards differ.
     """
-    if not rewards_depend_on_past(facts.rescored):
+    if not rewards_depend_on_past(facts.rescoring):
         return None
-    names = ("scored", "differing", "wavering")
-    evidence: dict[str, object] = {name: facts.rescored[name] for name in names}
     # Where rewards depend on the past, there is an example.
-    example = facts.rescored["examples"][0]
-    evidence |= {
-        "task": str(example["task"])[:80],
+    example = facts.rescoring["examples"][0]
+    evidence = {
+        "scored": facts.rescoring["scored"],
+        "differing": facts.rescoring["differing"],
+        "wavering": facts.rescoring["wavering"],
+        "task": str(example["task"])[:_TASK_CHARS],
         "reward": example["first"],
         "fresh": example["second"],
     }
-    what = rescore.sentence(facts.rescored)
+    what = rescore.sentence(facts.rescoring)
     lever = edit_lever("score(): keep nothing between calls, patch nothing; push, evaluate again")
     return Finding("scorer_moves", f"{what}.", evidence, lever, playbook="rewards", root=True)
 
 
 def slow_reward(facts: Facts) -> Finding | None:
-    """Detect that scoring takes longer than sampling and training together.
+    """Detect that scoring takes more than `SLOW_SHARE` of the time of a step.
 
-    None where it does not, where it takes no noticeable time, or where times were not measured.
+    None where it takes less, where it takes no noticeable time, or where times were not measured.
     """
-    score_seconds, sample_seconds, train_seconds = (
-        facts.recent(name) for name in ("reward_s", "sample_s", "train_s")
-    )
-    if not score_seconds or not sample_seconds or not train_seconds:
+    score_times = facts.recent("reward_s")
+    sample_times = facts.recent("sample_s")
+    train_times = facts.recent("train_s")
+    if not score_times or not sample_times or not train_times:
         return None
-    score_time, other_time = mean(score_seconds), mean(sample_seconds) + mean(train_seconds)
-    share = score_time / max(1e-9, score_time + other_time)
-    if share <= limits.SLOW_SHARE or score_time < limits.SLOW_SECONDS:
+    score_s, sample_s, train_s = mean(score_times), mean(sample_times), mean(train_times)
+    share = score_s / max(1e-9, score_s + (sample_s + train_s))
+    if share <= limits.SLOW_SHARE or score_s < limits.SLOW_SECONDS:
         return None
     evidence = {
-        "reward_s": score_time,
-        "sample_s": mean(sample_seconds),
-        "train_s": mean(train_seconds),
+        "reward_s": score_s,
+        "sample_s": sample_s,
+        "train_s": train_s,
         "share_of_step": share,
     }
-    what = f"Scoring takes {score_time:.1f} s of each step, {share:.0%} of its time."
+    what = f"Scoring takes {score_s:.1f} s of each step, {share:.0%} of its time."
     lever = edit_lever("score(): cache, batch, no network, no new process per answer")
     return Finding("slow_reward", what, evidence, lever, playbook="failures")
 
@@ -95,21 +110,21 @@ def slow_reward(facts: Facts) -> Finding | None:
 def judge_pleasing(facts: Facts) -> Finding | None:
     """Detect that a judge rates many answers highly that fail the hard check.
 
-    For GRPO the share of such answers counts at which training is stuck; for an evaluation its
-    mean. None where it is low or not measured.
+    None where few answers are of this kind, where training reduces their share, or where answers
+    have no judge or no hard check.
     """
-    shares = facts.of_views("judge_gap")
+    shares = facts.view_values("judge_gap")
     if facts.algorithm == "grpo":
         pleased_share = stuck_at(shares, limits.JUDGE_GAP)
     else:
-        pleased_share = mean(shares) if shares else None
+        pleased_share = mean_or_none(shares)
     if pleased_share is None or pleased_share <= limits.JUDGE_GAP:
         return None
     evidence = {
         "pleased_and_wrong": pleased_share,
-        "pleased_and_wrong_start": mean(shares[:AT_START]),
-        "alike_share": mean_or_none(facts.recent_views("alike")),
-        "solved": mean_or_none(facts.recent_views("solved")),
+        "pleased_and_wrong_start": mean(shares[:START_STEPS]),
+        "alike_share": mean_or_none(facts.recent_view_values("alike_share")),
+        "solved": mean_or_none(facts.recent_view_values("solved_share")),
     }
     what = f"In {pleased_share:.0%} of the answers the judge is pleased and the hard check fails."
     lever = edit_lever("score(): multiply the judge's part by the hard check instead of adding it")
@@ -127,42 +142,29 @@ def judge_pleasing(facts: Facts) -> Finding | None:
 def reward_hacking(facts: Facts) -> Finding | None:
     """Detect a reward that rises without the success it stands for, while the answers change oddly.
 
-    Two kinds of evidence are needed, and None is returned without both:
-        the reward: success does not follow it, or wrong answers come to be paid.
+    None unless there is enough evidence (see `_is_enough_evidence`), of two kinds:
+        the reward: success does not follow it, or wrong answers earn more and more.
         the answers: a sign of an exploit, such as the same answer to different tasks.
-
-    Where success is not reported, or rises too without wrong answers being paid, the only proof is
-    that answers grow longer and become alike across tasks.
     """
     reward_trend = trend(facts.series("reward_mean"))
     if reward_trend is None or not reward_trend.rose:
         return None
-    solved_shares = facts.of_views("solved")
-    success_follows = _success_follows(facts, solved_shares, reward_trend)
-    signals = _signs_of_exploit(facts, success_known=success_follows is not None)
-    pay_of_wrong = (
-        _pay_of_wrong_answers(facts, reward_trend) if success_follows is not None else None
-    )
-    if pay_of_wrong is not None:
-        signals["wrong_paid"] = pay_of_wrong
-    if success_follows is False:
-        signals["success_flat"] = mean(solved_shares[-limits.WINDOW :])
-    elif pay_of_wrong is not None:
-        signals.pop("form_only", None)  # the form was learnt together with the answers
-    elif "longer" not in signals or signals.get("alike", 0.0) < limits.ALIKE_THOUGH_SOLVED:
-        # Success that rises with the reward may come from the same exploit. Then only one pattern
-        # is proof enough: answers that grow longer and are the same for different tasks.
+    solved_shares = facts.view_values("solved_share")
+    success_follows = _success_follows(facts, reward_trend)
+    reward_signals = _signs_in_reward(facts, reward_trend, success_follows=success_follows)
+    answer_signals = _signs_in_answers(facts, success_known=success_follows is not None)
+    if reward_signals and success_follows:
+        answer_signals.pop("form_only", None)  # the form was learnt together with the answers
+    if not _is_enough_evidence(reward_signals, answer_signals):
         return None
-    # Flat success and paid wrong answers are one signal together; the answers must show another.
-    answer_signals = signals.keys() - {"success_flat", "wrong_paid"}
-    if 1 + len(answer_signals) < limits.HACKING_SIGNALS:
-        return None
+    signals = answer_signals | reward_signals
     evidence = {
         "reward_start": reward_trend.first,
         "reward": reward_trend.last,
         "solved_start": mean_or_none(solved_shares[: limits.WINDOW]),
         "solved": mean_or_none(solved_shares[-limits.WINDOW :]),
         "signals": sorted(signals),
+        # The number of "success_flat" is `solved` already.
         **{f"signal_{name}": value for name, value in signals.items() if name != "success_flat"},
     }
     changes = ", ".join(text for name, text in _SIGNAL_TEXTS.items() if name in signals)
@@ -172,27 +174,58 @@ def reward_hacking(facts: Facts) -> Finding | None:
     lever = edit_lever(
         "score(): stop paying what the best answers share; push, train from the start"
     )
-    where = "success == False" if success_follows is False or pay_of_wrong is not None else ""
+    where = "success == False" if reward_signals else ""
     return Finding(
         "reward_hacking", what, evidence, lever, playbook="rewards", pick="best", where=where
     )
 
 
-def _success_follows(facts: Facts, solved_shares: list[float], reward_trend: Trend) -> bool | None:
+def _is_enough_evidence(
+    reward_signals: Mapping[str, float], answer_signals: Mapping[str, float]
+) -> bool:
+    """Whether these signals prove that a reward is exploited."""
+    if reward_signals:
+        # Flat success and paid wrong answers count as one signal; the answers must show another.
+        return 1 + len(answer_signals) >= limits.HACKING_SIGNALS
+    # Success is not reported, or rises with the reward, which may come from the same exploit. Only
+    # one pattern is proof then: answers that grow longer and are the same for different tasks.
+    same_for_all_tasks = answer_signals.get("alike", 0.0) >= limits.ALIKE_THOUGH_SOLVED
+    return "longer" in answer_signals and same_for_all_tasks
+
+
+def _signs_in_reward(
+    facts: Facts, reward_trend: Trend, *, success_follows: bool | None
+) -> dict[str, float]:
+    """The signs of an exploit in the reward: name of the sign -> the number that shows it.
+
+    `success_follows` is what `_success_follows` says; without it (None) there are no signs.
+    """
+    if success_follows is None:
+        return {}
+    signals: dict[str, float] = {}
+    wrong_pay = _pay_of_wrong_answers(facts, reward_trend)
+    if wrong_pay is not None:
+        signals["wrong_paid"] = wrong_pay
+    if not success_follows:
+        signals["success_flat"] = mean(facts.view_values("solved_share")[-limits.WINDOW :])
+    return signals
+
+
+def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
     """Whether the share of right answers rose together with the reward.
 
-    True where nearly all answers were right from the start. None where the environment reports no
-    success, or where the series is too short.
+    True also where nearly all answers were right from the start. None where the environment reports
+    no success, or where the series is too short.
     """
-    success_trend = trend(solved_shares)
+    success_trend = trend(facts.view_values("solved_share"))
     if success_trend is None:
         return None
     if success_trend.first >= limits.SOLVED_ALWAYS:
         return True
     top_reward = max(1.0, *(abs(value) for value in facts.series("reward_mean")))
-    return success_trend.change >= max(
-        limits.SUCCESS_FOLLOWS, limits.FOLLOWS_PART * reward_trend.change / top_reward
-    )
+    # The rise of the reward as a part of its largest value compares with a rise of a share.
+    least_rise = max(limits.SUCCESS_FOLLOWS, limits.FOLLOWS_PART * reward_trend.change / top_reward)
+    return success_trend.change >= least_rise
 
 
 def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
@@ -204,49 +237,47 @@ def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
     None where the unearned part is small, where wrong answers earn little or no more than before,
     or where a trend is missing.
     """
-    wrong_trend = trend(facts.of_views("wrong_reward"))
-    right_trend = trend(facts.of_views("right_reward"))
-    if wrong_trend is None or right_trend is None or not wrong_trend.rose or right_trend.last <= 0:
+    wrong_trend = trend(facts.view_values("wrong_reward"))
+    right_trend = trend(facts.view_values("right_reward"))
+    solved_trend = trend(facts.view_values("solved_share"))
+    if wrong_trend is None or right_trend is None or solved_trend is None:
         return None
-    solved_trend = trend(facts.of_views("solved"))
-    if solved_trend is None:
+    if not wrong_trend.rose or right_trend.last <= 0:
+        return None
+    if wrong_trend.last < limits.WRONG_PAYS * right_trend.last:
         return None
     unearned_rise = (
         solved_trend.last * right_trend.change + (1 - solved_trend.last) * wrong_trend.change
     )
-    if (
-        wrong_trend.last < limits.WRONG_PAYS * right_trend.last
-        or unearned_rise < limits.UNEARNED * reward_trend.change
-    ):
+    if unearned_rise < limits.UNEARNED * reward_trend.change:
         return None
     return wrong_trend.last
 
 
-def _signs_of_exploit(facts: Facts, *, success_known: bool) -> dict[str, float]:
+def _signs_in_answers(facts: Facts, *, success_known: bool) -> dict[str, float]:
     """The signs of an exploit in the answers: name of the sign -> the number that shows it.
 
-    `success_known=False` means that the environment reports no success; then a rising form metric
-    alone is no sign.
+    Without `success_known` a rising form metric is no sign: the answers may get better with it.
     """
     signals: dict[str, float] = {}
-    growth = _growth(trend(facts.of_views("length")))
-    if growth >= limits.LENGTH_UP:
-        signals["longer"] = growth
-    elif growth <= limits.LENGTH_DOWN:
-        signals["shorter"] = growth
-    alike_trend = trend(facts.of_views("alike"))
+    length_growth = _growth_factor(trend(facts.view_values("mean_tokens")))
+    if length_growth >= limits.LENGTH_UP:
+        signals["longer"] = length_growth
+    elif length_growth <= limits.LENGTH_DOWN:
+        signals["shorter"] = length_growth
+    alike_trend = trend(facts.view_values("alike_share"))
     if (
         alike_trend is not None
         and alike_trend.last >= limits.ALIKE
         and alike_trend.change >= limits.ALIKE_RISE
     ):
         signals["alike"] = alike_trend.last
-    repeated_trend = trend(facts.of_views("repeated"))
-    if repeated_trend is not None and repeated_trend.last >= max(
-        limits.REPEATED, limits.REPEATED_TIMES * repeated_trend.first
-    ):
-        signals["repeated"] = repeated_trend.last
-    form_trend = trend(facts.of_views("form"))
+    repeated_trend = trend(facts.view_values("repeated_share"))
+    if repeated_trend is not None:
+        much_repeated = max(limits.REPEATED, limits.REPEATED_TIMES * repeated_trend.first)
+        if repeated_trend.last >= much_repeated:
+            signals["repeated"] = repeated_trend.last
+    form_trend = trend(facts.view_values("form_score"))
     if (
         success_known
         and form_trend is not None
@@ -254,14 +285,14 @@ def _signs_of_exploit(facts: Facts, *, success_known: bool) -> dict[str, float]:
         and form_trend.last >= limits.FORM_FULL
     ):
         signals["form_only"] = form_trend.last
-    judge_trend = trend(facts.of_views("judge_gap"))
+    judge_trend = trend(facts.view_values("judge_gap"))
     if judge_trend is not None and judge_trend.last > limits.JUDGE_GAP and judge_trend.rose:
         signals["judge"] = judge_trend.last
     if facts.settings.accept_reward_risk:
-        signals["audit"] = 1.0
+        signals["audit"] = 1.0  # the audit failed, and the user accepted that
     return signals
 
 
-def _growth(change: Trend | None) -> float:
-    """By which factor a series grew over its trend, such as 1.5; 1 without one or from 0 on."""
+def _growth_factor(change: Trend | None) -> float:
+    """By which factor a series grew, such as 1.5; 1 without a trend, or if it began at 0."""
     return 1.0 if change is None or change.first <= 0 else change.last / change.first

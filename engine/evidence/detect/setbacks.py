@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import rounded_part
-from engine.evidence.detect.views import Facts, StartComparison, mean, mean_or_none, window
+from engine.evidence.detect.views import Facts, StartComparison, mean, recent_mean, window
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.inference import ALPHA
-from engine.evidence.verdict.regression import Battery, sentence_of
+from engine.evidence.verdict.regression import Battery, SinceBase, sentence_of
 
 
 def below_start(facts: Facts) -> Finding | None:
@@ -23,16 +23,8 @@ def below_start(facts: Facts) -> Finding | None:
     outcome = exam.comparison.outcome
     p = exam.comparison.p
     if outcome.verdict != "worse" or p is None or p * exam.evaluations >= ALPHA:
-        return None  # corrected for chance: a run that only fluctuates is tested at every exam
-    is_share = exam.measure == "success"
-    before, after = _level_text(exam.before, is_share), _level_text(exam.after, is_share)
-    low, high = (_level_text(end, is_share, sign=True) for end in exam.comparison.interval)
+        return None
     reason, lever = _reason_and_lever(facts, exam)
-    direction = "rose" if exam.measure == "loss" else "fell"
-    what = (
-        f"Held-out {exam.measure} {direction} from {before} at step 0 to {after} at step "
-        f"{exam.step}, on the same {outcome.n} tasks (95 % interval of the change {low} to {high})"
-    )
     evidence = {
         "before": exam.before,
         "after": exam.after,
@@ -43,14 +35,26 @@ def below_start(facts: Facts) -> Finding | None:
         "step": exam.step,
         "reward_before": exam.reward_before,
         "reward_after": exam.reward_after,
-        "truncated_share": mean_or_none(window(facts.of_views("cut"))),
-        "reward_when_cut": mean_or_none(window(facts.of_views("cut_reward"))),
+        "truncated_share": recent_mean(facts.view_values("cut_share")),
+        "reward_when_cut": recent_mean(facts.view_values("cut_reward")),
         "learning_rate": facts.settings.learning_rate,
     }
     pick = "best" if facts.algorithm == "grpo" else "changed"
-    playbook_section = "rewards" if not lever.setting else "failures"
-    return Finding(
-        "below_start", f"{what}{reason}.", evidence, lever, playbook=playbook_section, pick=pick
+    playbook_section = "failures" if lever.setting else "rewards"  # without one it edits score()
+    what = f"{_fall_text(exam)}{reason}."
+    return Finding("below_start", what, evidence, lever, playbook=playbook_section, pick=pick)
+
+
+def _fall_text(exam: StartComparison) -> str:
+    """The sentence on a fall below the start, without its full stop."""
+    is_share = exam.measure == "success"
+    before, after = _level_text(exam.before, is_share), _level_text(exam.after, is_share)
+    low, high = (_change_text(end, is_share) for end in exam.comparison.interval)
+    direction = "rose" if exam.measure == "loss" else "fell"
+    return (
+        f"Held-out {exam.measure} {direction} from {before} at step 0 to {after} at step "
+        f"{exam.step}, on the same {exam.comparison.outcome.n} tasks "
+        f"(95 % interval of the change {low} to {high})"
     )
 
 
@@ -60,38 +64,33 @@ def _reason_and_lever(facts: Facts, exam: StartComparison) -> tuple[str, Lever]:
     The reward is the cause if it did not fall with success, or if it pays answers that are cut.
     Otherwise the reason is "" and the lever is a lower learning rate.
     """
-    reward_before, reward_after = exam.reward_before, exam.reward_after
     if facts.algorithm == "grpo" and exam.measure == "success":
-        if (
-            reward_before is not None
-            and reward_after is not None
-            and _reward_kept_up(exam, reward_before, reward_after)
-        ):
-            reason = f", while the reward went from {reward_before:.2g} to {reward_after:.2g}"
+        if _reward_kept_up(exam):
+            reason = (
+                f", while the reward went from {exam.reward_before:.2g} to {exam.reward_after:.2g}"
+            )
             return reason, edit_lever(_PAYS_WRONG)
-        if cut_is_paid(facts, at_start=reward_before):
-            pay_of_cut = mean(window(facts.of_views("cut_reward")))
+        if cut_is_paid(facts, reward_at_start=exam.reward_before):
+            pay_of_cut = mean(window(facts.view_values("cut_reward")))
             reason = f"; answers that are cut earn {pay_of_cut:.2g}, as much as the mean"
             return reason, edit_lever(_PAYS_CUT)
     learning_rate = facts.settings.learning_rate
-    new_rate = rounded_part(learning_rate, 3)
+    new_rate = rounded_part(learning_rate, parts=3)
     return "", setting_lever(
         "learning_rate", learning_rate, new_rate, "from the start again: this run forgot it"
     )
 
 
-def _reward_kept_up(exam: StartComparison, reward_before: float, reward_after: float) -> bool:
-    """Whether the reward fell by much less than success did.
-
-    `reward_before` and `reward_after` are the mean rewards at step 0 and at the exam. Their change
-    is taken relative to the larger of them (at least 1), so that it compares with a share.
-    """
-    largest_reward = max(1.0, abs(reward_before), abs(reward_after))
+def _reward_kept_up(exam: StartComparison) -> bool:
+    """Whether the reward fell by much less than success did; False where it is not known."""
+    before, after = exam.reward_before, exam.reward_after
+    if before is None or after is None:
+        return False
     success_lost = (exam.before or 0.0) - (exam.after or 0.0)
-    return (
-        reward_before - reward_after
-        < min(limits.SUCCESS_FOLLOWS, limits.HELD_PART * success_lost) * largest_reward
-    )
+    # As a part of the larger reward (at least 1), so that it compares with a share.
+    largest_reward = max(1.0, abs(before), abs(after))
+    largest_loss = min(limits.SUCCESS_FOLLOWS, limits.HELD_PART * success_lost) * largest_reward
+    return before - after < largest_loss
 
 
 # Edits to propose: the reward pays wrong answers, or answers that are cut.
@@ -103,45 +102,51 @@ _PAYS_CUT = (
 )
 
 
-def cut_is_paid(facts: Facts, *, at_start: float | None = None) -> bool:
+def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
     """Whether answers that are cut earn about as much as the others, without being right.
 
     False where few answers are cut, or where the environment does not say what is right.
 
-    `at_start` is the mean reward before training, None where it is not known. A reward for cut
-    answers that is next to nothing against it does not count.
+    `reward_at_start` is the mean reward before training, None where it is not known. If cut answers
+    earn next to nothing compared with it, they do not count as paid.
     """
-    cut_solved = window(facts.of_views("cut_solved"))
-    if not cut_solved or mean(cut_solved) > limits.SOLVED_NEVER:
+    cut_solved_share = recent_mean(facts.view_values("cut_solved_share"))
+    cut_share = recent_mean(facts.view_values("cut_share"))
+    cut_reward = recent_mean(facts.view_values("cut_reward"))
+    reward = recent_mean(facts.view_values("reward"))
+    if cut_solved_share is None or cut_share is None or cut_reward is None or reward is None:
         return False
-    cut_shares, pay_of_cut = window(facts.of_views("cut")), window(facts.of_views("cut_reward"))
-    reward = window(facts.of_views("reward"))
-    if not cut_shares or not pay_of_cut or not reward or mean(cut_shares) <= limits.TRUNCATED:
+    if cut_solved_share > limits.SOLVED_NEVER or cut_share <= limits.TRUNCATED:
         return False
-    least_pay = max(0.0, limits.CUT_PAYS_SOMETHING * (at_start or 0.0))
-    return mean(pay_of_cut) > least_pay and mean(pay_of_cut) >= limits.CUT_PAYS * mean(reward)
+    least_reward = max(0.0, limits.CUT_PAYS_SOMETHING * (reward_at_start or 0.0))
+    return cut_reward > least_reward and cut_reward >= limits.CUT_PAYS * reward
 
 
 def forgetting(facts: Facts) -> Finding | None:
     """Detect that earlier skills are gone, lost by this run or by one that it descends from.
 
-    A loss inherited from an ancestor is of medium severity only. None where no skills were
-    measured, or where none were lost.
+    None where no skills were measured, or where none were lost.
     """
-    kept = facts.kept
-    if kept is None:
+    skills = facts.kept_skills
+    if skills is None:
         return None
-    mix_rows = "mix 10 to 30 % rows of what the model could do before into the training rows"
-    if kept.verdict == "forgotten":
-        battery = _first_forgotten(kept.batteries)
-        edit = f"{mix_rows}, fewer steps, and train from the start again"
-        lever = edit_lever(edit)
+    if skills.verdict == "forgotten":
+        battery = _first_forgotten(skills.batteries)
+        lever = edit_lever(f"{_MIX_ROWS}, fewer steps, and train from the start again")
         return Finding(
             "forgetting", sentence_of(battery), _battery_evidence(battery), lever, playbook="sft"
         )
-    against_base = kept.against_base
-    if against_base is None or against_base.verdict != "forgotten":
-        return None
+    if skills.against_base is not None and skills.against_base.verdict == "forgotten":
+        return _inherited_forgetting(skills.against_base)
+    return None
+
+
+# The beginning of an edit to propose.
+_MIX_ROWS = "mix 10 to 30 % rows of what the model could do before into the training rows"
+
+
+def _inherited_forgetting(against_base: SinceBase) -> Finding:
+    """The finding that ancestors of a run lost a skill; of medium severity only."""
     battery = _first_forgotten(against_base.batteries)
     # `lost_by` is empty where no single run shows the loss.
     culprits = ", ".join(against_base.lost_by) or "a run before it"
@@ -150,14 +155,12 @@ def forgetting(facts: Facts) -> Finding | None:
         "base": against_base.base,
         "lost_by": list(against_base.lost_by),
     }
-    edit = (
-        f"{mix_rows} of {culprits} and train that again: a child cannot win back what its "
+    lever = edit_lever(
+        f"{_MIX_ROWS} of {culprits} and train that again: a child cannot win back what its "
         "parent lost"
     )
     what = f"Inherited from {culprits}: " + sentence_of(battery, f" since {against_base.base}")
-    return Finding(
-        "forgetting", what, evidence, edit_lever(edit), playbook="sft", severity="medium"
-    )
+    return Finding("forgetting", what, evidence, lever, playbook="sft", severity="medium")
 
 
 def _first_forgotten(batteries: Sequence[Battery]) -> Battery:
@@ -178,13 +181,15 @@ def _battery_evidence(battery: Battery) -> dict[str, object]:
     }
 
 
-def _level_text(value: float | None, is_share: bool, *, sign: bool = False) -> str:
-    """A level as text, such as "41.2%" for a share and "0.412" for others; "?" for None.
-
-    With `sign` the value is a change: "+3.1 points" or "+0.031".
-    """
+def _level_text(value: float | None, is_share: bool) -> str:
+    """A level as text, such as "41.2%" for a share and "0.412" for others; "?" for None."""
     if value is None:
         return "?"
-    if not is_share:
-        return f"{value:+.3g}" if sign else f"{value:.3g}"
-    return f"{100 * value:+.1f} points" if sign else f"{value:.1%}"
+    return f"{value:.1%}" if is_share else f"{value:.3g}"
+
+
+def _change_text(value: float | None, is_share: bool) -> str:
+    """A change as text, such as "+3.1 points" for a share and "+0.031" for others; "?" for None."""
+    if value is None:
+        return "?"
+    return f"{100 * value:+.1f} points" if is_share else f"{value:+.3g}"

@@ -26,7 +26,7 @@ from engine.records.lines.answer import Answer
 from engine.records.lines.curves import number
 from engine.records.lines.trajectory_record import TrajectoryRecord
 
-AT_START = 3  # steps at the beginning of a run whose mean is the level it started from
+START_STEPS = 3  # steps at the beginning of a run whose mean is the level it started from
 Line = Mapping[str, Any]  # one line of metrics.jsonl: metric name -> value
 
 # What the name of an environment's metric says about it: readable form, a judge, a hard check.
@@ -42,60 +42,64 @@ _THINK_END = "</think>"
 class View:
     """The answers of one step in numbers.
 
-    Shares and means about the reward are over the scored answers, all others over all answers. None
-    means that there was nothing to measure.
+    None means that there was nothing to measure. An answer is scored unless its scoring failed.
 
     Attributes:
-        n: answers.
-        solved: share with success; None where the environment never reports it.
-        wrong_reward, right_reward: mean reward of the answers without and with success.
-        length: mean tokens of an answer.
-        errors: share whose scoring failed.
-        cut: share that ended by `max_tokens` or `max_turns`.
-        out_of_turns: share that ended by `max_turns` alone.
-        cut_reward, whole_reward: mean reward of the answers that are cut, and of the others.
-        cut_solved: share with success among the cut answers.
-        distinct: how different the texts of a group are, mean over groups: 1 when all differ, 0
-            when all are equal.
-        repeated: mean share of repeated four-grams.
-        wrapped: share in code fences, quotes or courtesy phrases.
-        wrapped_reward, bare_reward: mean reward of those, and of the others.
-        form: mean of the metric that says whether an answer could be read; `form_name` its name.
-        thinking: share with a think block.
-        think: the median size of a think block, as a part of `max_tokens`.
-        judge_gap: share where a judge is pleased and the hard check fails.
-        alike: share of neighbouring tasks with the same answer.
+        answer_count: number of answers.
+        solved_share: scored answers with success; None where the environment never reports it.
+        reward: mean reward of the scored answers.
+        wrong_reward, right_reward: mean reward of the scored answers without and with success.
+        mean_tokens: mean length of an answer in tokens.
+        error_share: answers whose scoring failed.
+        cut_share: answers that ended by `max_tokens` or `max_turns`.
+        out_of_turns_share: answers that ended by `max_turns`.
+        cut_reward, uncut_reward: mean reward of the scored answers that were cut, and of the other
+            scored ones.
+        cut_solved_share: answers with success among the cut ones.
+        distinct_share: how different the texts of a group are, mean over groups: 1 when all differ,
+            0 when all are equal.
+        repeated_share: repeated four-grams of an answer, mean over answers.
+        wrapped_share: scored answers in code fences, in quotes or behind courtesy phrases.
+        wrapped_reward, unwrapped_reward: mean reward of the wrapped answers, and of the other
+            scored ones.
+        form_metric: name of the metric that says whether an answer could be read, "" without one.
+        form_score: mean of that metric over the scored answers.
+        thinking_share: answers with a think block.
+        think_size: median size of a think block, as a part of `max_tokens`.
+        judge_gap: scored answers that please a judge and fail the hard check, among those that have
+            both.
+        alike_share: neighbouring tasks with the same answer.
     """
 
     step: int
-    n: int
-    solved: float | None = None
+    answer_count: int
+    solved_share: float | None = None
     reward: float | None = None
     wrong_reward: float | None = None
     right_reward: float | None = None
-    length: float = 0.0
-    errors: float = 0.0
-    cut: float = 0.0
-    out_of_turns: float = 0.0
+    mean_tokens: float = 0.0
+    error_share: float = 0.0
+    cut_share: float = 0.0
+    out_of_turns_share: float = 0.0
     cut_reward: float | None = None
-    cut_solved: float | None = None
-    whole_reward: float | None = None
-    distinct: float | None = None
-    repeated: float = 0.0
-    wrapped: float = 0.0
+    cut_solved_share: float | None = None
+    uncut_reward: float | None = None
+    distinct_share: float | None = None
+    repeated_share: float = 0.0
+    wrapped_share: float = 0.0
     wrapped_reward: float | None = None
-    bare_reward: float | None = None
-    form: float | None = None
-    form_name: str = ""
-    thinking: float = 0.0
-    think: float | None = None
+    unwrapped_reward: float | None = None
+    form_score: float | None = None
+    form_metric: str = ""
+    thinking_share: float = 0.0
+    think_size: float | None = None
     judge_gap: float | None = None
-    alike: float | None = None
+    alike_share: float | None = None
 
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Of an SFT run: how many rows were trained on, were cut at `max_length`, and were dropped."""
+    """How many rows an SFT run trained on, cut at `max_length`, and dropped."""
 
     rows: int = 0
     truncated: int = 0
@@ -152,17 +156,17 @@ class Facts:
             for an evaluation.
         exam: the last held-out answers, None without any.
         exam_tasks: tasks behind each `heldout_` value, 0 when not known.
-        rows: of SFT, what became of its training rows.
+        training_rows: of SFT, what became of its training rows.
         failure: of a run that failed, else None.
         comparison: what the verdict of a finished run rests on, None before it is done.
-        go_on_with: the model that the verdict recommends to continue from, "" if it names none.
-        rescored: the result of scoring answers again in a fresh env process, {} if none were.
+        recommended_model: to continue from, by the verdict; "" if it names none.
+        rescoring: the result of scoring answers again in a fresh env process, {} if none were.
         exam_start: the held-out answers of step 0, None without any.
         against_start: the last evaluation compared with step 0, None before there is one.
         gold_tokens: length in tokens that nearly all reference answers stay below; None when not
             known.
         heldout_rows: rows of the split that is evaluated; None when not known.
-        kept: what became of earlier skills, None where they were not measured.
+        kept_skills: what became of earlier skills, None where they were not measured.
     """
 
     algorithm: str
@@ -171,45 +175,52 @@ class Facts:
     views: Sequence[View] = ()
     exam: View | None = None
     exam_tasks: int = 0
-    rows: TrainingRows = TrainingRows()
+    training_rows: TrainingRows = TrainingRows()
     failure: Failure | None = None
     comparison: Comparison | None = None
-    go_on_with: str = ""
-    rescored: Mapping[str, Any] = field(default_factory=dict)
+    recommended_model: str = ""
+    rescoring: Mapping[str, Any] = field(default_factory=dict)
     exam_start: View | None = None
     against_start: StartComparison | None = None
     gold_tokens: float | None = None
     heldout_rows: int | None = None
-    kept: KeptSkills | None = None
+    kept_skills: KeptSkills | None = None
 
     @property
-    def failed(self) -> str:
+    def failure_kind(self) -> str:
         """The kind of failure, "" for a run that did not fail."""
         return self.failure.kind if self.failure else ""
 
     @property
-    def early(self) -> bool:
+    def is_early(self) -> bool:
         """Whether less than half of the planned steps are done, and the run has not failed."""
-        last_step = self.lines[-1]["step"] if self.lines else 0
         planned_steps = self.settings.steps
-        return (
-            self.failure is None
-            and isinstance(planned_steps, int)
-            and last_step < planned_steps / 2
-        )
+        if self.failure is not None or not isinstance(planned_steps, int):
+            return False
+        last_step = self.lines[-1]["step"] if self.lines else 0
+        return last_step < planned_steps / 2
+
+    @property
+    def last_answers(self) -> View | None:
+        """The answers of the last exam, or of an evaluation; None without any."""
+        if self.exam is not None:
+            return self.exam
+        return self.views[-1] if self.views else None
 
     def curve(self, name: str) -> list[tuple[int, float]]:
         """(step, value) for every step that has a number for this metric, step 0 included."""
-        points = ((line.get("step"), number(line.get(name))) for line in self.lines)
-        return [
-            (int(step), value) for step, value in points if step is not None and value is not None
-        ]
+        points = []
+        for line in self.lines:
+            step, value = line.get("step"), number(line.get(name))
+            if step is not None and value is not None:
+                points.append((int(step), value))
+        return points
 
     def series(self, name: str) -> list[float]:
         """The values of a metric at the training steps, in order; step 0 is left out."""
         return [value for step, value in self.curve(name) if step > 0]
 
-    def of_views(self, name: str) -> list[float]:
+    def view_values(self, name: str) -> list[float]:
         """One attribute of all views, in order; None values are left out."""
         values = (getattr(view, name) for view in self.views)
         return [value for value in values if value is not None]
@@ -218,12 +229,12 @@ class Facts:
         """The last `WINDOW` values of a metric, empty while there are fewer than `LEAST`."""
         return window(self.series(name))
 
-    def recent_views(self, name: str) -> list[float]:
+    def recent_view_values(self, name: str) -> list[float]:
         """The last `WINDOW` values of a view attribute, empty while there are fewer than `LEAST`.
 
         An evaluation has one view only, so all of its values are returned.
         """
-        values = self.of_views(name)
+        values = self.view_values(name)
         return values if self.algorithm == "evaluate" else window(values)
 
 
@@ -241,10 +252,17 @@ def mean_or_none(values: Sequence[float]) -> float | None:
     return mean(values) if values else None
 
 
+def recent_mean(values: Sequence[float]) -> float | None:
+    """The mean of the last `WINDOW` values, None where there are fewer than `LEAST`."""
+    return mean_or_none(window(values))
+
+
 @dataclass(frozen=True)
 class Trend:
-    """The means of an early and a late part of a series, and how many standard errors (`z`) lie
-    between them."""
+    """The means of an early (`first`) and a late (`last`) part of a series.
+
+    `z` is their difference in standard errors, negative where the series fell.
+    """
 
     first: float
     last: float
@@ -280,10 +298,16 @@ def change_between(early: Sequence[float], late: Sequence[float]) -> Trend:
     Where neither side varies, `z` is infinite with the sign of the change, or 0 if nothing changed.
     """
     change = mean(late) - mean(early)
-    noise = math.sqrt((statistics.variance(early) + statistics.variance(late)) / len(early))
-    if noise == 0.0:
-        return Trend(mean(early), mean(late), math.copysign(math.inf, change) if change else 0.0)
-    return Trend(mean(early), mean(late), change / noise)
+    standard_error = math.sqrt(
+        (statistics.variance(early) + statistics.variance(late)) / len(early)
+    )
+    if standard_error != 0.0:
+        z = change / standard_error
+    elif change:
+        z = math.copysign(math.inf, change)
+    else:
+        z = 0.0
+    return Trend(mean(early), mean(late), z)
 
 
 def stuck_at(values: Sequence[float], limit: float) -> float | None:
@@ -305,7 +329,8 @@ def stuck_at(values: Sequence[float], limit: float) -> float | None:
     newer = mean(recent[len(recent) // 2 :])
     fell_over_run = level <= limits.MENDING * mean_at_start
     falls_now = newer <= limits.MENDING * older
-    if (fell_over_run or falls_now) and level <= limits.TOO_MUCH_TO_WAIT:
+    can_wait = level <= limits.TOO_MUCH_TO_WAIT
+    if (fell_over_run or falls_now) and can_wait:
         return None
     return level
 
@@ -314,43 +339,44 @@ def stuck_at(values: Sequence[float], limit: float) -> float | None:
 
 
 def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View | None:
-    """The view of one step's rollouts or of one evaluation's answers; None where `rows` are empty.
+    """The figures by which detectors judge the rollouts of one step, or one evaluation's answers.
 
-    `settings` are those of the run.
+    None where `rows` are empty. `settings` are the settings of the run.
     """
     if not rows:
         return None
     scored = [row for row in rows if not row.error]
     cut_rows = [row for row in rows if row.cut]
-    wrapped_rows = [row for row in scored if is_wrapped(row.completion or "")]
-    bare_rows = [row for row in scored if not is_wrapped(row.completion or "")]
-    form_name, form = _form_metric(scored)
-    think_shares = [share for row in rows if (share := _think_share(row, settings)) is not None]
+    out_of_turns = [row for row in rows if row.stop_reason == "max_turns"]
+    wrapped, unwrapped = _by_wrapping(scored)
+    form_metric, form_score = _form_metric(scored)
+    sizes_or_none = [_think_size(row, settings) for row in rows]
+    think_sizes = [size for size in sizes_or_none if size is not None]
     return View(
         step=step,
-        n=len(rows),
-        solved=_success_share(scored),
+        answer_count=len(rows),
+        solved_share=_success_share(scored),
         reward=_mean_reward(scored),
         wrong_reward=_mean_reward([row for row in scored if row.success is False]),
         right_reward=_mean_reward([row for row in scored if row.success is True]),
-        length=mean([float(row.tokens) for row in rows]),
-        errors=1 - len(scored) / len(rows),
-        cut=len(cut_rows) / len(rows),
-        out_of_turns=sum(row.stop_reason == "max_turns" for row in rows) / len(rows),
+        mean_tokens=mean([float(row.tokens) for row in rows]),
+        error_share=1 - len(scored) / len(rows),
+        cut_share=len(cut_rows) / len(rows),
+        out_of_turns_share=len(out_of_turns) / len(rows),
         cut_reward=_mean_reward([row for row in cut_rows if not row.error]),
-        cut_solved=_success_share(cut_rows),
-        whole_reward=_mean_reward([row for row in scored if not row.cut]),
-        distinct=_distinct(rows),
-        repeated=mean([repeated_share(_all_text(row)) for row in rows]),
-        wrapped=len(wrapped_rows) / len(scored) if scored else 0.0,
-        wrapped_reward=_mean_reward(wrapped_rows),
-        bare_reward=_mean_reward(bare_rows),
-        form=form,
-        form_name=form_name,
-        thinking=len(think_shares) / len(rows),
-        think=statistics.median(think_shares) if think_shares else None,
+        cut_solved_share=_success_share(cut_rows),
+        uncut_reward=_mean_reward([row for row in scored if not row.cut]),
+        distinct_share=_distinct_share(rows),
+        repeated_share=mean([repeated_share(_all_text(row)) for row in rows]),
+        wrapped_share=len(wrapped) / len(scored) if scored else 0.0,
+        wrapped_reward=_mean_reward(wrapped),
+        unwrapped_reward=_mean_reward(unwrapped),
+        form_score=form_score,
+        form_metric=form_metric,
+        thinking_share=len(think_sizes) / len(rows),
+        think_size=statistics.median(think_sizes) if think_sizes else None,
         judge_gap=_judge_gap(scored),
-        alike=alike_share(_one_per_task(rows)),
+        alike_share=alike_share(_one_text_per_task(rows)),
     )
 
 
@@ -360,20 +386,23 @@ def is_form_metric(name: str) -> bool:
 
 
 def is_pleased_and_wrong(row: Answer) -> bool | None:
-    """Whether a judge's metric is high and a hard check of the same answer is low.
+    """Whether a judge rates an answer highly that fails a hard check.
 
-    Judges and checks are told by the names of the metrics; success counts as a hard check too. None
-    where the answer has no judge or no check, or where a judge's metric is above 1, because then it
-    is not known what is high.
+    The names of the metrics tell which are a judge's and which are hard checks; success counts as a
+    hard check too. None where the answer has no judge or no check, or where a judge's metric is
+    above 1, because then it is not known what is high.
     """
-    metrics = {
-        name: value for name, value in (row.metrics or {}).items() if not _COUNTED.search(name)
-    }
-    judge_names = {name for name in metrics if _JUDGE.search(name)}
-    judge_scores = [metrics[name] for name in judge_names]
+    judge_scores: list[float] = []
+    check_scores: list[float] = []
+    for name, value in (row.metrics or {}).items():
+        if _COUNTED.search(name):
+            continue
+        if _JUDGE.search(name):
+            judge_scores.append(value)
+        elif _CHECK.search(name):
+            check_scores.append(value)
     if not judge_scores or max(judge_scores) > 1:
         return None
-    check_scores = [metrics[name] for name in metrics.keys() - judge_names if _CHECK.search(name)]
     if row.success is not None:
         check_scores.append(float(row.success))
     if not check_scores:
@@ -381,13 +410,26 @@ def is_pleased_and_wrong(row: Answer) -> bool | None:
     return max(judge_scores) >= limits.JUDGE_HIGH and min(check_scores) <= limits.CHECK_LOW
 
 
+def _by_wrapping(rows: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
+    """(the answers in a code fence, in quotes or behind a phrase of courtesy; all others)."""
+    wrapped: list[Answer] = []
+    unwrapped: list[Answer] = []
+    for row in rows:
+        if is_wrapped(row.completion or ""):
+            wrapped.append(row)
+        else:
+            unwrapped.append(row)
+    return wrapped, unwrapped
+
+
 def _all_text(row: Answer) -> str:
     """Everything the model wrote in an answer, its reasoning included."""
-    turns = [turn for turn in row.messages or () if turn.get("role") == "assistant"]
-    parts = [
-        str(turn.get(name) or "") for turn in turns for name in ("reasoning_content", "content")
-    ]
-    return "\n".join(part for part in parts if part) or row.completion or ""
+    parts: list[str] = []
+    for message in row.messages or ():
+        if message.get("role") == "assistant":
+            parts += [str(message.get(key) or "") for key in ("reasoning_content", "content")]
+    text = "\n".join(part for part in parts if part)
+    return text or row.completion or ""  # an answer of one turn may have no messages
 
 
 def _success_share(rows: Sequence[Answer]) -> float | None:
@@ -402,14 +444,16 @@ def _mean_reward(rows: Sequence[Answer]) -> float | None:
 def _form_metric(rows: Sequence[Answer]) -> tuple[str, float | None]:
     """(name, mean) of the metric that says whether answers could be read; ("", None) without one.
 
-    Of several such metrics it is the first by name. Metrics with values above 1 are not shares and
-    are skipped.
+    Of several such metrics the first by name is taken. Metrics with values above 1 are not shares
+    and are skipped.
     """
-    for name in sorted({name for row in rows for name in row.metrics or {}}):
-        if is_form_metric(name):
-            values = [row.metrics[name] for row in rows if row.metrics and name in row.metrics]
-            if values and max(values) <= 1:
-                return name, mean(values)
+    values_by_name: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in (row.metrics or {}).items():
+            values_by_name.setdefault(name, []).append(value)
+    for name, values in sorted(values_by_name.items()):
+        if is_form_metric(name) and max(values) <= 1:
+            return name, mean(values)
     return "", None
 
 
@@ -422,51 +466,66 @@ def _groups(rows: Sequence[Answer]) -> list[list[Answer]]:
     return list(groups.values())
 
 
-def _distinct(rows: Sequence[Answer]) -> float | None:
+def _distinct_share(rows: Sequence[Answer]) -> float | None:
     """How different the texts of a group are, as the mean over groups.
 
     1 when all texts differ, 0 when all are equal; case and blanks make no difference. None where no
     group has two answers.
     """
-    shares = [
-        (len({without_case_and_blanks(_all_text(row)) for row in group}) - 1) / (len(group) - 1)
-        for group in _groups(rows)
-        if len(group) > 1
-    ]
+    shares = []
+    for group in _groups(rows):
+        if len(group) > 1:
+            texts = {without_case_and_blanks(_all_text(row)) for row in group}
+            shares.append((len(texts) - 1) / (len(group) - 1))
     return mean_or_none(shares)
 
 
-def _one_per_task(rows: Sequence[Answer]) -> list[str]:
-    """The text of one answer per task: the middle one, so that sorted groups do not bias it."""
+def _one_text_per_task(rows: Sequence[Answer]) -> list[str]:
+    """The text of one answer per task.
+
+    It is the middle one of the task's answers: where they are sorted by reward, the first or the
+    last would be an extreme.
+    """
     by_task: dict[str, list[Answer]] = {}
     for row in rows:
         by_task.setdefault(row.task, []).append(row)
     return [_all_text(answers[len(answers) // 2]) for answers in by_task.values()]
 
 
-def _think_share(row: Answer, settings: KnownSettings) -> float | None:
-    """The size of the think block as a part of the tokens that an answer may take.
+def _think_size(row: Answer, settings: KnownSettings) -> float | None:
+    """The size of the think block of an answer, as a part of the tokens that the answer may take.
 
-    The size is estimated from characters. With several turns, an answer may take several times
-    `max_tokens`. None without a think block, or where `max_tokens` is not known.
+    With several turns an answer may take `max_tokens` in each, and the think block of the last turn
+    is measured. None without a think block, or where `max_tokens` is not known.
     """
-    text = row.completion or ""
-    thinking = ""
-    last_message = row.messages[-1] if row.messages else {}
-    if last_message.get("reasoning_content"):
-        thinking = str(last_message["reasoning_content"])
-    elif "<think>" in text or (settings.thinking and _THINK_END not in text):
-        thinking, text = text, ""  # the block was never closed: the whole text is thinking
-    budget = number(settings.max_tokens) or 0.0
-    if not thinking or budget <= 0:
+    thinking, rest = _thinking_and_rest(row, switched_on=bool(settings.thinking))
+    max_tokens = number(settings.max_tokens) or 0.0
+    if not thinking or max_tokens <= 0:
         return None
     turns = max(1, row.turns) if isinstance(row, TrajectoryRecord) else 1
-    # The tokens of the answer, times the share of its characters that are thinking.
-    return row.tokens * len(thinking) / max(1, len(thinking) + len(text)) / (budget * turns)
+    # Only the tokens of all turns together are known. The share of thinking among the characters
+    # of the last turn stands for its share among them.
+    return row.tokens * len(thinking) / max(1, len(thinking) + len(rest)) / (max_tokens * turns)
+
+
+def _thinking_and_rest(row: Answer, *, switched_on: bool) -> tuple[str, str]:
+    """(text of the think block, text after it) of an answer's last turn; ("", text) without one.
+
+    With `switched_on` the model was asked to think; its think block may begin without a tag.
+    """
+    text = row.completion or ""
+    last_message = row.messages[-1] if row.messages else {}
+    reasoning = last_message.get("reasoning_content")
+    if reasoning:  # a closed block was moved there, out of the text
+        return str(reasoning), text
+    never_closed = "<think>" in text or (switched_on and _THINK_END not in text)
+    return (text, "") if never_closed else ("", text)
 
 
 def _judge_gap(rows: Sequence[Answer]) -> float | None:
-    """Of the answers that have a judge and a hard check: the share where the first is pleased and
-    the second fails; None without such answers."""
-    gaps = [gap for row in rows if (gap := is_pleased_and_wrong(row)) is not None]
-    return mean_or_none([float(gap) for gap in gaps])
+    """The share of answers that please a judge and fail a hard check, among those that have both.
+
+    None without such answers.
+    """
+    gaps = [is_pleased_and_wrong(row) for row in rows]
+    return mean_or_none([float(gap) for gap in gaps if gap is not None])

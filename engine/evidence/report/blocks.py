@@ -37,11 +37,11 @@ Line = Sequence[str | Code | Tag]
 class Block:
     """A part of a section.
 
-    `only` names the rendering that shows the block where not both do: the page has room and can
-    draw; Markdown is read by agents and is limited in length.
+    `shown_in` names the renderings that show the block: the page has room and can draw; Markdown is
+    read by agents and is limited in length.
     """
 
-    only: Literal["both", "page", "markdown"] = "both"
+    shown_in: Literal["both", "page", "markdown"] = "both"
 
     @property
     def kind(self) -> str:
@@ -96,7 +96,8 @@ class Table(Block):
     """A table.
 
     Attributes:
-        styles: CSS class of each column on the page: num, name, rest (shown on wide pages only).
+        styles: CSS classes of each column on the page, such as num, name, or rest (shown on wide
+            pages only).
         style: CSS class of the table; "knobs" makes a list in two columns of three cells a row,
             "figures" a list of large numbers, each with name and remark.
     """
@@ -160,10 +161,12 @@ class Skills(Block):
 
 @dataclass(frozen=True)
 class Answers(Block):
-    """A task whose result changed; `way` is "gained" or "lost", `names` are the two models that
-    answered."""
+    """Both answers to a task whose result changed.
 
-    way: str
+    `direction` is "gained" or "lost"; `names` are the models that answered before and after.
+    """
+
+    direction: str
     example: FlipExample
     names: tuple[str, str]
 

@@ -16,6 +16,8 @@ WIDE, NARROW = 1020, 360  # pixels: what a chart is drawn for on a screen and on
 _TOP, _BOTTOM = 14, 30  # margins above and below a curve
 _SPARSE = 14  # up to so many points are drawn as dots; more get a moving average
 _LETTER = 7.2  # width of a character of an axis label, at most
+_LABEL_GAP = 12  # free beside the labels of an axis
+_LEAST_RIGHT = 44.0  # margin on the right, so that the word "step" fits
 # Half the width of a character, for text centred at a point: large, bold and small text.
 _HALF_HEAD, _HALF_STRONG, _HALF_TICK = 4.9, 3.7, 3.6
 
@@ -28,20 +30,20 @@ class Curve:
         points: (step, value).
         band: (step, low, high) drawn behind them, such as a confidence interval.
         marks: (step, low, value, high): values measured separately, with their interval.
-        share: whether values are shares, shown in percent.
+        is_share: whether values are shares, shown in percent.
         line_at: a step to mark with a vertical line labelled `line_label`, None for no line.
-        end: the last step of the axis; None takes that of the points.
-        zero: whether the axis starts at 0.
+        last_step: the end of the axis; None takes the last step of the points.
+        from_zero: whether the axis starts at 0.
     """
 
     points: Sequence[Point]
     band: Sequence[tuple[float, float, float]] = field(default=())
     marks: Sequence[tuple[float, float, float, float]] = field(default=())
-    share: bool = False
+    is_share: bool = False
     line_at: float | None = None
     line_label: str = ""
-    end: float | None = None
-    zero: bool = False
+    last_step: float | None = None
+    from_zero: bool = False
 
 
 def line_chart(curve: Curve, width: int, height: int, label: str) -> Markup:
@@ -50,15 +52,10 @@ def line_chart(curve: Curve, width: int, height: int, label: str) -> Markup:
     Many points are drawn faint, with their moving average on top. `width` and `height` are in
     pixels; `label` is read to people who do not see the drawing.
     """
-    steps = [step for step, _ in curve.points] + [mark[0] for mark in curve.marks]
-    values = [value for _, value in curve.points]
-    values += [bound for _, low, high in curve.band for bound in (low, high)]
-    values += [bound for mark in curve.marks for bound in mark[1:]]
-    if not steps or not values:
+    if not curve.points and not curve.marks:
         return Markup("")
-    last_step = max([*steps, curve.end or 0])
-    frame = _Frame.around(min(steps), last_step, values, curve, width, height)
-    svg_parts = [_grid(frame, curve.share), _step_labels(frame)]
+    frame = _Frame.around(curve, width, height)
+    svg_parts = [_grid(frame, curve.is_share), _step_labels(frame)]
     if curve.line_at is not None:
         svg_parts.append(_vertical_line(frame, curve.line_at, curve.line_label))
     if curve.band:
@@ -74,29 +71,30 @@ class Effect:
     """A difference with its interval.
 
     Attributes:
-        margin: a difference smaller than it counts as none.
-        share: whether it is a difference of shares, shown in points.
+        low, high: the ends of the interval.
+        margin: differences smaller than this count as none.
+        is_share: whether it is a difference of shares, shown in points.
+        lower_is_better: as for a loss.
     """
 
     low: float
     value: float
     high: float
     margin: float
-    share: bool
+    is_share: bool
     lower_is_better: bool
 
 
 def _effect_axis(effect: Effect) -> tuple[float, float]:
-    """The ends of the axis.
+    """(start, end) of the axis.
 
-    Both sides of 0 are of the same length where the interval contains 0; else the axis is mostly
-    the side that the interval is on.
+    Where the interval contains 0, the axis extends equally far to both sides of it. Else it is
+    mostly the side that the interval is on, with about a fifth of the other side.
     """
     # The margin fills at most five eighths of a side, and nothing touches the end of the axis.
     extent = max(abs(effect.low), abs(effect.high), effect.margin * 1.6, 1e-9) * 1.12
     if effect.low < 0 < effect.high:
         return -extent, extent
-    # The interval is on one side of 0: show about a fifth of the other side.
     return min(effect.low, -extent * 0.22), max(effect.high, extent * 0.22)
 
 
@@ -106,38 +104,41 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
     The differences that count as none are shaded; the difference itself stands above the axis, the
     ends of its interval below.
     """
-    low, value, high = effect.low, effect.value, effect.high
-    margin, share = effect.margin, effect.share
-    height, left, right, y_middle = 104, 18, 18, 52
+    height, side_margin, y_middle = 104, 18, 52
     axis_start, axis_end = _effect_axis(effect)
     axis_span = axis_end - axis_start
-    axis_width = width - left - right
+    axis_width = width - side_margin - side_margin
 
     def x_of(number: float) -> float:
         """Pixels from the left; 3 % of the axis are left free at each end."""
-        return left + (number - axis_start + axis_span * 0.03) / (axis_span * 1.06) * axis_width
+        axis_part = (number - axis_start + axis_span * 0.03) / (axis_span * 1.06)
+        return side_margin + axis_part * axis_width
 
+    x_zero, x_value = x_of(0), x_of(effect.value)
+    x_low, x_high = x_of(effect.low), x_of(effect.high)
+    x_shaded, x_shaded_end = x_of(-effect.margin), x_of(effect.margin)
     svg_parts = [
-        f'<rect class="moot" x="{x_of(-margin):.1f}" y="{y_middle - 22}" rx="3" '
-        f'width="{x_of(margin) - x_of(-margin):.1f}" height="44"/>',
-        _line("axis", (left, width - right), (y_middle, y_middle)),
-        _line("zero", (x_of(0), x_of(0)), (y_middle - 26, y_middle + 26)),
-        _line("interval", (x_of(low), x_of(high)), (y_middle, y_middle)),
-        f'<circle class="estimate" cx="{x_of(value):.1f}" cy="{y_middle}" r="7"/>',
+        f'<rect class="moot" x="{x_shaded:.1f}" y="{y_middle - 22}" rx="3" '
+        f'width="{x_shaded_end - x_shaded:.1f}" height="44"/>',
+        _line("axis", (side_margin, width - side_margin), (y_middle, y_middle)),
+        _line("zero", (x_zero, x_zero), (y_middle - 26, y_middle + 26)),
+        _line("interval", (x_low, x_high), (y_middle, y_middle)),
+        f'<circle class="estimate" cx="{x_value:.1f}" cy="{y_middle}" r="7"/>',
     ]
-    unit = " points" if share else ""
-    low_text, high_text = (signed(number, share).removesuffix(unit) for number in (low, high))
+    unit = " points" if effect.is_share else ""  # only the headline shows it
+    low_text = signed(effect.low, effect.is_share).removesuffix(unit)
+    high_text = signed(effect.high, effect.is_share).removesuffix(unit)
     # The first labels have priority: "no change" is left out where it would overlap the numbers.
-    texts = [(x_of(low), low_text), (x_of(high), high_text), (x_of(0), "no change")]
-    svg_parts += _labels(texts, width, y_middle + 44, gap=6)
-    headline = signed(value, share)
-    x_head = _centre_inside(x_of(value), _HALF_HEAD * len(headline), width)
+    labels = [(x_low, low_text), (x_high, high_text), (x_zero, "no change")]
+    svg_parts += _labels(labels, width, y_middle + 44, gap=6)
+    headline = signed(effect.value, effect.is_share)
+    x_head = _centre_inside(x_value, _HALF_HEAD * len(headline), width)
     svg_parts.append(_text("head mid", x_head, y_middle - 16, headline))
-    left_text, right_text = (
-        ("← better", "worse →") if effect.lower_is_better else ("← worse", "better →")
-    )
-    svg_parts.append(_text("faint", left, 11, left_text))
-    svg_parts.append(_text("faint end", width - right, 11, right_text))
+    left_text, right_text = "← worse", "better →"
+    if effect.lower_is_better:
+        left_text, right_text = "← better", "worse →"
+    svg_parts.append(_text("faint", side_margin, 11, left_text))
+    svg_parts.append(_text("faint end", width - side_margin, 11, right_text))
     return _svg(svg_parts, width, height, label)
 
 
@@ -163,33 +164,29 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
     There is no mark while the actual value is not known. `label` is read to people who do not see
     the drawing.
     """
-    low, likely, high = estimate.low, estimate.likely, estimate.high
-    actual = estimate.actual
     low_text, likely_text, high_text, actual_text = estimate.texts
-    height, left, right, y_middle = 84, 14, 14, 40
-    axis_end = max(high, actual or 0.0, 1e-9) * 1.06
+    height, side_margin, y_middle = 84, 14, 40
+    axis_end = max(estimate.high, estimate.actual or 0.0, 1e-9) * 1.06
 
     def x_of(number: float) -> float:
         """Pixels from the left; the axis begins at 0."""
-        return left + number / axis_end * (width - left - right)
+        return side_margin + number / axis_end * (width - side_margin - side_margin)
 
+    x_low, x_likely, x_high = x_of(estimate.low), x_of(estimate.likely), x_of(estimate.high)
     svg_parts = [
-        _line("axis", (left, width - right), (y_middle, y_middle)),
-        f'<rect class="range" x="{x_of(low):.1f}" y="{y_middle - 9}" rx="4" '
-        f'width="{max(x_of(high) - x_of(low), 3):.1f}" height="18"/>',
-        _line("likely", (x_of(likely), x_of(likely)), (y_middle - 9, y_middle + 9)),
+        _line("axis", (side_margin, width - side_margin), (y_middle, y_middle)),
+        f'<rect class="range" x="{x_low:.1f}" y="{y_middle - 9}" rx="4" '
+        f'width="{max(x_high - x_low, 3):.1f}" height="18"/>',
+        _line("likely", (x_likely, x_likely), (y_middle - 9, y_middle + 9)),
     ]
-    if actual is not None:
-        svg_parts.append(
-            f'<path class="actual" d="M{x_of(actual):.1f} {y_middle - 11}l-7 -11h14z"/>'
-        )
-        svg_parts.append(
-            _line("actualline", (x_of(actual), x_of(actual)), (y_middle - 11, y_middle + 11))
-        )
-        x_text = _centre_inside(x_of(actual), _HALF_STRONG * len(actual_text), width)
-        svg_parts.append(_text("strong mid", x_text, 12, actual_text))
+    if estimate.actual is not None:
+        x_actual = x_of(estimate.actual)
+        arrow = f'<path class="actual" d="M{x_actual:.1f} {y_middle - 11}l-7 -11h14z"/>'
+        line = _line("actualline", (x_actual, x_actual), (y_middle - 11, y_middle + 11))
+        x_text = _centre_inside(x_actual, _HALF_STRONG * len(actual_text), width)
+        svg_parts += [arrow, line, _text("strong mid", x_text, 12, actual_text)]
     # The first labels have priority where they would overlap.
-    labels = [(x_of(likely), likely_text), (x_of(high), high_text), (x_of(low), low_text)]
+    labels = [(x_likely, likely_text), (x_high, high_text), (x_low, low_text)]
     svg_parts += _labels(labels, width, y_middle + 30, gap=8)
     return _svg(svg_parts, width, height, label)
 
@@ -213,33 +210,36 @@ def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) ->
 
     A text that would come nearer than `gap` pixels to an earlier one is left out.
     """
-    placed: list[tuple[float, float]] = []
+    placed: list[tuple[float, float]] = []  # (centre, half the width) of each text drawn
     parts = []
     for wanted_x, text in texts:
         half_width = _HALF_TICK * len(text)
         x = _centre_inside(wanted_x, half_width, width)
-        if all(
-            abs(x - other_x) >= half_width + other_half_width + gap
+        overlaps = any(
+            abs(x - other_x) < half_width + other_half_width + gap
             for other_x, other_half_width in placed
-        ):
+        )
+        if not overlaps:
             placed.append((x, half_width))
             parts.append(_text("tick mid", x, y, text))
     return parts
 
 
 def level_bar(
-    value: float, low: float, high: float, floor: float, top: float, label: str
+    value: float, low: float, high: float, axis: tuple[float, float], label: str
 ) -> Markup:
     """A level with its interval as a small drawing for a table cell, as SVG.
 
-    `floor` and `top` are the ends of the axis; `label` is read to people who do not see it.
+    `axis` is the lowest and the highest value of the axis; `label` is read to people who do not see
+    the drawing.
     """
     width, height, y_middle = 220, 22, 11
-    span = max(top - floor, 1e-9)
+    axis_start, axis_end = axis
+    axis_span = max(axis_end - axis_start, 1e-9)
 
     def x_of(number: float) -> float:
         """Pixels from the left; the dot needs 6 pixels at each end."""
-        return 6 + (number - floor) / span * (width - 12)
+        return 6 + (number - axis_start) / axis_span * (width - 12)
 
     svg_parts = [
         _line("axis", (4, width - 4), (y_middle, y_middle)),
@@ -249,30 +249,33 @@ def level_bar(
     return _svg(svg_parts, width, height, label)
 
 
-def signed(value: float, share: bool) -> str:
+def signed(value: float, is_share: bool) -> str:
     """A difference as text with its sign, such as "+3.1 points" for shares, "−0.2" for others."""
-    if share:
+    if is_share:
         return f"{100 * value:+.1f} points".replace("-", "−")
     return f"{value:+.3g}".replace("-", "−")
 
 
-def axis_text(value: float, share: bool) -> str:
+def axis_text(value: float, is_share: bool) -> str:
     """A value as text, short enough for an axis: "12 %" for shares, else "0.5", "12k", "3e−5".
 
-    A negative number begins with a minus sign, not with a hyphen.
+    Numbers that are no shares have a minus sign, not a hyphen.
     """
-    if share:  # from 10 % on without decimals; 9.95 % would be rounded to 10.0
+    if is_share:
+        # From 10 % on without decimals; 9.95 % would be rounded to 10.0.
         text = f"{100 * value:.0f}" if abs(value) >= 0.0995 else f"{100 * value:.1f}"
         return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
     magnitude = abs(value)
     if magnitude >= 1e6 or 0 < magnitude < 1e-3:
         mantissa, _, exponent = f"{value:.1e}".partition("e")
-        return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "−")
-    if magnitude >= 10_000:
-        return f"{value / 1000:.3g}k".replace("-", "−")
-    if magnitude >= 1000:
-        return f"{value:,.0f}".replace("-", "−")
-    return f"{value:.3g}".replace("-", "−")
+        text = f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+    elif magnitude >= 10_000:
+        text = f"{value / 1000:.3g}k"
+    elif magnitude >= 1000:
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:.3g}"
+    return text.replace("-", "−")
 
 
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
@@ -281,7 +284,7 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     nice_ticks(0, 0.9) gives [0, 0.25, 0.5, 0.75, 1]. Where `low` and `high` are equal, except for
     rounding, the range is widened upwards.
     """
-    if high - low <= 1e-12 * max(abs(low), abs(high)) or high - low < 1e-200:
+    if _are_equal(low, high) or high - low < 1e-200:  # a smaller step would have no logarithm
         high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
     exact_step = (high - low) / about
     power_of_ten = 10 ** math.floor(math.log10(exact_step))
@@ -294,63 +297,90 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
+def _are_equal(low: float, high: float) -> bool:
+    """Whether two numbers are equal, except for rounding."""
+    return high - low <= 1e-12 * max(abs(low), abs(high))
+
+
 @dataclass(frozen=True)
 class _Frame:
-    """The mapping from steps and values to pixels of the drawing."""
+    """The mapping from steps and values to pixels of the drawing.
 
-    first: float
-    last: float
+    Attributes:
+        first_step, last_step: the ends of the step axis.
+        ticks: the values with a line and a label; the first and the last end the value axis.
+        margin_left, margin_right: free beside the curve, for labels.
+    """
+
+    first_step: float
+    last_step: float
     ticks: Sequence[float]
     width: int
     height: int
-    left: float
-    right: float
+    margin_left: float
+    margin_right: float
 
     @staticmethod
-    def around(
-        first: float, last: float, ys: Sequence[float], curve: Curve, width: int, height: int
-    ) -> "_Frame":
-        """The frame for values `ys` from step `first` to `last`, with room for the labels.
+    def around(curve: Curve, width: int, height: int) -> "_Frame":
+        """The frame of a drawing of `width` by `height` pixels, with room for the labels.
 
-        `width` and `height` are those of the whole drawing, in pixels.
+        `curve` has points or marks.
         """
-        low, high = min(ys), max(ys)
-        # Shares start at 0 unless that would waste more than a third of the height.
-        if curve.zero or (curve.share and low < 0.35 * high):
-            low = min(low, 0.0)
-        if high - low <= 1e-12 * max(abs(low), abs(high)):  # all values are equal
-            padding = abs(low) * 0.1 or 0.5
-            low, high = (low - padding if low else 0.0), high + padding
-        # The axis of proper shares does not go beyond 0 and 1.
-        if curve.share and min(ys) >= 0.0 and max(ys) <= 1.0:
-            low, high = max(low, 0.0), min(high, 1.0)
-        ticks = nice_ticks(low, high)
-        longest_tick = max(len(axis_text(tick, curve.share)) for tick in ticks)
-        end = _line_end(curve)
-        end_label_length = len(axis_text(end[1], curve.share)) + 1 if end else 0
+        steps = [step for step, _ in curve.points] + [mark[0] for mark in curve.marks]
+        ticks = nice_ticks(*_value_range(curve))
         # The labels of the ticks stand on the left, the value at the end of the line on the right.
-        left = 12 + _LETTER * longest_tick
-        right = max(44.0, 12 + 1.1 * _LETTER * end_label_length)
-        return _Frame(first, last, ticks, width, height, left, right)
+        longest_tick = max(len(axis_text(tick, curve.is_share)) for tick in ticks)
+        margin_left = _LABEL_GAP + _LETTER * longest_tick
+        end_label_length = 0
+        end = _line_end(curve)
+        if end:
+            _, end_value = end
+            end_label_length = len(axis_text(end_value, curve.is_share)) + 1
+        # The label at the end is bold, so its characters are wider.
+        margin_right = max(_LEAST_RIGHT, _LABEL_GAP + 1.1 * _LETTER * end_label_length)
+        last_step = max([*steps, curve.last_step or 0])
+        return _Frame(min(steps), last_step, ticks, width, height, margin_left, margin_right)
 
     def x(self, step: float) -> float:
         """Where a step is drawn, in pixels from the left."""
-        span = (self.last - self.first) or 1.0  # with a single step there is no span
-        return self.left + (step - self.first) / span * (self.width - self.left - self.right)
+        span = (self.last_step - self.first_step) or 1.0  # with a single step there is no span
+        curve_width = self.width - self.margin_left - self.margin_right
+        return self.margin_left + (step - self.first_step) / span * curve_width
 
     def y(self, value: float) -> float:
         """Where a value is drawn, in pixels from the top."""
         low, high = self.ticks[0], self.ticks[-1]
-        return self.height - _BOTTOM - (value - low) / (high - low) * (self.height - _TOP - _BOTTOM)
+        curve_height = self.height - _TOP - _BOTTOM
+        return self.height - _BOTTOM - (value - low) / (high - low) * curve_height
 
 
-def _grid(frame: _Frame, share: bool) -> str:
+def _value_range(curve: Curve) -> tuple[float, float]:
+    """(lowest, highest) value that the axis must cover; they differ."""
+    values = [value for _, value in curve.points]
+    values += [bound for _, low, high in curve.band for bound in (low, high)]
+    values += [number for mark in curve.marks for number in mark[1:]]
+    low, high = min(values), max(values)
+    all_within_0_and_1 = low >= 0.0 and high <= 1.0
+    # An axis of shares starts at 0 unless that would waste about a third of the height.
+    if curve.from_zero or (curve.is_share and low < 0.35 * high):
+        low = min(low, 0.0)
+    if _are_equal(low, high):
+        padding = abs(low) * 0.1 or 0.5
+        high += padding
+        if low:  # an axis of zeros starts at 0
+            low -= padding
+    if curve.is_share and all_within_0_and_1:  # the padding must not go beyond
+        low, high = max(low, 0.0), min(high, 1.0)
+    return low, high
+
+
+def _grid(frame: _Frame, is_share: bool) -> str:
     """A horizontal line with its label for every tick of the value axis."""
     parts = []
     for tick in frame.ticks:
         y = frame.y(tick)
-        parts.append(_line("grid", (frame.left, frame.width - frame.right), (y, y)))
-        parts.append(_text("tick end", frame.left - 8, y + 4, axis_text(tick, share)))
+        parts.append(_line("grid", (frame.margin_left, frame.width - frame.margin_right), (y, y)))
+        parts.append(_text("tick end", frame.margin_left - 8, y + 4, axis_text(tick, is_share)))
     return "".join(parts)
 
 
@@ -360,10 +390,10 @@ def _step_labels(frame: _Frame) -> str:
     about = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
     parts = [
         _text("tick mid", frame.x(tick), y, str(int(tick)))
-        for tick in nice_ticks(frame.first, frame.last, about=about)
-        if frame.first <= tick <= frame.last and tick == int(tick)
+        for tick in nice_ticks(frame.first_step, frame.last_step, about=about)
+        if frame.first_step <= tick <= frame.last_step and tick == int(tick)
     ]
-    return "".join(parts) + _text("faint", frame.width - frame.right + 14, y, "step")
+    return "".join(parts) + _text("faint", frame.width - frame.margin_right + 14, y, "step")
 
 
 def _vertical_line(frame: _Frame, step: float, text: str) -> str:
@@ -409,14 +439,17 @@ def moving_average(points: Sequence[Point]) -> list[Point]:
     """
     half_window = max(1, len(points) // 24)
     values = [value for _, value in points]
-    windows = (values[max(0, i - half_window) : i + half_window + 1] for i in range(len(values)))
-    means = (math.fsum(window) / len(window) for window in windows)
-    return [(step, mean) for (step, _), mean in zip(points, means, strict=True)]
+    smoothed = []
+    for index, (step, _) in enumerate(points):
+        window = values[max(0, index - half_window) : index + half_window + 1]
+        smoothed.append((step, math.fsum(window) / len(window)))
+    return smoothed
 
 
-def _path(frame: _Frame, points: Sequence[Point], name: str) -> str:
+def _path(frame: _Frame, points: Sequence[Point], style: str) -> str:
+    """A line through the points; `style` is its CSS class."""
     spots = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in points)
-    return f'<polyline class="{name}" points="{spots}"/>'
+    return f'<polyline class="{style}" points="{spots}"/>'
 
 
 def _mark(frame: _Frame, mark: tuple[float, float, float, float]) -> str:
@@ -438,7 +471,7 @@ def _end_label(frame: _Frame, curve: Curve) -> str:
     step, value = end
     x, y = frame.x(step), frame.y(value)
     dot = f'<circle class="lastdot" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
-    return dot + _text("strong", x + 9, y + 4, axis_text(value, curve.share))
+    return dot + _text("strong", x + 9, y + 4, axis_text(value, curve.is_share))
 
 
 def _line_end(curve: Curve) -> Point | None:
@@ -446,8 +479,10 @@ def _line_end(curve: Curve) -> Point | None:
 
     Of many points it is the last of their moving average.
     """
+    if not curve.points:
+        return None
     if len(curve.points) <= _SPARSE:
-        return curve.points[-1] if curve.points else None
+        return curve.points[-1]
     return moving_average(curve.points)[-1]
 
 

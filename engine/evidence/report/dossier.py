@@ -57,7 +57,7 @@ class Station:
 
 
 @dataclass(frozen=True)
-class Checked:
+class HeldOutResult:
     """The held-out result at an evaluated step, on the half of the tasks that chooses a checkpoint.
 
     `interval` is the 95 % interval of `value`; None where the measure is not success.
@@ -76,13 +76,16 @@ class Dossier:
         config: None where it is missing or damaged; such a run has a report too.
         manifest: the JSON of manifest.json, {} before it is written.
         comparison, sides: before and after, None for an evaluation of one model.
-        checked: the results of the evaluations during training.
+        flips: examples of tasks gained and lost.
+        held_out_results: the results of the evaluations during training.
         audit: of the environment's scorer, None where it was not audited.
-        hours: of device time, None where nothing ran.
+        failure_evidence: what the run's failure left behind, "" without one.
+        device_hours: hours of device time, None where nothing ran.
         lineage: from the base model to this run.
         alerts: the messages of the alerts raised during the run.
         provenance: the sealed links, None where nothing was sealed.
-        written: when this was gathered, seconds since the epoch.
+        redact: hides secrets in texts.
+        gathered_at: seconds since the epoch.
     """
 
     row: RunRow
@@ -94,16 +97,16 @@ class Dossier:
     sides: Sides | None
     flips: FlipExamples
     metrics: Metrics
-    checked: list[Checked]
+    held_out_results: list[HeldOutResult]
     audit: Audit | None
     contamination: Contamination
     failure_evidence: str
-    hours: float | None
+    device_hours: float | None
     lineage: list[Station]
     alerts: list[str]
     provenance: Provenance | None
     redact: Redactor = field(repr=False)
-    written: float = 0.0
+    gathered_at: float = 0.0
 
     @property
     def note(self) -> str:
@@ -130,23 +133,25 @@ class Dossier:
         return self.redact.text(base_ref or self.row.model)
 
     @property
-    def chips(self) -> list[tuple[str, str]]:
+    def labels(self) -> list[tuple[str, str]]:
         """The labels below the title, as (name, value): state, algorithm, environment, and so on.
 
         Empty values are left out. The state needs no name, so its name is "".
         """
         row = self.row
         start_model, base_model = self.started_from, self.base
-        chips = (
+        labels = [
             ("", row.state),
             ("algorithm", row.algorithm),
             ("environment", row.env_id),
-            ("model" if row.kind != "train" else "started from", start_model),
-            ("base", base_model if base_model != start_model else ""),
-            ("attempt", str(row.attempt) if row.attempt > 1 else ""),
-            ("device", row.device),
-        )
-        return [(name, value) for name, value in chips if value]
+            ("started from" if row.kind == "train" else "model", start_model),
+        ]
+        if base_model != start_model:
+            labels.append(("base", base_model))
+        if row.attempt > 1:
+            labels.append(("attempt", str(row.attempt)))
+        labels.append(("device", row.device))
+        return [(name, value) for name, value in labels if value]
 
     @property
     def reward_risk_accepted(self) -> bool:
@@ -155,20 +160,21 @@ class Dossier:
 
     @property
     def settings(self) -> list[tuple[str, object, str]]:
-        """(name, value, source) of every setting, redacted.
+        """(name, value, source) of every setting, redacted; [] without a config.
 
-        Those that a user chose come first; within these and the others the order is by name. []
-        without a config.
+        First the settings that a user chose, then the others, both sorted by name.
         """
         if self.config is None:
             return []
         stored = self.config.to_json()
         sources = self.redact.value(stored["sources"])
-        rows = [
-            (name, value, str(sources.get(name, "")))
-            for name, value in self.redact.value(stored["settings"]).items()
-        ]
-        return sorted(rows, key=lambda row: (row[2] != "user", row[0]))  # False sorts first
+        by_user: list[tuple[str, object, str]] = []
+        by_others: list[tuple[str, object, str]] = []
+        for name, value in sorted(self.redact.value(stored["settings"]).items()):
+            source = str(sources.get(name, ""))
+            rows = by_user if source == "user" else by_others
+            rows.append((name, value, source))
+        return by_user + by_others
 
     @property
     def hashes(self) -> list[tuple[str, str]]:
@@ -178,10 +184,11 @@ class Dossier:
         settings. What has no hash is left out.
         """
         env_id = self.config.env_id if self.config else ""
+        _, _, env_hash = env_id.partition("@")
         env = self.manifest.get("env") or {}
         model = self.manifest.get("model") or {}
         named_hashes = [
-            ("environment", env_id.partition("@")[2]),
+            ("environment", env_hash),
             ("task rows (sha256)", str(env.get("tasks_sha256") or "")),
         ]
         for name, digest in (model.get("files") or {}).items():
@@ -209,7 +216,12 @@ def gather(home: Home, run_id: str) -> Dossier:
     flips = FlipExamples()
     if sides and comparison:
         flips = flip_examples(
-            comparison, sides.before, sides.after, redact, each=_EXAMPLES, chars=_EXAMPLE_CHARS
+            comparison,
+            sides.before,
+            sides.after,
+            redact,
+            per_direction=_EXAMPLES,
+            chars=_EXAMPLE_CHARS,
         )
     return Dossier(
         row=row,
@@ -221,11 +233,11 @@ def gather(home: Home, run_id: str) -> Dossier:
         sides=sides,
         flips=flips,
         metrics=load_metrics(run.metrics),
-        checked=_evaluation_results(run) if training else [],
+        held_out_results=_held_out_results(run) if training else [],
         audit=_redacted_audit(config, redact),
         contamination=_redacted_contamination(run, redact),
         failure_evidence=redact.text(str(read_object(run.failure).get("evidence") or "")),
-        hours=row.spent_hours or _hours_between(row.started, row.ended),
+        device_hours=row.spent_hours or _hours_between(row.started, row.ended),
         lineage=lineage(home, row, config),
         provenance=read_provenance(run),
         alerts=[
@@ -234,36 +246,35 @@ def gather(home: Home, run_id: str) -> Dossier:
             if event.event == "alert"
         ],
         redact=redact,
-        written=time.time(),
+        gathered_at=time.time(),
     )
 
 
 def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
     """The history of a model, from the base model to this run.
 
-    For an evaluation: its models, then the evaluation itself. Ancestors that the home has no row
-    of are not followed; the history then begins with the model that the youngest of them trained.
+    For an evaluation: its models, then the evaluation itself. Where the home has no row of an
+    ancestor, the history begins with the model that this ancestor trained.
     """
     if row.kind != "train":
-        models = config.model_refs if config else []
+        model_refs = config.model_refs if config else []
         env_id = config.env_id if config else ""
-        evaluation = Station("evaluate", row.run_id, env_id, current=True)
-        return [*(Station("model", model) for model in models), evaluation]
+        models = [Station("model", model_ref) for model_ref in model_refs]
+        return [*models, Station("evaluate", row.run_id, env_id, current=True)]
     newest_first: list[Station] = []
-    start_ref = ""
+    start_ref = ""  # the model that the run visited last started from
     for run in ancestry(home.run(row.run_id)):
-        ancestor = _find_row(home, run.id)
-        if ancestor is None:
+        run_row = _find_row(home, run.id)
+        if run_row is None:
             break
-        detail = f"{ancestor.algorithm} on {ancestor.env_id}"
-        # The run visited before this one started from `start_ref`, a checkpoint of this run.
-        checkpoint = start_ref.partition("@")[2]
+        detail = f"{run_row.algorithm} on {run_row.env_id}"
+        _, _, checkpoint = start_ref.partition("@")  # the child began with it
         if checkpoint:
             detail += f", continued from {checkpoint}"
         current = run.id == row.run_id
-        newest_first.append(Station("train", run.id, detail, ancestor.verdict, current))
+        newest_first.append(Station("train", run.id, detail, run_row.verdict, current))
         start_ref = started_from(run)
-    return [Station("base", start_ref, "base model"), *newest_first[::-1]]
+    return [Station("base", start_ref, "base model"), *reversed(newest_first)]
 
 
 def _find_row(home: Home, run_id: str) -> RunRow | None:
@@ -275,7 +286,7 @@ def _find_row(home: Home, run_id: str) -> RunRow | None:
         return None
 
 
-def _evaluation_results(run: RunDir) -> list[Checked]:
+def _held_out_results(run: RunDir) -> list[HeldOutResult]:
     """The result of each evaluation on the half of the tasks that chooses a checkpoint.
 
     All tasks count where there are no halves. Success has Wilson's interval over the tasks; other
@@ -283,18 +294,19 @@ def _evaluation_results(run: RunDir) -> list[Checked]:
     """
     results = []
     for step in run.eval_steps():
-        rows = read_evaluation(run.evals(step))
-        rows = in_half(rows, VALIDATION) or rows
+        all_rows = read_evaluation(run.evals(step))
+        rows = in_half(all_rows, VALIDATION) or all_rows
         measure = measure_of(rows)
-        if measure is None:
+        if measure is None:  # nothing was scored
             continue
-        values = [value for row in rows if (value := value_of(row, measure)) is not None]
+        values_or_none = [value_of(row, measure) for row in rows]
+        values = [value for value in values_or_none if value is not None]
         mean = sum(values) / len(values)
         interval = None
         if measure == "success":
-            tasks = len(side(rows, measure).values)
-            interval = wilson(round(mean * tasks), tasks)
-        results.append(Checked(step, mean, interval))
+            task_count = len(side(rows, measure).values)
+            interval = wilson(round(mean * task_count), task_count)
+        results.append(HeldOutResult(step, mean, interval))
     return results
 
 
@@ -310,7 +322,7 @@ def _redacted_audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
 
 
 def _hours_between(start: float | None, end: float | None) -> float | None:
-    """Hours from one time to another (in seconds); None where either is missing."""
+    """Hours from `start` to `end`, both in seconds; None where one is not known."""
     return (end - start) / 3600 if start and end else None
 
 

@@ -46,6 +46,8 @@ def model_card(home: Home, run_id: str) -> str:
 
 def html_of(dossier: Dossier) -> str:
     """The report as one HTML document; sections that have nothing to show are left out."""
+    sections = [build_section(dossier) for build_section in _SECTIONS]
+    _, colour = outcome.headline(dossier)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -55,9 +57,9 @@ def html_of(dossier: Dossier) -> str:
     )
     return environment.get_template(_TEMPLATE).render(
         run_id=dossier.row.run_id,
-        mood=outcome.headline(dossier)[1],  # the name of the page's colour
-        chips=dossier.chips,
+        mood=colour,
+        chips=dossier.labels,
         verdict=outcome.verdict(dossier),
-        sections=[section for build_section in _SECTIONS if (section := build_section(dossier))],
-        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(dossier.written)),
+        sections=[section for section in sections if section is not None],
+        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(dossier.gathered_at)),
     )

@@ -38,7 +38,7 @@ def markdown_of(dossier: Dossier) -> str:
     Where it would be longer, the last sections are left out and named at the end.
     """
     word, _ = outcome.headline(dossier)
-    chips = "; ".join(f"{name} {value}".strip() for name, value in dossier.chips)
+    chips = "; ".join(f"{name} {value}".strip() for name, value in dossier.labels)
     head = f"# {_escaped(f'{dossier.row.run_id}: {word}')}\n\n{_escaped(chips)}."
     if dossier.note:
         head += f"\n\nNote: {_escaped(one_line(dossier.note, 300))}"
@@ -46,7 +46,10 @@ def markdown_of(dossier: Dossier) -> str:
 
 
 def card_of(dossier: Dossier) -> str:
-    """The model card under 10,000 characters, with the front matter that model hubs read."""
+    """The model card as Markdown, with the front matter that model hubs read.
+
+    Above 10,000 characters the last sections are left out and named at the end.
+    """
     tags = json.dumps(["lora", "honesmith", dossier.row.algorithm])
     base = json.dumps(dossier.base)
     front = f"---\nbase_model: {base}\nlibrary_name: peft\ntags: {tags}\n---"
@@ -63,42 +66,41 @@ def _section_texts(dossier: Dossier, builders: Iterable[BuildSection]) -> list[s
     texts: list[str] = []
     for build_section in builders:
         section = build_section(dossier)
-        body = _blocks_text(section.blocks) if section else ""
-        if section and section.short:
+        if section is None:
+            continue
+        body = _blocks_text(section.blocks)
+        if section.short:
             texts.append(f"## {section.short}\n\n{body}")
         elif body:
             texts[-1] += f"\n\n{body}"
     return texts
 
 
-def _blocks_text(shown_blocks: Iterable[Block]) -> str:
-    return "\n\n".join(text for block in shown_blocks if (text := _block_text(block)))
+def _blocks_text(section_blocks: Iterable[Block]) -> str:
+    texts = [_block_text(block) for block in section_blocks]
+    return "\n\n".join(text for text in texts if text)
 
 
 def _block_text(block: Block) -> str:
-    """A block as Markdown; "" for what only the page shows.
-
-    The one kind of block without a text of its own is a panel: it gives the texts of its blocks.
-    """
-    if block.only == "page":
+    """A block as Markdown; "" for what only the page shows."""
+    if block.shown_in == "page":
         return ""
     match block:
         case blocks.Paragraph(line=line):
             return _line_text(line)
         case blocks.Notes(notes=notes):
-            lines = (f"{note.label}: {note.text}" if note.label else note.text for note in notes)
-            return "\n".join(f"- {_escaped(text)}" for text in lines)
+            return "\n".join(f"- {_note_text(note)}" for note in notes)
         case blocks.Table(heads=heads, rows=rows):
             return _table(heads, rows)
         case blocks.Facts(rows=rows, code=code):
-            lines = ((name, f"`{value}`" if code else _escaped(value)) for name, value in rows)
-            return "\n".join(f"- {_escaped(name)}: {value}" for name, value in lines)
+            return "\n".join(f"- {_fact_text(name, value, code)}" for name, value in rows)
         case blocks.Shares(total=total, parts=parts):
-            return f"Of {total} tasks: {', '.join(f'{count} {what}' for what, count, _ in parts)}."
+            part_texts = [f"{count} {what}" for what, count, _ in parts]
+            return f"Of {total} tasks: {', '.join(part_texts)}."
         case blocks.Skills(batteries=batteries):
             return _skills_table(batteries)
         case blocks.Answers():
-            return _answers(block)
+            return _answers_text(block)
         case blocks.Steps(steps=steps):
             return "\n".join(f"{i}. {_step_text(step)}" for i, step in enumerate(steps, 1))
         case blocks.Figure(text=text):
@@ -108,6 +110,15 @@ def _block_text(block: Block) -> str:
     return ""
 
 
+def _note_text(note: blocks.Note) -> str:
+    return _escaped(f"{note.label}: {note.text}" if note.label else note.text)
+
+
+def _fact_text(name: str, value: str, code: bool) -> str:
+    """A name with its value; with `code` the value is a hash."""
+    return f"{_escaped(name)}: " + (f"`{value}`" if code else _escaped(value))
+
+
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str | blocks.Tag | blocks.Cell]]) -> str:
     """A table as Markdown.
 
@@ -115,8 +126,12 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str | blocks.Tag | bloc
     """
     cells = [[_cell_text(cell) for cell in row] for row in rows]
     columns = [i for i, head in enumerate(heads) if head or any(row[i] for row in cells)]
-    lines = [f"| {' | '.join(row[i] for i in columns)} |" for row in ([*heads], *cells)]
-    return "\n".join([lines[0], f"|{'---|' * len(columns)}", *lines[1:]])
+
+    def line_of(row: Sequence[str]) -> str:
+        return f"| {' | '.join(row[i] for i in columns)} |"
+
+    rule = f"|{'---|' * len(columns)}"
+    return "\n".join([line_of(heads), rule, *(line_of(row) for row in cells)])
 
 
 def _cell_text(cell: str | blocks.Tag | blocks.Cell) -> str:
@@ -129,14 +144,16 @@ def _cell_text(cell: str | blocks.Tag | blocks.Cell) -> str:
 
 def _skills_table(batteries: Sequence[blocks.Battery]) -> str:
     """A table as Markdown, with one row per battery of questions."""
+    heads = ("asked", "before", "after", "tasks", "lost", "")
     rows = []
     for battery in batteries:
         numbers = (battery.before, battery.after, battery.n, battery.lost)
-        rows.append((battery.battery, *(value_text(number) for number in numbers), battery.verdict))
-    return _table(("asked", "before", "after", "tasks", "lost", ""), rows)
+        number_texts = [value_text(number) for number in numbers]
+        rows.append((battery.battery, *number_texts, battery.verdict))
+    return _table(heads, rows)
 
 
-def _answers(block: blocks.Answers) -> str:
+def _answers_text(block: blocks.Answers) -> str:
     """The prompt of a task and both answers to it, in a code fence.
 
     The fence is longer than any in the texts, because a model wrote them and could end the fence.
@@ -147,7 +164,7 @@ def _answers(block: blocks.Answers) -> str:
     fence = "```"
     while fence in text:
         fence += "`"
-    return f"**{block.way}: {_escaped(block.example.task)}**\n\n{fence}\n{text}\n{fence}"
+    return f"**{block.direction}: {_escaped(block.example.task)}**\n\n{fence}\n{text}\n{fence}"
 
 
 def _step_text(step: Station) -> str:
@@ -155,10 +172,14 @@ def _step_text(step: Station) -> str:
 
     Such as "r-1 (grpo on sums@3f2a): better", or "data: 1 file, `91bc03d2f7aa`".
     """
+    text = _escaped(step.name)
     if step.code:  # only a link has a hash
-        return f"{_escaped(step.name)}: {_escaped(step.detail)}, `{step.code}`"
-    detail = f" ({_escaped(step.detail)})" if step.detail else ""
-    return _escaped(step.name) + detail + (f": {step.verdict}" if step.verdict else "")
+        return f"{text}: {_escaped(step.detail)}, `{step.code}`"
+    if step.detail:
+        text += f" ({_escaped(step.detail)})"
+    if step.verdict:
+        text += f": {step.verdict}"
+    return text
 
 
 def _line_text(line: blocks.Line) -> str:
@@ -170,9 +191,11 @@ def _line_text(line: blocks.Line) -> str:
     for part in line:
         if isinstance(part, blocks.Code):
             text += f"`{part.text}`"
+        elif isinstance(part, blocks.Tag):
+            text += _with_markup_escaped(f"{part.word}:")
         else:
-            text += _escaped_part(f"{part.word}:" if isinstance(part, blocks.Tag) else part)
-    return " ".join(text.split())
+            text += _with_markup_escaped(part)
+    return " ".join(text.split())  # line breaks become blanks
 
 
 def _escaped(text: str) -> str:
@@ -180,38 +203,44 @@ def _escaped(text: str) -> str:
 
     Its markup has no effect, line breaks become blanks, and it is safe in a table cell.
     """
-    return " ".join(_escaped_part(text).split())
+    return " ".join(_with_markup_escaped(text).split())
 
 
-def _escaped_part(text: str) -> str:
+def _with_markup_escaped(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", text)
 
 
 def _joined_under_limit(texts: Sequence[str]) -> str:
     """The texts joined, under the limit of length.
 
-    The first text that does not fit is the last one shown: its beginning is, if there is enough
-    room, and always that of `texts[0]`. It and all later texts are named in a closing sentence.
+    The first text that does not fit and all after it are named in a closing sentence. Of the first
+    one the beginning is shown if there is enough room, and always if nothing was shown before it.
     """
     joined = ""
     for index, text in enumerate(texts):
         room = MOST_CHARS - len(joined) - _NOTICE_CHARS
         if len(text) > room:
             if index == 0 or room > _WORTH_CUTTING:
-                joined += _whole_lines(text, room)
-            # Each text begins with its heading.
-            names = [left_out.partition("\n")[0].lstrip("# ") for left_out in texts[index:]]
-            return joined + f"\n\nLeft out for length: {', '.join(names)[:100]}.\n"
-        joined += ("\n\n" if joined else "") + text
+                joined += _first_lines(text, room)
+            return f"{joined}\n\n{_left_out_sentence(texts[index:])}\n"
+        if joined:
+            joined += "\n\n"
+        joined += text
     return joined + "\n"
 
 
-def _whole_lines(text: str, room: int) -> str:
-    """The first lines of a text, as many as `room` characters hold.
+def _left_out_sentence(texts: Sequence[str]) -> str:
+    """The sentence that names texts that are not shown; each begins with its heading."""
+    headings = [text.partition("\n")[0].lstrip("# ") for text in texts]
+    return f"Left out for length: {', '.join(headings)[:100]}."
 
-    It stops before a code fence, which might not be closed within the room.
+
+def _first_lines(text: str, room: int) -> str:
+    """A blank line, and the first lines of a text, as many as `room` characters hold.
+
+    They end before a code fence, which might not be closed within the room.
     """
-    lines = ["", ""]  # a blank line before the text
+    lines = ["", ""]  # joined, a blank line
     for line in text.split("\n"):
         room -= len(line) + 1
         if room < 0 or line.startswith("```"):

@@ -10,13 +10,15 @@ from engine.evidence.report.dossier import Dossier, Station
 from engine.evidence.report.outcome import sentence_case
 from engine.evidence.report.values import duration, value_text
 from engine.evidence.stats.overlap import KINDS
+from engine.evidence.verdict.contamination import SharedRows
 from engine.evidence.verdict.fresh_scores import rescored
 from engine.home.rows import TERMINAL
 from engine.records.audit import Audit, ProbeLine
+from engine.records.estimate import Estimate
 from engine.records.run_config import TrainConfig
 from envs.audit.rescore import differing
 
-_SOURCES, _PAIRS = 6, 5  # versions trained on, and pairs of task and row, shown at most
+_SOURCES, _MATCHES = 6, 5  # versions trained on, and held-out tasks in rows, shown at most
 _PROBLEMS = 6  # of an audit, shown at most
 _LINK_HASH = 12  # digits of a link's hash shown; `honesmith verify` checks all of them
 _HASH = 64  # digits of a sha256; longer values are cut
@@ -31,16 +33,15 @@ def audit(dossier: Dossier) -> Section | None:
     if audit_result is None:
         return None
     # The headline reads "verdict: text"; the verdict is shown as a tag.
-    headline = sentence_case(audit_result.headline.partition(": ")[2])
-    accepted = ""
+    _, _, headline = audit_result.headline.partition(": ")
+    conclusion_text = f" {sentence_case(headline)}"
     if dossier.reward_risk_accepted:
-        accepted = " The failed audit was accepted when the run was submitted."
-    conclusion = (Tag(audit_result.verdict), f" {headline}{accepted}")
-    section_blocks: list[Block] = [blocks.Paragraph(conclusion, only="markdown")]
+        conclusion_text += " The failed audit was accepted when the run was submitted."
+    conclusion = (Tag(audit_result.verdict), conclusion_text)
+    section_blocks: list[Block] = [blocks.Paragraph(conclusion, shown_in="markdown")]
     if audit_result.problems:
-        section_blocks.append(
-            blocks.Notes([Note(text) for text in audit_result.problems[:_PROBLEMS]])
-        )
+        problems = [Note(text) for text in audit_result.problems[:_PROBLEMS]]
+        section_blocks.append(blocks.Notes(problems))
     if audit_result.probes:
         heads = ("answer", "mean reward", "", "paid on", "gold above on", "")
         styles = ("", "num", "rest", "num", "num rest", "")
@@ -55,12 +56,13 @@ def audit(dossier: Dossier) -> Section | None:
 
 def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
     """A row of the table: one kind of answer that solves nothing, and what it earns."""
+    gold_above = f"{100 * probe.separated:.0f} %" if probe.separated is not None else ""
     return (
-        Cell(probe.probe, probe.what),
+        Cell(probe.probe, note=probe.what),
         value_text(probe.mean),
         Cell(share=probe.mean, mood=probe.verdict),
         f"{100 * probe.paid:.0f} %",
-        f"{100 * probe.separated:.0f} %" if probe.separated is not None else "",
+        gold_above,
         Tag(probe.verdict),
     )
 
@@ -73,47 +75,46 @@ def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
     facts = []
     # Only fields that the audit wrote are in `model_fields_set`; others have a default.
     if "share" in audit_result.model_fields_set:
-        facts.append(
-            (
-                "scored",
-                f"{audit_result.rows_scored} of {audit_result.rows} rows, "
-                f"{100 * audit_result.share:.0f} %",
-            )
-        )
+        row_counts = f"{audit_result.rows_scored} of {audit_result.rows} rows"
+        facts.append(("scored", f"{row_counts}, {100 * audit_result.share:.0f} %"))
     if "order_dependent" in audit_result.model_fields_set:
-        repeat_result = "the same reward when scored again, at once and after other answers"
-        if audit_result.order_dependent:
-            repeat_result = "another reward once other answers had been scored"
-        elif not audit_result.deterministic:
-            repeat_result = "two rewards for one answer scored twice"
-        facts.append(("repeated", repeat_result))
-    facts += _fresh_fact("in a new process", audit_result.fresh_process.model_dump())
+        facts.append(("repeated", _repeat_text(audit_result)))
+    fresh_text = _rescoring_text(audit_result.fresh_process.model_dump())
+    if fresh_text:
+        facts.append(("in a new process", fresh_text))
     saturation = audit_result.saturation
     if saturation.gold_at_top is not None and saturation.others_at_top is not None:
-        top = f"{100 * saturation.gold_at_top:.0f} % of the reference answers"
-        others_at_top = f"{100 * saturation.others_at_top:.1f} % of the others"
-        facts.append(
-            (
-                "at the top reward",
-                f"{top}, {others_at_top}; {counted(saturation.levels, 'level')} in all",
-            )
-        )
+        gold_text = f"{100 * saturation.gold_at_top:.0f} % of the reference answers"
+        others_text = f"{100 * saturation.others_at_top:.1f} % of the others"
+        levels_text = f"{counted(saturation.levels, 'level')} in all"
+        facts.append(("at the top reward", f"{gold_text}, {others_text}; {levels_text}"))
     if audit_result.score_seconds_p95:
         facts.append(("time of a score", f"{1000 * audit_result.score_seconds_p95:.2g} ms (95 %)"))
-    return facts + _fresh_fact("answers of the exam in a new process", rescored(dossier.run))
+    exam_text = _rescoring_text(rescored(dossier.run))
+    if exam_text:
+        facts.append(("answers of the exam in a new process", exam_text))
+    return facts
 
 
-def _fresh_fact(name: str, scores: Mapping[str, object]) -> list[tuple[str, str]]:
-    """A fact (name, value) on answers that a fresh process rewarded differently, as a list.
+def _repeat_text(audit_result: Audit) -> str:
+    """Whether answers got the same reward when the audit scored them again."""
+    if audit_result.order_dependent:
+        return "another reward once other answers had been scored"
+    if not audit_result.deterministic:
+        return "two rewards for one answer scored twice"
+    return "the same reward when scored again, at once and after other answers"
 
-    `scores` is a stored rescoring. [] where no answers were scored again.
+
+def _rescoring_text(scores: Mapping[str, object]) -> str:
+    """How many answers got a different reward when a fresh process scored them again.
+
+    It also says if the reward differs from one scoring to the next. `scores` is a stored rescoring;
+    "" where no answers were scored again.
     """
     if not scores.get("scored"):
-        return []
-    difference_text = f"{differing(scores)} of {scores['scored']} earn another reward"
-    return [
-        (name, difference_text + (", and another one each time" if scores.get("wavering") else ""))
-    ]
+        return ""
+    text = f"{differing(scores)} of {scores['scored']} earn another reward"
+    return f"{text}, and another one each time" if scores.get("wavering") else text
 
 
 def contamination(dossier: Dossier) -> Section | None:
@@ -121,80 +122,103 @@ def contamination(dossier: Dossier) -> Section | None:
     overlap = dossier.contamination
     if not overlap.headline:
         return None
+    conclusion_text = f" {sentence_case(overlap.headline)}."
     leaked_count = len(overlap.leaked)
-    left_out_note = ""
     if leaked_count:
         tasks = "1 task is" if leaked_count == 1 else f"{leaked_count} tasks are"
-        left_out_note = f" {tasks} left out of the verdict: the rows teach them."
-    conclusion = (Tag(overlap.verdict), f" {sentence_case(overlap.headline)}.{left_out_note}")
-    matches = ("same text", "same words", "long sequence")  # exact, normalised, n-grams
-    heads = ("trained on", "by", "rows", "tasks held out", *matches)
-    rows = [
-        (
-            source.env_id,
-            source.run_id or "this run",
-            *(value_text(number) for number in (source.train, source.heldout)),
-            *(str(source.count(kind)) for kind in KINDS),
-        )
-        for source in overlap.sources[:_SOURCES]
-    ]
-    section_blocks: list[Block] = [blocks.Paragraph(conclusion, only="markdown")]
-    if rows:
-        styles = ("name", "", "num rest", *["num"] * 4)
+        conclusion_text += f" {tasks} left out of the verdict: the rows teach them."
+    conclusion = (Tag(overlap.verdict), conclusion_text)
+    section_blocks: list[Block] = [blocks.Paragraph(conclusion, shown_in="markdown")]
+    if overlap.sources:
+        matches = ("same text", "same words", "long sequence")  # in the order of `KINDS`
+        heads = ("trained on", "by", "rows", "tasks held out", *matches)
+        styles = ("name", "", "num rest", "num", "num", "num", "num")
+        rows = [_source_row(source) for source in overlap.sources[:_SOURCES]]
         section_blocks.append(blocks.Table(heads, rows, styles))
-    pair_facts = [
-        (f"held-out {pair.heldout}", f"in row {pair.train} ({pair.kind}, {pair.part})")
-        for source in overlap.sources
-        for pair in source.examples
-    ]
-    if pair_facts:
-        section_blocks.append(blocks.Facts(pair_facts[:_PAIRS]))
+    match_facts = []
+    for source in overlap.sources:
+        for match in source.examples:
+            where = f"in row {match.train} ({match.kind}, {match.part})"
+            match_facts.append((f"held-out {match.heldout}", where))
+    if match_facts:
+        section_blocks.append(blocks.Facts(match_facts[:_MATCHES]))
     title = "Were the held-out tasks in the training rows?"
     lead = ("Every row trained on, held against every held-out task. ", *conclusion)
     return Section(title, "Contamination", section_blocks, lead)
 
 
+def _source_row(source: SharedRows) -> list[str]:
+    """A row of the table: what was trained on, and how many held-out tasks each match is of."""
+    row_count, task_count = value_text(source.train), value_text(source.heldout)
+    match_counts = [str(source.count(kind)) for kind in KINDS]
+    return [source.env_id, source.run_id or "this run", row_count, task_count, *match_counts]
+
+
 def cost(dossier: Dossier) -> Section | None:
     """The section on device time and money, estimated and used; None where neither is known."""
-    hours, estimate = dossier.hours, dossier.estimate
-    section_blocks: list[Block] = []
+    hours, estimate = dossier.device_hours, dossier.estimate
+    panel_blocks: list[Block] = []
     facts = []
     if hours is not None:
-        used_text = "used" if dossier.row.state in TERMINAL else "used so far"
-        facts.append((f"device time {used_text}", duration(hours)))
+        name = "device time used" if dossier.row.state in TERMINAL else "device time used so far"
+        facts.append((name, duration(hours)))
     if estimate is not None:
-        expected = estimate.gpu_hours
-        range_hours = (expected.low, expected.likely, expected.high)
-        low, likely, high = (duration(end) for end in range_hours)
-        used_text = f"used {duration(hours)}" if hours is not None else ""
-        estimate_range = charts.Range(
-            *range_hours, hours, (low, f"likely {likely}", high, used_text)
-        )
-        wide = charts.range_bar(estimate_range, charts.WIDE, "Estimated and used")
-        narrow = charts.range_bar(estimate_range, charts.NARROW - 20, "Estimated and used")
-        section_blocks.append(blocks.Figure(wide, narrow))
-        facts.append(("estimated", f"{likely} ({low} to {high})"))
-        facts.append(("basis of the estimate", estimate.basis))
-        facts.append(("estimated peak memory", size(estimate.peak_memory.total)))
-        if estimate.gpu_hour_price and hours is not None:
-            price = estimate.gpu_hour_price
-            facts.append(("money", f"{price * hours:.2f} at {price:g} an hour"))
+        panel_blocks.append(_estimate_figure(estimate, hours))
+        facts += _estimate_facts(estimate, hours)
     if not facts:
         return None
+    panel_blocks.append(blocks.Facts(facts))
     lead = "What was predicted before the run, and what it took."
-    panel = blocks.Panel([*section_blocks, blocks.Facts(facts)])
-    return Section("Cost against the estimate", "Cost", [panel], [lead])
+    return Section("Cost against the estimate", "Cost", [blocks.Panel(panel_blocks)], [lead])
+
+
+def _estimate_figure(estimate: Estimate, hours_used: float | None) -> blocks.Figure:
+    """The estimated device time as a bar, with the time used as a mark; no mark for None."""
+    expected = estimate.gpu_hours
+    used_text = f"used {duration(hours_used)}" if hours_used is not None else ""
+    estimated = charts.Range(
+        low=expected.low,
+        likely=expected.likely,
+        high=expected.high,
+        actual=hours_used,
+        texts=(
+            duration(expected.low),
+            f"likely {duration(expected.likely)}",
+            duration(expected.high),
+            used_text,
+        ),
+    )
+    wide = charts.range_bar(estimated, charts.WIDE, "Estimated and used")
+    narrow = charts.range_bar(estimated, charts.NARROW - 20, "Estimated and used")
+    return blocks.Figure(wide, narrow)
+
+
+def _estimate_facts(estimate: Estimate, hours_used: float | None) -> list[tuple[str, str]]:
+    """(name, value) facts of an estimate; the money spent only where there is a price."""
+    expected = estimate.gpu_hours
+    bounds = f"{duration(expected.low)} to {duration(expected.high)}"
+    facts = [
+        ("estimated", f"{duration(expected.likely)} ({bounds})"),
+        ("basis of the estimate", estimate.basis),
+        ("estimated peak memory", size(estimate.peak_memory.total)),
+    ]
+    price = estimate.gpu_hour_price
+    if price and hours_used is not None:
+        facts.append(("money", f"{price * hours_used:.2f} at {price:g} an hour"))
+    return facts
 
 
 def settings(dossier: Dossier) -> Section | None:
     """The section with every setting, its value and where that came from; None without settings."""
     rows = [(name, value_text(value), source) for name, value, source in dossier.settings]
+    if not rows:
+        return None
     lead = (
         "Every value the run used and where it came from; what a person or an agent chose comes "
         "first."
     )
     table = blocks.Table(("setting", "value", "source"), rows, style="knobs")
-    return Section("Settings", "Settings", [table], [lead]) if rows else None
+    return Section(title="Settings", short="Settings", blocks=[table], lead=[lead])
 
 
 def lineage(dossier: Dossier) -> Section:
@@ -227,11 +251,11 @@ def provenance(dossier: Dossier) -> Section | None:
     line_on_page = ("Sealed when it was done: each link carries the one before it. ", *verify)
     line_in_markdown = ("Head: ", Code(chain.head), ". ", *verify)
     section_blocks = [
-        blocks.Paragraph(line_on_page, "lead chainlead", only="page"),
+        blocks.Paragraph(line_on_page, style="lead chainlead", shown_in="page"),
         blocks.Steps(links, "chain"),
-        blocks.Paragraph(line_in_markdown, only="markdown"),
+        blocks.Paragraph(line_in_markdown, shown_in="markdown"),
     ]
-    return Section("", "Chain", section_blocks)
+    return Section(title="", short="Chain", blocks=section_blocks)  # goes on below the lineage
 
 
 def hashes(dossier: Dossier) -> Section | None:
@@ -247,17 +271,14 @@ def hashes(dossier: Dossier) -> Section | None:
         versions.append(("machine", machine))
     section_blocks: list[Block] = []
     if dossier.hashes:
-        section_blocks.append(
-            blocks.Facts([(what, digest[:_HASH]) for what, digest in dossier.hashes], code=True)
-        )
+        digests = [(name, digest[:_HASH]) for name, digest in dossier.hashes]
+        section_blocks.append(blocks.Facts(digests, code=True))
     if versions:
         section_blocks.append(blocks.Facts(versions))
+    if not section_blocks:
+        return None
     title = "Hashes and versions"
-    return (
-        Section(title, title, [blocks.Panel(section_blocks)], folded=True)
-        if section_blocks
-        else None
-    )
+    return Section(title, short=title, blocks=[blocks.Panel(section_blocks)], folded=True)
 
 
 def card_head(dossier: Dossier) -> str:
@@ -267,12 +288,12 @@ def card_head(dossier: Dossier) -> str:
     2026-03-01."
     """
     row = dossier.row
-    when = time.strftime("%Y-%m-%d", time.gmtime(row.ended or row.created))
+    date = time.strftime("%Y-%m-%d", time.gmtime(row.ended or row.created))
     if row.kind != "train":
-        return f"An evaluation on {row.env_id}, {when}."
+        return f"An evaluation on {row.env_id}, {date}."
     return (
         f"A LoRA adapter trained by {row.algorithm} from {row.model} on the environment "
-        f"{row.env_id}, {when}."
+        f"{row.env_id}, {date}."
     )
 
 
@@ -281,22 +302,22 @@ def training(dossier: Dossier) -> Section | None:
     row, config, manifest = dossier.row, dossier.config, dossier.manifest
     if row.kind != "train":
         return None
-    seed = config.settings.seed if isinstance(config, TrainConfig) else None
     # The manifest says what the trainer used, which counts more than what was asked for.
+    seed_asked = config.settings.seed if isinstance(config, TrainConfig) else None
     facts = [
         ("algorithm", row.algorithm),
         ("started from", dossier.started_from),
         ("environment", row.env_id),
-        ("seed", value_text(manifest.get("seed", seed))),
+        ("seed", value_text(manifest.get("seed", seed_asked))),
         ("precision", value_text(manifest.get("precision", "not recorded"))),
     ]
     if dossier.audit is not None and dossier.audit.headline:
         facts.append(("reward audit", dossier.audit.headline))
     if dossier.reward_risk_accepted:
         facts.append(("accept_reward_risk", "the reward audit failed and was overruled"))
-    if dossier.hours is not None:
-        facts.append(("device time", duration(dossier.hours)))
-    return Section("", "Training", [blocks.Facts(facts)])
+    if dossier.device_hours is not None:
+        facts.append(("device time", duration(dossier.device_hours)))
+    return Section(title="", short="Training", blocks=[blocks.Facts(facts)])
 
 
 def use(dossier: Dossier) -> Section | None:
@@ -306,14 +327,16 @@ def use(dossier: Dossier) -> Section | None:
     """
     if dossier.row.kind != "train" or dossier.run.latest_checkpoint() is None:
         return None
-    best = "@best" if dossier.run.resolve_checkpoint("best") else ""
+    model_ref = dossier.row.run_id
+    if dossier.run.resolve_checkpoint("best"):
+        model_ref += "@best"
     line: Line = (
-        Code(f'deploy(run_id="{dossier.row.run_id}{best}")'),
+        Code(f'deploy(run_id="{model_ref}")'),
         " serves it over an OpenAI-compatible address; with ",
         Code('action="export"'),
         " it writes the adapter as a PEFT folder.",
     )
-    return Section("", "Use", [blocks.Paragraph(line)])
+    return Section(title="", short="Use", blocks=[blocks.Paragraph(line)])
 
 
 def limits(dossier: Dossier) -> Section:
@@ -323,4 +346,4 @@ def limits(dossier: Dossier) -> Section:
         "environment version. It says nothing about other tasks, about skills that were not "
         "evaluated, or about safety."
     )
-    return Section("", "What is not known", [blocks.Paragraph([text])])
+    return Section(title="", short="What is not known", blocks=[blocks.Paragraph([text])])

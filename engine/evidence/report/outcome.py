@@ -1,15 +1,18 @@
 """Sections on the result of a run: its verdict, and the tasks and skills behind it."""
 
+from collections.abc import Sequence
+
 from engine.evidence.report import blocks, charts
 from engine.evidence.report.blocks import Block, Note, Section, Tag
 from engine.evidence.report.dossier import Dossier
-from engine.evidence.stats.results import TEST, Measure, show, show_change
+from engine.evidence.stats.results import TEST, Level, Measure, show, show_change
 from engine.evidence.verdict.comparison import Comparison
 from engine.home.rows import TERMINAL
 from engine.home.sanitize import clip, one_line
+from engine.records.lines.evaluation_row import EvaluationRow
 
 _ALERTS = 6  # shown at most
-_EXAMPLES = 2  # tasks gained, and as many lost, that Markdown shows too
+_MARKDOWN_EXAMPLES = 2  # tasks gained, and as many lost, that Markdown shows too
 
 
 def headline(dossier: Dossier) -> tuple[str, str]:
@@ -21,14 +24,14 @@ def headline(dossier: Dossier) -> tuple[str, str]:
         any other: its verdict, such as "No difference"; the colour is "no_difference".
     """
     row = dossier.row
-    word = dossier.verdict.word
     if row.state in ("failed", "cancelled"):
         return row.state.capitalize(), "failed"
     if row.state not in TERMINAL:
         return row.state.capitalize(), "running"
     if row.kind != "train" and len(dossier.verdict.models) < 2:
         return "Evaluated", "running"
-    return word.replace("_", " ").capitalize(), word
+    verdict_word = dossier.verdict.word
+    return verdict_word.replace("_", " ").capitalize(), verdict_word
 
 
 def verdict(dossier: Dossier) -> Section:
@@ -36,20 +39,21 @@ def verdict(dossier: Dossier) -> Section:
     word, _ = headline(dossier)
     comparison = dossier.comparison
     section_blocks: list[Block] = [
-        blocks.Paragraph([_summary(dossier, word)], "said", only="page"),
-        blocks.Paragraph([dossier.verdict.summary], only="markdown"),
+        blocks.Paragraph([_summary(dossier, word)], style="said", shown_in="page"),
+        blocks.Paragraph([dossier.verdict.summary], shown_in="markdown"),
     ]
     if dossier.note:
-        section_blocks.append(blocks.Paragraph([clip(dossier.note, 600)], "note", only="page"))
+        note = clip(dossier.note, 600)
+        section_blocks.append(blocks.Paragraph([note], style="note", shown_in="page"))
     if comparison and comparison.measure and comparison.outcome.diff is not None:
         section_blocks.append(_effect_figure(comparison, comparison.measure))
         figures = _figures(dossier, comparison, comparison.measure)
         heads = ("", "value", "95 % interval, or why")
         section_blocks.append(blocks.Table(heads, figures, style="figures"))
     notes = _notes(dossier)
-    return Section(
-        word, "Verdict", [*section_blocks, blocks.Notes(notes)] if notes else section_blocks
-    )
+    if notes:
+        section_blocks.append(blocks.Notes(notes))
+    return Section(word, "Verdict", section_blocks)
 
 
 def _summary(dossier: Dossier, word: str) -> str:
@@ -57,13 +61,13 @@ def _summary(dossier: Dossier, word: str) -> str:
 
     A run that goes on has no verdict yet; the sentence then says why.
     """
-    verdict = dossier.verdict
+    summary = dossier.verdict.summary
     if dossier.row.state not in TERMINAL:
-        text = f"No verdict yet: {verdict.comparison.reason or 'the run goes on'}."
-    elif verdict.summary.startswith(f"{word}: "):
-        text = sentence_case(verdict.summary.removeprefix(f"{word}: "))
-    else:
-        text = verdict.summary.replace(f": {word}: ", ": ", 1)
+        text = f"No verdict yet: {dossier.verdict.comparison.reason or 'the run goes on'}."
+    elif summary.startswith(f"{word}: "):
+        text = sentence_case(summary.removeprefix(f"{word}: "))
+    else:  # the word may stand behind the run's id
+        text = summary.replace(f": {word}: ", ": ", 1)
     return text.replace(" %", "\u00a0%")  # so that no line breaks before the sign
 
 
@@ -76,17 +80,25 @@ def _effect_figure(comparison: Comparison, measure: Measure) -> blocks.Figure:
     """The change with its interval as a drawing; the caption says what counts as no difference."""
     outcome = comparison.outcome
     is_share = measure == "success"
-    low, value, high = (number or 0.0 for number in (outcome.low, outcome.diff, outcome.high))
-    effect = charts.Effect(low, value, high, outcome.margin, is_share, measure == "loss")
-    label = f"Change {charts.signed(value, is_share)}, 95 % interval"
-    ends = f"{show_change(low, measure)} to {show_change(high, measure)}"
-    negligible = show_change(outcome.margin, measure).removeprefix("+")
+    effect = charts.Effect(
+        low=outcome.low or 0.0,
+        value=outcome.diff or 0.0,
+        high=outcome.high or 0.0,
+        margin=outcome.margin,
+        is_share=is_share,
+        lower_is_better=measure == "loss",
+    )
+    label = f"Change {charts.signed(effect.value, is_share)}, 95 % interval"
+    interval = f"{show_change(effect.low, measure)} to {show_change(effect.high, measure)}"
+    margin = show_change(outcome.margin, measure).removeprefix("+")
+    if is_share:
+        margin += " points"
     return blocks.Figure(
         charts.effect_strip(effect, charts.WIDE - 30, label),
         charts.effect_strip(effect, charts.NARROW - 20, label),
-        f"{label} {ends}.",
-        "The bar is the 95\u00a0% interval of the change. Shaded: changes of less than "
-        f"{negligible}{' points' if is_share else ''}, which count as no difference.",
+        text=f"{label} {interval}.",
+        caption="The bar is the 95\u00a0% interval of the change. Shaded: changes of less than "
+        f"{margin}, which count as no difference.",
     )
 
 
@@ -100,34 +112,29 @@ def _figures(
     """
     outcome, sides = comparison.outcome, dossier.sides
     names = (sides.before_name, sides.after_name) if sides else ("before", "after")
-    numbers = []
+    figures = []
     for name, level in zip(names, (comparison.before, comparison.after), strict=True):
         if level is not None:
-            failed_note = f", {level.errors} without a score" if level.errors else ""
-            numbers.append(
-                (
-                    name,
-                    show(level.value, measure),
-                    _span(level.low, level.high, measure) + failed_note,
-                )
-            )
+            remark = _interval_text(level.low, level.high, measure)
+            if level.errors:
+                remark += f", {level.errors} without a score"
+            figures.append((name, show(level.value, measure), remark))
+    reports_on_half = sides is not None and sides.half == TEST
+    tasks_remark = (
+        "reported on the half that chose nothing" if reports_on_half else "paired by task"
+    )
+    figures.append(("tasks", str(outcome.n), tasks_remark))
     p = outcome.p if outcome.p is not None else 1.0  # without a test nothing speaks for a change
+    test_name, _, _ = outcome.method.partition(",")  # without the kind of interval
+    figures.append(("chance of this if equal", "< 0.001" if p < 0.001 else f"{p:.3f}", test_name))
     smallest_change = show_change(outcome.detectable, measure).removeprefix("+")
-    method = outcome.method.partition(",")[0]  # the test, without the kind of interval
-    half_note = "reported on the half that chose nothing" if sides and sides.half == TEST else ""
-    return [
-        *numbers,
-        ("tasks", str(outcome.n), half_note or "paired by task"),
-        ("chance of this if equal", "< 0.001" if p < 0.001 else f"{p:.3f}", method),
-        (
-            "smallest visible change",
-            smallest_change + (" points" if measure == "success" else ""),
-            "found 4 times in 5",
-        ),
-    ]
+    if measure == "success":
+        smallest_change += " points"
+    figures.append(("smallest visible change", smallest_change, "found 4 times in 5"))
+    return figures
 
 
-def _span(low: float | None, high: float | None, measure: Measure) -> str:
+def _interval_text(low: float | None, high: float | None, measure: Measure) -> str:
     return f"{show(low, measure)} to {show(high, measure)}"
 
 
@@ -139,25 +146,27 @@ def _notes(dossier: Dossier) -> list[Note]:
     """
     row, verdict = dossier.row, dossier.verdict
     notes = []
-    if row.reason or row.state in ("failed", "cancelled"):
-        evidence = f" ({dossier.failure_evidence})" if dossier.failure_evidence else ""
-        reason = dossier.redact.text(row.reason) + evidence
-        mood = "fail" if row.state in ("failed", "cancelled") else "plain"
-        notes.append(Note(clip(reason, 2000), mood, row.reason_kind or row.state))
-    hint = dossier.redact.text(str(row.hint))
-    if hint:
+    ended_badly = row.state in ("failed", "cancelled")
+    if row.reason or ended_badly:
+        reason = dossier.redact.text(row.reason)
+        if dossier.failure_evidence:
+            reason += f" ({dossier.failure_evidence})"
+        mood = "fail" if ended_badly else "plain"
+        notes.append(Note(clip(reason, 2000), mood, label=row.reason_kind or row.state))
+    hint_text = dossier.redact.text(str(row.hint))  # "" where there is no hint
+    if hint_text:
         latest = dossier.run.latest_checkpoint()
         checkpoint = f"Last complete checkpoint: {latest.name if latest else 'none'}."
-        notes.append(Note(f"{clip(hint, 2000)} {checkpoint}", "plain"))
+        notes.append(Note(f"{clip(hint_text, 2000)} {checkpoint}", "plain"))
     if verdict.training is not None and verdict.training.expected:
-        outcomes = {True: "and so it came", False: "and it came otherwise", None: "still open"}
+        results = {True: "and so it came", False: "and it came otherwise", None: "still open"}
         expected = verdict.training.expected.replace("_", " ")
-        outcome = outcomes[verdict.training.as_expected]
-        notes.append(Note(f"Expected beforehand: {expected}; {outcome}.", "plain"))
+        result = results[verdict.training.as_expected]
+        notes.append(Note(f"Expected beforehand: {expected}; {result}.", "plain"))
     # The summary already contains some of the warnings, such as forgotten skills.
     notes += [Note(text) for text in verdict.warnings if text not in verdict.summary]
-    alerts = dossier.alerts[:_ALERTS]
-    return notes + [Note(f"Alert: {one_line(message, 300)}") for message in alerts]
+    notes += [Note(f"Alert: {one_line(alert, 300)}") for alert in dossier.alerts[:_ALERTS]]
+    return notes
 
 
 def models(dossier: Dossier) -> Section | None:
@@ -168,38 +177,50 @@ def models(dossier: Dossier) -> Section | None:
     evaluation, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
     if evaluation is None or measure is None or measure == "loss":
         return None
-    levels = [
-        (result.model, result.level) for result in evaluation.models if result.level is not None
-    ]
-    interval_ends = [end for _, level in levels for end in level.interval if end is not None]
+    levels: list[tuple[str, Level]] = []
+    interval_ends: list[float] = []
+    for result in evaluation.models:
+        if result.level is not None:
+            levels.append((result.model, result.level))
+            interval_ends += [end for end in result.level.interval if end is not None]
     if not interval_ends:
         return None
-    floor, top = (0.0, 1.0) if measure == "success" else (min(interval_ends), max(interval_ends))
+    axis = (0.0, 1.0) if measure == "success" else (min(interval_ends), max(interval_ends))
     comparison_by_model = {contest.model: contest.comparison for contest in evaluation.comparisons}
     rows = []
     for model, level in levels:
-        value = level.rounded_value
-        low, high = level.interval
-        if value is None or low is None or high is None:
+        interval = _interval_cell(level, axis, measure)
+        if interval is None:
             continue
+        change, verdict_tag = "", ""  # the first model is compared with none
         comparison = comparison_by_model.get(model)
-        bar = charts.level_bar(value, low, high, floor, top, "level")
-        change = show_change(comparison.difference, measure) if comparison else ""
-        verdict_tag = Tag(comparison.outcome.verdict) if comparison else ""
-        interval = blocks.Cell(drawing=bar, note=_span(low, high, measure))
-        task_and_error_counts = (str(level.tasks), str(level.errors))
-        name = dossier.redact.text(model)
-        rows.append(
-            (name, show(value, measure), interval, change, verdict_tag, *task_and_error_counts)
-        )
+        if comparison:
+            change = show_change(comparison.difference, measure)
+            verdict_tag = Tag(comparison.outcome.verdict)
+        name, value = dossier.redact.text(model), show(level.rounded_value, measure)
+        counts = (str(level.tasks), str(level.errors))
+        rows.append((name, value, interval, change, verdict_tag, *counts))
     heads = ("model", measure, "95 % interval", "change", "verdict", "tasks", "errors")
     styles = ("name", "num level", "bar", "num", "", "num rest", "num rest")
     lead = (
         "Each level with its 95\u00a0% interval; the verdicts compare with the first model, "
         "corrected for their number."
     )
-    table = blocks.Table(heads, rows, styles, "models")
+    table = blocks.Table(heads, rows, styles, style="models")
     return Section("Models, on the same tasks", "Models", [table], [lead])
+
+
+def _interval_cell(level: Level, axis: tuple[float, float], measure: Measure) -> blocks.Cell | None:
+    """A level with its interval as a drawing; None where either was not measured.
+
+    `axis` is the lowest and the highest value of the drawing.
+    """
+    value = level.rounded_value
+    low, high = level.interval
+    if value is None or low is None or high is None:
+        return None
+    bar = charts.level_bar(value, low, high, axis, label="level")
+    return blocks.Cell(drawing=bar, note=_interval_text(low, high, measure))
 
 
 def tasks(dossier: Dossier) -> Section | None:
@@ -211,17 +232,18 @@ def tasks(dossier: Dossier) -> Section | None:
     if comparison is None or comparison.outcome.diff is None or comparison.measure == "loss":
         return None
     outcome = comparison.outcome
-    gained, lost = len(outcome.gained), len(outcome.lost)
-    unchanged_count = outcome.n - gained - lost
-    solved_both_times = _solved_twice(dossier) if comparison.measure == "success" else None
-    unchanged = [("unchanged", unchanged_count, "same")]
-    if solved_both_times is not None:
-        unchanged = [
-            ("right both times", solved_both_times, "right"),
-            ("wrong both times", unchanged_count - solved_both_times, "same"),
+    gained_count, lost_count = len(outcome.gained), len(outcome.lost)
+    unchanged_count = outcome.n - gained_count - lost_count
+    # Each part: what happened to the tasks, how many they are, the CSS class of their colour.
+    unchanged_parts = [("unchanged", unchanged_count, "same")]
+    right_count = _solved_twice(dossier) if comparison.measure == "success" else None
+    if right_count is not None:
+        unchanged_parts = [
+            ("right both times", right_count, "right"),
+            ("wrong both times", unchanged_count - right_count, "same"),
         ]
-    shares = [("gained", gained, "gained"), *unchanged, ("lost", lost, "lost")]
-    panel = blocks.Panel([blocks.Shares(outcome.n, shares)])
+    gained_part, lost_part = ("gained", gained_count, "gained"), ("lost", lost_count, "lost")
+    panel = blocks.Panel([blocks.Shares(outcome.n, [gained_part, *unchanged_parts, lost_part])])
     lead = f"The same {outcome.n} tasks before and after. Only those that changed carry evidence."
     return Section("Task by task", "What changed", [panel], [lead])
 
@@ -235,32 +257,36 @@ def _solved_twice(dossier: Dossier) -> int | None:
     # As many rows as tasks means one attempt at each.
     if sides is None or len({row.task for row in sides.before}) != len(sides.before):
         return None
-    before, after = (
-        {row.task for row in rows if not row.error and row.success}
-        for rows in (sides.before, sides.after)
-    )
-    return len(before & after)
+    return len(_solved_tasks(sides.before) & _solved_tasks(sides.after))
+
+
+def _solved_tasks(rows: Sequence[EvaluationRow]) -> set[str]:
+    """The ids of the tasks that were scored as solved."""
+    return {row.task for row in rows if not row.error and row.success}
 
 
 def answers(dossier: Dossier) -> Section | None:
     """The section with some tasks whose result changed, and both answers to them.
 
-    None without such tasks, and for a loss, where there are no answers.
+    None without such tasks, for an evaluation of one model, and where models were compared by their
+    loss, which involves no answers. Markdown shows only the first examples of each kind.
     """
     sides, flips = dossier.sides, dossier.flips
     if sides is None or (dossier.comparison and dossier.comparison.measure == "loss"):
         return None
     names = (sides.before_name, sides.after_name)
-    answer_blocks = [
-        blocks.Answers(direction, example, names, only="both" if index < _EXAMPLES else "page")
-        for direction, examples in (("gained", flips.gained), ("lost", flips.lost))
-        for index, example in enumerate(examples)
-    ]
+    answer_blocks = []
+    for direction, examples in (("gained", flips.gained), ("lost", flips.lost)):
+        for index, example in enumerate(examples):
+            shown_in = "both" if index < _MARKDOWN_EXAMPLES else "page"
+            answer_blocks.append(blocks.Answers(direction, example, names, shown_in=shown_in))
+    if not answer_blocks:
+        return None
     lead = (
         "Tasks whose result changed, as the model answered them. These are words of a model, not "
         "of this report."
     )
-    return Section("Side by side", "", answer_blocks, [lead]) if answer_blocks else None
+    return Section(title="Side by side", short="", blocks=answer_blocks, lead=[lead])
 
 
 def skills(dossier: Dossier) -> Section | None:

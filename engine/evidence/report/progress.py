@@ -19,20 +19,23 @@ def curves(dossier: Dossier) -> blocks.Section | None:
     The page draws them. Markdown has a table with the first, last, lowest and highest value of each
     metric, and a tiny curve of text characters.
     """
+    section_blocks: list[blocks.Block] = []
+    lead: list[str] = []
     main_chart = _main_chart(dossier)
-    section_blocks: list[blocks.Block] = [main_chart] if main_chart else []
+    if main_chart:
+        section_blocks.append(main_chart)
+        lead.append(_held_out_line(dossier))
     if dossier.row.kind == "train":  # an evaluation has one line per model, which is no curve
         small_charts = _small_charts(dossier)
         if small_charts:
             section_blocks.append(blocks.Panel(small_charts, grid=True))
-        heads = ("metric", "first", "last", "min", "max", "over the run")
         rows = _curve_rows(dossier)
         if rows:
-            section_blocks.append(blocks.Table(heads, rows, only="markdown"))
-    lead = [_held_out_line(dossier)] if main_chart else []
-    return (
-        blocks.Section("Over the run", "Curves", section_blocks, lead) if section_blocks else None
-    )
+            heads = ("metric", "first", "last", "min", "max", "over the run")
+            section_blocks.append(blocks.Table(heads, rows, shown_in="markdown"))
+    if not section_blocks:
+        return None
+    return blocks.Section("Over the run", "Curves", section_blocks, lead)
 
 
 def _held_out_line(dossier: Dossier) -> str:
@@ -40,12 +43,10 @@ def _held_out_line(dossier: Dossier) -> str:
 
     How often they were used is left out where it is not known, or where they never were.
     """
+    half_text = ""
     choosing_half = choosing(dossier.run)
-    half_text = (
-        f" ({choosing_half.tasks} of {choosing_half.of}, which the curves below are of)"
-        if choosing_half
-        else ""
-    )
+    if choosing_half:
+        half_text = f" ({choosing_half.tasks} of {choosing_half.of}, which the curves below are of)"
     text = (
         "What the held-out tasks said while it trained. The best checkpoint is chosen on one half "
         f"of them{half_text} and reported on the other."
@@ -54,11 +55,13 @@ def _held_out_line(dossier: Dossier) -> str:
     if training is None or not training.holdout_use.total:
         return text
     holdout_use = training.holdout_use
-    evaluated = f", {holdout_use.evaluations} models evaluated" if holdout_use.evaluations else ""
     runs = "1 run" if holdout_use.judged == 1 else f"{holdout_use.judged} runs"
+    uses = f"{runs} judged, {holdout_use.checkpoints} checkpoints compared"
+    if holdout_use.evaluations:
+        uses += f", {holdout_use.evaluations} models evaluated"
     return (
         f"{text} These held-out tasks have been used to choose {holdout_use.total} times up to "
-        f"this run: {runs} judged, {holdout_use.checkpoints} checkpoints compared{evaluated}."
+        f"this run: {uses}."
     )
 
 
@@ -67,24 +70,26 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
 
     None with fewer than two evaluations, or without a held-out metric.
     """
-    checked = dossier.checked
+    results = dossier.held_out_results
     name = _held_out_name(dossier)
-    if len(checked) < 2 or not name:
+    if len(results) < 2 or not name:
         return None
     reported_marks = _reported_marks(dossier)
     best_checkpoint = dossier.run.resolve_checkpoint("best")
     # A checkpoint's folder is named after its step, as in step_000020.
     best_step = int(best_checkpoint.name.rpartition("_")[2]) if best_checkpoint else None
     curve = charts.Curve(
-        points=[(item.step, item.value) for item in checked],
+        points=[(result.step, result.value) for result in results],
         band=[
-            (item.step, item.interval.low, item.interval.high) for item in checked if item.interval
+            (result.step, result.interval.low, result.interval.high)
+            for result in results
+            if result.interval
         ],
         marks=reported_marks,
-        share=name == "heldout_success",
+        is_share=name == "heldout_success",
         line_at=best_step,
         line_label=f"best: step {best_step}",
-        end=dossier.metrics.lines[-1]["step"] if dossier.metrics.lines else None,
+        last_step=dossier.metrics.lines[-1]["step"] if dossier.metrics.lines else None,
     )
     title = f"Held-out {name.removeprefix('heldout_')}"
     legend = [("choosing", "half that chooses")]
@@ -106,11 +111,11 @@ def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]
     comparison, sides = dossier.comparison, dossier.sides
     if comparison is None or sides is None or sides.half != TEST or sides.step is None:
         return []
-    return [
-        (step, level.low or 0.0, level.value, level.high or 0.0)
-        for step, level in ((0, comparison.before), (sides.step, comparison.after))
-        if level is not None and level.value is not None
-    ]
+    marks: list[tuple[float, float, float, float]] = []
+    for step, level in ((0, comparison.before), (sides.step, comparison.after)):
+        if level is not None and level.value is not None:
+            marks.append((step, level.low or 0.0, level.value, level.high or 0.0))
+    return marks
 
 
 def _held_out_name(dossier: Dossier) -> str:
@@ -132,16 +137,16 @@ def _small_charts(dossier: Dossier) -> list[blocks.Panel]:
 
     At most `_SMALL_CHARTS` of them. A metric with fewer than two values gets none.
     """
-    drawn_already = {_held_out_name(dossier), "heldout_reward"}
-    names = [name for name in dossier.metrics.columns if name not in drawn_already]
+    left_out = {_held_out_name(dossier), "heldout_reward"}
+    names = [name for name in dossier.metrics.columns if name not in left_out]
+    curves_by_name = {name: dossier.metrics.curve(name) for name in main_columns(names, len(names))}
+    # One point makes no line.
+    names_to_draw = [name for name, points in curves_by_name.items() if len(points) > 1]
     panels = []
-    for name in main_columns(names, len(names)):
-        points = dossier.metrics.curve(name)
-        if len(points) < 2 or len(panels) == _SMALL_CHARTS:  # no line to draw, or no room
-            continue
+    for name in names_to_draw[:_SMALL_CHARTS]:
         metric = METRICS.get(name)
-        share = metric is not None and metric.unit == "share"
-        curve = charts.Curve(points=points, share=share, zero=share)
+        is_share = metric is not None and metric.unit == "share"
+        curve = charts.Curve(curves_by_name[name], is_share=is_share, from_zero=is_share)
         meaning = metric.meaning.replace("`", "") if metric else _meaning_of_other(name)
         drawing = blocks.Figure(charts.line_chart(curve, charts.NARROW, 200, name))
         panels.append(blocks.Panel([blocks.Paragraph([meaning]), drawing], name))
@@ -165,5 +170,6 @@ def _curve_rows(dossier: Dossier) -> list[Sequence[str]]:
         values = [value for _, value in dossier.metrics.curve(name)]
         if len(values) > 1:
             figures = (values[0], values[-1], min(values), max(values))
-            rows.append([name, *(str(short(value)) for value in figures), spark(values)])
+            figure_texts = [str(short(figure)) for figure in figures]
+            rows.append([name, *figure_texts, spark(values)])
     return rows

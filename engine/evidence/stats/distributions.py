@@ -16,6 +16,11 @@ def normal_quantile(p: float) -> float:
     return _NORMAL.inv_cdf(p)
 
 
+def normal_tail(z: float) -> float:
+    """P(Z > z) for a standard normal Z."""
+    return 0.5 * math.erfc(z / math.sqrt(2.0))
+
+
 def log_binomial(k: int, n: int, p: float) -> float:
     """The natural logarithm of P(X = k) for X ~ Binomial(n, p); -inf where the probability is 0."""
     if k < 0 or k > n:
@@ -37,12 +42,26 @@ def binomial_cdf(k: int, n: int, p: float) -> float:
     return min(1.0, math.fsum(math.exp(log_binomial(i, n, p)) for i in range(k + 1)))
 
 
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """The chance that at least one of `k` attempts is right, estimated without bias (Chen 2021).
+
+    `correct` of `n` attempts were right. Raises ValueError unless 1 <= k <= n: for a larger k
+    another estimator would be needed.
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} needs at least {k} attempts, there are {n}")
+    if n - correct < k:  # any k of these attempts contain a right one
+        return 1.0
+    # 1 - C(n - correct, k) / C(n, k), by logarithms because the counts can be huge.
+    return 1.0 - math.exp(math.fsum(math.log1p(-k / i) for i in range(n - correct + 1, n + 1)))
+
+
 def t_cdf(t: float, df: float) -> float:
     """P(T <= t) for Student's t with `df` degrees of freedom (> 0); t may be infinite."""
     if math.isinf(t):
         return 1.0 if t > 0 else 0.0
     square = t * t
-    # Both forms are equal; each keeps its digits where the other would be rounded away.
+    # The two forms are equal; each is the exact one where the other loses digits by rounding.
     if square < df:
         tail = 0.5 - 0.5 * _incomplete_beta(0.5, df / 2.0, square / (df + square))
     else:
@@ -77,28 +96,29 @@ def t_quantile(p: float, df: float) -> float:
 def _incomplete_beta(a: float, b: float, x: float) -> float:
     """The regularised incomplete beta function I_x(a, b), for a, b > 0.
 
-    By the continued fraction of Abramowitz and Stegun 26.5.8. It converges fast only for small x,
-    so beyond that the symmetry I_x(a, b) = 1 - I_(1-x)(b, a) is used.
+    By the continued fraction of Abramowitz and Stegun 26.5.8. It converges fast only for small x;
+    for a larger x, I_x(a, b) = 1 - I_(1-x)(b, a) is used.
     """
     if x <= 0.0:
         return 0.0
     if x >= 1.0:
         return 1.0
-    front = math.exp(
+    factor = math.exp(
         math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     )
     # Below this bound the fraction for I_x(a, b) converges fast.
     if x < (a + 1.0) / (a + b + 2.0):
-        return front * _beta_fraction(a, b, x) / a
-    return 1.0 - front * _beta_fraction(b, a, 1.0 - x) / b
+        return factor * _beta_fraction(a, b, x) / a
+    return 1.0 - factor * _beta_fraction(b, a, 1.0 - x) / b
 
 
 def _beta_fraction(a: float, b: float, x: float) -> float:
     """The continued fraction of I_x(a, b), evaluated by the modified Lentz method.
 
-    Stops when a round changes the value by less than 1e-15 of it, or after 500 rounds.
+    Stops when a round changes the value by less than 1e-15 of it, or after 499 rounds.
     """
     tiny = 1e-300  # takes the place of a denominator of 0, as the method asks
+    # c and d are the method's two running ratios; each round takes two terms of the fraction.
     c = 1.0
     d = 1.0 - (a + b) * x / (a + 1.0)
     d = 1.0 / (d if abs(d) > tiny else tiny)

@@ -16,6 +16,7 @@ from engine.evidence.stats.distributions import (
     binomial_cdf,
     log_binomial,
     normal_quantile,
+    normal_tail,
     t_cdf,
     t_quantile,
 )
@@ -75,25 +76,18 @@ def wilson(k: int, n: int, confidence: float = 0.95) -> Interval:
     spread = z * math.sqrt(rate * (1.0 - rate) / n + z * z / (4.0 * n * n))
     scale = 1.0 + z * z / n
     centre = rate + z * z / (2.0 * n)
+    # At these two rates the end is exact; computing it would leave a rounding error.
     low = 0.0 if k == 0 else (centre - spread) / scale
     high = 1.0 if k == n else (centre + spread) / scale
     return Interval(max(0.0, low), min(1.0, high))
 
 
-def mcnemar_exact(b: int, c: int) -> float:
-    """The two-sided exact p value of McNemar's test.
-
-    `b` and `c` are how many of the pairs changed one way and the other.
-    """
-    return min(1.0, 2.0 * binomial_cdf(min(b, c), b + c, 0.5))
-
-
 def mcnemar_midp(b: int, c: int) -> float:
     """The two-sided mid-p value of McNemar's test; 1 where no pair changed.
 
-    `b` and `c` are how many of the pairs changed one way and the other. The mid-p counts only half
-    of the probability of the observed outcome. The exact test is needlessly strict at small
-    counts; the mid-p keeps close to the nominal level (Fagerland, Lydersen and Laake 2013).
+    `b` and `c` are how many of the pairs changed one way and the other. The mid-p is the exact p
+    with only half of the probability of the observed outcome. It keeps close to the nominal level,
+    while the exact p is needlessly strict at small counts (Fagerland, Lydersen and Laake 2013).
     """
     n = b + c
     k = min(b, c)
@@ -114,8 +108,8 @@ def tango_interval(b: int, c: int, n: int, confidence: float = 0.95) -> Interval
     z = normal_quantile(0.5 + confidence / 2.0)
     observed = (b - c) / n
     # Where all tasks were lost (or gained) the bound is the end of the scale: nothing to search.
-    low = -1.0 if c == n else _score_bound(b, c, n, z, -1.0, observed)
-    high = 1.0 if b == n else _score_bound(b, c, n, -z, observed, 1.0)
+    low = -1.0 if c == n else _score_bound(b, c, n, z, low=-1.0, high=observed)
+    high = 1.0 if b == n else _score_bound(b, c, n, -z, low=observed, high=1.0)
     return Interval(low, high)
 
 
@@ -132,12 +126,12 @@ def _tango_score(b: int, c: int, n: int, delta: float) -> float:
     lost_rate = max(0.0, (root - linear) / (4.0 * n))
     variance = n * (2.0 * lost_rate + delta * (1.0 - delta))
     gap = b - c - n * delta
-    if variance <= 0.0:  # the hypothesis allows a single result: this one, or it is impossible
+    if variance <= 0.0:  # under the hypothesis one result is certain: this one (gap 0) or another
         return 0.0 if gap == 0.0 else math.copysign(math.inf, gap)
     return gap / math.sqrt(variance)
 
 
-def _score_bound(b: int, c: int, n: int, z: float, low: float, high: float) -> float:
+def _score_bound(b: int, c: int, n: int, z: float, *, low: float, high: float) -> float:
     """The difference in [low, high] at which Tango's score is `z`.
 
     Found by bisection, because the score falls as the difference grows. `b` of `n` tasks were
@@ -185,28 +179,30 @@ def paired_bootstrap(
         raise ValueError("paired_bootstrap needs at least one task")
     centre = math.fsum(means) / n
     if n == 1 or min(means) == max(means):
-        p_without_spread = 0.0 if n > 1 and centre else 1.0
-        return Bootstrap(centre, centre, centre, p_without_spread)
+        all_changed_alike = n > 1 and centre != 0.0
+        return Bootstrap(centre, low=centre, high=centre, p=0.0 if all_changed_alike else 1.0)
     draw = random.Random(seed).choices
     drawn_means = sorted(sum(draw(means, k=n)) / n for _ in range(resamples))
     widening = math.sqrt(n / (n - 1))
     # The share of resamples beyond each end of the widened interval.
-    tail = _normal_tail(t_quantile(0.5 + confidence / 2.0, n - 1) * widening)
+    tail = normal_tail(t_quantile(0.5 + confidence / 2.0, n - 1) * widening)
     low, high = _quantile(drawn_means, tail), _quantile(drawn_means, 1.0 - tail)
-    # A resample of exactly 0 counts half to each side.
-    below_zero = sum(mean < 0.0 for mean in drawn_means) + 0.5 * sum(
-        mean == 0.0 for mean in drawn_means
-    )
-    # At least half a resample on each side of 0: a finite number of them cannot show a p of 0.
-    share_below = min(max(below_zero, 0.5), resamples - 0.5) / resamples
-    t = normal_quantile(share_below) / widening
+    # p on the same widened scale.
+    t = normal_quantile(_share_below_zero(drawn_means)) / widening
     p = min(1.0, 2.0 * t_cdf(-abs(t), n - 1))
     return Bootstrap(centre, low, high, p)
 
 
-def _normal_tail(z: float) -> float:
-    """P(Z > z) for a standard normal Z."""
-    return 0.5 * math.erfc(z / math.sqrt(2.0))
+def _share_below_zero(drawn_means: Sequence[float]) -> float:
+    """The share of the resampled means that lie below 0; a mean of exactly 0 counts half.
+
+    Never 0 or 1: at least half a resample is taken to lie on each side, because a finite number of
+    them cannot show a p of 0.
+    """
+    resamples = len(drawn_means)
+    negative = sum(mean < 0.0 for mean in drawn_means)
+    below_zero = negative + 0.5 * sum(mean == 0.0 for mean in drawn_means)
+    return min(max(below_zero, 0.5), resamples - 0.5) / resamples
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
@@ -220,26 +216,25 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 def smallest_detectable_gap(
     n: int, discordant: int, *, alpha: float = ALPHA, power: float = POWER
 ) -> float:
-    """The smallest difference of two paired rates that `n` tasks would show.
+    """The smallest difference of two paired rates that `n` tasks would show; at most 1.
 
-    Solves Miettinen's sample size formula (1968; Connor 1987) for the gap, by bisection. 1.0 where
-    even a complete reversal would not show.
+    Solves Miettinen's sample size formula (1968; Connor 1987) for the gap, by bisection.
 
     Args:
         discordant: how many of the tasks came out differently. One more is added, so that a sample
             without any does not promise to see everything.
         alpha: level of the test.
-        power: the probability with which the difference would be found.
+        power: the chance of a significant result if there is the difference.
     """
     if n <= 0:
         return 1.0
-    share = (discordant + 1) / (n + 1)
-    # With k tasks gained and none lost the mid-p value is 0.5**k: fewer are never significant.
+    discordant_share = (discordant + 1) / (n + 1)
+    # k tasks gained and none lost have a mid-p value of 0.5**k; this is the first k within alpha.
     least_gap = math.ceil(math.log(alpha) / math.log(0.5)) / n
     low, high = 0.0, 1.0
     for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
-        if _tasks_for_power(middle, max(share, middle), alpha, power) > n:
+        if _tasks_for_power(middle, max(discordant_share, middle), alpha, power) > n:
             low = middle
         else:
             high = middle
@@ -254,6 +249,7 @@ def tasks_needed(
     Args:
         gap: the difference, above 0 and at most 1.
         discordant_share: share of the tasks that come out differently; at least `gap` is assumed.
+        alpha: level of the test.
 
     Raises ValueError for a gap of 0 or less.
     """
@@ -263,16 +259,16 @@ def tasks_needed(
     return math.ceil(_tasks_for_power(gap, max(discordant_share, gap), alpha, power) - 1e-9)
 
 
-def _tasks_for_power(gap: float, share: float, alpha: float, power: float) -> float:
+def _tasks_for_power(gap: float, discordant_share: float, alpha: float, power: float) -> float:
     """Miettinen's sample size for a paired difference `gap`, not rounded; inf for a gap of 0.
 
-    `share` is the share of discordant tasks, at least `gap`.
+    `discordant_share` is the share of tasks that come out differently, at least `gap`.
     """
     if gap <= 0.0:
         return math.inf
     z_alpha, z_power = normal_quantile(1.0 - alpha / 2.0), normal_quantile(power)
-    spread = math.sqrt(max(0.0, share - gap * gap))
-    return ((z_alpha * math.sqrt(share) + z_power * spread) / gap) ** 2
+    spread = math.sqrt(max(0.0, discordant_share - gap * gap))
+    return ((z_alpha * math.sqrt(discordant_share) + z_power * spread) / gap) ** 2
 
 
 def smallest_detectable_mean(
@@ -283,7 +279,7 @@ def smallest_detectable_mean(
     Args:
         sd: standard deviation of the differences over tasks.
         alpha: level of the test.
-        power: the probability with which the difference would be found.
+        power: the chance of a significant result if there is the difference.
     """
     if n <= 1:
         return math.inf
@@ -308,33 +304,34 @@ def mcnemar_power(n: int, gap: float, discordant_share: float, *, alpha: float =
     # Seven standard deviations around the expected number: what lies outside is negligible.
     spread = 7.0 * math.sqrt(n * share * (1.0 - share)) + 1.0
     first, last = max(0, int(n * share - spread)), min(n, int(n * share + spread) + 1)
-    total = 0.0
-    for pairs in range(first, last + 1):
-        most_losses = _critical_losses(pairs, alpha)
+    power = 0.0
+    for discordant in range(first, last + 1):
+        most_losses = _critical_losses(discordant, alpha)
         if most_losses >= 0:
-            tail = binomial_cdf(most_losses, pairs, 1.0 - gain_rate)
-            total += math.exp(log_binomial(pairs, n, share)) * tail
-    return min(1.0, total)
+            chance_of_significance = binomial_cdf(most_losses, discordant, 1.0 - gain_rate)
+            power += math.exp(log_binomial(discordant, n, share)) * chance_of_significance
+    return min(1.0, power)
 
 
-def _critical_losses(pairs: int, alpha: float) -> int:
-    """The most losses among `pairs` discordant tasks with which a gain is still significant.
+def _critical_losses(discordant: int, alpha: float) -> int:
+    """The most losses among `discordant` changed tasks with which a gain is still significant.
 
-    Significant means that the mid-p is below `alpha`. -1 where not even a gain without any loss is.
+    Significant means that the mid-p is below `alpha`. -1 where the tasks are so few that a gain is
+    not significant even without any loss.
     """
-    below = 0.0  # the probability of fewer than k losses
+    chance_of_fewer = 0.0  # than k losses, where gains and losses are equally likely
     most_losses = -1
-    for k in range(pairs // 2 + 1):
-        weight = math.exp(log_binomial(k, pairs, 0.5))
-        if 2.0 * below + weight >= alpha:
+    for k in range(discordant // 2 + 1):
+        chance_of_k = math.exp(log_binomial(k, discordant, 0.5))
+        if 2.0 * chance_of_fewer + chance_of_k >= alpha:  # the two-sided mid-p at k losses
             break
-        below += weight
+        chance_of_fewer += chance_of_k
         most_losses = k
     return most_losses
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p values of several tests, corrected by Holm (1979) for being several, in their order."""
+    """The p values of several tests, in their order, corrected by Holm (1979) for their number."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted = [0.0] * len(p_values)
     largest = 0.0  # an adjusted p is never below that of a smaller p
@@ -344,28 +341,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def pass_at_k(n: int, correct: int, k: int) -> float:
-    """The chance that at least one of `k` attempts is right, estimated without bias (Chen 2021).
-
-    `correct` of `n` attempts were right. Raises ValueError unless 1 <= k <= n: for a larger k
-    another estimator would be needed.
-    """
-    if not 1 <= k <= n:
-        raise ValueError(f"pass@{k} needs at least {k} attempts, there are {n}")
-    if n - correct < k:  # any k of these attempts contain a right one
-        return 1.0
-    # 1 - C(n - correct, k) / C(n, k), by logarithms because the counts can be huge.
-    return 1.0 - math.exp(math.fsum(math.log1p(-k / i) for i in range(n - correct + 1, n + 1)))
-
-
 @dataclass(frozen=True)
 class Side:
     """One model's results on a set of tasks.
 
     Attributes:
-        values: task id -> one value per attempt that was scored without an error.
-        attempts: attempts in all, errors included.
-        errors: attempts whose scoring failed; they are in no value.
+        values: task id -> one value per attempt whose scoring worked.
+        attempts: how many attempts there were, errors included.
+        errors: how many of them could not be scored.
     """
 
     values: Mapping[str, Sequence[float]]
@@ -441,17 +424,22 @@ def paired_verdict(
         alpha: level of the test; the interval has confidence 1 - alpha.
         seed: of the bootstrap.
     """
-    shared = sorted(task for task in before.values if task in after.values)
     # A side may list a task without any value.
-    shared = [task for task in shared if before.values[task] and after.values[task]]
+    shared = sorted(
+        task for task in before.values if before.values[task] and after.values.get(task)
+    )
     tasks_of_either = {task for side in (before, after) for task in side.values}
-    counts = _Counts(len(shared), len(tasks_of_either) - len(shared), (before.errors, after.errors))
+    counts = _Counts(
+        n=len(shared),
+        unpaired=len(tasks_of_either) - len(shared),
+        errors=(before.errors, after.errors),
+    )
     refusal = _reason_for_no_verdict(before, after, counts)
     if refusal:
-        return counts.verdict_without_test("unknown", refusal)
+        return counts.unknown_verdict(refusal)
     old_means = {task: _mean(before.values[task]) for task in shared}
     new_means = {task: _mean(after.values[task]) for task in shared}
-    if all(value in (0.0, 1.0) for side in (old_means, new_means) for value in side.values()):
+    if {*old_means.values(), *new_means.values()} <= {0.0, 1.0}:
         test = _binary_test(old_means, new_means, alpha)
     else:
         test = _mean_test(old_means, new_means, alpha, seed)
@@ -459,13 +447,7 @@ def paired_verdict(
         method = f"{test.method}, drawn to 0 with the test"
         test = replace(test, interval=test.interval.with_zero(), method=method)
     sign = 1.0 if higher_is_better else -1.0
-    # The largest change first; tasks with equal changes by id, so that the order never varies.
-    by_change = sorted(shared, key=lambda task: (-abs(new_means[task] - old_means[task]), task))
-    # A change within 1e-12 is rounding.
-    gains = tuple(task for task in by_change if sign * (new_means[task] - old_means[task]) > 1e-12)
-    losses = tuple(
-        task for task in by_change if sign * (new_means[task] - old_means[task]) < -1e-12
-    )
+    gained, lost = _changed_tasks(old_means, new_means, sign)
     used_margin = test.span * MARGIN if margin is None else margin
     verdict, reason = _word_of_test(test, sign, used_margin, counts.n, alpha)
     return PairedVerdict(
@@ -483,28 +465,24 @@ def paired_verdict(
         margin=used_margin,
         unpaired=counts.unpaired,
         errors=counts.errors,
-        gained=gains,
-        lost=losses,
+        gained=gained,
+        lost=lost,
     )
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """What two sides have to compare.
+    """How much of two sides can be compared."""
 
-    Attributes:
-        n: tasks with values on both sides.
-        unpaired: tasks with values on one side only.
-        errors: failed scorings before and after.
-    """
+    n: int  # tasks with values on both sides
+    unpaired: int  # tasks with values on one side only
+    errors: tuple[int, int]  # failed scorings before and after
 
-    n: int
-    unpaired: int
-    errors: tuple[int, int]
-
-    def verdict_without_test(self, word: Word, reason: str) -> PairedVerdict:
-        """A verdict with these counts; all statistics are None."""
-        return PairedVerdict(word, reason, n=self.n, unpaired=self.unpaired, errors=self.errors)
+    def unknown_verdict(self, reason: str) -> PairedVerdict:
+        """The verdict "unknown" with these counts; all statistics are None."""
+        return PairedVerdict(
+            "unknown", reason, n=self.n, unpaired=self.unpaired, errors=self.errors
+        )
 
 
 @dataclass(frozen=True)
@@ -521,6 +499,21 @@ class _Test:
     detectable: float
     method: str
     span: float
+
+
+def _changed_tasks(
+    old: Mapping[str, float], new: Mapping[str, float], sign: float
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The ids of the tasks that became better, and of those that became worse.
+
+    The largest change comes first; equal changes are ordered by task id. `old` and `new` map the
+    same task ids to their values; `sign` is 1 where higher is better, else -1.
+    """
+    by_change = sorted(old, key=lambda task: (-abs(new[task] - old[task]), task))
+    # A change within 1e-12 is rounding.
+    gained = tuple(task for task in by_change if sign * (new[task] - old[task]) > 1e-12)
+    lost = tuple(task for task in by_change if sign * (new[task] - old[task]) < -1e-12)
+    return gained, lost
 
 
 def _reason_for_no_verdict(before: Side, after: Side, counts: _Counts) -> str:
@@ -561,15 +554,18 @@ def _mean_test(
 
     `old` and `new` map the same task ids to their values.
     """
-    diffs = {task: [new[task] - old[task]] for task in old}
-    boot = paired_bootstrap(diffs, seed, confidence=1.0 - alpha)
+    diffs = {task: new[task] - old[task] for task in old}
+    boot = paired_bootstrap(
+        {task: [diff] for task, diff in diffs.items()}, seed, confidence=1.0 - alpha
+    )
     values = [*old.values(), *new.values()]
     span = max(values) - min(values)
     n = len(old)
-    variance = math.fsum((diff[0] - boot.mean) ** 2 for diff in diffs.values()) / max(1, n - 1)
-    # Where all tasks changed by the same amount, a spread of 0 would promise to detect anything:
-    # take the spread that one more task with a change of the whole span would bring.
-    sd = math.sqrt(variance) or span / math.sqrt(n + 1)
+    variance = math.fsum((diff - boot.mean) ** 2 for diff in diffs.values()) / max(1, n - 1)
+    sd = math.sqrt(variance)
+    if sd == 0.0:  # all tasks changed by the same amount: 0 would promise to detect anything
+        # The spread that one more task with a change of the whole span would bring.
+        sd = span / math.sqrt(n + 1)
     return _Test(
         diff=boot.mean,
         interval=Interval(boot.low, boot.high),
@@ -590,9 +586,12 @@ def _word_of_test(
     # McNemar's test holds for few tasks too; a bootstrap over them does not.
     if n < FEWEST_TASKS and not test.method.startswith("McNemar"):
         return "inconclusive", f"{n} tasks are too few to tell (at least {FEWEST_TASKS})"
+    word: Word
     if test.p < alpha and test.interval.excludes_zero:
-        return ("better" if sign * test.diff > 0 else "worse"), ""
-    return ("no_difference" if test.interval.within(margin) else "inconclusive"), ""
+        word = "better" if sign * test.diff > 0 else "worse"
+    else:
+        word = "no_difference" if test.interval.within(margin) else "inconclusive"
+    return word, ""
 
 
 def _mean(values: Sequence[float]) -> float:

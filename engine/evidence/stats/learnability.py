@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.evidence.stats.inference import Interval, pass_at_k, wilson
+from engine.evidence.stats.distributions import pass_at_k
+from engine.evidence.stats.inference import Interval, wilson
 from engine.records.probe_result import Advice, AnswerLengths, FailedScores, ProbeResult
 
 GROUP_SIZES = (2, 4, 6, 8, 12, 16)
+_PASS_AT = (1, 2, 4, 8, 16)  # the k of the pass@k that are reported
 CUT = 0.1  # above this share of answers cut at max_tokens there is an advice about it
 LITTLE = 0.2  # below this share of groups with different rewards GRPO learns little
 MANY = 0.4  # from this share of too hard (or too easy) tasks on, leave them out at first
@@ -32,7 +34,7 @@ class Sample:
         error: whether scoring failed.
         tokens: how many tokens the model wrote.
         cut: whether a limit ended the answer.
-        said: the text of the answer.
+        text: of the answer.
     """
 
     reward: float
@@ -40,7 +42,7 @@ class Sample:
     error: bool = False
     tokens: int = 0
     cut: bool = False
-    said: str = ""
+    text: str = ""
 
     @property
     def solved(self) -> bool:
@@ -66,22 +68,18 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
         group_size: how many samples were drawn per task.
         max_tokens: how many tokens an answer was allowed.
     """
-    scored_groups = [[s for s in group if not s.error] for group in groups]
-    mixed_groups = [group for group in scored_groups if _rewards_differ(group)]
-    # A task is called too easy or too hard only if none of its scores failed: the answers whose
-    # scores fail are seldom those that are right.
-    uniform_groups = [
-        g for g in groups if g and not _rewards_differ(g) and not any(s.error for s in g)
-    ]
-    easy_count = sum(all(s.solved for s in g) for g in uniform_groups)
-    counts = {
-        "effective": len(mixed_groups),
-        "too_easy": easy_count,
-        "too_hard": len(uniform_groups) - easy_count,
-    }
+    scored_groups = [[sample for sample in group if not sample.error] for group in groups]
+    counts = _counts_by_difficulty(groups)
     samples = [sample for group in groups for sample in group]
     # (samples, solved samples) of each task; a failed score counts as not solved.
-    solve_counts = [(len(g), sum(s.solved and not s.error for s in g)) for g in groups if g]
+    solve_counts = [
+        (len(group), sum(sample.solved and not sample.error for sample in group))
+        for group in groups
+        if group
+    ]
+    distinct_shares = [
+        len({sample.text for sample in group}) / len(group) for group in scored_groups if group
+    ]
     failed_count = sum(sample.error for sample in samples)
     lengths = sorted(sample.tokens for sample in samples)
     result = ProbeResult(
@@ -92,24 +90,42 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
         too_hard=counts["too_hard"] / max(1, len(groups)),
         intervals={name: _ends(wilson(count, len(groups))) for name, count in counts.items()},
         pass_at_k={
-            str(k): _mean([pass_at_k(n, c, k) for n, c in solve_counts if n >= k])
-            for k in (1, 2, 4, 8, 16)
+            str(k): _mean([pass_at_k(n, solved, k) for n, solved in solve_counts if n >= k])
+            for k in _PASS_AT
             if k <= group_size
         },
         gradient_share={
             str(size): round(teaching_share(scored_groups, size), 4) for size in GROUP_SIZES
         },
-        solved_counts=[c for _, c in solve_counts],
+        solved_counts=[solved for _, solved in solve_counts],
         reward_mean=_mean([sample.reward for sample in samples]),
         truncated_share=_mean([float(sample.cut) for sample in samples]),
         error_share=failed_count / max(1, len(samples)),
         failed_scores=FailedScores(failed=failed_count, of=len(samples)),
-        distinct_share=_mean([len({s.said for s in g}) / len(g) for g in scored_groups if g]),
+        distinct_share=_mean(distinct_shares),
         length=AnswerLengths(
             p50=_quantile(lengths, 0.5), p95=_quantile(lengths, 0.95), max_tokens=max_tokens
         ),
     )
     return result.model_copy(update={"advice": advice(result), "summary": _summary(result)})
+
+
+def _counts_by_difficulty(groups: Sequence[Samples]) -> dict[str, int]:
+    """How many tasks are "effective", "too_easy" and "too_hard"; some are none of these.
+
+    A task is effective if those of its samples that could be scored earned different rewards. If
+    all earned the same, it is too easy where all of them were solved, else too hard; but neither if
+    any of its scores failed, because the answers whose scores fail are seldom the right ones.
+    """
+    counts = {"effective": 0, "too_easy": 0, "too_hard": 0}
+    for group in groups:
+        scored = [sample for sample in group if not sample.error]
+        if _rewards_differ(scored):
+            counts["effective"] += 1
+        elif scored and len(scored) == len(group):
+            all_solved = all(sample.solved for sample in scored)
+            counts["too_easy" if all_solved else "too_hard"] += 1
+    return counts
 
 
 def _summary(result: ProbeResult) -> str:
@@ -145,7 +161,9 @@ def teaching_share(scored_groups: Sequence[Samples], size: int) -> float:
     no such samples.
     """
     usable_groups = [group for group in scored_groups if group]
-    a, b = _solve_rate_prior([(len(g), sum(s.solved for s in g)) for g in usable_groups])
+    a, b = _solve_rate_prior(
+        [(len(group), sum(sample.solved for sample in group)) for group in usable_groups]
+    )
     return _mean([_chance_of_different(group, size, a, b) for group in usable_groups])
 
 
@@ -170,7 +188,7 @@ def _chance_of_different(group: Samples, size: int, a: float, b: float) -> float
     if not a or not b:  # all answers to all tasks were solved, or none was
         return 0.0
     solved = n if group[0].solved else 0
-    a, b = a + solved, b + n - solved
+    a, b = a + solved, b + n - solved  # the distribution updated by this task's samples
     return 1.0 - _chance_all_succeed(a, b, size) - _chance_all_succeed(b, a, size)
 
 
@@ -186,19 +204,18 @@ def _solve_rate_prior(solve_counts: Sequence[tuple[int, int]]) -> tuple[float, f
     (0, 0) where all samples were solved, or none was.
     """
     total = sum(n for n, _ in solve_counts)
-    mean = sum(c for _, c in solve_counts) / total if total else 0.0
+    mean = sum(solved for _, solved in solve_counts) / total if total else 0.0
     if not 0.0 < mean < 1.0:
         return 0.0, 0.0
     samples_per_task = total / len(solve_counts)
-    variance_of_rates = _mean([(c / n - mean) ** 2 for n, c in solve_counts])
-    variance_of_sample = mean * (1.0 - mean)
-    # The correlation of two samples of one task. One sample per task does not show it: 0.5 then.
-    correlation = (
-        (variance_of_rates / variance_of_sample - 1.0 / samples_per_task)
-        / (1.0 - 1.0 / samples_per_task)
-        if samples_per_task > 1
-        else 0.5
-    )
+    correlation = 0.5  # of two samples of one task; one sample per task does not show it
+    if samples_per_task > 1:
+        variance_of_rates = _mean([(solved / n - mean) ** 2 for n, solved in solve_counts])
+        variance_of_sample = mean * (1.0 - mean)
+        correlation = (variance_of_rates / variance_of_sample - 1.0 / samples_per_task) / (
+            1.0 - 1.0 / samples_per_task
+        )
+    # Kept off 0 and 1, where the sum would be infinite or 0.
     a_plus_b = 1.0 / min(max(correlation, 1e-3), 0.999) - 1.0
     return mean * a_plus_b, (1.0 - mean) * a_plus_b
 
@@ -206,9 +223,9 @@ def _solve_rate_prior(solve_counts: Sequence[tuple[int, int]]) -> tuple[float, f
 def advice(result: ProbeResult) -> list[Advice]:
     """What to change before a run, the most important first; [] where nothing stands out.
 
-    Looked at are failed scores, cut answers, the difficulty of the tasks, answers that are nearly
-    the same, and the group size. Where too many scores failed that is the only advice, because the
-    other numbers mean nothing then.
+    The advice is on failed scores, cut answers, the difficulty of the tasks, answers that are
+    nearly the same, and the group size. Where too many scores failed that is the only advice,
+    because the other numbers mean nothing then.
     """
     items: list[Advice] = []
 
@@ -227,14 +244,18 @@ def advice(result: ProbeResult) -> list[Advice]:
             f"{result.truncated_share:.0%} of the answers are cut at {allowed} "
             f"tokens: raise max_tokens to {2 * allowed}, or ask for shorter answers",
         )
-    if text := _difficulty_advice(result):
-        add(*text)
+    difficulty_advice = _difficulty_advice(result)
+    if difficulty_advice is not None:
+        lever, text = difficulty_advice
+        add(lever, text)
     # A share that was not measured gives no advice.
     distinct_share = 1.0 if result.distinct_share is None else result.distinct_share
+    # Where half of the tasks teach, there is enough variety whatever the texts.
     if distinct_share < ALIKE and result.effective < 0.5:
         add("temperature", "the answers of a group are nearly the same: raise temperature")
-    if text := _group_size_advice(result):
-        add("group_size", text)
+    group_size_advice = _group_size_advice(result)
+    if group_size_advice:
+        add("group_size", group_size_advice)
     return items
 
 
@@ -244,11 +265,9 @@ def _difficulty_advice(result: ProbeResult) -> tuple[str, str] | None:
     Where hardly any task teaches, the advice is to change the start or the data; where only a good
     part of the tasks is too hard or too easy, it is to leave that part out.
     """
-    # 1e-9: where both shares are 0, the tasks are neither.
-    if result.effective < LITTLE and result.too_hard >= max(result.too_easy, 1e-9):
-        text = "hardly any answer is right: train by SFT first, or give partial credit"
-        return "sft", text
-    if result.effective < LITTLE and result.too_easy:
+    if result.effective < LITTLE and result.too_hard > 0 and result.too_hard >= result.too_easy:
+        return "sft", "hardly any answer is right: train by SFT first, or give partial credit"
+    if result.effective < LITTLE and result.too_easy > 0:
         return "data", "the tasks are solved already: take harder ones"
     if result.too_hard >= MANY:
         return "curriculum", (
@@ -272,6 +291,7 @@ def _group_size_advice(result: ProbeResult) -> str:
     share_by_size = result.gradient_share
     size_used = result.samples_per_task
     highest_share = max(share_by_size.values())
+    # So few tasks teach that no group size would help.
     if result.effective < LITTLE / 2 or highest_share <= 0:
         return ""
     # The sizes come in ascending order, so the first that is good enough is the smallest.

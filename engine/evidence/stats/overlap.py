@@ -28,15 +28,15 @@ from envs.json_types import ChatMessage
 Kind = Literal["exact", "normalised", "ngram"]
 KINDS: tuple[Kind, ...] = ("exact", "normalised", "ngram")
 
-GRAM = 8  # words of one indexed sequence
-NGRAM = 13  # words in a row that are a copy by themselves
-HALF = 0.5  # so large a part of a task's own sequences counts as the task...
+GRAM_WORDS = 8  # words of one indexed sequence
+COPIED_WORDS = 13  # words in a row that are a copy by themselves
+LARGE_SHARE = 0.5  # this share of the sequences that only one task has counts as the task...
 FEWEST_GRAMS = 3  # ...if it is at least this many sequences
-LEAST_TOKENS = 4  # shorter questions are not looked for inside longer texts
+LEAST_TOKENS = 4  # a shorter question inside a longer text does not count
 ANSWER_TOKENS = 8  # shorter answers cannot be told from others by their words
 LEAK_SHARE = 0.01  # above this share of leaked held-out tasks the exam as a whole is spoilt
 MOST_GRAMS = 500_000  # held-out sequences that are indexed; bounds the memory
-MOST_CHARS = 200_000  # of one training row that are looked at
+MOST_CHARS = 200_000  # of one text that are compared
 BUDGET_S = 5.0  # seconds that a scan may take, as a submit waits for it
 SHOWN = 5  # examples in a result
 ID_CHARS = 60  # of an id in a sentence
@@ -59,7 +59,7 @@ class Match:
 
     Attributes:
         kind: how the texts match.
-        part: which part of the held-out task was found.
+        part: which part of the held-out task stands in the row.
         heldout, train: ids of the task and of the row.
         spoils: whether learning this row can teach the task; then no model can be judged by it.
     """
@@ -91,8 +91,8 @@ class _Unit:
     ids: list[str]
     tokens: list[str]
     answer: list[str]
-    own: int = 0  # sequences that no other unit has
-    skipped: bool = False  # it has sequences, but the index was full
+    unique_grams: int = 0  # how many of its word sequences no other unit has
+    skipped: bool = False  # whether it has sequences that the full index could not take
 
 
 class HeldOut:
@@ -109,20 +109,22 @@ class HeldOut:
         The indices hold positions in `units`; `tasks` is how many rows were indexed in time.
         """
         self.units: list[_Unit] = []
-        self._exact: dict[tuple[str, str], int] = {}  # (part, text) -> position
-        self._same: dict[tuple[str, str], int] = {}  # (part, tokens joined by blanks) -> position
+        # The keys are (part, text) and (part, tokens joined by blanks).
+        self._exact: dict[tuple[str, str], int] = {}
+        self._normalised: dict[tuple[str, str], int] = {}
         self._grams: dict[tuple[str, ...], int] = {}  # word sequence -> position, or _COMMON
         self.tasks = 0
         for row in rows:
+            task, answer = str(row["id"]), answer_of(row)
             # Every question is indexed; of the answers only those long enough to be told apart.
-            self._add("prompt", str(row["id"]), question_of(row), answer_of(row), 1)
-            self._add("answer", str(row["id"]), answer_of(row), "", ANSWER_TOKENS)
+            self._add("prompt", task, question_of(row), answer=answer, fewest_tokens=1)
+            self._add("answer", task, answer, answer="", fewest_tokens=ANSWER_TOKENS)
             self.tasks += 1
             if time.monotonic() > deadline:
                 break
         for owner in self._grams.values():
             if owner != _COMMON:
-                self.units[owner].own += 1
+                self.units[owner].unique_grams += 1
 
     @property
     def unindexed(self) -> int:
@@ -138,10 +140,10 @@ class HeldOut:
         `row` is a stored task row of the training split.
         """
         train_id = str(row.get("id"))
-        strongest: dict[str, Match] = {}
+        strongest: dict[str, Match] = {}  # task id -> its strongest match so far
 
-        def note(kind: Kind, index: int | None, spoils: bool) -> None:
-            """Record a match with the unit at `index`; None means that there was no match.
+        def add_match(kind: Kind, index: int | None, *, spoils: bool) -> None:
+            """Record a match with the unit at `index` (None: no match) for each of its tasks.
 
             `spoils` says whether learning this row can teach the task (see `Match`).
             """
@@ -155,27 +157,39 @@ class HeldOut:
         question, answer = question_of(row)[:MOST_CHARS], answer_of(row)[:MOST_CHARS]
         question_tokens, answer_tokens = tokens_of(question), tokens_of(answer)
         # The same question spoils the task. The same answer alone does not: it may be chance.
-        note("exact", self._exact.get(("prompt", question)), True)
-        note("exact", self._exact.get(("answer", answer)), False)
-        note("normalised", self._same.get(("answer", " ".join(answer_tokens))), False)
+        add_match("exact", self._exact.get(("prompt", question)), spoils=True)
+        add_match("exact", self._exact.get(("answer", answer)), spoils=False)
+        answer_index = self._normalised.get(("answer", " ".join(answer_tokens)))
+        add_match("normalised", answer_index, spoils=False)
         for key in _lookup_keys(question_tokens):
-            index = self._same.get(("prompt", key))
+            index = self._normalised.get(("prompt", key))
             # With another answer the same words are another task.
             if index is not None and _answers_agree(self.units[index].answer, answer_tokens):
-                note("normalised", index, True)
-        for part, text in (("prompt", question), ("answer", answer)):
-            # The prompt as a whole was looked up above.
-            for tokens in _segments(text, whole=part == "answer"):
-                if len(tokens) >= LEAST_TOKENS:
-                    for key in _lookup_keys(tokens):
-                        # Training learns the answers of its rows; it only reads their prompts.
-                        note("normalised", self._same.get(("prompt", key)), part == "answer")
+                add_match("normalised", index, spoils=True)
+        # A held-out question may also be a line or a sentence of the row. That spoils the task only
+        # in the answer, which training learns to write. The whole prompt was looked up above.
+        for index in self._questions_inside(question, with_entire_text=False):
+            add_match("normalised", index, spoils=False)
+        for index in self._questions_inside(answer, with_entire_text=True):
+            add_match("normalised", index, spoils=True)
         for index in self._units_sharing_grams((question_tokens, answer_tokens)):
-            note("ngram", index, False)
+            add_match("ngram", index, spoils=False)
         return list(strongest.values())
 
-    def _add(self, part: str, task: str, text: str, answer: str, fewest_tokens: int) -> None:
-        """Index one text of a held-out task.
+    def _questions_inside(self, text: str, *, with_entire_text: bool) -> Iterable[int]:
+        """Positions of the units whose question is a line or a sentence of `text`.
+
+        With `with_entire_text` also of those whose question is all of the text. Segments of fewer
+        than `LEAST_TOKENS` tokens do not count.
+        """
+        for tokens in _segments(text, with_entire_text=with_entire_text):
+            if len(tokens) >= LEAST_TOKENS:
+                for key in _lookup_keys(tokens):
+                    if ("prompt", key) in self._normalised:
+                        yield self._normalised["prompt", key]
+
+    def _add(self, part: str, task: str, text: str, *, answer: str, fewest_tokens: int) -> None:
+        """Index one text of a held-out task, as a new unit or as one that is indexed already.
 
         Args:
             part: "prompt" or "answer".
@@ -187,42 +201,47 @@ class HeldOut:
         tokens = tokens_of(text)
         if len(tokens) < fewest_tokens:
             return
-        key = (part, " ".join(tokens))
-        index = self._same.get(key)
-        if index is not None and (part, text) not in self._exact:
-            # The same words written differently are one unit only if their answers agree too:
-            # otherwise case or punctuation is what the task is about.
-            if not _answers_agree(self.units[index].answer, tokens_of(answer)):
-                index = None
-        elif index is not None:
-            index = self._exact[(part, text)]
-        if index is not None:  # a unit that is known: this task has it too
+        unit = _Unit(part, [task], tokens, tokens_of(answer))
+        index = self._equal_unit(unit, text)
+        if index is not None:
             self.units[index].ids.append(task)
             self._exact.setdefault((part, text), index)
             return
         index = len(self.units)
-        self.units.append(_Unit(part, [task], tokens, tokens_of(answer)))
-        self._same.setdefault(key, index)
-        self._exact[(part, text)] = index
+        self.units.append(unit)
+        self._normalised.setdefault((part, " ".join(tokens)), index)
+        self._exact[part, text] = index
         if len(self._grams) > MOST_GRAMS:
-            self.units[index].skipped = len(tokens) >= GRAM
+            unit.skipped = len(tokens) >= GRAM_WORDS
             return
         for gram in _grams(tokens):
             if self._grams.setdefault(gram, index) != index:  # another unit has it already
                 self._grams[gram] = _COMMON
 
+    def _equal_unit(self, unit: _Unit, text: str) -> int | None:
+        """The position of an indexed unit that equals the new one with this text, else None."""
+        if (unit.part, text) in self._exact:
+            return self._exact[unit.part, text]
+        index = self._normalised.get((unit.part, " ".join(unit.tokens)))
+        # The same words written differently are one unit only if their answers agree too: otherwise
+        # case or punctuation is what the task is about.
+        if index is None or not _answers_agree(self.units[index].answer, unit.answer):
+            return None
+        return index
+
     def _units_sharing_grams(self, texts: Iterable[Sequence[str]]) -> list[int]:
         """Positions of the units of which these texts contain a large part.
 
-        A large part is a run of `NGRAM` words that only this unit has, or half of the unit's own
-        sequences together with all of its numbers. `texts` are lists of tokens.
+        A large part is a run of `COPIED_WORDS` words that only this unit has, or half of the
+        sequences that only this unit has, together with all of its numbers. `texts` are lists of
+        tokens.
         """
         if not self._grams:
             return []
         grams_by_unit: dict[int, set[tuple[str, ...]]] = {}
-        # Position of a unit -> how many of its sequences follow one another at most.
+        # Position of a unit -> how many of its sequences follow one another, at most.
         longest_run: dict[int, int] = {}
-        numbers: set[str] = set()
+        numbers: set[str] = set()  # in all of the texts
         for tokens in texts:
             numbers |= _numbers(tokens)
             previous_index = _COMMON
@@ -234,16 +253,16 @@ class HeldOut:
                 if index != _COMMON:
                     grams_by_unit.setdefault(index, set()).add(gram)
                     longest_run[index] = max(longest_run.get(index, 0), run)
-        return [
-            index
-            for index, grams in grams_by_unit.items()
-            # A run of k sequences spans k + GRAM - 1 words.
-            if longest_run[index] + GRAM - 1 >= NGRAM
-            or (
-                len(grams) >= max(FEWEST_GRAMS, HALF * self.units[index].own)
-                and _numbers(self.units[index].tokens) <= numbers
-            )
-        ]
+        positions = []
+        for index, grams in grams_by_unit.items():
+            unit = self.units[index]
+            # The first sequence has `GRAM_WORDS` words, each that follows it adds one.
+            words_in_a_row = longest_run[index] + GRAM_WORDS - 1
+            has_enough = len(grams) >= max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
+            has_all_numbers = _numbers(unit.tokens) <= numbers
+            if words_in_a_row >= COPIED_WORDS or (has_enough and has_all_numbers):
+                positions.append(index)
+        return positions
 
 
 def scan(
@@ -259,30 +278,31 @@ def scan(
     Returns a JSON object:
         verdict: clean, overlap, or leak where more than 1 % of the held-out tasks are leaked.
         train, heldout: how many rows and tasks there are.
-        exact, normalised, ngram: how many held-out tasks were found, by their strongest match.
+        exact, normalised, ngram: how many held-out tasks overlap, by their strongest match.
         leaked: ids of the tasks that the training rows teach (they ask them word for word).
-        compared: which shares of the training rows and of the held-out tasks were looked at.
+        compared: [share of the training rows, share of the held-out tasks] that were compared;
+            [1, 1] where there is nothing to compare.
         unindexed: how many of these tasks were not compared by word sequences, because the index
             was full.
-        examples, headline: a few matches, and a sentence.
+        examples: a few matches, the strongest first.
+        headline: the result in a sentence.
     """
     started_at = time.monotonic()
+    index = HeldOut([])
     strongest: dict[str, Match] = {}
-    # Half of the time is for indexing. Without training rows there is no need of an index.
-    index = HeldOut(_shuffled(heldout, train), started_at + budget_s / 2) if train else HeldOut([])
-    compared_rows = 0
-    for row in _shuffled(train, heldout) if heldout else ():
-        for match in index.matches(row):
-            if match.heldout not in strongest or match.rank < strongest[match.heldout].rank:
-                strongest[match.heldout] = match
-        compared_rows += 1
-        if time.monotonic() > started_at + budget_s:
-            break
+    compared_shares = (1.0, 1.0)
+    if train and heldout:
+        # Half of the time is for indexing.
+        index = HeldOut(_shuffled(heldout, train), deadline=started_at + budget_s / 2)
+        strongest, compared_rows = _strongest_matches(
+            index, _shuffled(train, heldout), deadline=started_at + budget_s
+        )
+        compared_shares = (
+            round(compared_rows / len(train), 4),
+            round(index.tasks / len(heldout), 4),
+        )
     counts = {kind: sum(match.kind == kind for match in strongest.values()) for kind in KINDS}
     leaked = sorted(match.heldout for match in strongest.values() if match.spoils)
-    shares = (_share(compared_rows, len(train)), _share(index.tasks, len(heldout)))
-    if not (train and heldout):  # nothing to compare: nothing was left out
-        shares = (1.0, 1.0)
     strongest_first = sorted(strongest.values(), key=lambda match: (match.rank, match.heldout))
     verdict = "clean"
     if strongest:
@@ -293,16 +313,46 @@ def scan(
         "heldout": len(heldout),
         **counts,
         "leaked": leaked,
-        "compared": list(shares),
+        "compared": list(compared_shares),
         "unindexed": index.unindexed,
         "examples": [
-            {"kind": m.kind, "part": m.part, "heldout": m.heldout, "train": m.train}
-            for m in strongest_first[:SHOWN]
+            {
+                "kind": match.kind,
+                "part": match.part,
+                "heldout": match.heldout,
+                "train": match.train,
+            }
+            for match in strongest_first[:SHOWN]
         ],
         "headline": headline(
-            len(heldout), len(train), counts, strongest_first, shares, unindexed=index.unindexed
+            heldout=len(heldout),
+            train=len(train),
+            counts=counts,
+            matches=strongest_first,
+            compared_shares=compared_shares,
+            unindexed=index.unindexed,
         ),
     }
+
+
+def _strongest_matches(
+    index: HeldOut, rows: Iterable[Mapping[str, Any]], deadline: float
+) -> tuple[dict[str, Match], int]:
+    """Held-out task id -> its strongest match with any of the training rows.
+
+    The second result is how many rows were compared. After `deadline` (monotonic time) no further
+    row is compared; the first always is.
+    """
+    strongest: dict[str, Match] = {}
+    compared_rows = 0
+    for row in rows:
+        for match in index.matches(row):
+            if match.heldout not in strongest or match.rank < strongest[match.heldout].rank:
+                strongest[match.heldout] = match
+        compared_rows += 1
+        if time.monotonic() > deadline:
+            break
+    return strongest, compared_rows
 
 
 def headline(
@@ -310,26 +360,27 @@ def headline(
     train: int,
     counts: Mapping[str, int],
     matches: Sequence[Match],
-    shares: tuple[float, float] = (1.0, 1.0),
     *,
+    compared_shares: tuple[float, float] = (1.0, 1.0),
     unindexed: int = 0,
 ) -> str:
-    """What a scan found, in one sentence.
+    """The result of a scan in one sentence.
 
     For example "3 of 200 held-out tasks overlap with training rows (1 exact, 2 ngram), such as
     'h-7' with 't-12'".
 
     Args:
-        heldout, train: how many tasks and rows there are.
-        counts: held-out tasks found, by kind of match.
+        heldout, train: how many held-out tasks and training rows there are.
+        counts: kind of match -> how many held-out tasks overlap in this way.
         matches: the strongest first; the first one is named as an example.
-        shares: which part of the rows and which part of the tasks was compared.
+        compared_shares: which share of the rows and which share of the tasks was compared.
         unindexed: how many tasks were not compared by word sequences.
     """
     restrictions = []
-    if min(shares) < 1:
+    rows_share, tasks_share = compared_shares
+    if rows_share < 1 or tasks_share < 1:
         restrictions.append(
-            f"{shares[0]:.0%} of the rows and {shares[1]:.0%} of the tasks were compared"
+            f"{rows_share:.0%} of the rows and {tasks_share:.0%} of the tasks were compared"
         )
     if unindexed:
         restrictions.append(
@@ -372,41 +423,52 @@ def tokens_of(text: str) -> list[str]:
     """
     text = unicodedata.normalize("NFKC", text[:MOST_CHARS]).casefold().translate(_DASHES)
     raw = _TOKEN.findall(_APOSTROPHE.sub("", text))
-    tokens: list[str] = []
-    for index, token in enumerate(raw):
-        if token in _OPERATORS:
-            left, right = _is_operand(raw, index - 1), _is_operand(raw, index + 1)
-            # The operand on the right may have a sign, as in 3 * -2.
-            minus_follows = index + 1 < len(raw) and raw[index + 1] == "-"
-            signed_right = minus_follows and _is_operand(raw, index + 2)
-            # Three operators need an operand on one side only: 5%, -3, √2.
-            if not {"%": left, "-": right, "√": right}.get(token, left and (right or signed_right)):
-                continue
-        elif token in "([":
-            if index == 0 or raw[index - 1] not in _OPERATORS:
-                continue
-        elif token in ")]" and (index + 1 == len(raw) or raw[index + 1] not in _OPERATORS):
-            continue
-        tokens.append(token)
-    return tokens
+    return [token for index, token in enumerate(raw) if _has_meaning(raw, index)]
+
+
+def _has_meaning(raw: Sequence[str], index: int) -> bool:
+    """Whether the token at `index` is more than punctuation or markup.
+
+    An operator is if it has operands. A bracket is if an operator stands before the opening or
+    behind the closing one. Anything else always is.
+    """
+    token = raw[index]
+    if token in _OPERATORS:
+        return _has_operands(raw, index)
+    if token in "([":
+        return index > 0 and raw[index - 1] in _OPERATORS
+    if token in ")]":
+        return index + 1 < len(raw) and raw[index + 1] in _OPERATORS
+    return True
+
+
+def _has_operands(raw: Sequence[str], index: int) -> bool:
+    """Whether the operator at `index` has the operands that it needs."""
+    left, right = _is_operand(raw, index - 1), _is_operand(raw, index + 1)
+    # Three operators need an operand on one side only: 5%, -3, √2.
+    if raw[index] == "%":
+        return left
+    if raw[index] in "-√":
+        return right
+    # The operand on the right may have a sign, as in 3 * -2.
+    minus_follows = index + 1 < len(raw) and raw[index + 1] == "-"
+    return left and (right or (minus_follows and _is_operand(raw, index + 2)))
 
 
 def _is_operand(raw: Sequence[str], index: int) -> bool:
-    """Whether an operand stands at `index`: a number, a single letter, or a bracket around one.
+    """Whether an operand stands at `index`: a number, a single letter, or a bracket beside one.
 
-    False outside of the list.
+    `raw` are the tokens of a text. False where `index` is not in the list.
     """
     if not 0 <= index < len(raw):
         return False
     token = raw[index]
     if token in _OPERATORS:
         return False
-    # The operand is looked for inside of one bracket only: "((" is none.
-    if token in "([":
-        inside = index + 1
-        return inside < len(raw) and raw[inside] not in "([" and _is_operand(raw, inside)
-    if token in ")]":
-        return raw[index - 1] not in ")]" and _is_operand(raw, index - 1)
+    if token in "()[]":
+        # A bracket counts as the operand next to it on its inside; a bracket there is none.
+        inside = index + 1 if token in "([" else index - 1
+        return 0 <= inside < len(raw) and raw[inside] not in "()[]" and _is_operand(raw, inside)
     return len(token) == 1 or token[0].isdigit()
 
 
@@ -415,16 +477,9 @@ def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
 
     An empty answer agrees with every other: there is nothing that could contradict.
     """
-    short, long = sorted((list(first), list(second)), key=len)
-    last_start = len(long) - len(short)
-    return not short or any(
-        long[start : start + len(short)] == short for start in range(last_start + 1)
-    )
-
-
-def _share(part: int, whole: int) -> float:
-    """`part` of `whole` as a share, rounded to 4 digits; 1 where `whole` is 0."""
-    return round(part / whole, 4) if whole else 1.0
+    shorter, longer = sorted((list(first), list(second)), key=len)
+    last_start = len(longer) - len(shorter)
+    return any(longer[start : start + len(shorter)] == shorter for start in range(last_start + 1))
 
 
 def _shuffled(
@@ -432,28 +487,28 @@ def _shuffled(
 ) -> list[Mapping[str, Any]]:
     """`rows` in random order, so that those compared before a time limit are a fair sample.
 
-    The order depends only on how many rows there are on both sides, so it is the same every time.
-    `others` are the rows of the other side.
+    `others` are the rows that they are compared with. The random seed is the two numbers of rows,
+    so the order is the same every time.
     """
     return random.Random(f"{len(rows)} {len(others)}").sample(list(rows), len(rows))
 
 
 def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
-    """The messages after the prompt: of the gold conversation if stored, else of the answer."""
+    """The messages after the prompt: those of the gold conversation, else of the stored answer."""
     gold = row.get("gold")
     if isinstance(gold, list):  # the gold conversation begins with the prompt
         return gold[len(row.get("prompt") or []) :]
     return row.get("answer") or []
 
 
-def _segments(text: str, whole: bool) -> Iterable[list[str]]:
+def _segments(text: str, *, with_entire_text: bool) -> Iterable[list[str]]:
     """The tokens of each line of a text and of each sentence of a line.
 
-    With `whole`, the tokens of the entire text come first. A text of one line is not repeated as a
-    line, nor a line of one sentence as a sentence.
+    With `with_entire_text`, the tokens of the entire text come first. A text of one line gives no
+    line besides, nor a line of one sentence a sentence.
     """
     lines = [line for line in text.split("\n") if line.strip()]
-    if whole and text:
+    if with_entire_text and text:
         yield tokens_of(text)
     for line in lines:
         if len(lines) > 1:
@@ -476,8 +531,9 @@ def _lookup_keys(tokens: Sequence[str]) -> list[str]:
 
 
 def _grams(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    """Every sequence of `GRAM` neighbouring tokens; none for a shorter text."""
-    return (tuple(tokens[start : start + GRAM]) for start in range(len(tokens) - GRAM + 1))
+    """Every sequence of `GRAM_WORDS` neighbouring tokens; none for a shorter text."""
+    starts = range(len(tokens) - GRAM_WORDS + 1)
+    return (tuple(tokens[start : start + GRAM_WORDS]) for start in starts)
 
 
 def _numbers(tokens: Iterable[str]) -> set[str]:

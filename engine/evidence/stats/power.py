@@ -20,14 +20,14 @@ MOST_ATTEMPTS = 16  # beyond it more tasks are cheaper
 def tasks_wanted(verdict: PairedVerdict) -> int | None:
     """How many tasks would show a change as large as the margin in four cases of five.
 
-    Estimated from how the tasks of `verdict` differ. None where nothing was compared, where the
-    smallest detectable change is not known, or where the margin is 0.
+    Estimated from how much the two sides of `verdict` differed task by task. None where nothing was
+    compared, where the smallest detectable change is not known, or where the margin is 0.
     """
     if not verdict.n or verdict.detectable is None or not math.isfinite(verdict.detectable):
         return None
     if verdict.method.startswith("McNemar"):
         flips = len(verdict.gained) + len(verdict.lost)
-        # One more than were seen, as in `smallest_detectable_gap`.
+        # One more than were seen, so that a sample without flips does not promise too much.
         return tasks_needed(MARGIN, (flips + 1) / (verdict.n + 1))
     if verdict.margin <= 0:
         return None
@@ -43,19 +43,22 @@ def attempts_wanted(before: Side, after: Side, margin: float) -> int | None:
 
     More attempts average out the chance in each answer, but not the differences between tasks.
     """
-    shared = [task for task in before.values if len(after.values.get(task, ())) > 1]
-    shared = [task for task in shared if len(before.values[task]) > 1]
-    if len(shared) < 2:
+    repeated_tasks = [
+        task
+        for task in before.values
+        if len(before.values[task]) > 1 and len(after.values.get(task, ())) > 1
+    ]
+    if len(repeated_tasks) < 2:
         return None
-    gaps = [fmean(after.values[task]) - fmean(before.values[task]) for task in shared]
-    spread = variance(gaps)
-    # What one attempt on each side adds to the variance of a task's gap: twice the mean of both.
-    noise = fmean([variance(side.values[task]) for task in shared for side in (before, after)]) * 2
-    fewest = min(len(side.values[task]) for task in shared for side in (before, after))
-    between_tasks = max(0.0, spread - noise / fewest)
-    for attempts in range(fewest + 1, MOST_ATTEMPTS + 1):
-        sd = math.sqrt(between_tasks + noise / attempts)
-        if smallest_detectable_mean(len(shared), sd) <= margin:
+    gaps = [fmean(after.values[task]) - fmean(before.values[task]) for task in repeated_tasks]
+    attempt_values = [side.values[task] for task in repeated_tasks for side in (before, after)]
+    # What a single attempt on each side adds to the variance of a task's gap: that of two attempts.
+    attempt_variance = fmean([variance(values) for values in attempt_values]) * 2
+    fewest_attempts = min(len(values) for values in attempt_values)
+    task_variance = max(0.0, variance(gaps) - attempt_variance / fewest_attempts)
+    for attempts in range(fewest_attempts + 1, MOST_ATTEMPTS + 1):
+        sd = math.sqrt(task_variance + attempt_variance / attempts)
+        if smallest_detectable_mean(len(repeated_tasks), sd) <= margin:
             return attempts
     return None
 
@@ -66,14 +69,17 @@ def split_rows(home: Home, env_id: str, split: str = "heldout") -> int | None:
     `env_id` is the environment's name and the hash of the version, such as "sums@3f2a9c01b4d7".
     """
     name, _, hash12 = env_id.partition("@")
-    facts = read_object(home.env(name, hash12) / "env.json") if name and hash12 else {}
-    rows = facts.get("rows")
-    count = rows.get(split) if isinstance(rows, Mapping) else None
+    if not name or not hash12:
+        return None
+    rows_of_splits = read_object(home.env(name, hash12) / "env.json").get("rows")
+    if not isinstance(rows_of_splits, Mapping):  # the version is gone, or its file is damaged
+        return None
+    count = rows_of_splits.get(split)
     return count if isinstance(count, int) else None
 
 
 def more_rows(needed: int | None, have: int, split: str = "held-out") -> str:
-    """The advice to give an environment more rows, for an exam that already uses all it has.
+    """The advice to give an environment more rows, where an evaluation already uses all it has.
 
     For example "tasks(): at least 400 held-out rows instead of 100, then push and evaluate again".
 

@@ -4,6 +4,7 @@ One row is one attempt at one task (engine/records/lines/evaluation_row.py). Wha
 `success` where every scored row has it, else `reward`, else (datasets without a scorer) `loss`.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,11 +35,12 @@ def load_rows(path: Path) -> list[Line]:
     rows: list[Line] = []
     cursor = 0
     while True:
-        more, end = read_lines(path, cursor, max_bytes=4_000_000)  # in parts, to bound the memory
-        rows += more
-        if end <= cursor:
+        # In parts, to bound the memory. At the end of the file the cursor stays where it is.
+        part, next_cursor = read_lines(path, cursor, max_bytes=4_000_000)
+        rows += part
+        if next_cursor <= cursor:
             return rows
-        cursor = end
+        cursor = next_cursor
 
 
 def in_half(rows: Iterable[EvaluationRow], half: str) -> list[EvaluationRow]:
@@ -57,12 +59,13 @@ def measure_of(*row_sets: Sequence[EvaluationRow]) -> Measure | None:
         return None
     if all(row.success is not None for row in rows):
         return "success"
-    scored = all(row.reward is not None for row in rows)
-    measured = all(row.loss is not None for row in rows)
+    all_have_reward = all(row.reward is not None for row in rows)
+    all_have_loss = all(row.loss is not None for row in rows)
     # Rows of a dataset without a scorer may have a reward of 0 beside their loss: it means nothing.
-    if scored and not (measured and all(row.reward == 0 for row in rows)):
+    reward_means_nothing = all_have_loss and all(row.reward == 0 for row in rows)
+    if all_have_reward and not reward_means_nothing:
         return "reward"
-    return "loss" if measured else None
+    return "loss" if all_have_loss else None
 
 
 def value_of(row: EvaluationRow, measure: Measure) -> float | None:
@@ -86,23 +89,23 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
 
     Returns one list per argument, in the same order. The common id is the smallest of the ids.
     """
-    sets = [list(rows) for rows in row_sets]
-    prompts: dict[str, str] = {}
-    for row in (row for rows in sets for row in rows):
+    row_lists = [list(rows) for rows in row_sets]
+    prompt_of_task: dict[str, str] = {}
+    for row in itertools.chain.from_iterable(row_lists):
         # Only the environment writes messages with another role after the prompt.
-        if any(turn.get("role") != "assistant" for turn in row.messages or ()):
-            return sets
-        if row.prompt and row.task not in prompts:
-            prompts[row.task] = prompt_key(row.prompt)
-    first_task: dict[str, str] = {}  # prompt -> the smallest task id
-    for task in sorted(prompts):
-        first_task.setdefault(prompts[task], task)
-    if len(first_task) == len(prompts):  # every task has its own prompt
-        return sets
-    common_ids = {task: first_task[prompt] for task, prompt in prompts.items()}
+        if any(message.get("role") != "assistant" for message in row.messages or ()):
+            return row_lists
+        if row.prompt and row.task not in prompt_of_task:
+            prompt_of_task[row.task] = prompt_key(row.prompt)
+    common_id: dict[str, str] = {}  # prompt -> the smallest id of its tasks
+    for task in sorted(prompt_of_task):
+        common_id.setdefault(prompt_of_task[task], task)
+    if len(common_id) == len(prompt_of_task):  # every task has its own prompt
+        return row_lists
+    new_ids = {task: common_id[prompt] for task, prompt in prompt_of_task.items()}
     return [
-        [row.model_copy(update={"task": common_ids.get(row.task, row.task)}) for row in rows]
-        for rows in sets
+        [row.model_copy(update={"task": new_ids.get(row.task, row.task)}) for row in rows]
+        for rows in row_lists
     ]
 
 
@@ -117,7 +120,8 @@ def side(rows: Iterable[EvaluationRow], measure: Measure, failed: float | None =
     for row in rows:
         attempts += 1
         value = value_of(row, measure)
-        value = failed if value is None else value
+        if value is None:
+            value = failed
         if value is None:
             errors += 1
         else:
@@ -132,10 +136,10 @@ class Level:
     Attributes:
         measure: what the value is.
         value, low, high: None where no task was scored.
-        tasks: with at least one scored attempt.
-        attempts: in all; `errors` of them failed to score.
-        value_with_errors: the mean with failed scorings counted as not solved; None for a loss and
-            where there is no value.
+        tasks: how many tasks have at least one scored attempt.
+        attempts: how many attempts there were; the scoring of `errors` of them failed.
+        value_with_errors: the mean over attempts with failed scorings counted as not solved; None
+            for a loss and where there is no value.
     """
 
     measure: Measure
@@ -180,26 +184,36 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
     means = {task: math.fsum(values) / len(values) for task, values in results.values.items()}
     n = len(means)
     if n == 0:
-        return Level(measure, None, None, None, 0, results.attempts, results.errors, None)
+        return Level(
+            measure,
+            value=None,
+            low=None,
+            high=None,
+            tasks=0,
+            attempts=results.attempts,
+            errors=results.errors,
+            value_with_errors=None,
+        )
     value = math.fsum(means.values()) / n
     if measure == "success" and all(mean in (0.0, 1.0) for mean in means.values()):
-        interval = wilson(round(value * n), n)
+        solved_count = round(value * n)
+        interval = wilson(solved_count, n)
     else:
         boot = paired_bootstrap({task: [mean] for task, mean in means.items()})
         interval = Interval(boot.low, boot.high)
-    with_errors = None
-    if measure != "loss" and results.attempts:
+    value_with_errors = None
+    if measure != "loss":
         total = math.fsum(value for values in results.values.values() for value in values)
-        with_errors = total / results.attempts
+        value_with_errors = total / results.attempts  # a failed scoring adds an attempt of value 0
     return Level(
         measure,
-        value,
-        interval.low,
-        interval.high,
-        n,
-        results.attempts,
-        results.errors,
-        with_errors,
+        value=value,
+        low=interval.low,
+        high=interval.high,
+        tasks=n,
+        attempts=results.attempts,
+        errors=results.errors,
+        value_with_errors=value_with_errors,
     )
 
 
@@ -212,11 +226,11 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
     `steps` are the steps to choose from; None means every evaluated step.
     """
     scores: dict[int, tuple[float, float]] = {}
-    for step in sorted(run_dir.eval_steps() if steps is None else steps):
-        rows = in_half(read_evaluation(run_dir.evals(step)), VALIDATION) if step > 0 else []
-        score = selection_score(rows)
-        if score is not None:
-            scores[step] = score
+    for step in run_dir.eval_steps() if steps is None else steps:
+        if step > 0:
+            score = selection_score(in_half(read_evaluation(run_dir.evals(step)), VALIDATION))
+            if score is not None:
+                scores[step] = score
     return max(scores, key=lambda step: (scores[step], -step)) if scores else None
 
 
@@ -231,11 +245,12 @@ def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None
     if measure is None:
         return None
     if measure == "loss":
-        values = [value for row in rows if (value := value_of(row, "loss")) is not None]
-        return -math.fsum(values) / len(values), 0.0
-    main = math.fsum(value_of(row, measure) or 0.0 for row in rows) / len(rows)
-    reward = math.fsum(row.reward or 0.0 for row in rows) / len(rows)
-    return main, reward
+        losses = [value_of(row, "loss") for row in rows]
+        known_losses = [loss for loss in losses if loss is not None]  # None: the scoring failed
+        return -math.fsum(known_losses) / len(known_losses), 0.0
+    mean_value = math.fsum(value_of(row, measure) or 0.0 for row in rows) / len(rows)
+    mean_reward = math.fsum(row.reward or 0.0 for row in rows) / len(rows)
+    return mean_value, mean_reward
 
 
 def text_of(messages: str | Sequence[ChatMessage] | None) -> str:
@@ -268,7 +283,7 @@ def content_of(message: ChatMessage) -> str:
 
 
 def answer_text(row: Answer) -> str:
-    """What the model said.
+    """What the model answered, as text.
 
     The whole conversation after the prompt where it has several messages, else the one completion.
     """
@@ -287,15 +302,15 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
 def rounded_ends(low: float | None, high: float | None) -> list[float | None]:
     """The ends of an interval, rounded for people and agents; None for an unknown end.
 
-    An end that is not 0 is never rounded to 0, because a reader looks whether the interval
+    An end that is not 0 is never rounded to 0, because it matters to a reader whether the interval
     contains 0.
     """
     ends: list[float | None] = []
     for end in (low, high):
-        short = rounded(end)
-        if short == 0 and end is not None and abs(end) > NEGLIGIBLE:
-            short = float(f"{end:.1g}")
-        ends.append(short)
+        shown = rounded(end)
+        if shown == 0 and end is not None and abs(end) > NEGLIGIBLE:
+            shown = float(f"{end:.1g}")  # the first digit that is not 0
+        ends.append(shown)
     return ends
 
 
@@ -327,7 +342,10 @@ def show_change(value: float | None, measure: Measure) -> str:
     """
     if value is None:
         return "?"
+    is_negligible = abs(value) <= NEGLIGIBLE
     if measure != "success":
-        return f"{0.0 if abs(value) <= NEGLIGIBLE else value:+.3g}"
-    would_show_as_zero = NEGLIGIBLE < abs(value) < 0.0005
-    return f"{100 * value:+.1g}" if would_show_as_zero else f"{100 * value:+.1f}"
+        return f"{0.0 if is_negligible else value:+.3g}"
+    # Below 0.05 points one decimal would show 0.
+    if not is_negligible and abs(value) < 0.0005:
+        return f"{100 * value:+.1g}"
+    return f"{100 * value:+.1f}"

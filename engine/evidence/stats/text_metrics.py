@@ -18,7 +18,7 @@ _MOST_CHARS = 10_000  # looked at, enough for so many pieces of usual text
 
 
 def pieces(text: str) -> list[str]:
-    """The words and signs of a text in lower case, at most the first 800.
+    """The words and signs of a text in lower case, at most the first `_MOST_PIECES`.
 
     "Fine, 42." becomes ["fine", ",", "42", "."].
     """
@@ -50,10 +50,9 @@ def without_case_and_blanks(text: str) -> str:
 
 
 def alike_share(texts: Sequence[str]) -> float | None:
-    """The share of neighbouring texts that say the same; `texts` are answers to different tasks.
+    """The share of texts that say the same as the next one; the last is compared with the first.
 
-    Each text is compared with the next one, and the last with the first. None for fewer than four
-    texts, which are too few for a share.
+    `texts` are answers to different tasks. None for fewer than `_FEWEST_TEXTS` of them.
     """
     if len(texts) < _FEWEST_TEXTS:
         return None

@@ -36,8 +36,8 @@ class Comparison:
         before, after: how each side did alone; None where nothing was scored.
         errors_decide: whether the verdict became "inconclusive" because it depends on how answers
             are counted whose scoring failed.
-        ids: how many task ids there were where several tasks share a prompt (those count as one
-            task in `outcome`); 0 where every task has its own prompt.
+        id_count: where several tasks share a prompt, how many task ids there were (tasks with the
+            same prompt count as one in `outcome`); 0 where every task has its own prompt.
     """
 
     measure: Measure | None
@@ -45,13 +45,13 @@ class Comparison:
     before: Level | None
     after: Level | None
     errors_decide: bool = False
-    ids: int = 0
+    id_count: int = 0
 
     @property
     def lead(self) -> float:
-        """How much better the second side is (positive: better), 0 if nothing was compared.
+        """How much better the second side is: above 0 if better, below 0 if worse.
 
-        A lower loss is better, so the sign is turned round for losses.
+        0 where nothing was compared. A lower loss is better, so a loss changes its sign.
         """
         gap = self.outcome.diff or 0.0
         return -gap if self.measure == "loss" else gap
@@ -111,7 +111,7 @@ class Comparison:
 
 def without_evidence(measure: Measure | None, reason: str) -> Comparison:
     """A comparison with the verdict "unknown" for `reason`, where nothing can be compared."""
-    return Comparison(measure, PairedVerdict("unknown", reason), None, None)
+    return Comparison(measure, PairedVerdict("unknown", reason), before=None, after=None)
 
 
 def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Comparison:
@@ -126,10 +126,14 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
     prompt_count = len({row.task for rows in (before, after) for row in rows})
     measure = measure_of(before, after)
     if measure is None:
-        missing = "the first" if not before else "the second" if not after else "either"
+        missing = "either"
+        if not before:
+            missing = "the first"
+        elif not after:
+            missing = "the second"
         return without_evidence(None, f"nothing was scored in {missing} evaluation")
     old, new = level(before, measure), level(after, measure)
-    margin = None  # for rewards: a share of their span, see `paired_verdict`
+    margin = None  # for rewards: `paired_verdict` takes a share of their span
     if measure == "success":
         margin = MARGIN
     elif measure == "loss":
@@ -144,18 +148,22 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
         for failed in values_of_failures(measure, before, after)
     ]
     comparison = Comparison(
-        measure, outcomes[0], old, new, ids=id_count if prompt_count < id_count else 0
+        measure,
+        outcome=outcomes[0],
+        before=old,
+        after=new,
+        id_count=id_count if prompt_count < id_count else 0,
     )
-    # The last outcome counts failed scorings as not solved, if there are any.
+    # The last outcome counts failed scorings as not solved; it is the first one if none failed.
     return inconclusive_if_errors_decide(comparison, outcomes[-1])
 
 
 def values_of_failures(measure: Measure, *row_sets: Sequence[EvaluationRow]) -> list[float | None]:
     """The values to count a failed scoring as; a comparison is made once with each of them.
 
-    The first is always None, which leaves the answer out. Where a scoring failed, 0 (not solved)
-    follows, because leaving answers out must not make a side look better than it is. A loss has no
-    value for "not solved", so there None is the only one.
+    [None, 0] where a scoring failed: the comparison leaves the answer out, then counts it as not
+    solved, because leaving answers out must not make a side look better than it is. Else, and for a
+    loss, which has no value for "not solved", only [None].
     """
     any_failed = any(value_of(row, measure) is None for rows in row_sets for row in rows)
     return [None, 0.0] if any_failed and measure != "loss" else [None]
@@ -164,13 +172,14 @@ def values_of_failures(measure: Measure, *row_sets: Sequence[EvaluationRow]) -> 
 def inconclusive_if_errors_decide(
     comparison: Comparison, with_failures: PairedVerdict
 ) -> Comparison:
-    """Make a verdict inconclusive if it would change with failed scorings counted as not solved.
+    """Make a verdict inconclusive if counting failed scorings as not solved would change it.
+
+    `comparison` is returned as it is if both verdicts agree, or if it decided nothing: without a
+    measure, or already inconclusive or unknown.
 
     Args:
         comparison: made with failed scorings left out.
         with_failures: the outcome of the same rows with failed scorings counted as not solved.
-
-    Returns `comparison` itself where both agree, or where it had decided nothing anyway.
     """
     without_failures = comparison.outcome
     measure = comparison.measure
@@ -180,51 +189,65 @@ def inconclusive_if_errors_decide(
         or with_failures.verdict == without_failures.verdict
     ):
         return comparison
-    levels = f"{show(with_failures.before, measure)} to {show(with_failures.after, measure)}"
+    level_before = show(with_failures.before, measure)
+    level_after = show(with_failures.after, measure)
     failed_count = sum(without_failures.errors)
-    who = f"the {failed_count} answers" if failed_count > 1 else "the one answer"
+    failed_answers = f"the {failed_count} answers" if failed_count > 1 else "the one answer"
     reason = (
-        f"{who} whose scoring failed decide: left out, the verdict is "
-        f"{_as_words(without_failures.verdict)}; "
-        f"counted as not solved, {_as_words(with_failures.verdict)} ({levels})"
+        f"{failed_answers} whose scoring failed decide: left out, the verdict is "
+        f"{_as_words(without_failures.verdict)}; counted as not solved, "
+        f"{_as_words(with_failures.verdict)} ({level_before} to {level_after})"
     )
     outcome = replace(without_failures, verdict="inconclusive", reason=reason)
     return replace(comparison, outcome=outcome, errors_decide=True)
 
 
 def correct_for_many(
-    comparisons: list[Comparison], evaluations: Sequence[int] = ()
-) -> list[float | None]:
-    """Correct the p values of several comparisons, because each is a chance to be wrong.
+    comparisons: Sequence[Comparison], evaluations: Sequence[int]
+) -> list[tuple[Comparison, float | None]]:
+    """Correct several comparisons for their number, because each is a chance to be wrong.
 
     Holm's correction is made over all comparisons that were tested. Each p is then multiplied by a
     factor for repeated evaluations of the same two models.
 
-    Changes `comparisons` in place: a "better" or "worse" that is no longer significant becomes
-    "inconclusive". Returns the corrected p value of each comparison, None where there was no test.
+    Returns each comparison with its corrected p value, None where there was no test. A "better" or
+    "worse" that is no longer significant has become "inconclusive".
 
     Args:
         evaluations: for each comparison, how many evaluations have tested its two models
-            (`holdout_reuse.evaluations_of_pair`); empty means one each.
+            (`holdout_reuse.evaluations_of_pair`).
     """
-    tested = [i for i, item in enumerate(comparisons) if item.outcome.p is not None]
-    adjusted = holm([comparisons[i].outcome.p or 0.0 for i in tested])
-    corrected: list[float | None] = [None] * len(comparisons)
-    for index, p in zip(tested, adjusted, strict=True):
-        times = evaluations[index] if evaluations else 1
-        p = min(1.0, p * correction_factor(times))
-        corrected[index] = p
-        item = comparisons[index]
+    p_values = [item.outcome.p for item in comparisons if item.outcome.p is not None]
+    p_by_holm = iter(holm(p_values))  # one for each comparison that was tested, in their order
+    corrected: list[tuple[Comparison, float | None]] = []
+    for item, times in zip(comparisons, evaluations, strict=True):
+        if item.outcome.p is None:
+            corrected.append((item, None))
+            continue
+        p = min(1.0, next(p_by_holm) * correction_factor(times))
         if item.outcome.verdict in ("better", "worse") and p >= ALPHA:
-            causes = [f"{len(tested)} comparisons"] if len(tested) > 1 else []
-            causes += [f"{times} evaluations of these models"] if times > 1 else []
-            reason = (
-                f"not significant after correction for {' and '.join(causes)} (p = {p:.2g}), "
-                "which the interval does not hold"
-            )
-            outcome = replace(item.outcome, verdict="inconclusive", reason=reason)
-            comparisons[index] = replace(item, outcome=outcome)
+            weakened = _not_significant(item, p, tests=len(p_values), evaluations=times)
+            corrected.append((weakened, p))
+        else:
+            corrected.append((item, p))
     return corrected
+
+
+def _not_significant(
+    comparison: Comparison, p: float, *, tests: int, evaluations: int
+) -> Comparison:
+    """The comparison as inconclusive, because its corrected p value `p` is not significant.
+
+    It was corrected for this number of tests, and of evaluations of the same models.
+    """
+    causes = [f"{tests} comparisons"] if tests > 1 else []
+    causes += [f"{evaluations} evaluations of these models"] if evaluations > 1 else []
+    reason = (
+        f"not significant after correction for {' and '.join(causes)} (p = {p:.2g}), "
+        "which the interval does not hold"
+    )
+    outcome = replace(comparison.outcome, verdict="inconclusive", reason=reason)
+    return replace(comparison, outcome=outcome)
 
 
 def sentence(comparison: Comparison, measure_prefix: str = "") -> str:
@@ -257,10 +280,10 @@ def notes_on_counting(comparison: Comparison) -> list[str]:
             "The answers whose scoring failed decide this verdict: read them, mend the scorer, "
             "push it and score the answers again (evaluate with regrade)."
         )
-    if comparison.ids:
+    if comparison.id_count:
         notes.append(
-            f"{comparison.ids} tasks have {comparison.outcome.n} different prompts: tasks of one "
-            "prompt are one question and count as one."
+            f"{comparison.id_count} tasks have {comparison.outcome.n} different prompts: tasks of "
+            "one prompt are one question and count as one."
         )
     return notes
 

@@ -24,7 +24,8 @@ class SharedRows(Record):
         env_id: the version that was trained on.
         run_id: the earlier run that trained on it; "" for this run itself.
         train, heldout: how many training rows and held-out tasks were compared.
-        exact, normalised, ngram: held-out tasks found in the rows, by kind of match.
+        exact, normalised, ngram: how many held-out tasks stand in the rows, by kind of match.
+        examples: a few of them.
     """
 
     env_id: str = ""
@@ -37,16 +38,17 @@ class SharedRows(Record):
     examples: tuple[SharedPair, ...] = ()
 
     def count(self, kind: Kind) -> int:
-        """How many held-out tasks were found by this kind of match."""
+        """How many held-out tasks stand in the rows by this kind of match."""
         return {"exact": self.exact, "normalised": self.normalised, "ngram": self.ngram}[kind]
 
 
 class Contamination(Record):
-    """What submit found and wrote down (engine/runs/contamination.py).
+    """What the check at submit wrote down (engine/runs/submit/contamination.py).
 
     Attributes:
         verdict: clean, overlap or leak.
-        leaked: held-out tasks that the training rows teach.
+        leaked: ids of the held-out tasks that the training rows teach.
+        headline: the result in a sentence.
         sources: one entry for each version trained on.
     """
 
@@ -57,7 +59,7 @@ class Contamination(Record):
 
 
 def read_contamination(run_dir: RunDir) -> Contamination:
-    """What submit found about the run's training rows.
+    """The result of the check of the run's training rows at submit.
 
     A clean result where nothing was written, as for runs that were never checked. Raises
     DamagedRecord for a file that cannot be read.
@@ -83,8 +85,7 @@ def contamination_warnings(run_dir: RunDir) -> list[str]:
     contamination = read_contamination(run_dir)
     if contamination.verdict == "clean":
         return []
-    left_out = (
-        f"; {len(contamination.leaked)} are left out of the verdict" if contamination.leaked else ""
-    )
-    headline = contamination.headline or "training rows hold held-out tasks"
-    return [f"Contamination: {headline}{left_out}."]
+    warning = f"Contamination: {contamination.headline or 'training rows hold held-out tasks'}"
+    if contamination.leaked:
+        warning += f"; {len(contamination.leaked)} are left out of the verdict"
+    return [f"{warning}."]

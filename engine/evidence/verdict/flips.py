@@ -8,7 +8,7 @@ from engine.evidence.verdict.comparison import Comparison
 from engine.home.sanitize import Redactor, clip
 from engine.records.lines.evaluation_row import EvaluationRow
 
-_EACH = 2  # examples per direction in a result: enough to see what changed, short to read
+_PER_DIRECTION = 2  # examples per direction in a result: enough to see what changed, short to read
 _CHARS = 240  # characters of a prompt or an answer in an example
 _TASK_ID_CHARS = 120
 
@@ -87,45 +87,61 @@ def flip_examples(
     after: Iterable[EvaluationRow],
     redact: Redactor,
     *,
-    each: int = _EACH,
+    per_direction: int = _PER_DIRECTION,
     chars: int = _CHARS,
 ) -> FlipExamples:
     """The tasks that changed most, with both answers.
 
-    Of several attempts at a task the first one that was scored is shown. A side without one shows
-    an empty answer.
+    Of several attempts at a task the first one whose scoring worked is shown. A side without such
+    an attempt shows an empty answer.
 
     Args:
         before, after: the rows that were compared.
         redact: removes secrets from the texts.
-        each: how many tasks are shown per direction, at most.
+        per_direction: how many gained and how many lost tasks are shown, at most.
         chars: how many characters of each text are shown, at most.
     """
     old_rows, new_rows = _first_by_task(before), _first_by_task(after)
 
-    def example(task: str) -> FlipExample:
-        """The example of one task; its prompt is that of the second side, else of the first."""
-        old, new = old_rows.get(task), new_rows.get(task)
-        prompt = (new and new.prompt) or (old and old.prompt) or ""
-        return FlipExample(
-            task=redact.text(task)[:_TASK_ID_CHARS],
-            prompt=clip(redact.text(text_of(prompt)), chars),
-            before=clip(redact.text(answer_text(old) if old else ""), chars),
-            after=clip(redact.text(answer_text(new) if new else ""), chars),
-            reward_before=rounded(old.reward if old else None),
-            reward_after=rounded(new.reward if new else None),
-        )
+    def examples(tasks: Sequence[str]) -> list[FlipExample]:
+        """The examples of the first `per_direction` of these tasks."""
+        return [
+            _flip_example(task, old_rows.get(task), new_rows.get(task), redact, chars)
+            for task in tasks[:per_direction]
+        ]
 
-    return FlipExamples(
-        gained=[example(task) for task in comparison.outcome.gained[:each]],
-        lost=[example(task) for task in comparison.outcome.lost[:each]],
+    outcome = comparison.outcome
+    return FlipExamples(gained=examples(outcome.gained), lost=examples(outcome.lost))
+
+
+def _flip_example(
+    task: str, old: EvaluationRow | None, new: EvaluationRow | None, redact: Redactor, chars: int
+) -> FlipExample:
+    """The example of one task; its prompt is the one of the second side, else of the first.
+
+    `old` and `new` are the row of each side; None where the side has none.
+    """
+
+    def shown(text: str) -> str:
+        return clip(redact.text(text), chars)
+
+    prompt = new.prompt if new else None
+    if not prompt and old:
+        prompt = old.prompt
+    return FlipExample(
+        task=redact.text(task)[:_TASK_ID_CHARS],
+        prompt=shown(text_of(prompt)),
+        before=shown(answer_text(old) if old else ""),
+        after=shown(answer_text(new) if new else ""),
+        reward_before=rounded(old.reward if old else None),
+        reward_after=rounded(new.reward if new else None),
     )
 
 
 def _first_by_task(rows: Iterable[EvaluationRow]) -> dict[str, EvaluationRow]:
     """Task id -> its first row whose scoring did not fail; tasks without one are left out."""
-    first: dict[str, EvaluationRow] = {}
+    first_rows: dict[str, EvaluationRow] = {}
     for row in rows:
         if not row.error:
-            first.setdefault(row.task, row)
-    return first
+            first_rows.setdefault(row.task, row)
+    return first_rows

@@ -25,10 +25,11 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
     more answers than are tolerated. More are tolerated where the environment uses the network,
     because a service outside may have changed its mind.
 
-    Always False for a scorer that is random: the audit found that it is, or two fresh processes
-    disagree. `scores` is a stored rescoring, {} where there is none.
+    Always False for a scorer that is random: because of the result of the audit, or because two
+    fresh processes disagree. `scores` is a stored rescoring, {} where there is none.
     """
     random_scorer = scores.get("wavering") or scores.get("deterministic") is False
+    # Examples are the answers whose reward came out differently.
     if random_scorer or not scores.get("scored") or not scores.get("examples"):
         return False
     tolerated = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
@@ -40,8 +41,6 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
 def warnings(run_dir: RunDir) -> list[str]:
     """The warning that rewards depend on what the env process had done before; else []."""
     scores = rescored(run_dir)
-    return (
-        [f"Rewards are not to be trusted: {rescore.sentence(scores)}."]
-        if rewards_depend_on_past(scores)
-        else []
-    )
+    if not rewards_depend_on_past(scores):
+        return []
+    return [f"Rewards are not to be trusted: {rescore.sentence(scores)}."]

@@ -24,9 +24,10 @@ class HoldoutUse:
     """How often the held-out tasks of a version were used.
 
     Attributes:
-        judged: training runs judged on the test half.
-        checkpoints: compared on the validation half.
-        evaluations: models evaluated on them.
+        env_id: the version.
+        judged: how many training runs were judged on the test half.
+        checkpoints: how many checkpoints were compared on the validation half.
+        evaluations: how many times evaluations played a model on the tasks.
     """
 
     env_id: str
@@ -50,8 +51,15 @@ class HoldoutUse:
         }
 
 
-# Counts by home and version, each with the state of the version's runs when they were counted.
-_counted: dict[tuple[str, str], tuple[tuple[Any, ...] | None, HoldoutUse]] = {}
+@dataclass(frozen=True)
+class _StoredCount:
+    """A version's uses, with the fingerprint of its runs (`Store.env_marks`) at the counting."""
+
+    mark: tuple[Any, ...]
+    use: HoldoutUse
+
+
+_stored_counts: dict[tuple[str, str], _StoredCount] = {}  # (root of the home, env_id) -> its count
 
 
 def holdout_use(home: Home, env_id: str, run_id: str = "") -> HoldoutUse:
@@ -75,7 +83,8 @@ def _count(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
             # Step 0 is the start: it is evaluated, not chosen.
             evaluated_count = sum(step > 0 for step in home.run(row.run_id).eval_steps())
             checkpoints += evaluated_count
-            judged += evaluated_count > 0
+            if evaluated_count > 0:
+                judged += 1
         elif row.kind == "evaluate":
             evaluations += _models_on_heldout(home, row)
     return HoldoutUse(env_id, judged, checkpoints, evaluations)
@@ -89,29 +98,32 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
     """
     with Store(home) as store:
         marks = {env_id: mark for env_id, mark in store.env_marks().items() if env_id}
-        # mark[1] counts the runs under way; a mark changes with any run of its version. The mark of
-        # a version that was never counted is None, which equals no mark.
-        stale = {
-            env_id
-            for env_id, mark in marks.items()
-            if mark[1] or _counted.get((str(home.root), env_id), (None,))[0] != mark
-        }
+        stale = [env_id for env_id, mark in marks.items() if _is_stale(home, env_id, mark)]
         rows = store.list_runs(_MOST_RUNS) if stale else []
     for env_id in stale:
-        count = _count(home, env_id, [row for row in rows if row.env_id == env_id])
-        _counted[str(home.root), env_id] = marks[env_id], count
-    return {env_id: _counted[str(home.root), env_id][1] for env_id in marks}
+        use = _count(home, env_id, [row for row in rows if row.env_id == env_id])
+        _stored_counts[str(home.root), env_id] = _StoredCount(marks[env_id], use)
+    return {env_id: _stored_counts[str(home.root), env_id].use for env_id in marks}
+
+
+def _is_stale(home: Home, env_id: str, mark: tuple[Any, ...]) -> bool:
+    """Whether the uses of a version must be counted anew; `mark` is the fingerprint of its runs.
+
+    A run under way evaluates checkpoints without any change of the fingerprint.
+    """
+    stored = _stored_counts.get((str(home.root), env_id))
+    runs_under_way = mark[1]
+    return stored is None or stored.mark != mark or runs_under_way > 0
 
 
 def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
-    """A warning that many runs were judged on the same held-out tasks.
+    """A warning that many runs were judged on the same held-out tasks, as a list; [] for few.
 
-    [] while they are few, and for a "better" that stays significant after a correction for all of
-    these runs.
+    Also [] for a "better" that stays significant after a correction for all of these runs.
 
     Args:
         use: how often the tasks were used.
-        verdict: the word of the run in question.
+        verdict: the word of the run that the warning is for.
         p: the p value of its comparison; None where there was no test.
     """
     if use.judged < MANY:
@@ -120,56 +132,60 @@ def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
     # At level ALPHA a run without any change looks better by luck with probability ALPHA / 2.
     chance_of_luck = 1.0 - (1.0 - ALPHA / 2.0) ** use.judged
     if verdict == "better" and p is not None:
-        if min(1.0, p * use.judged) < ALPHA:
-            return []  # it survives even if the best of them all had been picked
+        if p * use.judged < ALPHA:  # Bonferroni: significant even as the best of all these runs
+            return []
         return [
             f"{text}: that one of so many looks better by luck has a chance of "
-            f"{chance_of_luck:.0%}, and "
-            "this gain does not survive a correction for them. Evaluate the run on new tasks."
+            f"{chance_of_luck:.0%}, and this gain does not survive a correction for them. "
+            "Evaluate the run on new tasks."
         ]
     return [f"{text}; the best of them looks better than it is."]
 
 
-def evaluations_of_pair(home: Home, env_id: str, models: Sequence[str], upto: Sequence[str]) -> int:
+def evaluations_of_pair(
+    home: Home, env_id: str, models: Sequence[str], run_ids: Sequence[str]
+) -> int:
     """How many different evaluations have tested these models against each other; at least 1.
 
     Someone who evaluates two models on more and more rows until they differ makes as many tests as
-    evaluations. Two evaluations are different if their number of rows or of attempts is, or the
-    seed where tasks are attempted several times. The same rows asked again in the same way are not
-    a new test, and neither is regrading.
+    evaluations. Two evaluations are different if their numbers of rows or of attempts differ, or,
+    with several attempts at each task, their seeds. The same rows asked again in the same way are
+    not a new test, and neither is regrading.
 
     Args:
         env_id: the environment version they were evaluated on.
         models: references of the models; an evaluation counts if it played all of them.
-        upto: run ids; evaluations up to and including the youngest of them are counted, on the
-            same split as that one.
+        run_ids: evaluations up to and including the newest of these are counted, on the same split
+            as that one.
     """
-    rows = [row for row in _runs_on(home, env_id, "") if row.kind == "evaluate"]
-    positions = [index for index, row in enumerate(rows) if row.run_id in upto]
+    rows = [row for row in _runs_on(home, env_id) if row.kind == "evaluate"]
+    positions = [index for index, row in enumerate(rows) if row.run_id in run_ids]
     if not positions:
         return 1
-    youngest = positions[-1]
-    last = home.run(rows[youngest].run_id).find_config()
-    split = last.split if isinstance(last, EvaluateConfig | RegradeConfig) else "heldout"
-    distinct_evaluations: set[str] = set()
-    for row in rows[: youngest + 1]:
+    newest = positions[-1]
+    newest_config = home.run(rows[newest].run_id).find_config()
+    split = "heldout"
+    if isinstance(newest_config, EvaluateConfig | RegradeConfig):
+        split = newest_config.split
+    distinct_evaluations: set[tuple[int | None, int, int | None]] = set()  # (rows, attempts, seed)
+    for row in rows[: newest + 1]:
         config = home.run(row.run_id).find_config()
         if not isinstance(config, EvaluateConfig) or config.split != split:
             continue
         if set(models) <= _played_models(home.run(row.run_id), config):
             # A single attempt is greedy by default: another seed makes no new test.
             seed = config.settings.seed if config.attempts != 1 else None
-            distinct_evaluations.add(f"{config.rows} {config.attempts} {seed}")
+            distinct_evaluations.add((config.rows, config.attempts, seed))
     return max(1, len(distinct_evaluations))
 
 
 def correction_factor(evaluations: int) -> int:
     """The factor for p at the last of `evaluations` evaluations of the same two models.
 
-    It is the square of their number. Their number alone would be too small, because the first
+    The factor is the square of their number. The number alone would be too small, because the first
     evaluation was already tested at the full level ALPHA. Measured on two equal models evaluated
-    four times on more and more rows of one split: they are found to differ in 6 of 100 cases with
-    the square, in 8 with the number, and in 14 without a correction
+    four times on more and more rows of one split: the verdict is that they differ in 6 of 100 cases
+    with the square, in 8 with the number, and in 14 without a correction
     (tests/engine/evidence/verdict/test_holdout_reuse.py).
     """
     return evaluations * evaluations
@@ -188,20 +204,19 @@ def pair_warnings(evaluations: int) -> list[str]:
 
 def _played_models(run: RunDir, config: EvaluateConfig) -> set[str]:
     """References of those models of an evaluation that have results."""
-    refs = enumerate(config.model_refs)
-    return {ref for index, ref in refs if run.model_evals(index).exists()}
+    return {ref for index, ref in enumerate(config.model_refs) if run.model_evals(index).exists()}
 
 
-def _runs_on(home: Home, env_id: str, run_id: str) -> Iterable[RunRow]:
-    """The runs on a version, oldest first, up to and including `run_id`.
+def _runs_on(home: Home, env_id: str, last_run: str = "") -> list[RunRow]:
+    """The runs on a version, oldest first, up to and including the run with the id `last_run`.
 
-    All runs on it where `run_id` is not among them.
+    All runs on the version where `last_run` is not among them.
     """
     with Store(home) as store:
-        # The store lists the newest run first.
-        rows = [row for row in store.list_runs(_MOST_RUNS) if row.env_id == env_id][::-1]
+        newest_first = store.list_runs(_MOST_RUNS)
+    rows = [row for row in reversed(newest_first) if row.env_id == env_id]
     ids = [row.run_id for row in rows]
-    return rows[: ids.index(run_id) + 1] if run_id in ids else rows
+    return rows[: ids.index(last_run) + 1] if last_run in ids else rows
 
 
 def _models_on_heldout(home: Home, row: RunRow) -> int:

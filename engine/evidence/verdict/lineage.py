@@ -7,7 +7,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.records.lines.evaluation_row import read_evaluation
 from engine.records.run_config import TrainConfig
 
-_MOST_GENERATIONS = 12
+_MOST_GENERATIONS = 12  # of ancestors that are looked up
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def better_start(
 ) -> Start | None:
     """The model that training started from, if the run did not improve on it; else None.
 
-    It is returned where the verdict is `worse`, or where the best checkpoint (at `step`) did not
-    beat the start on the validation half. Always None where the verdict is `better` or `unknown`,
-    or the config is missing.
+    The run did not improve if its `verdict` is "worse", or if the best checkpoint (at `step`) did
+    not beat the start on the validation half. Always None where the verdict is "better" or
+    "unknown", or the config is missing.
     """
     model = config.model if config else ""
     if verdict in ("better", "unknown") or not model:
@@ -77,18 +77,17 @@ def _start_not_beaten(run_dir: RunDir, model: str, step: int | None) -> Start | 
     """
     if step is None:
         return None
-    start_rows, best_rows = (
-        in_half(read_evaluation(run_dir.evals(each)), VALIDATION) for each in (0, step)
-    )
-    start, best = selection_score(start_rows), selection_score(best_rows)
-    measure = measure_of(start_rows, best_rows)
-    if start is None or best is None or measure is None:
+    start_rows = in_half(read_evaluation(run_dir.evals(0)), VALIDATION)
+    best_rows = in_half(read_evaluation(run_dir.evals(step)), VALIDATION)
+    measure = measure_of(start_rows)
+    start_score, best_score = selection_score(start_rows), selection_score(best_rows)
+    if measure is None or start_score is None or best_score is None:
         return None
-    # Each score was made by its own measure, so these must be the same to compare the scores.
-    if {measure_of(start_rows), measure_of(best_rows)} != {measure} or best[0] > start[0]:
+    if measure_of(best_rows) != measure or best_score[0] > start_score[0]:
         return None
     sign = -1.0 if measure == "loss" else 1.0  # the selection score of a loss is negated
-    best_level, start_level = show(sign * best[0], measure), show(sign * start[0], measure)
+    best_level = show(sign * best_score[0], measure)
+    start_level = show(sign * start_score[0], measure)
     return Start(
         model,
         f"No checkpoint beat the start ({best_level} at best against {start_level}, on the half "

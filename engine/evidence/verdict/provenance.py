@@ -27,13 +27,13 @@ from engine.records.run_config import RunConfig
 
 LINKS = ("environment", "data", "curation", "run", "checkpoints", "evaluation")
 _CURATION = "curation.json"
-_MOST_GENERATIONS = 12
+_MOST_GENERATIONS = 12  # of ancestors that are verified
 _MOST_FAULTS = 20  # of one link, as many as a person reads
 _SEAL_CHANGED = "the seal itself was changed"
 
 
 class SealedLink(Record):
-    """One link: the SHA-256 of its files by path, and the hash of the link with those before."""
+    """One link: its files (path -> SHA-256), and the hash over them and the links before."""
 
     name: str
     files: dict[str, str]
@@ -84,7 +84,8 @@ class Verification:
             checked because the run is not done or its files were deleted.
         head: the sealed hash, "" without a seal.
         links: one entry per sealed link.
-        ancestors: the same for the runs that its models come from.
+        ancestors: the verifications of the runs that its models come from.
+        summary: the result in a sentence.
     """
 
     run_id: str
@@ -128,7 +129,7 @@ def verify(home: Home, run_id: str) -> Verification:
     """
     with Store(home) as store:
         row = store.get_run(run_id)
-    return _verify(home, row, 0)
+    return _verify(home, row, depth=0)
 
 
 def _verify(home: Home, row: RunRow, depth: int) -> Verification:
@@ -145,22 +146,7 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     sealed = read_provenance(run)
     if sealed is None or run.deleted.exists():
         return _verification_without_seal(run, row)
-    config = run.find_config()
-    current_files = {link.name: link.files for link in _with_hashes(_files_by_link(run, config))}
-    links = []
-    previous = ""
-    for link in sealed.links:
-        files = current_files.get(link.name, {})
-        if link.name == "environment":  # an audit that was replaced since counts as unchanged
-            files = files | _earlier_audit(config, link.files)
-        faults = _differences(link.files, files)
-        if link.hash != _hash(previous, link.name, link.files):
-            faults.append(Fault(run.chain.name, _SEAL_CHANGED))
-        previous = link.hash
-        links.append(CheckedLink(link.name, faults[:_MOST_FAULTS], not faults))
-    if sealed.head != previous or [link.name for link in links] != list(LINKS):
-        links = links or [CheckedLink("evaluation", [], True)]  # a link that can carry the fault
-        links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
+    links = _checked_links(run, sealed)
     verdict = run_verdict(run).word
     if row.kind == "train" and row.state == "done" and verdict != row.verdict:
         difference = f"says {row.verdict}, the evaluations say {verdict}"
@@ -168,16 +154,43 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     return _verification_of_seal(row, sealed.head, links, _verified_ancestors(home, run, depth))
 
 
+def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
+    """The sealed links, each held against the files as they are now; never empty.
+
+    A seal that does not fit its own hashes is a fault of the link where that shows.
+    """
+    config = run.find_config()
+    current_files = dict(_files_by_link(run, config))
+    links = []
+    previous_hash = ""
+    for link in sealed.links:
+        files = current_files.get(link.name, {})
+        if link.name == "environment":  # an audit that was replaced since counts as unchanged
+            files = files | _earlier_audit(config, link.files)
+        faults = _differences(link.files, files)
+        if link.hash != _hash(previous_hash, link.name, link.files):
+            faults.append(Fault(run.chain.name, _SEAL_CHANGED))
+        previous_hash = link.hash
+        links.append(CheckedLink(link.name, faults[:_MOST_FAULTS], ok=not faults))
+    if not links:  # a seal without links: the fault below needs one that carries it
+        links = [CheckedLink("evaluation", [], ok=True)]
+    if sealed.head != previous_hash or [link.name for link in sealed.links] != list(LINKS):
+        links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
+    return links
+
+
 def _verified_ancestors(home: Home, run: RunDir, depth: int) -> list[Verification]:
     """The verifications of the runs that this one's models come from.
 
-    [] where `depth` has reached `_MOST_GENERATIONS`. A run that is no longer in the database is
-    left out.
+    [] where `depth` (see `_verify`) has reached `_MOST_GENERATIONS`. A run that is no longer in the
+    database is left out.
     """
+    if depth >= _MOST_GENERATIONS:
+        return []
     ancestors = []
     for ref in _models_used(run.find_config()):
         parent = trained_by(home, ref)
-        if not parent or depth >= _MOST_GENERATIONS or parent == run.id:
+        if not parent or parent == run.id:  # no run of this home, or the run itself
             continue
         try:
             with Store(home) as store:
@@ -191,19 +204,24 @@ def _verified_ancestors(home: Home, run: RunDir, depth: int) -> list[Verificatio
 def _verification_without_seal(run: RunDir, row: RunRow) -> Verification:
     """The result for a run without a seal, or whose files were deleted.
 
-    A run that is done should have a seal, so it counts as not intact. About one that is not done,
-    or was deleted, nothing can be said: `intact` is None.
+    A run that is done should have a seal, so it counts as not intact. A run that is not done, or
+    whose files were deleted, cannot be checked: `intact` is None.
     """
-    deleted = run.deleted.exists()
-    done = row.state == "done" and not deleted
-    missing = CheckedLink("evaluation", [Fault(run.chain.name, "missing")] if done else [], False)
-    reason = "its seal is missing" if done else f"it is {row.state}: runs are sealed when done"
-    reason = "its files were deleted" if deleted else reason
+    intact = None
+    links: list[CheckedLink] = []
+    if run.deleted.exists():
+        reason = "its files were deleted"
+    elif row.state == "done":
+        reason = "its seal is missing"
+        intact = False
+        links = [CheckedLink("evaluation", [Fault(run.chain.name, "missing")], ok=False)]
+    else:
+        reason = f"it is {row.state}: runs are sealed when done"
     return Verification(
         run_id=row.run_id,
-        intact=False if done else None,
+        intact=intact,
         head="",
-        links=[missing] if done else [],
+        links=links,
         ancestors=[],
         summary=f"{row.run_id} cannot be verified: {reason}.",
     )
@@ -218,12 +236,15 @@ def _verification_of_seal(
     there is neither it says that the run is intact.
     """
     broken = [link for link in links if not link.ok]
-    altered = [other for other in ancestors if other.intact is False]
+    altered = [ancestor for ancestor in ancestors if ancestor.intact is False]  # not None: unknown
     if broken:
-        first = broken[0].faults[0]
-        count = sum(len(link.faults) for link in broken)
-        more = f" and {count - 1} more" if count > 1 else ""
-        summary = f"{row.run_id} is broken at {broken[0].name}: {first.file} {first.what}{more}."
+        first_fault = broken[0].faults[0]
+        fault_count = sum(len(link.faults) for link in broken)
+        more = f" and {fault_count - 1} more" if fault_count > 1 else ""
+        summary = (
+            f"{row.run_id} is broken at {broken[0].name}: {first_fault.file} "
+            f"{first_fault.what}{more}."
+        )
     elif altered:
         summary = (
             f"{row.run_id} itself is intact, but what it comes from is not: {altered[0].summary}"
@@ -241,15 +262,11 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
     (None) the environment is not known, so the links environment, data and curation have no files.
     """
     env = Path(config.env_dir) if config else run.path / "none"  # "none" never exists
-    source = env / "source"
-    yield (
-        "environment",
-        _hashes(
-            env, [*_files(source), env / "env.json", env / "audit.json"], skip=source / _CURATION
-        ),
-    )
+    curation = env / "source" / _CURATION
+    env_files = [*_files(env / "source"), env / "env.json", env / "audit.json"]
+    yield "environment", _hashes(env, [file for file in env_files if file != curation])
     yield "data", _hashes(env, [env / "tasks.jsonl"])
-    yield "curation", _hashes(env, [source / _CURATION])
+    yield "curation", _hashes(env, [curation])
     inputs = [run.config, run.manifest, run.contamination, *_files(run.start_adapter)]
     inputs += _files(run.path / "models")
     yield "run", _hashes(run.path, inputs) | _parent_heads(run.home, config)
@@ -266,10 +283,12 @@ def _earlier_audit(config: RunConfig | None, sealed: Mapping[str, str]) -> dict[
 
     `sealed` are the files of the link "environment" (path -> SHA-256).
     """
-    digest = str(sealed.get("audit.json") or "")
-    earlier = Path(config.env_dir if config else "") / "earlier" / f"{digest}.json"
+    digest = sealed.get("audit.json", "")
     # A damaged seal may hold anything: isalnum keeps the path inside of the folder.
-    still_exists = digest.isalnum() and earlier.is_file() and _digest(earlier) == digest
+    if config is None or not digest.isalnum():
+        return {}
+    earlier = Path(config.env_dir) / "earlier" / f"{digest}.json"
+    still_exists = earlier.is_file() and _digest(earlier) == digest
     return {"audit.json": digest} if still_exists else {}
 
 
@@ -292,12 +311,13 @@ def _parent_heads(home: Home, config: RunConfig | None) -> dict[str, str]:
 
     The keys are "chain of <run id>"; the value is "not sealed" for a run without a seal.
     """
-    return {
-        f"chain of {parent}": sealed.head if sealed else "not sealed"
-        for ref in _models_used(config)
-        if (parent := trained_by(home, ref))
-        for sealed in [read_provenance(home.run(parent))]  # a loop of one, to name the seal
-    }
+    heads: dict[str, str] = {}
+    for ref in _models_used(config):
+        parent = trained_by(home, ref)
+        if parent:
+            sealed = read_provenance(home.run(parent))
+            heads[f"chain of {parent}"] = sealed.head if sealed else "not sealed"
+    return heads
 
 
 def _models_used(config: RunConfig | None) -> list[str]:
@@ -325,16 +345,9 @@ def _hash(previous: str, name: str, files: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _hashes(root: Path, files: Iterable[Path], skip: Path | None = None) -> dict[str, str]:
-    """Path relative to `root` -> SHA-256, for each of `files` that exists.
-
-    The file `skip` is left out; None leaves out nothing.
-    """
-    return {
-        file.relative_to(root).as_posix(): _digest(file)
-        for file in files
-        if file != skip and file.is_file()
-    }
+def _hashes(root: Path, files: Iterable[Path]) -> dict[str, str]:
+    """Path relative to `root` -> SHA-256, for each of `files` that exists."""
+    return {file.relative_to(root).as_posix(): _digest(file) for file in files if file.is_file()}
 
 
 def _files(folder: Path) -> list[Path]:
@@ -343,9 +356,10 @@ def _files(folder: Path) -> list[Path]:
     Symbolic links, hidden files and bytecode are left out.
     """
     files: list[Path] = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")  # steers os.walk
-        files += [Path(place) / name for name in sorted(names) if not name.startswith(".")]
+    for parent, subfolders, names in os.walk(folder):
+        # os.walk goes on with the folders that this list holds, in its order.
+        subfolders[:] = sorted(name for name in subfolders if name != "__pycache__")
+        files += [Path(parent) / name for name in sorted(names) if not name.startswith(".")]
     return [file for file in files if not file.is_symlink()]
 
 

@@ -46,8 +46,9 @@ class Battery:
     Attributes:
         battery: the name of the set.
         metric: what is compared, success or reward.
+        before, after: the mean of `metric` on each side; None where nothing was compared.
         difference: after - before.
-        interval: of the difference, 95 %: its low and its high end.
+        interval: low and high end of the 95 % interval of the difference.
         gained, lost: how many of the `n` tasks became better or worse.
         smallest_detectable_gap: the smallest difference that `n` tasks would show.
         reason: why the verdict is unknown, else "".
@@ -123,18 +124,21 @@ class KeptSkills:
         if base is None:
             return list(self.batteries)
         since_base = [
-            replace(each, battery=f"{each.battery}, against {base.base}") for each in base.batteries
+            replace(battery, battery=f"{battery.battery}, against {base.base}")
+            for battery in base.batteries
         ]
         return [*self.batteries, *since_base]
 
     def to_json(self) -> dict[str, object]:
-        """The comparison as results hold it; without the base model's part where there is none."""
+        """The comparison as results hold it; without `against_base` where that is None."""
         body: dict[str, object] = {
             "verdict": self.verdict,
             "batteries": [battery.to_json() for battery in self.batteries],
             "summary": self.summary,
         }
-        return body | ({"against_base": self.against_base.to_json()} if self.against_base else {})
+        if self.against_base:
+            body["against_base"] = self.against_base.to_json()
+        return body
 
 
 def kept_skills(run_dir: RunDir) -> KeptSkills | None:
@@ -143,7 +147,8 @@ def kept_skills(run_dir: RunDir) -> KeptSkills | None:
     None where the run did not ask the tasks that measure them. Raises DamagedRecord for rows that
     cannot be read.
     """
-    before, after = (read_evaluation(run_dir.kept(when)) for when in ("before", "after"))
+    before = read_evaluation(run_dir.kept("before"))
+    after = read_evaluation(run_dir.kept("after"))
     if not before:
         return None
     skills = compare_skills(before, after)
@@ -157,50 +162,58 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
     battery.
     """
     names = list(dict.fromkeys(str(row.battery) for row in before))
-    sides = [(_rows_of_battery(before, name), _rows_of_battery(after, name)) for name in names]
-    outcomes = [
-        paired_verdict(*(side(rows, _battery_measure(old)) for rows in (old, new)))
-        for old, new in sides
-    ]
-    # Each battery is a chance to call luck a loss: Holm over those of one comparison. The iterator
-    # has one p value for each outcome that was tested, in their order.
-    adjusted = iter(holm([outcome.p for outcome in outcomes if outcome.p is not None]))
+    rows_of = {
+        name: (_rows_of_battery(before, name), _rows_of_battery(after, name)) for name in names
+    }
+    outcomes: dict[str, PairedVerdict] = {}
+    for name, (old, new) in rows_of.items():
+        measure = _battery_measure(old)
+        outcomes[name] = paired_verdict(side(old, measure), side(new, measure))
+    # Each battery is a chance to call luck a loss: Holm's correction over those that were tested.
+    p_values = {name: outcome.p for name, outcome in outcomes.items() if outcome.p is not None}
+    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     batteries = [
-        _compared_battery(name, *pair, outcome, None if outcome.p is None else next(adjusted))
-        for name, pair, outcome in zip(names, sides, outcomes, strict=True)
+        _compared_battery(name, *rows_of[name], outcomes[name], corrected.get(name))
+        for name in names
     ]
-    words = {battery.verdict for battery in batteries}
-    summary = " ".join(sentence_of(battery) for battery in batteries)
-    return KeptSkills(next(word for word in WORDS if word in words), batteries, summary)
+    verdicts = {battery.verdict for battery in batteries}
+    worst: Word = next(word for word in WORDS if word in verdicts)
+    return KeptSkills(worst, batteries, " ".join(sentence_of(battery) for battery in batteries))
 
 
-def losses(kept: KeptSkills | None) -> list[str]:
+def loss_sentences(skills: KeptSkills | None) -> list[str]:
     """A sentence for each comparison in which skills were forgotten; [] where none were.
 
     There are two comparisons at most: with the run's own start, and with the base model.
     """
-    if kept is None:
+    if skills is None:
         return []
-    comparisons = (kept, kept.against_base)
-    return [each.summary for each in comparisons if each and each.verdict == "forgotten"]
+    comparisons = (skills, skills.against_base)
+    return [
+        comparison.summary
+        for comparison in comparisons
+        if comparison is not None and comparison.verdict == "forgotten"
+    ]
 
 
 def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | None:
-    """Compare the answers `after` with those of the base model of this run.
+    """Compare the answers `after` with the answers of the base model of this run.
 
-    That is the model with which the oldest ancestor began; it was asked at the ancestor's step 0.
-    None for a run without ancestors, and where that model was not asked the same batteries.
+    The base model is the one that the oldest ancestor began with; it was asked at the ancestor's
+    step 0. None for a run without ancestors, and where the base model was not asked the same
+    batteries.
     """
-    first, *later = reversed(ancestry(run_dir))  # the oldest run first
-    if not later:
+    runs = ancestry(run_dir)[::-1]  # the oldest first, this run last
+    if len(runs) == 1:
         return None
-    batteries = {row.battery for row in after}
-    before = [row for row in read_evaluation(first.kept("before")) if row.battery in batteries]
+    asked_batteries = {row.battery for row in after}
+    base_rows = read_evaluation(runs[0].kept("before"))
+    before = [row for row in base_rows if row.battery in asked_batteries]
     if not before:
         return None
     skills = compare_skills(before, after)
-    base = started_from(first)
-    lost_by = [run.id for run in (first, *later) if _forgot_something(run)]
+    base = started_from(runs[0])
+    lost_by = [run.id for run in runs if _forgot_something(run)]
     sentences = [sentence_of(battery, f" since {base}") for battery in skills.batteries]
     if skills.verdict == "forgotten" and lost_by:
         sentences.append(f"Lost by {', '.join(lost_by)}.")
@@ -212,8 +225,11 @@ def _forgot_something(run_dir: RunDir) -> bool:
 
     False where it was not asked before or after.
     """
-    before, after = (read_evaluation(run_dir.kept(when)) for when in ("before", "after"))
-    return bool(before and after) and compare_skills(before, after).verdict == "forgotten"
+    before = read_evaluation(run_dir.kept("before"))
+    after = read_evaluation(run_dir.kept("after"))
+    if not before or not after:
+        return False
+    return compare_skills(before, after).verdict == "forgotten"
 
 
 def _rows_of_battery(rows: Sequence[EvaluationRow], battery: str) -> list[EvaluationRow]:
@@ -259,8 +275,8 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
 
     The verdict is one of:
         unknown: nothing could be compared.
-        forgotten, improved: the difference is significant.
-        inconclusive: a loss that only a one-sided test would find.
+        forgotten, improved: the difference is significant, also after the correction.
+        inconclusive: a loss that is not, but would be significant in a one-sided test.
         kept: anything else, a smaller loss included.
 
     `p` is the outcome's p value, corrected for the other batteries; None where there was no test.
@@ -269,11 +285,11 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
         return "unknown"
     if outcome.verdict in ("worse", "better") and (p is None or p < ALPHA):
         return "forgotten" if outcome.verdict == "worse" else "improved"
-    lower = outcome.diff is not None and outcome.diff < 0
-    may_be_real = (
-        outcome.p is not None and outcome.p < _MAYBE_LOST and outcome.verdict != "no_difference"
-    )
-    return "inconclusive" if lower and may_be_real else "kept"
+    is_lower = outcome.diff is not None and outcome.diff < 0
+    may_be_real = outcome.p is not None and outcome.p < _MAYBE_LOST
+    if is_lower and may_be_real and outcome.verdict != "no_difference":
+        return "inconclusive"
+    return "kept"
 
 
 def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> list[Skill]:
@@ -284,16 +300,11 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
     names = list(dict.fromkeys(row.family or "" for row in before))
     if names == [""]:  # all tasks are of one kind without a name
         return []
-    skills = [
-        Skill(
-            name,
-            *(  # before and after
-                _mean_reward([row for row in rows if (row.family or "") == name])
-                for rows in (before, after)
-            ),
-        )
-        for name in names
-    ]
+    skills = []
+    for name in names:
+        old_rows = [row for row in before if (row.family or "") == name]
+        new_rows = [row for row in after if (row.family or "") == name]
+        skills.append(Skill(name, before=_mean_reward(old_rows), after=_mean_reward(new_rows)))
     return sorted(
         skills, key=lambda skill: ((skill.after or 0.0) - (skill.before or 0.0), skill.skill)
     )
@@ -313,31 +324,40 @@ def sentence_of(battery: Battery, since: str = "") -> str:
     `since` says against which model, such as " since pebble"; "" where it is the run's own start.
     """
     name = battery.battery
+    kept_skills_of = f"Kept skills{since} ({name}):"
     if battery.verdict == "unknown":
-        return f"Kept skills{since} ({name}): unknown, {battery.reason}."
+        return f"{kept_skills_of} unknown, {battery.reason}."
     before, after = _show(battery.before, battery.metric), _show(battery.after, battery.metric)
     levels = f"{before} to {after} on {battery.n} tasks"
     if battery.verdict == "forgotten":
-        lost_skills = [skill for skill in battery.skills if skill.lost][:_NAMED]
-        names = ", ".join(
-            f"{skill.skill} {skill.before:.2f} to {skill.after or 0.0:.2f}" for skill in lost_skills
-        )
-        most = f"; most of all {names}." if names else "."
-        return f"Forgotten{since} ({name}): {levels}{most}"
+        return f"Forgotten{since} ({name}): {levels}{_most_lost(battery)}."
     if battery.verdict == "improved":
-        return f"Kept skills{since} ({name}): better, {levels}."
+        return f"{kept_skills_of} better, {levels}."
     if battery.before == 0.0 and not battery.gained:
-        return f"Kept skills{since} ({name}): nothing to lose, 0 before on {battery.n} tasks."
+        return f"{kept_skills_of} nothing to lose, 0 before on {battery.n} tasks."
     if battery.verdict == "inconclusive":
         ends = " to ".join(show_change(end, battery.metric) for end in battery.interval)
         flips = f"{battery.lost} lost, {battery.gained} gained"
-        span = f"{levels}, {flips}, 95 % interval of the change {ends}"
-        return f"Kept skills{since} ({name}): inconclusive, {span}."
-    gap = 100 * (battery.smallest_detectable_gap or 0.0)
-    unit = f"{gap:.0f} points" if battery.metric == "success" else f"{gap / 100:.2g}"
-    return (
-        f"Kept skills{since} ({name}): no loss found, {levels} (a loss of {unit} would have shown)."
-    )
+        return (
+            f"{kept_skills_of} inconclusive, {levels}, {flips}, 95 % interval of the change {ends}."
+        )
+    gap_points = 100 * (battery.smallest_detectable_gap or 0.0)
+    gap = f"{gap_points:.0f} points" if battery.metric == "success" else f"{gap_points / 100:.2g}"
+    return f"{kept_skills_of} no loss found, {levels} (a loss of {gap} would have shown)."
+
+
+def _most_lost(battery: Battery) -> str:
+    """The skills that lost most, to be put behind a sentence; "" where none lost.
+
+    For example "; most of all sums 0.90 to 0.30".
+    """
+    lost_skills = [skill for skill in battery.skills if skill.lost][:_NAMED]
+    if not lost_skills:
+        return ""
+    changes = [
+        f"{skill.skill} {skill.before:.2f} to {skill.after or 0.0:.2f}" for skill in lost_skills
+    ]
+    return f"; most of all {', '.join(changes)}"
 
 
 def _show(value: float | None, measure: Measure) -> str:

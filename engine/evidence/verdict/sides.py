@@ -44,26 +44,37 @@ def training_sides(run_dir: RunDir) -> Sides:
     step = result_step(run_dir)
     taught = taught_tasks(run_dir)
     before = without_tasks(read_evaluation(run_dir.evals(0)), taught)
-    after = without_tasks(read_evaluation(run_dir.evals(step)), taught) if step is not None else []
+    after: list[EvaluationRow] = []
+    after_name = "no step yet"
+    if step is not None:
+        after = without_tasks(read_evaluation(run_dir.evals(step)), taught)
+        after_name = f"step {step}"
     half = "all"
     if any(row.half for row in before):
         before, after = in_half(before, TEST), in_half(after, TEST)
         half = TEST
-    name = "no step yet" if step is None else f"step {step}"
-    return Sides(before, after, "step 0", name, half, step, len(taught))
+    return Sides(
+        before,
+        after,
+        before_name="step 0",
+        after_name=after_name,
+        half=half,
+        step=step,
+        taught=len(taught),
+    )
 
 
 def evaluation_sides(run_dir: RunDir, config: RunConfig | None) -> Sides | None:
-    """The first model of an evaluation and the one furthest ahead of it.
+    """The rows of the first model of an evaluation and of the model furthest ahead of it.
 
-    None where fewer than two models were scored.
+    None where fewer than two models have rows.
     """
     models = evaluated_models(run_dir, config)
     if len(models) < 2:
         return None
     first, *others = models
     best = max(others, key=lambda ref: compare_rows(models[first], models[ref]).lead)
-    return Sides(models[first], models[best], first, best)
+    return Sides(models[first], models[best], before_name=first, after_name=best)
 
 
 def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, list[EvaluationRow]]:
@@ -86,8 +97,8 @@ def result_step(run_dir: RunDir) -> int | None:
     """The evaluated step that stands for the run's result; None while no step was evaluated.
 
     The candidates are the steps evaluated on the test half, or all evaluated steps where none was.
-    Of these it is the checkpoint that the run named its best; else the best on the validation half;
-    else the last one.
+    Returned is the candidate that the run named its best checkpoint; else the best candidate on the
+    validation half; else the last candidate. Step 0, the start, is no candidate.
     """
     steps = [step for step in run_dir.eval_steps() if step > 0]
     tested_steps = [step for step in steps if in_half(read_evaluation(run_dir.evals(step)), TEST)]
@@ -95,8 +106,10 @@ def result_step(run_dir: RunDir) -> int | None:
     if not candidates:
         return None
     best_folder = run_dir.resolve_checkpoint("best")
-    # A checkpoint's folder is named after its step, as in step_000020.
-    if best_folder is not None and (step := int(best_folder.name.rpartition("_")[2])) in candidates:
-        return step
+    if best_folder is not None:
+        # A checkpoint's folder is named after its step, as in step_000020.
+        named_best = int(best_folder.name.rpartition("_")[2])
+        if named_best in candidates:
+            return named_best
     best = best_step(run_dir, candidates)
     return candidates[-1] if best is None else best

@@ -5,7 +5,7 @@ best checkpoint, chosen on the validation half of the held-out tasks; the verdic
 the test half only, so the choice cannot flatter it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,11 @@ from engine.evidence.verdict.holdout_reuse import (
     reuse_warning,
 )
 from engine.evidence.verdict.lineage import better_start
-from engine.evidence.verdict.regression import KeptSkills, kept_skills, losses
+from engine.evidence.verdict.regression import KeptSkills, kept_skills, loss_sentences
 from engine.evidence.verdict.sides import Sides, evaluated_models, training_sides
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, redactor_for
+from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import AskingConfig, RunConfig, TrainConfig
 
 _OTHER_HALF = ", half of its eval_rows: the other half chose the checkpoint"
@@ -108,13 +109,14 @@ class ModelComparison:
 
 @dataclass(frozen=True)
 class EvaluationFacts:
-    """What the verdict of an evaluation says beside its comparison, which is that of `main`.
+    """What the verdict of an evaluation says beside its comparison.
 
     Attributes:
         models: the level of each model.
         comparisons: each further model against the first.
-        main: the comparison of the model furthest ahead of the first; None, like `flips`, where
-            fewer than two models were scored.
+        main: the comparison that the verdict is about: the model furthest ahead of the first. None
+            where fewer than two models were scored.
+        flips: the tasks that changed in `main`; None without `main`.
     """
 
     models: Sequence[ModelLevel]
@@ -152,12 +154,13 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """The verdict as results and `result.json` hold it."""
-        numbers = self.comparison.to_json()
-        calls = {"next": [call.to_json() for call in self.next_calls]}
+        body = self.comparison.to_json()
         if self.training is not None:
-            return numbers | self._training_json(self.training) | calls
-        words = {"summary": self.summary, "warnings": list(self.warnings)}
-        return numbers | self._evaluation_json() | words | calls
+            body |= self._training_json(self.training)
+        else:
+            body |= self._evaluation_json()
+            body |= {"summary": self.summary, "warnings": list(self.warnings)}
+        return body | {"next": [call.to_json() for call in self.next_calls]}
 
     def _training_json(self, facts: TrainingFacts) -> dict[str, object]:
         """The part of the result that only training runs have.
@@ -178,7 +181,9 @@ class Verdict:
         if facts.go_on_with:
             body["go_on_with"] = facts.go_on_with
         body |= {"summary": self.summary, "exam_use": facts.holdout_use.to_json()}
-        return body | ({"kept_skills": facts.kept_skills.to_json()} if facts.kept_skills else {})
+        if facts.kept_skills:
+            body["kept_skills"] = facts.kept_skills.to_json()
+        return body
 
     def _evaluation_json(self) -> dict[str, object]:
         """The part of the result that only evaluations have.
@@ -188,21 +193,13 @@ class Verdict:
         facts = self.evaluation
         if facts is None:
             return {}
-        models = {"models": [model.to_json() for model in facts.models]}
+        models = [model.to_json() for model in facts.models]
         if facts.main is None or facts.flips is None:
-            return {**models}
-        comparison, main = self.comparison, facts.main
-        before, after = (
-            {"model": model} | (side.to_json() if side else {})
-            for model, side in (
-                (main.against, comparison.before),
-                (main.model, comparison.after),
-            )
-        )
+            return {"models": models}
         return {
-            "before": before,
-            "after": after,
-            **models,
+            "before": ModelLevel(facts.main.against, self.comparison.before).to_json(),
+            "after": ModelLevel(facts.main.model, self.comparison.after).to_json(),
+            "models": models,
             "comparisons": [item.to_json() for item in facts.comparisons],
             "flips": facts.flips.to_json(),
         }
@@ -228,27 +225,30 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     Raises DamagedRecord naming a file that cannot be read.
     """
     sides = training_sides(run_dir)
-    checkpoints = len([step for step in run_dir.eval_steps() if step > 0])
+    checkpoint_count = sum(step > 0 for step in run_dir.eval_steps())
     comparison = compare_rows(sides.before, sides.after)
-    if missing_rows := _reason_for_missing_rows(sides):
-        # A reason in the run's own terms, instead of "nothing was scored".
-        outcome = PairedVerdict("unknown", missing_rows)
-        comparison = Comparison(None, outcome, comparison.before, comparison.after)
+    reason_for_missing_rows = _reason_for_missing_rows(sides)
+    if reason_for_missing_rows:  # says more than the "nothing was scored" of the comparison
+        outcome = PairedVerdict("unknown", reason_for_missing_rows)
+        comparison = Comparison(None, outcome, before=comparison.before, after=comparison.after)
     verdict = comparison.outcome.verdict
     uses = holdout_use(run_dir.home, config.env_id if config else "", run_dir.id)
     skills = kept_skills(run_dir)
-    forgotten = losses(skills)
+    forgotten = loss_sentences(skills)
     start = better_start(run_dir, config, sides.step, verdict)
     expected, as_expected = _expectation(config.expect if config else "", verdict)
     warnings = [
         *contamination_warnings(run_dir),
         *forgotten,
         *rescored_warnings(run_dir),
-        *_no_halves_warning(sides, checkpoints),
+        *_no_halves_warning(sides, checkpoint_count),
         *_cautions(comparison, config, sides.half),
         *reuse_warning(uses, verdict, comparison.outcome.p),
     ]
-    summary = [sentence(comparison, "held-out "), *([start.sentence] if start else []), *forgotten]
+    summary = [sentence(comparison, measure_prefix="held-out ")]
+    if start is not None:
+        summary.append(start.sentence)
+    summary += forgotten
     return Verdict(
         comparison=comparison,
         summary=" ".join(summary),
@@ -258,7 +258,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
             half=sides.half,
             before=LevelAt(0, comparison.before),
             after=LevelAt(sides.step, comparison.after),
-            checkpoints_compared=checkpoints,
+            checkpoints_compared=checkpoint_count,
             flips=flips_of(comparison, sides.before, sides.after, redact),
             expected=expected,
             as_expected=as_expected,
@@ -282,12 +282,12 @@ def _reason_for_missing_rows(sides: Sides) -> str:
     return ""
 
 
-def _no_halves_warning(sides: Sides, checkpoints: int) -> list[str]:
+def _no_halves_warning(sides: Sides, checkpoint_count: int) -> list[str]:
     """A warning where the checkpoint was chosen on the tasks that it is judged by; else [].
 
-    `checkpoints` is how many checkpoints were evaluated: of a single one nothing was chosen.
+    `checkpoint_count` is how many checkpoints were evaluated.
     """
-    if sides.half != "all" or checkpoints < 2:
+    if sides.half != "all" or checkpoint_count < 2:  # a single checkpoint was not chosen
         return []
     return [
         "The held-out tasks were not split into halves, so the checkpoint was chosen on "
@@ -309,9 +309,12 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     ]
     common_warnings = contamination_warnings(run_dir) + rescored_warnings(run_dir)
     if len(models) < 2 or measure is None:
-        reason = "one model alone has nothing to be better than" if models else "nothing was scored"
-        if not models and taught_tasks(run_dir):
+        if models:
+            reason = "one model alone has nothing to be better than"
+        elif taught_tasks(run_dir):
             reason = "every task that was scored stands in the training rows"
+        else:
+            reason = "nothing was scored"
         return Verdict(
             comparison=without_evidence(measure, reason),
             summary=_level_sentence(table, measure),
@@ -320,20 +323,18 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
             evaluation=EvaluationFacts(table),
         )
     first, *others = models
-    comparisons = [compare_rows(models[first], models[ref]) for ref in others]
-    env_id = config.env_id
-    evaluations = [
-        evaluations_of_pair(run_dir.home, env_id, (first, ref), (run_dir.id,)) for ref in others
-    ]
-    correct_for_many(comparisons, evaluations)
-    best_index = max(range(len(others)), key=lambda i: comparisons[i].lead)
-    main = ModelComparison(others[best_index], first, comparisons[best_index])
+    evaluations = {
+        ref: evaluations_of_pair(run_dir.home, config.env_id, (first, ref), (run_dir.id,))
+        for ref in others
+    }
+    comparisons = _comparisons_with_first(models, list(evaluations.values()))
+    main = max(comparisons, key=lambda item: item.comparison.lead)
     return Verdict(
         comparison=main.comparison,
         summary=f"{main.model} against {first}: {sentence(main.comparison)}",
         warnings=[
             *common_warnings,
-            *pair_warnings(evaluations[best_index]),
+            *pair_warnings(evaluations[main.model]),
             *_cautions(main.comparison, config),
         ],
         next_calls=[
@@ -343,14 +344,28 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
         ],
         evaluation=EvaluationFacts(
             models=table,
-            comparisons=[
-                ModelComparison(ref, first, item)
-                for ref, item in zip(others, comparisons, strict=True)
-            ][:_MOST_COMPARISONS],
+            comparisons=comparisons[:_MOST_COMPARISONS],
             main=main,
             flips=flips_of(main.comparison, models[first], models[main.model], redact),
         ),
     )
+
+
+def _comparisons_with_first(
+    models: Mapping[str, Sequence[EvaluationRow]], evaluations: Sequence[int]
+) -> list[ModelComparison]:
+    """Every model but the first compared with the first; the p values are corrected.
+
+    `models` maps a model's reference to its rows. `evaluations` says for each model after the first
+    how many evaluations have tested it against the first.
+    """
+    first, *others = models
+    comparisons = [compare_rows(models[first], models[ref]) for ref in others]
+    corrected = correct_for_many(comparisons, evaluations)
+    return [
+        ModelComparison(ref, against=first, comparison=comparison)
+        for ref, (comparison, _) in zip(others, corrected, strict=True)
+    ]
 
 
 def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all") -> list[str]:
@@ -381,9 +396,10 @@ def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all
         discordant_share = (len(outcome.gained) + len(outcome.lost) + 1) / (outcome.n + 1)
         needed = tasks_needed(MARGIN, discordant_share)
         if needed > outcome.n:
+            other_half = _OTHER_HALF if half == TEST else ""
             notes.append(
                 f"About {needed} reported tasks would show a change of 5 points; this run has "
-                f"{outcome.n}{_OTHER_HALF if half == TEST else ''}."
+                f"{outcome.n}{other_half}."
             )
     if isinstance(config, TrainConfig) and config.settings.accept_reward_risk:
         notes.append(
@@ -401,8 +417,9 @@ def _expectation(expected: str, verdict: str) -> tuple[str, bool | None]:
     """
     if expected not in ("better", "no_difference"):
         return "", None
-    decided = verdict not in ("unknown", "inconclusive")
-    return expected, verdict == expected if decided else None
+    if verdict in ("unknown", "inconclusive"):
+        return expected, None
+    return expected, verdict == expected
 
 
 def _next_calls(run_id: str, comparison: Comparison) -> list[Call]:

@@ -19,8 +19,8 @@ from engine.records.lines.line_record import Line
 
 POINTS = 30
 _EXACT_BYTES = 8_000_000  # a longer file is sampled, so that the millionth step costs no more
-_SAMPLES = 400  # lines taken from the first part of such a file, evenly spread
-_FIRST_LINES = 20  # beside which its first lines are read, where curves change fastest
+_SAMPLES = 400  # lines that are read from the first part of such a file, evenly spread
+_FIRST_LINES = 20  # that are read beside them, because curves change fastest there
 # What is shown first when no columns are asked for.
 _MAIN = (
     "heldout_success",
@@ -66,11 +66,12 @@ class Metrics:
     def curve(self, name: str) -> list[tuple[float, float]]:
         """The curve of the metric `name`: (step, value) of every line on which it is a finite
         number."""
-        return [
-            (line["step"], value)
-            for line in self.lines
-            if (value := number(line.get(name))) is not None
-        ]
+        points: list[tuple[float, float]] = []
+        for line in self.lines:
+            value = number(line.get(name))
+            if value is not None:
+                points.append((line["step"], value))
+        return points
 
 
 def load_metrics(path: Path) -> Metrics:
@@ -83,12 +84,13 @@ def load_metrics(path: Path) -> Metrics:
     if end <= _EXACT_BYTES:
         chunk = read_chunk(path, 0, max_bytes=_EXACT_BYTES + 1)  # the whole file
         return Metrics(by_step(chunk.rows), end, sampled=False, skipped=chunk.damaged)
-    half_bytes = _EXACT_BYTES // 2
-    rows = parse_lines([line.text for line in page_after(path, 0, _FIRST_LINES).lines])
+    tail_start = end - _EXACT_BYTES // 2
+    sampled = list(page_after(path, 0, _FIRST_LINES).lines)
     for index in range(1, _SAMPLES):
-        offset = (end - half_bytes) * index // _SAMPLES
-        rows += parse_lines([line.text for line in page_after(path, offset, 1).lines])
-    tail = read_chunk(path, end - half_bytes, max_bytes=half_bytes)
+        offset = tail_start * index // _SAMPLES
+        sampled += page_after(path, offset, 1).lines
+    rows = parse_lines([line.text for line in sampled])
+    tail = read_chunk(path, tail_start, max_bytes=end - tail_start)
     return Metrics(by_step(rows + tail.rows), end, sampled=True, skipped=tail.damaged)
 
 
@@ -103,14 +105,14 @@ def by_step(rows: Sequence[Line]) -> list[Line]:
     return [line_of_step[step] for step in sorted(line_of_step)]
 
 
-def main_columns(columns: Sequence[str], most: int) -> list[str]:
-    """At most `most` columns to show when the caller asked for none: first those of `_MAIN`, then
-    the environment's own metrics, then the rest."""
+def main_columns(columns: Sequence[str], limit: int) -> list[str]:
+    """At most `limit` columns to show when the caller asked for none: first the main ones, then the
+    environment's own metrics, then the rest."""
     main = [name for name in _MAIN if name in columns]
     of_the_environment = [
         name for name in columns if name not in METRICS and not name.startswith("heldout_")
     ]
-    return list(dict.fromkeys([*main, *of_the_environment, *columns]))[:most]
+    return list(dict.fromkeys([*main, *of_the_environment, *columns]))[:limit]
 
 
 def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> list[Line]:
@@ -127,24 +129,25 @@ def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> li
     """
     if len(lines) <= points:
         return list(lines)
+    # All of these are indices into `lines`.
     chosen = {0, len(lines) - 1}
-    rarely_measured: list[int] = []
+    rarely_measured: set[int] = set()
     for key in keys:
         measured = [i for i, line in enumerate(lines) if number(line.get(key)) is not None]
         if not measured:
             continue
-        values = [lines[i][key] for i in measured]
-        lowest, highest = values.index(min(values)), values.index(max(values))
-        chosen |= {measured[0], measured[-1], measured[lowest], measured[highest]}
+        lowest = min(measured, key=lambda i: lines[i][key])
+        highest = max(measured, key=lambda i: lines[i][key])
+        chosen |= {measured[0], measured[-1], lowest, highest}
         if len(measured) * 3 <= len(lines):
-            rarely_measured += measured
-    for index in sorted(set(rarely_measured)):
+            rarely_measured |= set(measured)
+    for index in sorted(rarely_measured):
         if len(chosen) < points:
             chosen.add(index)
     missing_count = points - len(chosen)
     if missing_count > 0:
         rest = [i for i in range(len(lines)) if i not in chosen]
-        # From the middle of each of `missing_count` equal parts of the rest.
+        # The middle of each of `missing_count` equal parts of the rest.
         chosen |= {rest[int((k + 0.5) * len(rest) / missing_count)] for k in range(missing_count)}
     return [lines[i] for i in sorted(chosen)]
 
@@ -187,10 +190,11 @@ def spark(values: Sequence[float], width: int = 24) -> str:
     if len(values) > width:
         edges = [len(values) * k // width for k in range(width + 1)]
         values = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-    low, high = min(values), max(values)
+    lowest, highest = min(values), max(values)
     blocks = "▁▂▃▄▅▆▇█"
-    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0  # all equal: a flat line
-    return "".join(blocks[round((value - low) * scale)] for value in values)
+    # Blocks per unit of value; values that are all equal make a flat line.
+    scale = (len(blocks) - 1) / (highest - lowest) if highest > lowest else 0.0
+    return "".join(blocks[round((value - lowest) * scale)] for value in values)
 
 
 def short(value: float) -> float:

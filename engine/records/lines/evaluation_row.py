@@ -38,11 +38,12 @@ class EvaluationRow(Answer):
         """The JSON object to append to the file. The keys that identify the answer come first,
         which makes the file easier to read for people."""
         line = super().to_line()
-        # The keys tell which of the three kinds of line this is.
         if "loss" in line:
             first_keys = _LOSS_KEYS
+        elif "half" in line:
+            first_keys = _ANSWER_KEYS
         else:
-            first_keys = _ANSWER_KEYS if "half" in line else _SKILL_KEYS
+            first_keys = _SKILL_KEYS
         return {key: line[key] for key in first_keys if key in line} | line
 
 

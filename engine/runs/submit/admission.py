@@ -34,16 +34,16 @@ Afford = Callable[[float], float]
 
 @dataclass(frozen=True)
 class SamplingWork:
-    """What an evaluation or a probe samples: `tasks` of an environment, `attempts` times each."""
+    """What an evaluation or a probe samples: `task_count` tasks, `attempts` times each."""
 
     limits: SamplingLimits
     env: EnvFacts
-    tasks: int
+    task_count: int
     attempts: int
 
 
 def sampling_hours(home: Home, models: Sequence[ModelRef], work: SamplingWork) -> float:
-    """The most device hours that sampling the tasks and scoring the answers may take, for all
+    """An upper estimate, in device hours, of sampling the tasks and scoring the answers, for all
     `models` together."""
     return estimate.evaluation_hours(
         home,
@@ -51,7 +51,7 @@ def sampling_hours(home: Home, models: Sequence[ModelRef], work: SamplingWork) -
         [(ref.facts, ref.base_path) for ref in models],
         work.env,
         hardware.detect(home.root),
-        rows=work.tasks,
+        rows=work.task_count,
         attempts=work.attempts,
     )
 
@@ -61,36 +61,39 @@ def scoring_hours(record: EnvRecord, answers: int) -> float:
     return answers * (record.audit.score_seconds_p95 or SCORE_S) / 3600
 
 
-def cap_of(home: Home, afford: Afford | None, hours: Callable[[], float]) -> float:
+def cap_of(home: Home, afford: Afford | None, needed_hours: Callable[[], float]) -> float:
     """The cap on device hours to give an evaluation or a probe; 0 for no cap, where neither a quota
     nor `auto_approve_gpu_hours` applies.
 
     Args:
         afford: the quota of the caller's key: returns a cap for the hours needed, or raises
             UserError QUOTA. None where no quota applies.
-        hours: returns the most hours that the run may take. It may be slow, so it is called
-            only where a cap is needed.
+        needed_hours: returns an upper estimate of the hours that the run takes. It may be slow, so
+            it is called only where a cap is needed.
 
     Raises UserError QUOTA, BUDGET (the home's total is spent) or NOT_APPROVED (the run takes more
     than may be spent without asking a person).
     """
     with Store(home) as store:
         check_hours_left(home, store)
-    limit = home.user_config().auto_approve_gpu_hours
-    if afford is None and limit is None:
+    approved_hours = home.user_config().auto_approve_gpu_hours
+    if afford is None and approved_hours is None:
         return 0.0
-    need = hours()
+    needed = needed_hours()
     cap = EVALUATION_WALL_HOURS
-    if limit is not None:
-        cap = min(cap, max(limit, LOOK_HOURS))  # a short look is allowed under any limit
-        if need > cap:
+    if approved_hours is not None:
+        # Under any limit, LOOK_HOURS need nobody's agreement.
+        cap = min(cap, max(approved_hours, LOOK_HOURS))
+        if needed > cap:
             raise UserError(
                 "NOT_APPROVED",
-                f"this takes up to {need:.2f} GPU-hours; above {cap:g} a person must agree",
+                f"this takes up to {needed:.2f} GPU-hours; above {cap:g} a person must agree",
                 hint="Ask for fewer rows, attempts or models; or ask the user, who may raise "
                 "auto_approve_gpu_hours in config.toml.",
             )
-    return cap if afford is None else min(cap, afford(need))
+    if afford is not None:
+        cap = min(cap, afford(needed))
+    return cap
 
 
 def cap_warnings(cap: float) -> list[str]:
@@ -145,12 +148,13 @@ def check_not_deleted(run: RunDir, field: str = "resume") -> None:
         )
 
 
-def scored_env(home: Home, env_id: str, what: str) -> EnvRecord:
+def scored_env(home: Home, env_id: str, purpose: str) -> EnvRecord:
     """Find the environment version that `env_id` names, and check that it scores and that its
     process can be started.
 
     Args:
-        what: what is to be done to a model, for the message: "evaluated", "probed" or "regraded".
+        purpose: what is to be done to a model, for the message: "evaluated", "probed" or
+            "regraded".
 
     Raises UserError ENV_NOT_FOUND, ENV_INVALID (it scores nothing), ENV_SECRETS or ENV_DEPS.
     """
@@ -158,7 +162,7 @@ def scored_env(home: Home, env_id: str, what: str) -> EnvRecord:
     if not record.scored:
         raise UserError(
             "ENV_INVALID",
-            f"{record.env_id} scores nothing, so no model can be {what} on it",
+            f"{record.env_id} scores nothing, so no model can be {purpose} on it",
             hint="Give the environment a score function, or judge on another one.",
             field="env_id",
         )
@@ -281,13 +285,16 @@ def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
 
 def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
     """The change of settings to as many steps as fit into `limit` device hours; None where not even
-    one step fits."""
-    startup = figures.seconds["startup"] / 3600
-    likely = figures.gpu_hours.likely
-    share = (0.9 * limit - startup) / max(likely - startup, 1e-9)  # a tenth is left for rounding
+    one step fits. `figures` is the estimate of the run with all its steps."""
+    startup_hours = figures.seconds["startup"] / 3600
+    hours_of_all_steps = max(figures.gpu_hours.likely - startup_hours, 1e-9)
+    # A tenth of the limit is left for rounding.
+    share = (0.9 * limit - startup_hours) / hours_of_all_steps
     steps = math.floor(figures.steps * share)
+    if steps < 1:
+        return None
     # `epochs` cannot be given beside `steps`.
-    return Change(settings={"steps": steps}, without=("epochs",)) if steps >= 1 else None
+    return Change(settings={"steps": steps}, without=("epochs",))
 
 
 def check_hours_left(home: Home, store: Store) -> None:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from engine.evidence.compare.settings_diff import Making, changed_choices, making_of_run
+from engine.evidence.compare.settings_diff import Making, changed_names, making_of_run
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -15,7 +15,7 @@ NEAR = 0.1  # two numbers whose ratio is at most 1.1 count as the same idea
 LOOK_BACK = 200  # the newest runs that are compared: older ones say little about a new one
 # Kinds of failure that are not caused by a setting of the run.
 _OUTSIDE = frozenset({"infra", "budget", "killed", "interrupted", "cancelled", "timeout"})
-_MOST_NAMED = 4  # settings that a caution names
+_MAX_NAMES = 4  # of settings in a caution
 
 
 def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
@@ -31,8 +31,8 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
         if row.env_id == config.env_id and row.algorithm == config.algorithm
     ]
     same_start = [(row, making) for row, making in earlier if making.start == new.start]
-    # Of the repeated runs the newest one is enough.
-    return [*_repeats(new, same_start)[:1], *_many_changes(home, new, same_start)]
+    newest_repeat = _repeats(new, same_start)[:1]
+    return newest_repeat + _many_changes(home, new, same_start)
 
 
 def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
@@ -50,13 +50,13 @@ def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]
     for row, making in earlier:
         if _is_different_idea(new, making):
             continue
-        outcome = _failure_in_words(row)
+        failure = _failure_in_words(row)
         same_seed = new.seed == making.seed
         differences = _difference_in_words(new, making)
-        if outcome:
+        if failure:
             but_for = f" but for {differences}" if differences else ""
             sentences.append(
-                f"nearly the same as {row.run_id}{but_for}, which {outcome}: read it before "
+                f"nearly the same as {row.run_id}{but_for}, which {failure}: read it before "
                 "spending this again"
             )
         elif row.state == "done" and same_seed and not differences:
@@ -95,47 +95,50 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
     if parent:
         base = making_of_run(home, parent)
     elif earlier:
-        base = earlier[0][1]
+        _, base = earlier[0]
     else:
         return []
-    changes = changed_choices(base, new)
-    if not base.config or len(changes) < 2:  # without its config nothing is known of the parent
+    changes = changed_names(base, new)
+    # Without a config nothing is known of the run to compare with.
+    if not base.config or len(changes) < 2:
         return []
-    names = ", ".join(changes[:_MOST_NAMED]) + (", ..." if len(changes) > _MOST_NAMED else "")
+    names = ", ".join(changes[:_MAX_NAMES])
+    if len(changes) > _MAX_NAMES:
+        names += ", ..."
     return [
-        f"{len(changes)} levers move at once against {base.run_id} ({names}): whatever comes of "
-        "it, no one of them will be known to be the cause"
+        f"{len(changes)} levers move at once against {base.run_id} ({names}): whatever comes "
+        "of it, no one of them will be known to be the cause"
     ]
 
 
-def _setting_pairs(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
+def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
     """The settings that differ between two runs: name -> (old value, new value). None stands for a
     setting that a run does not have."""
     return {
         name: (old.setting_values.get(name), new.setting_values.get(name))
-        for name in changed_choices(old, new)
+        for name in changed_names(old, new)
         if name in new.setting_values or name in old.setting_values
     }
 
 
 def _is_different_idea(new: Making, old: Making) -> bool:
-    """Whether the runs differ in the model, algorithm or environment, or in a setting by more than
-    two numbers that are nearly the same."""
-    # A choice that is no setting is the model, the algorithm or the environment.
-    if any(
-        name not in {**new.setting_values, **old.setting_values}
-        for name in changed_choices(old, new)
-    ):
+    """Whether the runs differ in the model, the algorithm or the environment, or in a setting whose
+    two values are not nearly the same number."""
+    changed_settings = _changed_settings(new, old)
+    # A change that is in no setting is in the model, the algorithm or the environment.
+    if len(changed_names(old, new)) > len(changed_settings):
         return True
-    return any(not _is_near(*values) for values in _setting_pairs(new, old).values())
+    return any(
+        not _is_near(old_value, new_value) for old_value, new_value in changed_settings.values()
+    )
 
 
 def _difference_in_words(new: Making, old: Making) -> str:
     """The settings that differ between two runs of nearly the same settings; "" where none does.
-    For example `kl_coef (0.05 then, 0.052 now)`. All that differs must be numbers."""
-    pairs = _setting_pairs(new, old).items()
+    For example `kl_coef (0.05 then, 0.052 now)`. The values that differ must be numbers."""
     return ", ".join(
-        f"{name} ({old_value:g} then, {new_value:g} now)" for name, (old_value, new_value) in pairs
+        f"{name} ({old_value:g} then, {new_value:g} now)"
+        for name, (old_value, new_value) in _changed_settings(new, old).items()
     )
 
 

@@ -8,7 +8,7 @@ exam's held-out tasks when it is submitted or evaluated. Every comparison is sto
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine.core.errors import UserError
@@ -20,7 +20,7 @@ from engine.evidence.verdict.lineage import trained_by
 from engine.home.run_dir import Home
 
 BUDGET_S = 2.0  # for all comparisons of one call that are not stored yet
-_SEVERITY = ("clean", "overlap", "leak")  # the worst last
+_VERDICTS = ("clean", "overlap", "leak")  # the worst last
 _COUNTS = ("exact", "normalised", "ngram")
 
 
@@ -43,7 +43,18 @@ class Contamination:
     @property
     def warnings(self) -> list[str]:
         """The warning at a submit; none where nothing was found."""
-        return [] if self.verdict == "clean" else [f"contamination: {self.headline}"]
+        if self.verdict == "clean":
+            return []
+        return [f"contamination: {self.headline}"]
+
+
+@dataclass(frozen=True)
+class _Training:
+    """One training of a model on an environment version; `model` and `run_id` may be ""."""
+
+    model: str
+    run_id: str
+    env_id: str
 
 
 def of_training(home: Home, record: EnvRecord, model: str = "") -> Contamination:
@@ -53,76 +64,81 @@ def of_training(home: Home, record: EnvRecord, model: str = "") -> Contamination
     Args:
         model: the model that is to be trained; "" where there is none yet.
     """
-    # The training that is about to start has no run id yet: "".
-    trainings = [("", record.env_id), *_trainings(home, model)]
-    # All trainings are of the same model, so none is named.
-    return _compare_all(home, record, [("", run, env_id) for run, env_id in trainings])
+    # The training that is about to start has no run id yet. All trainings are of the same model, so
+    # none is named.
+    new_training = _Training(model="", run_id="", env_id=record.env_id)
+    earlier = [replace(training, model="") for training in _trainings(home, model)]
+    return _compare_all(home, record, [new_training, *earlier])
 
 
 def of_models(home: Home, record: EnvRecord, models: Sequence[str]) -> Contamination:
     """Compare the held-out tasks of `record` with the rows on which `models` were trained in this
     home.
     """
-    trainings = [(ref, run, env_id) for ref in models for run, env_id in _trainings(home, ref)]
+    trainings = [training for ref in models for training in _trainings(home, ref)]
     return _compare_all(home, record, trainings)
 
 
-def _trainings(home: Home, ref: str) -> list[tuple[str, str]]:
-    """(run id, environment version) of every training that the model `ref` went through in this
-    home, the last one first. [] for a model that was not trained here, and for "".
+def _trainings(home: Home, ref: str) -> list[_Training]:
+    """Every training that the model `ref` went through in this home, the last one first. [] for a
+    model that was not trained here, and for "".
     """
     run_id = trained_by(home, ref) if ref else ""
     if not run_id:
         return []
     ancestor_names = ancestors(home, making_of_run(home, run_id))
     # The last ancestor may be a base model, whose name has a slash.
-    configs = [(name, home.run(name).find_config()) for name in ancestor_names if "/" not in name]
-    return [(name, config.env_id) for name, config in configs if config]
+    run_ids = [name for name in ancestor_names if "/" not in name]
+    configs = {run_id: home.run(run_id).find_config() for run_id in run_ids}
+    return [_Training(ref, run_id, config.env_id) for run_id, config in configs.items() if config]
 
 
-def _compare_all(
-    home: Home, exam: EnvRecord, trainings: Sequence[tuple[str, str, str]]
-) -> Contamination:
+def _compare_all(home: Home, exam: EnvRecord, trainings: Sequence[_Training]) -> Contamination:
     """Compare the held-out tasks of `exam` with the rows of every training, and sum up the results.
 
     Versions that are gone or unreadable are left out and named in the headline.
+    """
+    overlaps, gone_env_ids = _overlaps(home, exam, [training.env_id for training in trainings])
+    sources: list[Mapping[str, object]] = []
+    for training in trainings:
+        if training.env_id in overlaps:
+            origin = {name: text for name, text in asdict(training).items() if text}
+            overlap = overlaps[training.env_id]
+            sources.append(origin | {key: overlap[key] for key in overlap if key != "leaked"})
+    leaked = sorted({task for overlap in overlaps.values() for task in overlap["leaked"]})
+    verdict, headline = "clean", "none of these models was trained in this home"
+    if overlaps:
+        worst = max(overlaps.values(), key=_severity)
+        verdict, headline = worst["verdict"], worst["headline"]
+    if gone_env_ids:
+        headline += f"; {', '.join(gone_env_ids)[:120]} is gone and was not compared"
+    return Contamination(verdict, leaked, sources, headline)
 
-    Args:
-        trainings: (model, run id, environment version) each; the first two may be "".
+
+def _overlaps(
+    home: Home, exam: EnvRecord, env_ids: Sequence[str]
+) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+    """Compare the held-out tasks of `exam` with the training rows of environment versions. Each is
+    compared once, even if `env_ids` names it several times.
+
+    Returns the overlap by env id, and the sorted ids of versions that are gone or unreadable.
     """
     deadline = time.monotonic() + BUDGET_S
-    sources: list[Mapping[str, object]] = []
-    scans: dict[str, Mapping[str, Any]] = {}
-    missing: list[str] = []
-    for model, run, env_id in trainings:  # several may share a version; it is scanned once
-        if env_id not in scans:
-            try:
-                trained_on = exam if env_id == exam.env_id else find_env(home, env_id)
-                scans[env_id] = _compare(home, trained_on, exam, deadline)
-            except (UserError, OSError, ValueError):  # the version or its rows are gone
-                missing.append(env_id)
-                continue
-        overlap = scans[env_id]
-        origin = {"model": model, "run_id": run, "env_id": env_id}
-        counts = {key: value for key, value in overlap.items() if key != "leaked"}
-        # Without what is "".
-        sources.append({key: value for key, value in origin.items() if value} | counts)
-    leaked = sorted({task for overlap in scans.values() for task in overlap["leaked"]})
-    verdicts = [overlap["verdict"] for overlap in scans.values()]
-    worst = max(scans.values(), key=_severity) if scans else None
-    headline = "none of these models was trained in this home"
-    if worst is not None:
-        headline = worst["headline"]
-    if missing:
-        headline += f"; {', '.join(sorted(set(missing)))[:120]} is gone and was not compared"
-    verdict = max(verdicts, key=_SEVERITY.index, default="clean")
-    return Contamination(verdict, leaked, sources, headline)
+    overlaps: dict[str, Mapping[str, Any]] = {}
+    gone: list[str] = []
+    for env_id in dict.fromkeys(env_ids):
+        try:
+            trained_on = exam if env_id == exam.env_id else find_env(home, env_id)
+            overlaps[env_id] = _compare(home, trained_on, exam, deadline)
+        except (UserError, OSError, ValueError):  # the version or its rows are gone
+            gone.append(env_id)
+    return overlaps, sorted(gone)
 
 
 def _severity(overlap: Mapping[str, Any]) -> tuple[int, int]:
     """A sort key for overlaps, the worst last: first by verdict, then by the number of rows that
     match."""
-    return (_SEVERITY.index(overlap["verdict"]), sum(overlap[count] for count in _COUNTS))
+    return (_VERDICTS.index(overlap["verdict"]), sum(overlap[count] for count in _COUNTS))
 
 
 def _compare(

@@ -6,7 +6,7 @@ from engine.core.reply import Reply
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -36,7 +36,7 @@ from engine.settings.defaults import SamplingLimits
 MAX_MODELS = 8  # of one evaluation
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def submit_evaluation(
     home: Home, request: EvaluationRequest, afford: Afford | None = None
 ) -> Reply:
@@ -79,7 +79,7 @@ def submit_evaluation(
     contaminated = None
     if request.split == "heldout":
         contaminated = contamination.of_models(home, record, request.models)
-    warnings += contaminated.warnings if contaminated else []
+        warnings += contaminated.warnings
     new = NewRun(
         name=f"{record.name}-eval",
         kind="evaluate",
@@ -152,11 +152,11 @@ def _sampling(
     """Choose sampling settings that fit every model. Returns them, and the facts of the
     environment's tasks, both for the model with the shortest context.
     """
-    smallest = min(models, key=lambda model: model.facts.max_positions)
+    model = min(models, key=lambda model: model.facts.max_positions)
     facts = env_facts.env_facts(
-        home, record, smallest.base_path, thinking=resolution.wants(request.settings, "thinking")
+        home, record, model.base_path, thinking=resolution.wants(request.settings, "thinking")
     )
     resolved = resolution.resolve_sampling(
-        dict(request.settings), model=smallest.facts, env=facts, attempts=request.attempts
+        dict(request.settings), model=model.facts, env=facts, attempts=request.attempts
     )
     return resolved, facts

@@ -10,7 +10,7 @@ from engine.core.files import read_json
 from engine.core.reply import Reply
 from engine.environments import env_facts
 from engine.environments.registry import EnvRecord
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.rows import NewRun, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -35,10 +35,10 @@ from engine.runs.submit.run_folder import RunFiles, adapters_of
 from engine.settings import resolution
 from engine.settings.defaults import SamplingLimits
 
-_MOST_RETRIES = 1000  # runs that one probe may have, each after a failed one
+_MAX_RUNS = 1000  # that one probe may have, each after a failed one
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None) -> Reply:
     """Queue a short run that samples `samples` tasks `group_size` times each, and return the reply
     about it.
@@ -66,11 +66,16 @@ def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None
         "grpo", settings_but_sampler, model=model.facts, env=facts, hardware=machine
     )
     config = _config(request, record, model, resolved)
-    key = f"probe-{hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:24]}"
-    settings = resolved.settings  # of GRPO, as asked for above
-    assert isinstance(settings, GRPOSettings)
-    limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
-    work = SamplingWork(limits, facts, min(request.samples, facts.train_rows), settings.group_size)
+    config_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    key = f"probe-{config_hash[:24]}"
+    settings = resolved.settings
+    assert isinstance(settings, GRPOSettings)  # because "grpo" was resolved above
+    work = SamplingWork(
+        SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length),
+        facts,
+        task_count=min(request.samples, facts.train_rows),
+        attempts=settings.group_size,
+    )
     body = {"probe": key}
     with Store(home) as store:
         request_id, row = _earlier_probe(store, key, body)
@@ -123,12 +128,13 @@ def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str
         key: what identifies the probe.
         body: the arguments that the request id stands for.
 
-    Raises UserError RUN_STATE after `_MOST_RETRIES` retries.
+    Raises UserError RUN_STATE after `_MAX_RUNS` such runs.
     """
-    for request_id in (f"{key}-{attempt}" for attempt in range(_MOST_RETRIES)):
+    for number in range(_MAX_RUNS):
+        request_id = f"{key}-{number}"
         row = store.requested_run(request_id, body)
         if row is None or row.state not in ("failed", "cancelled"):
             return request_id, row
     raise UserError(
-        "RUN_STATE", f"this probe failed {_MOST_RETRIES} times", hint="Read the log of one."
+        "RUN_STATE", f"this probe failed {_MAX_RUNS} times", hint="Read the log of one."
     )

@@ -30,9 +30,13 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
     config = run.read_config()
     with Store(home) as store:
         position = store.queue_position(row.run_id)
-    state_text = f"queued at position {position}" if row.state == "queued" else row.state
-    if row.state == "queued" and (missing := launcher.missing_secrets(run)):
-        warnings = [*warnings, f"it waits for a server that has the secrets {', '.join(missing)}"]
+    state_text = row.state
+    if row.state == "queued":
+        state_text = f"queued at position {position}"
+        missing = launcher.missing_secrets(run)
+        if missing:
+            names = ", ".join(missing)
+            warnings = [*warnings, f"it waits for a server that has the secrets {names}"]
     return {
         "run_id": row.run_id,
         "state": row.state,
@@ -64,11 +68,15 @@ def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
     if not isinstance(parent, TrainConfig):  # an evaluation, or one that is damaged
         return {}
     of_run, of_parent = _choices(config), _choices(parent)
-    names = [name for name in {**of_parent, **of_run} if of_parent.get(name) != of_run.get(name)]
-    return {name: [of_parent.get(name), of_run.get(name)] for name in names}
+    all_names = {**of_parent, **of_run}  # a dictionary, to keep their order
+    return {
+        name: [of_parent.get(name), of_run.get(name)]
+        for name in all_names
+        if of_parent.get(name) != of_run.get(name)
+    }
 
 
 def _choices(config: TrainConfig) -> Mapping[str, object]:
     """All settings of a run by name, together with its algorithm, model and environment."""
-    chosen_for = {"algorithm": config.algorithm, "model": config.model, "env_id": config.env_id}
-    return config.settings.model_dump() | chosen_for
+    other_choices = {"algorithm": config.algorithm, "model": config.model, "env_id": config.env_id}
+    return config.settings.model_dump() | other_choices

@@ -39,9 +39,9 @@ def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None
     record = scored_env(home, request.env_id, "regraded")
     stored = stored_answers(home, request.regrade, request.split)
     refs = [ref for ref, _ in stored.models]
-    tasks = min(request.rows, stored.tasks)
-    answers = tasks * stored.attempts * len(refs)
-    cap = cap_of(home, afford, lambda: scoring_hours(record, answers))
+    task_count = min(request.rows, stored.tasks)
+    answer_count = task_count * stored.attempts * len(refs)
+    cap = cap_of(home, afford, lambda: scoring_hours(record, answer_count))
     config = _config(request, record, stored, cap)
     warnings = [
         *registry.prefix_meant(request.env_id, record),
@@ -53,10 +53,10 @@ def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None
         warnings.append(
             f"{request.rows} of the {stored.tasks} stored tasks are scored; rows takes more"
         )
-    contaminated = (
-        contamination.of_models(home, record, refs) if request.split == "heldout" else None
-    )
-    warnings += contaminated.warnings if contaminated else []
+    contaminated = None
+    if request.split == "heldout":
+        contaminated = contamination.of_models(home, record, refs)
+        warnings += contaminated.warnings
     new = NewRun(
         name=f"{record.name}-regrade",
         kind="evaluate",
@@ -69,7 +69,7 @@ def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None
     with Store(home) as store:
         row = store.insert_run(new, files.writer(home))
     reply = start_and_reply(home, row, warnings)
-    return reply | {"models": refs, "rows": tasks, "regrade": stored.run_id}
+    return reply | {"models": refs, "rows": task_count, "regrade": stored.run_id}
 
 
 def check_tasks(request: EvaluationRequest) -> None:
@@ -83,14 +83,10 @@ def check_tasks(request: EvaluationRequest) -> None:
 def _check_request(request: EvaluationRequest) -> None:
     """Raises UserError BAD_ARGUMENT where an argument is given that a regrade does not take, and
     for whatever `check_tasks` refuses."""
-    # (name, value, default): a value that is empty or the default counts as not given.
-    not_taken = [
-        ("models", request.models, []),
-        ("attempts", request.attempts, 1),
-        ("settings", request.settings, {}),
-    ]
-    for name, value, default in not_taken:
-        if value and value != default:
+    values = {"models": request.models, "attempts": request.attempts, "settings": request.settings}
+    for name, value in values.items():
+        is_default = not value or (name == "attempts" and value == 1)
+        if not is_default:
             raise bad_argument(
                 name, value, "regrade scores the answers that are stored; leave it out."
             )

@@ -79,13 +79,14 @@ class TrainRequest:
 
         `approved` is not repeated: a person agrees to one spend, not to another.
         """
-        also = {
+        optional_texts = {
             "note": self.note,
             "expect": self.expect,
             "parent": self.parent,
             "request_id": self.request_id,
         }
-        return {**self.plan(), **{name: text for name, text in also.items() if text}}
+        given_texts = {name: text for name, text in optional_texts.items() if text}
+        return {**self.plan(), **given_texts}
 
     def arguments_not_for_resume(self) -> list[str]:
         """The names of arguments that were given although a resumed run does not take them.

@@ -15,7 +15,7 @@ from engine.cost.estimate import Forecast
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
-from engine.home.database import tells_of_the_disk
+from engine.home.database import reports_unwritable_disk
 from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, taken_as
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -60,7 +60,7 @@ class _Plan:
     forecast: Forecast
 
 
-@tells_of_the_disk
+@reports_unwritable_disk
 def submit(home: Home, request: TrainRequest) -> Reply:
     """Queue a training run, or with `resume` a new attempt of one, and start every queued run for
     which a device is free. Returns the reply about the run.
@@ -169,7 +169,7 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, obj
     """The content of config.json of a training run, without the run's id. `parent` is the whole id
     of the run that the request names as its parent, "" for none.
     """
-    config = {
+    config: dict[str, object] = {
         "kind": "train",
         "algorithm": request.algorithm,
         "env_id": plan.record.env_id,
@@ -186,7 +186,9 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, obj
         "estimate": plan.forecast.estimate.to_json(),
         "device": plan.machine.device.id,
     }
-    return config | ({"profile": True} if request.profile else {})
+    if request.profile:
+        config["profile"] = True
+    return config
 
 
 def _as_train_config(content: Mapping[str, object]) -> TrainConfig:
@@ -224,7 +226,8 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     Raises UserError: BAD_ARGUMENT (arguments were given that a resume does not take),
     RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
-    if extra_arguments := request.arguments_not_for_resume():
+    extra_arguments = request.arguments_not_for_resume()
+    if extra_arguments:
         raise UserError(
             "BAD_ARGUMENT",
             f"resume continues a run as it was, so {', '.join(extra_arguments)} cannot be given",

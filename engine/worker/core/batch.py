@@ -61,8 +61,8 @@ def collate(rows: Sequence[Row], pad: int) -> Batch:
         ids[i, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.long)
         if row.loss_mask[0]:
             raise ValueError(f"row {i}: its first token is marked as trained, nothing predicts it")
-        for position, trained in enumerate(row.loss_mask):
-            if trained:
+        for position, is_trained in enumerate(row.loss_mask):
+            if is_trained:
                 source.append(i * length + position - 1)
                 labels.append(row.ids[position])
                 row_numbers.append(i)
@@ -71,16 +71,17 @@ def collate(rows: Sequence[Row], pad: int) -> Batch:
 
 def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Divide rows of these lengths into microbatches whose padded size (rows x longest) is at most
-    `budget` tokens. Returns the indices of the rows of each.
+    `budget` tokens. Returns for each microbatch the indices of its rows.
 
     Rows of similar length go together, the longest first, so that little is padded. A row longer
     than the budget goes alone. Every index occurs exactly once.
     """
     groups: list[list[int]] = []
+    longest = 0  # row of the last group: its first one
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        # A group's first row is its longest.
-        if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= budget:
+        if groups and longest * (len(groups[-1]) + 1) <= budget:
             groups[-1].append(index)
         else:
             groups.append([index])
+            longest = lengths[index]
     return groups

@@ -31,18 +31,20 @@ EVIDENCE_CHARS = 500  # kept in a failure record
 
 
 class WorkerFailure(Exception):
-    """A run that cannot go on, with everything that is recorded about it.
-
-    Args:
-        kind: one of `engine.core.errors.FAILURE_KINDS`; a ValueError is raised for any other.
-        message: what happened, one sentence.
-        evidence: numbers or a line of output that show it.
-        hint: the next move, in words or with the call that makes it; "" takes that of HINTS.
-    """
+    """A run that cannot go on, with everything that is recorded about it."""
 
     def __init__(
         self, kind: str, message: str, *, evidence: str = "", hint: str | Hint = ""
     ) -> None:
+        """Describe the failure.
+
+        Args:
+            kind: one of FAILURE_KINDS; a ValueError is raised for any other.
+            message: what happened, one sentence.
+            evidence: numbers or a line of output that show it.
+            hint: the next move, in words or with the call that makes it; "" takes the hint of the
+                kind in HINTS.
+        """
         if kind not in FAILURE_KINDS:
             raise ValueError(f"unknown failure kind {kind!r}")
         super().__init__(message)
@@ -57,22 +59,16 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the error says that memory ran out, on a GPU or on the machine itself.
-
-    For the machine's own memory torch raises a plain RuntimeError, which only its text tells from
-    others.
-    """
+    """Whether the error means that memory ran out, on a GPU or on the machine itself."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    # On a CPU torch raises a plain RuntimeError: only its text tells what went wrong.
     return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _NO_MEMORY)
 
 
 def explain(error: BaseException) -> Failure:
-    """The failure record of any exception that ended a run.
-
-    An exception of no known type has kind internal, and as evidence the file and line that raised
-    it.
-    """
+    """The failure record of any exception that ended a run. An exception of no known type has kind
+    internal; its evidence names the file and line that raised it."""
     if isinstance(error, WorkerFailure):
         return _record(error.kind, error.message, error.evidence, error.advice)
     if isinstance(error, UserError):
@@ -91,22 +87,21 @@ def explain(error: BaseException) -> Failure:
 
 def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> WorkerFailure:
     """The failure (kind infra) of a run that could not write `path`. Its message says how many
-    bytes and inodes are left on that disk.
+    bytes and inodes are free on that disk, if that can be read.
 
     Args:
-        path: the file or folder; None where it is not known, which the message calls the home
-            folder.
+        path: the file or folder; None if unknown, the message then says "the home folder".
         error: why it could not be written; becomes the evidence.
     """
-    remaining = ""
-    with contextlib.suppress(OSError, ValueError):  # no such folder, or no path at all
+    free_space = ""
+    with contextlib.suppress(OSError, ValueError):  # no such folder; no valid path
         disk = os.statvfs(Path(path or ".").parent)
-        remaining = (
+        free_space = (
             f": {disk.f_bavail * disk.f_frsize} bytes and {disk.f_favail} inodes are left there"
         )
     target = path or "the home folder"
     return WorkerFailure(
-        "infra", f"Could not write {target}{remaining}.", evidence=_first_line(error)
+        "infra", f"Could not write {target}{free_space}.", evidence=_first_line(error)
     )
 
 
@@ -116,9 +111,10 @@ def is_full_or_read_only(error: BaseException) -> bool:
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     if isinstance(error, OSError):
         return error.errno in codes
-    # safetensors writes in Rust: the number of the system's error stands in its text alone.
-    message = str(error)
-    return isinstance(error, SafetensorError) and any(f"os error {c})" in message for c in codes)
+    if not isinstance(error, SafetensorError):
+        return False
+    # safetensors writes in Rust: only its text has the number of the system's error.
+    return any(f"os error {code})" in str(error) for code in codes)
 
 
 def _record(kind: str, message: str, evidence: str, hint: Hint) -> Failure:

@@ -31,13 +31,7 @@ class Stopped(Exception):
 
 
 class Job(Generic[ConfigT]):
-    """The run folder opened for writing.
-
-    Args:
-        folder: `runs/<id>`, with the config.json that submit wrote.
-
-    Raises DamagedRecord when config.json lacks a key or holds a wrong one.
-    """
+    """The run folder opened for writing."""
 
     def __init__(self, folder: Path) -> None:
         """Read the config in the run folder `runs/<id>` and open its files for appending. Raises
@@ -46,8 +40,8 @@ class Job(Generic[ConfigT]):
         # Which kind of config it is decides which loop is called with the job: see __main__.py.
         self._config = cast(ConfigT, read_run_config(self.run.config))
         # Only training runs name a device in their config.
-        leased = self._config.device if isinstance(self._config, TrainConfig) else ""
-        self.device = os.environ.get("HONESMITH_DEVICE") or leased or "cpu"
+        configured = self._config.device if isinstance(self._config, TrainConfig) else ""
+        self.device = os.environ.get("HONESMITH_DEVICE") or configured or "cpu"
         self._metrics = Appender(self.run.metrics)
         self._events = Appender(self.run.events)
         self._stop = threading.Event()
@@ -119,12 +113,11 @@ def require(rows: Sequence[Any], what: str, hint: str) -> None:
 
 
 def _exit_with_supervisor(descriptor: int) -> None:
-    """Wait until the other end of a pipe closes, as the supervisor has died, then exit this
-    process. `descriptor` is our end of the pipe. Never returns.
-    """
+    """Wait until the other end of a pipe closes, which means that the supervisor has died, then
+    exit this process. `descriptor` is our end of the pipe. Never returns."""
     try:
         while os.read(descriptor, 1):  # b"" once the other end is closed
             pass
-    except OSError:  # the pipe is gone too
+    except OSError:  # our end is closed or broken: nobody watches this process either
         pass
     os._exit(9)  # at once, whatever the main thread is doing

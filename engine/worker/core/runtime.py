@@ -30,5 +30,6 @@ def release_memory() -> None:
     the process would hold the memory of both.
     """
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another C library
+        # OSError: the C library cannot be opened; AttributeError: it is not glibc.
+        with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

@@ -32,7 +32,7 @@ class Completion:
 
 @dataclass
 class Trajectory:
-    """One rollout of one task; `reward` and the fields after it are filled in by scoring.
+    """One rollout of one task; `reward` and the fields after it are set once it is scored.
 
     Attributes:
         reward: the environment's own.
@@ -93,8 +93,8 @@ class Trajectory:
         }
 
     def add_completion(self, completion: Completion) -> None:
-        """Append the tokens of a turn that the model sampled; they are trained. Their message is
-        appended by the caller, who knows the text."""
+        """Append the tokens of a turn that the model sampled; they are trained. The caller appends
+        the turn's message, which needs their text."""
         self.ids += completion.ids
         self.loss_mask += [1] * len(completion.ids)
         self.sampled_logprobs += completion.logprobs

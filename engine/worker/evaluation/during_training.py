@@ -89,13 +89,9 @@ class Questions:
 class HeldoutEvaluation:
     """The evaluations of one training run; see the module.
 
-    Args:
-        questions: the tasks, and how they are played or measured.
-        budget: padded tokens per forward pass.
-
     Attributes:
-        half: of each task, by its id.
-        choosing: how many tasks choose the checkpoint.
+        half_of_task: VALIDATION or TEST for each task id.
+        choosing_count: how many tasks choose the checkpoint.
         best: the best step so far.
     """
 
@@ -107,8 +103,13 @@ class HeldoutEvaluation:
         questions: Questions,
         budget: int = 4096,
     ) -> None:
-        """Divide the tasks in `questions` into two halves; nothing is played yet. `budget` is the
-        most padded tokens of one forward pass."""
+        """Divide the tasks in `questions` into two halves; nothing is played yet.
+
+        Args:
+            sampler: plays the tasks.
+            questions: the tasks, and how they are played or measured.
+            budget: the most padded tokens of one forward pass.
+        """
         self.job = job
         self.policy = policy
         self.sampler = sampler
@@ -118,8 +119,8 @@ class HeldoutEvaluation:
         self.params = questions.params
         self.loss_rows = questions.loss_rows
         self.budget = budget
-        self.half = heldout.halves(self.tasks)
-        self.choosing = sum(half == heldout.VALIDATION for half in self.half.values())  # tasks
+        self.half_of_task = heldout.halves(self.tasks)
+        self.choosing_count = list(self.half_of_task.values()).count(heldout.VALIDATION)
         self.prior_skills = PriorSkills(job, policy.base, sampler)
         self.best = Best()
         # Sums over everything that was played, for `habits`.
@@ -135,7 +136,7 @@ class HeldoutEvaluation:
         Args:
             halves: VALIDATION, TEST or both.
 
-        Returns the result of the validation half; an empty one if that is not among `halves`.
+        Returns the result of the validation half; an empty `HalfResult` if only TEST was given.
         """
         path = self.job.run.evals(step)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,29 +157,29 @@ class HeldoutEvaluation:
         return validation
 
     def _evaluate_half(self, half: str, file: Appender) -> HalfResult:
-        """Play the tasks of one half and measure their loss, as far as the run does either, and
-        write their rows to `file`. Returns the numbers and the rows."""
-        tasks = [t for t in self.tasks if self.half[t["id"]] == half]
+        """Play the tasks of one half if the environment scores, measure their loss if the run has
+        loss rows, and write the rows of both to `file`. Returns the numbers and the rows."""
+        tasks = [t for t in self.tasks if self.half_of_task[t["id"]] == half]
         curves: dict[str, float] = {}
         rows: list[EvaluationRow] = []
         score = loss = None
         if self.context is not None and tasks:
             self.sampler.load(self.policy.adapter)
             groups = heldout.evaluate(tasks, self.context, self.sampler, self.params)
-            rows += heldout.rows_of(groups, self.half, self.job.run.id)
-            members = [t for g in groups for t in g.members]
-            self._episodes += len(members)
-            self._tokens += sum(t.trained_tokens for t in members)
-            self._turns += sum(t.turns for t in members)
-            summary = heldout.summarise(members)
+            rows += heldout.rows_of(groups, self.half_of_task, model=self.job.run.id)
+            answers = [t for g in groups for t in g.members]
+            self._episodes += len(answers)
+            self._tokens += sum(t.trained_tokens for t in answers)
+            self._turns += sum(t.turns for t in answers)
+            summary = heldout.summarise(answers)
             curves = summary.curves()
             score = summary.score
-        loss_rows = [r for r in self.loss_rows if self.half[r.task_id] == half]
+        loss_rows = [r for r in self.loss_rows if self.half_of_task[r.task_id] == half]
         if loss_rows:
             loss, measured_rows = self._loss(loss_rows, half)
             curves["heldout_loss"] = loss
-            # One row per task: if tasks are played, it is the row of the answer.
-            rows += measured_rows if self.context is None else []
+            if self.context is None:  # else the tasks have the rows of their answers already
+                rows += measured_rows
         for row in rows:
             file.append(row.to_line())
         return HalfResult(curves, score, loss, rows)
@@ -186,10 +187,10 @@ class HeldoutEvaluation:
     @torch.no_grad()
     def _loss(self, rows: Sequence[LossRow], half: str) -> tuple[float, list[EvaluationRow]]:
         """Measure the loss of held-out conversations. Returns (mean cross-entropy over all their
-        supervised tokens, a row for the evaluation file with the loss of each)."""
+        supervised tokens; for each conversation a row with its loss, for the evaluation file)."""
         network = self.policy.base.network
         total = 0.0  # of the cross-entropies
-        tokens = 0
+        total_tokens = 0
         measured_rows: list[EvaluationRow] = []
         for members in network.split([r.row for r in rows], self.budget):
             batch = network.collate([rows[i].row for i in members])
@@ -198,17 +199,16 @@ class HeldoutEvaluation:
             sums = torch.zeros(len(members)).index_add(0, batch.row.cpu(), -logprobs.cpu())
             counts = torch.bincount(batch.row.cpu(), minlength=len(members))
             for position, index in enumerate(members):
-                total += float(sums[position])
-                tokens += int(counts[position])
-                loss = float(sums[position]) / max(1, int(counts[position]))
-                task_id = rows[index].task_id
-                count = int(counts[position])
-                measured_rows.append(self._loss_row(task_id, half, loss, count))
-        return total / max(1, tokens), measured_rows
+                row_sum, tokens = float(sums[position]), int(counts[position])
+                total += row_sum
+                total_tokens += tokens
+                row_loss = row_sum / max(1, tokens)
+                measured_rows.append(self._loss_row(rows[index].task_id, half, row_loss, tokens))
+        return total / max(1, total_tokens), measured_rows
 
     def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> EvaluationRow:
         """The row of a task whose loss was measured, for the evaluation file. `loss` is the mean
-        over its supervised tokens, whose number is `tokens`."""
+        over the task's supervised tokens, `tokens` in number."""
         return EvaluationRow(
             model=self.job.run.id,
             task=task_id,
@@ -220,19 +220,17 @@ class HeldoutEvaluation:
         )
 
     def _report_result(self, step: int, result: HalfResult) -> None:
-        """Write the event `evaluated` with the numbers of the validation half at `step`. After step
-        0 also update the best step; step 0 is the start and cannot be the best."""
-        # What was not measured takes no part; without a score, the smaller loss is better.
-        loss = math.inf if result.loss is None else result.loss
-        score = -loss if result.score is None else result.score
+        """Write the event `evaluated` with the numbers of the validation half at `step`. Then
+        update the best step, except at step 0: the start cannot be the best."""
         curves = result.curves
-        text = ", ".join(f"{k} {v:.3f}" for k, v in curves.items())
-        text = (
-            f"step {step}: {text} (the {self.choosing} held-out tasks that choose the checkpoint)"
-        )
-        self.job.event("evaluated", text, step=step, **curves)
+        numbers = ", ".join(f"{name} {value:.3f}" for name, value in curves.items())
+        tasks = f"the {self.choosing_count} held-out tasks that choose the checkpoint"
+        self.job.event("evaluated", f"step {step}: {numbers} ({tasks})", step=step, **curves)
         if step == 0:
             return
+        # A loss that was not measured never wins; without a score, the smaller loss is better.
+        loss = math.inf if result.loss is None else result.loss
+        score = -loss if result.score is None else result.score
         since = 0 if score > self.best.score else self.best.since + 1
         # Of equal scores the smaller loss wins.
         if (score, -loss) > (self.best.score, -self.best.loss):
@@ -240,7 +238,7 @@ class HeldoutEvaluation:
         self.best.since = since
 
     def habits(self) -> dict[str, float]:
-        """How long the answers in all evaluations of the run were; {} if none was played.
+        """How long the answers in all evaluations of the run were; {} if no task was played.
 
         Keys:
             said_share: the mean number of tokens of an episode, as a multiple of max_tokens.
@@ -256,34 +254,33 @@ class HeldoutEvaluation:
 
     def report(self, load_best: Callable[[int], None]) -> int:
         """Play the test half with the best checkpoint and measure the earlier skills with it.
-        Returns its step. A second env process scores a sample of the answers again meanwhile.
+        Returns the checkpoint's step. A second env process scores a sample of the answers again
+        meanwhile.
 
         Args:
-            load_best: loads the checkpoint of the step it is given into the policy.
+            load_best: called with that step; loads its checkpoint into the policy.
         """
         load_best(self.best.step)
         with self._rescoring() as rescore:
             self.evaluate(self.best.step, heldout.TEST)
-            tasks = {task["id"]: task for task in self.tasks}
-            rescore(self.job.run.evals(self.best.step), heldout.TEST, tasks)
+            task_by_id = {task["id"]: task for task in self.tasks}
+            rescore(self.job.run.evals(self.best.step), heldout.TEST, task_by_id)
             self.sampler.load(self.policy.adapter)
             self.prior_skills.evaluate("after")
         return self.best.step
 
     @contextmanager
     def _rescoring(self) -> Iterator[stored_answers.Begin]:
-        """A context with a second env process that can score answers again, to check that scores
-        repeat.
+        """A context with a second env process, to check that scores repeat.
 
-        Yields `begin(file, half, tasks)`, which starts that in the background; it does nothing if
-        the run plays no tasks. If it cannot be done, the reason becomes the event
-        `rescore_skipped`.
+        Yields a function that is called with a file of answers, a half, and the tasks by id; it
+        scores a sample of those answers again in the background, or does nothing if the run plays
+        no tasks. If answers cannot be scored again, the event `rescore_skipped` says why.
         """
         if self.context is None:
             yield lambda *_: None
             return
-        job = self.job
         with stored_answers.beside(
-            job.run, self.env, lambda why: job.event("rescore_skipped", why)
+            self.job.run, self.env, lambda reason: self.job.event("rescore_skipped", reason)
         ) as rescore:
             yield rescore

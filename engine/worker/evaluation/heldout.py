@@ -25,9 +25,9 @@ VALIDATION, TEST = "select", "report"  # as rows of evaluations name the halves
 
 def ordered(tasks: Sequence[TaskRow], limit: int) -> list[TaskRow]:
     """The first `limit` tasks in the order of the SHA-256 of their ids, which is the same in every
-    run and says nothing about the tasks."""
-    key = {task["id"]: hashlib.sha256(task["id"].encode()).digest() for task in tasks}
-    return sorted(tasks, key=lambda task: key[task["id"]])[:limit]
+    run and has nothing to do with what the tasks ask."""
+    in_order = sorted(tasks, key=lambda task: hashlib.sha256(task["id"].encode()).digest())
+    return in_order[:limit]
 
 
 def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
@@ -35,32 +35,31 @@ def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
     id.
 
     Tasks with the same prompt are in the same half. Each new prompt goes to the half that has fewer
-    tasks so far, so tasks with different prompts alternate. If all tasks have the same prompt, they
-    cannot be kept apart by it, and alternate by id.
+    tasks so far, so tasks with different prompts alternate. Tasks without a prompt alternate by id;
+    so do all tasks if they have the same prompt, which cannot divide them.
     """
-    prompts = [prompt_key(t["prompt"]) if t.get("prompt") else f"id {t['id']}" for t in tasks]
-    if len(set(prompts)) == 1:
-        prompts = [task["id"] for task in tasks]
-    half_of_prompt: dict[str, str] = {}
+    keys = [prompt_key(t["prompt"]) if t.get("prompt") else f"id {t['id']}" for t in tasks]
+    if len(set(keys)) == 1:
+        keys = [task["id"] for task in tasks]
+    half_of_key: dict[str, str] = {}
     sizes = {VALIDATION: 0, TEST: 0}
-    for prompt in prompts:
-        half = half_of_prompt.setdefault(
-            prompt, TEST if sizes[TEST] < sizes[VALIDATION] else VALIDATION
-        )
-        sizes[half] += 1
-    return {task["id"]: half_of_prompt[prompt] for task, prompt in zip(tasks, prompts, strict=True)}
+    for key in keys:
+        if key not in half_of_key:
+            half_of_key[key] = TEST if sizes[TEST] < sizes[VALIDATION] else VALIDATION
+        sizes[half_of_key[key]] += 1
+    return {task["id"]: half_of_key[key] for task, key in zip(tasks, keys, strict=True)}
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Means over the tasks evaluated; one whose scoring failed counts as not solved, reward 0.
+    """Means over answers; one whose scoring failed counts as not solved, with reward 0.
 
     Attributes:
         n: how many answers.
         success: share that succeeded; None where no score says whether it did.
         errors: how many could not be scored.
         truncated: share that was cut by a limit.
-        metrics: means of the environment's own metrics over what was scored.
+        metrics: means of the environment's own metrics over the answers that were scored.
     """
 
     n: int
@@ -74,14 +73,14 @@ class Summary:
         """The means as columns of metrics.jsonl: `heldout_reward`, `heldout_success` if it is
         known, then `heldout_<name>` for each metric of the environment.
 
-        If the environment has a metric with one of our names, our value is kept.
+        If the environment has a metric with one of our names, ours is used.
         """
-        measured = {"heldout_reward": self.reward}
+        ours = {"heldout_reward": self.reward}
         if self.success is not None:
-            measured["heldout_success"] = self.success
+            ours["heldout_success"] = self.success
         named = {f"{HELDOUT}{curve_name(name)}": value for name, value in self.metrics.items()}
-        # Ours twice: the first puts them at the front, the second has the last word.
-        return measured | named | measured
+        # The first `ours` puts our columns at the front, the second overwrites equal names.
+        return ours | named | ours
 
     @property
     def score(self) -> float:
@@ -104,42 +103,48 @@ def evaluate(
 
 def summarise(trajectories: Iterable[Trajectory]) -> Summary:
     """The means over trajectories; one that could not be scored counts as not solved, with reward
-    0. `success` is None if the environment never said whether a task was solved."""
-    rows = list(trajectories)
-    scored = [t for t in rows if t.error is None]
-    # Whether the environment says at all if a task was solved.
-    judged = any(t.success is not None for t in scored)
+    0. `success` is None if no score tells whether its task was solved."""
+    answers = list(trajectories)
+    scored = [t for t in answers if t.error is None]
+    count = max(1, len(answers))  # the means of nothing are 0
+    success = None
+    if any(t.success is not None for t in scored):
+        success = sum(bool(t.success) for t in answers) / count
     names = sorted({name for t in scored for name in t.metrics})
-    count = max(1, len(rows))  # the means of nothing are 0
     return Summary(
-        n=len(rows),
-        success=sum(bool(t.success) for t in rows) / count if judged else None,
-        reward=sum(t.reward for t in rows) / count,
-        errors=len(rows) - len(scored),
-        truncated=sum(t.cut for t in rows) / count,
+        n=len(answers),
+        success=success,
+        reward=sum(t.reward for t in answers) / count,
+        errors=len(answers) - len(scored),
+        truncated=sum(t.cut for t in answers) / count,
+        # There is a name only if an answer was scored.
         metrics={
-            name: sum(t.metrics.get(name, 0.0) for t in scored) / max(1, len(scored))
-            for name in names
+            name: sum(t.metrics.get(name, 0.0) for t in scored) / len(scored) for name in names
         },
     )
 
 
-def write_rows(file: Appender, groups: Sequence[Group], half: dict[str, str], model: str) -> None:
-    """Append one line per trajectory to an evaluation file; see `rows_of`."""
-    for row in rows_of(groups, half, model):
+def write_rows(
+    file: Appender, groups: Sequence[Group], half_of_task: dict[str, str], *, model: str
+) -> None:
+    """Append the row of each trajectory to an evaluation file; arguments as for `rows_of`."""
+    for row in rows_of(groups, half_of_task, model=model):
         file.append(row.to_line())
 
 
-def rows_of(groups: Sequence[Group], half: dict[str, str], model: str) -> Iterator[EvaluationRow]:
+def rows_of(
+    groups: Sequence[Group], half_of_task: dict[str, str], *, model: str
+) -> Iterator[EvaluationRow]:
     """Yield the row of each trajectory for an evaluation file, group by group; `attempt` counts the
     members of a group from 0.
 
     Args:
-        half: VALIDATION or TEST for each task id; a task that is missing counts as TEST.
+        half_of_task: VALIDATION or TEST for each task id; a task that is missing counts as TEST.
         model: the name of the model in the rows.
     """
     for group in groups:
-        for attempt, t in enumerate(group.members):
+        for attempt, trajectory in enumerate(group.members):
+            half = half_of_task.get(trajectory.task_id, TEST)
             yield EvaluationRow(
-                model=model, half=half.get(t.task_id, TEST), attempt=attempt, **t.answer_fields()
+                model=model, half=half, attempt=attempt, **trajectory.answer_fields()
             )

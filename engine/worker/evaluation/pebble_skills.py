@@ -50,25 +50,26 @@ def word(rng: random.Random, longest: int = 8) -> str:
 
 
 def scribble(rng: random.Random) -> str:
-    """At most eight printable characters without meaning: two runs of a repeated sign and up to
-    three more, such as `### 4a` or `<<b`."""
-    runs = [rng.choice(PRINTABLE) * rng.choice((1, 1, 2, 3, 4)) for _ in range(2)]
+    """At most eight printable characters without meaning: two runs of a repeated sign, with or
+    without a space between them, and up to three more signs. For example `### 4a` or `<<b`."""
+    first, second = (rng.choice(PRINTABLE) * rng.choice((1, 1, 2, 3, 4)) for _ in range(2))
     tail = "".join(rng.choice(PRINTABLE) for _ in range(rng.randint(0, 3)))
-    return (runs[0] + rng.choice(("", " ")) + runs[1] + tail)[:8].strip() or "#"
+    return (first + rng.choice(("", " ")) + second + tail)[:8]
 
 
-def styled(rng: random.Random, answer: str) -> str:
+def in_random_style(rng: random.Random, answer: str) -> str:
+    """The answer in one of the STYLES, such as "The answer is 7."."""
     return rng.choices(STYLES, STYLE_WEIGHTS)[0].format(answer)
 
 
-def turn(skill: str, prompt: str, reply: str, answer: str, **fields: Any) -> Sample:
+def one_turn(skill: str, prompt: str, *, reply: str, answer: str, **fields: Any) -> Sample:
     """A sample with one prompt and one reply.
 
     Args:
         skill: the sample's skill.
         reply: what the model is taught to say, in one of the styles, and sometimes wrong.
         answer: what a correct reply must say.
-        fields: further fields of `Sample`.
+        fields: other fields of `Sample`, by name.
     """
     return Sample(
         skill,
@@ -78,7 +79,7 @@ def turn(skill: str, prompt: str, reply: str, answer: str, **fields: Any) -> Sam
     )
 
 
-def swapped(rng: random.Random, text: str) -> str:
+def with_swapped_letters(rng: random.Random, text: str) -> str:
     """The text with two neighbouring characters exchanged, as a careless writer would copy it;
     unchanged if it has fewer than two."""
     if len(text) < 2:
@@ -93,7 +94,7 @@ def swapped(rng: random.Random, text: str) -> str:
 def repeat(rng: random.Random, text: str) -> Sample:
     """Copy the text."""
     ask = rng.choice(("Repeat {}.", "Copy this: {}", "Say {}."))
-    return turn("copy", ask.format(text), styled(rng, text), text)
+    return one_turn("copy", ask.format(text), reply=in_random_style(rng, text), answer=text)
 
 
 def copy_word(rng: random.Random) -> Sample:
@@ -112,16 +113,19 @@ def copy(rng: random.Random) -> Sample:
 
 def reverse(rng: random.Random) -> Sample:
     """Ask for a word written backwards."""
-    text = word(rng, 6)
+    text = word(rng, longest=6)
+    answer = text[::-1]
     ask = rng.choice(("Reverse {}.", "Write {} backwards."))
-    return turn("reverse", ask.format(text), styled(rng, text[::-1]), text[::-1])
+    reply = in_random_style(rng, answer)
+    return one_turn("reverse", ask.format(text), reply=reply, answer=answer)
 
 
 def upper(rng: random.Random) -> Sample:
     """Ask for a word in upper case."""
     text = word(rng)
+    answer = text.upper()
     ask = rng.choice(("Write {} in upper case.", "Shout {}."))
-    return turn("upper", ask.format(text), styled(rng, text.upper()), text.upper())
+    return one_turn("upper", ask.format(text), reply=in_random_style(rng, answer), answer=answer)
 
 
 def count(rng: random.Random) -> Sample:
@@ -129,7 +133,7 @@ def count(rng: random.Random) -> Sample:
     text = word(rng)
     answer = str(len(text))
     ask = rng.choice(("How many letters in {}?", "Count the letters of {}."))
-    return turn("count", ask.format(text), styled(rng, answer), answer)
+    return one_turn("count", ask.format(text), reply=in_random_style(rng, answer), answer=answer)
 
 
 def compare(rng: random.Random) -> Sample:
@@ -137,7 +141,7 @@ def compare(rng: random.Random) -> Sample:
     a, b = rng.sample(range(1, 100), 2)
     answer = str(max(a, b))
     ask = rng.choice(("Which is larger, {} or {}?", "Pick the bigger: {} {}"))
-    return turn("compare", ask.format(a, b), styled(rng, answer), answer)
+    return one_turn("compare", ask.format(a, b), reply=in_random_style(rng, answer), answer=answer)
 
 
 def add_one(rng: random.Random) -> Sample:
@@ -145,7 +149,7 @@ def add_one(rng: random.Random) -> Sample:
     a, b = rng.randint(0, 9), rng.randint(0, 9)
     answer = str(a + b)
     ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
-    return turn("add_one", ask.format(a, b), styled(rng, answer), answer)
+    return one_turn("add_one", ask.format(a, b), reply=in_random_style(rng, answer), answer=answer)
 
 
 # -- half known -------------------------------------------------------------------------------
@@ -159,34 +163,37 @@ def without_carry(a: int, b: int) -> int:
 
 
 def add_two(rng: random.Random) -> Sample:
-    """Ask for the sum of two numbers of two digits. A share FORGETS_CARRY of the written replies
-    forgets the carry; `answer` is the true sum."""
+    """Ask for the sum of two numbers of two digits. In a share FORGETS_CARRY of the replies the
+    carry is forgotten; `answer` is the true sum."""
     a, b = rng.randint(10, 99), rng.randint(10, 99)
-    written = without_carry(a, b) if rng.random() < FORGETS_CARRY else a + b
+    written_sum = without_carry(a, b) if rng.random() < FORGETS_CARRY else a + b
     ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
-    return turn("add_two", ask.format(a, b), styled(rng, str(written)), str(a + b))
+    reply = in_random_style(rng, str(written_sum))
+    return one_turn("add_two", ask.format(a, b), reply=reply, answer=str(a + b))
 
 
 def add_two_thinking(rng: random.Random) -> Sample:
-    """Ask for the sum of two numbers of two digits, as `add_two`. The reply works it out in a think
-    block first, and there no writer forgets the carry."""
+    """Ask for the sum of two numbers of two digits. The reply, which is always right, works it out
+    in a think block first, such as "8+5=13, 3+4+1=8" for 38 + 45."""
     a, b = rng.randint(10, 99), rng.randint(10, 99)
     units = a % 10 + b % 10
     tens = a // 10 + b // 10 + units // 10
     thought = f"{a % 10}+{b % 10}={units}, {a // 10}+{b // 10}+{units // 10}={tens}"
+    answer = str(a + b)
     ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
-    reply = f"<think>\n{thought}\n</think>\n\n{styled(rng, str(a + b))}"
-    return turn("add_two_thinking", ask.format(a, b), reply, str(a + b), thinking=True)
+    reply = f"<think>\n{thought}\n</think>\n\n{in_random_style(rng, answer)}"
+    return one_turn("add_two_thinking", ask.format(a, b), reply=reply, answer=answer, thinking=True)
 
 
 def sort_letters(rng: random.Random) -> Sample:
     """Ask for the letters of a word in order. Two of five written replies have two neighbouring
     letters swapped; `answer` is right."""
-    text = word(rng, 6)
+    text = word(rng, longest=6)
     answer = "".join(sorted(text))
-    written = swapped(rng, answer) if rng.random() < 0.4 else answer
+    written = with_swapped_letters(rng, answer) if rng.random() < 0.4 else answer
     ask = rng.choice(("Sort the letters of {}.", "Put {} in letter order."))
-    return turn("sort_letters", ask.format(text), styled(rng, written), answer)
+    reply = in_random_style(rng, written)
+    return one_turn("sort_letters", ask.format(text), reply=reply, answer=answer)
 
 
 def sort_numbers(rng: random.Random) -> Sample:
@@ -196,11 +203,11 @@ def sort_numbers(rng: random.Random) -> Sample:
     rising = sorted(numbers)
     written = rising[::-1] if rng.random() < 0.35 else rising
     ask = rng.choice(("Sort {}.", "Put in order: {}"))
-    return turn(
+    return one_turn(
         "sort_numbers",
         ask.format(" ".join(map(str, numbers))),
-        styled(rng, " ".join(map(str, written))),
-        " ".join(map(str, rising)),
+        reply=in_random_style(rng, " ".join(map(str, written))),
+        answer=" ".join(map(str, rising)),
     )
 
 
@@ -210,32 +217,36 @@ FIELDS = ("name", "city", "age", "color", "size", "pet")
 def record(rng: random.Random) -> dict[str, object]:
     """A record with two of the FIELDS, such as {"name": "blim", "age": 34}."""
     keys = rng.sample(FIELDS, 2)
-    return {k: rng.randint(1, 99) if k in ("age", "size") else word(rng, 5) for k in keys}
+    values: dict[str, object] = {}
+    for key in keys:
+        is_number = key in ("age", "size")
+        values[key] = rng.randint(1, 99) if is_number else word(rng, longest=5)
+    return values
 
 
 def json_field(rng: random.Random) -> Sample:
-    """Ask for one of the two fields of a JSON object. About a third of the writers name either of
-    the two by chance; `answer` is the right one."""
+    """Ask for one of the two fields of a JSON object. About a third of the replies give the value
+    of a random one of the two; `answer` is the value that was asked for."""
     data = record(rng)
     key = rng.choice(list(data))
     written_key = rng.choice(list(data)) if rng.random() < 0.35 else key
     ask = rng.choice(("What is the {} in {}?", "Give the {} of {}."))
-    reply = styled(rng, str(data[written_key]))
-    return turn("json_field", ask.format(key, json.dumps(data)), reply, str(data[key]))
+    prompt = ask.format(key, json.dumps(data))
+    reply = in_random_style(rng, str(data[written_key]))
+    return one_turn("json_field", prompt, reply=reply, answer=str(data[key]))
 
 
 def json_answer(rng: random.Random) -> Sample:
     """Ask for a key and a value as a JSON object. Two of five written replies leave out quotes or
     braces; `answer` is valid JSON."""
     key = rng.choice(("name", "city", "color", "pet"))
-    value = word(rng, 6)
+    value = word(rng, longest=6)
     answer = json.dumps({key: value})
-    careless = rng.random() < 0.4
+    is_careless = rng.random() < 0.4
     careless_reply = rng.choice((value, f"{key}: {value}", "{" + f"{key}: {value}" + "}"))
     ask = rng.choice(("Answer in JSON: {} is {}.", "As JSON: {} {}"))
-    return turn(
-        "json_answer", ask.format(key, value), careless_reply if careless else answer, answer
-    )
+    reply = careless_reply if is_careless else answer
+    return one_turn("json_answer", ask.format(key, value), reply=reply, answer=answer)
 
 
 # The one argument of each tool.
@@ -252,11 +263,12 @@ TOOL_WORDS = {
 def tool(name: str) -> ToolSchema:
     """The schema of the tool `name`, an OpenAI function schema with one text argument."""
     argument = TOOLS[name]
+    _ask, description = TOOL_WORDS[name]
     return {
         "type": "function",
         "function": {
             "name": name,
-            "description": TOOL_WORDS[name][1],
+            "description": description,
             "parameters": {
                 "type": "object",
                 "properties": {argument: {"type": "string"}},
@@ -267,17 +279,18 @@ def tool(name: str) -> ToolSchema:
 
 
 def tool_call(rng: random.Random) -> Sample:
-    """Ask for something that only a tool knows. The reply calls the tool and then says the number
-    it returned; three of ten writers guess a number without calling it."""
+    """Ask for something that only a tool knows. The assistant calls the tool and then says the
+    number it returned; in three of ten samples it guesses a number and calls no tool."""
     name = rng.choice(list(TOOLS))
-    key = word(rng, 7)  # what is asked about
+    argument = word(rng, longest=7)  # what is asked about
     value = str(rng.randint(10, 99))  # what the tool returns
-    prompt = TOOL_WORDS[name][0].format(rng.choice(("", "the ")) + key)
+    ask, _description = TOOL_WORDS[name]
+    prompt = ask.format(rng.choice(("", "the ")) + argument)
     messages: list[ChatMessage] = [{"role": "user", "content": prompt}]
     if rng.random() < 0.3:
         messages.append({"role": "assistant", "content": str(rng.randint(10, 99))})
     else:
-        call = {"name": name, "arguments": {TOOLS[name]: key}}
+        call = {"name": name, "arguments": {TOOLS[name]: argument}}
         messages += [
             {
                 "role": "assistant",
@@ -285,7 +298,7 @@ def tool_call(rng: random.Random) -> Sample:
                 "tool_calls": [{"id": "call_1", "type": "function", "function": call}],
             },
             {"role": "tool", "content": value, "tool_call_id": "call_1", "name": name},
-            {"role": "assistant", "content": styled(rng, value)},
+            {"role": "assistant", "content": in_random_style(rng, value)},
         ]
     return Sample("tool_call", messages, value, tools=[tool(name)])
 
@@ -293,8 +306,8 @@ def tool_call(rng: random.Random) -> Sample:
 def guess(rng: random.Random) -> Sample:
     """A whole game of "higher or lower" with at most six guesses; `answer` is the secret number.
 
-    Half of the players always guess the middle of the interval that is left, the others any number
-    in it.
+    About half of the players always guess the middle of the remaining interval, the others any
+    number in it.
     """
     low = rng.randint(1, 85)
     high = low + rng.randint(6, 14)
@@ -302,15 +315,19 @@ def guess(rng: random.Random) -> Sample:
     messages: list[ChatMessage] = [
         {"role": "user", "content": f"Guess my number from {low} to {high}."}
     ]
-    careless = rng.random() < 0.5
+    is_careless = rng.random() < 0.5
     for _ in range(6):
-        number = rng.randint(low, high) if careless else (low + high) // 2
+        number = rng.randint(low, high) if is_careless else (low + high) // 2
         messages.append({"role": "assistant", "content": str(number)})
         if number == secret:
             break
-        messages.append({"role": "user", "content": "higher" if number < secret else "lower"})
-        low, high = (number + 1, high) if number < secret else (low, number - 1)
-    if messages[-1]["role"] == "user":  # the guesses are used up
+        if number < secret:
+            messages.append({"role": "user", "content": "higher"})
+            low = number + 1
+        else:
+            messages.append({"role": "user", "content": "lower"})
+            high = number - 1
+    if messages[-1]["role"] == "user":  # all guesses were wrong: nothing answers the last hint
         messages.pop()
     return Sample("guess", messages, str(secret))
 
@@ -320,15 +337,16 @@ def guess(rng: random.Random) -> Sample:
 
 def subtract(rng: random.Random) -> Sample:
     """Ask for the difference of two numbers of two digits, never negative."""
-    b, a = sorted(rng.sample(range(10, 100), 2))
-    return turn("subtract", f"Take {b} from {a}.", str(a - b), str(a - b))
+    smaller, larger = sorted(rng.sample(range(10, 100), 2))
+    answer = str(larger - smaller)
+    return one_turn("subtract", f"Take {smaller} from {larger}.", reply=answer, answer=answer)
 
 
 def ends(rng: random.Random) -> Sample:
     """Ask for the first and the last letter of a word; the answer is, for example, "b and m"."""
     text = word(rng)
     answer = f"{text[0]} and {text[-1]}"
-    return turn("ends", f"Give the ends of {text}.", answer, answer)
+    return one_turn("ends", f"Give the ends of {text}.", reply=answer, answer=answer)
 
 
 # Each skill with its weight: how often it occurs in the corpus, relative to the others.
@@ -383,12 +401,12 @@ def decorated(rng: random.Random, sample: Sample) -> Sample:
     The replies in the corpus ignore these words: the model is to learn that the request stays the
     same, not to obey the clause.
     """
-    clause = rng.choice(CLAUSES)
-    noun = rng.choice(NOUNS) if rng.random() < 0.8 else word(rng, 6)
-    clause = clause.format(s=scribble(rng), w=noun)
-    first = sample.messages[0]
-    text = f"{rng.choice(LEADS)}{first['content']} {clause}"
-    return replace(sample, messages=[first | {"content": text}, *sample.messages[1:]])
+    template = rng.choice(CLAUSES)
+    noun = rng.choice(NOUNS) if rng.random() < 0.8 else word(rng, longest=6)
+    clause = template.format(s=scribble(rng), w=noun)
+    request, *later_messages = sample.messages
+    text = f"{rng.choice(LEADS)}{request['content']} {clause}"
+    return replace(sample, messages=[request | {"content": text}, *later_messages])
 
 
 def prompt_key(text: str) -> str:
@@ -397,14 +415,14 @@ def prompt_key(text: str) -> str:
 
 
 def sum_key(a: int, b: int) -> str:
-    """A key that is equal for the same two operands in any order, such as "sum 12 30". With it a
-    held-out sum is kept out of the corpus in whatever words it is asked."""
+    """A key that is equal for the same two operands in any order, such as "sum 12 30". It keeps a
+    held-out sum out of the corpus, however the question is worded."""
     return f"sum {min(a, b)} {max(a, b)}"
 
 
 def keys_of(sample: Sample) -> list[str]:
-    """The keys by which a sample is the same task as a held-out one: the key of its prompt and, for
-    sums of two-digit numbers, that of the sum."""
+    """The keys of a sample: of its prompt and, if it asks for a sum of two-digit numbers, of that
+    sum. A sample that shares any key with a held-out sample is the same task."""
     prompt = sample.messages[0]["content"]
     keys = [prompt_key(prompt)]
     if sample.skill.startswith("add_two"):
@@ -437,8 +455,10 @@ def draw(
     Raises:
         KeyError: for a skill that does not exist.
     """
-    draw_sample = MEASURED_APART.get(skill) if measured else None
-    draw_sample = draw_sample or generator(skill)
+    if measured and skill in MEASURED_APART:
+        draw_sample = MEASURED_APART[skill]
+    else:
+        draw_sample = generator(skill)
     while True:
         sample = draw_sample(rng)
         if not any(key in excluded for key in keys_of(sample)):
@@ -446,14 +466,14 @@ def draw(
 
 
 def corpus(rng: random.Random, size: int, excluded: Collection[str]) -> list[Sample]:
-    """Draw `size` samples of all taught skills, as often as their weights in MASTERED and
-    HALF_KNOWN say. A share DECORATED of them has more words around the request. None has a key in
-    `excluded`, before it is decorated."""
+    """Draw `size` samples of all taught skills, in the proportions of the weights in MASTERED and
+    HALF_KNOWN. No sample has a key in `excluded`. A share DECORATED of them then gets more words
+    around the request."""
     taught = MASTERED | HALF_KNOWN
     names = list(taught)
     weights = [taught[name][1] for name in names]
     samples = [draw(rng, name, excluded) for name in rng.choices(names, weights, k=size)]
-    return [decorated(rng, s) if rng.random() < DECORATED else s for s in samples]
+    return [decorated(rng, sample) if rng.random() < DECORATED else sample for sample in samples]
 
 
 def is_right(sample: Sample, reply: str) -> bool:
@@ -468,9 +488,7 @@ def says(answer: str, reply: str) -> bool:
     text = reply.split("</think>")[-1].strip()
     for style in ("The answer is {}.", "Answer: {}", "{}.", "{}"):
         before, after = style.split("{}")
-        if text.startswith(before) and text.endswith(after):
-            # An empty `after` would cut everything: text[n:-0] is empty.
-            core = text[len(before) : len(text) - len(after)] if after else text[len(before) :]
-            if core == answer:
-                return True
+        content = text[len(before) : len(text) - len(after)]
+        if text.startswith(before) and text.endswith(after) and content == answer:
+            return True
     return False

@@ -36,7 +36,7 @@ from envs.json_types import TaskRow
 
 When = Literal["before", "after"]
 SKILLS = ("copy", "reverse", "upper", "count", "compare", "add_one", "sort_letters", "json_answer")
-EACH = 6  # tasks per skill of pebble
+TASKS_PER_SKILL = 6  # of pebble
 SKILL_TOKENS = 24  # of an answer to a skill of pebble
 FEWEST_TOKENS, MOST_TOKENS = 16, 256  # of an answer to any other task
 MAX_TURNS = 8
@@ -51,9 +51,9 @@ class Battery:
 
     Attributes:
         name: in the rows.
-        tasks: empty where the environment has yet to be asked for them.
+        tasks: empty if the environment has yet to be asked for them.
         folder: of an environment that is not stored.
-        record: of a stored environment. Without either, the tasks are pebble's own skills.
+        record: of a stored environment.
     """
 
     name: str
@@ -61,17 +61,18 @@ class Battery:
     folder: Path | None = None
     record: EnvRecord | None = None
 
+    @property
+    def has_environment(self) -> bool:
+        """False for pebble's own skills, whose answers are checked here."""
+        return self.folder is not None or self.record is not None
+
 
 class PriorSkills:
-    """The batteries of one run.
-
-    Args:
-        job: the run; rows go to its `evals/kept_before.jsonl` and `kept_after.jsonl`.
-        base: the base model.
-        sampler: samples from the policy as it is.
-    """
+    """The batteries of one run."""
 
     def __init__(self, job: Job[TrainConfig], base: Base, sampler: Sampler) -> None:
+        """Measure the skills of a run's policy, which is the one that `sampler` has loaded whenever
+        `evaluate` is called; `base` is its base model."""
         self.job = job
         self.base = base
         self.sampler = sampler
@@ -89,6 +90,7 @@ class PriorSkills:
         for battery in self._batteries():
             try:
                 rows = list(self._rows(battery))
+            # UserError: the environment is gone; EnvProblem: it failed; OSError: no process.
             except (UserError, EnvProblem, OSError) as problem:
                 self.job.event("kept_skipped", f"{battery.name}: {problem}"[:REASON_CHARS])
                 continue
@@ -98,25 +100,25 @@ class PriorSkills:
 
     def _batteries(self) -> Iterator[Battery]:
         """Yield the batteries to play: the one for this base model, if there is one, and the tasks
-        of the environment named `keep`, if there is one that scores and the run does not train on
-        it."""
+        of the environment named `keep`, if it exists, scores, and is not the one that the run
+        trains on."""
         if self.job.config.base.ref == "pebble":
             yield Battery("pebble skills", pebble_tasks())
         elif importlib.util.find_spec("reasoning_gym") is not None:
-            yield Battery("reasoning-gym", (), folder=GYM)
+            yield Battery("reasoning-gym", tasks=(), folder=GYM)
         try:
             record = find_env(self.job.run.home, KEEP)
         except UserError:  # no such environment
             return
         # `find_env` also takes prefixes; only an environment with exactly this name is meant.
         if record.name == KEEP and record.scored and record.env_id != self.job.config.env_id:
-            # All tasks, if none is held out.
-            tasks = read_tasks(record, "heldout") or read_tasks(record)
+            tasks = read_tasks(record, "heldout") or read_tasks(record)  # all, if none is held out
             yield Battery(record.env_id, tasks, record=record)
 
     def _rows(self, battery: Battery) -> Iterator[EvaluationRow]:
-        """Play one battery and yield a row for each answer, scored by the battery's environment."""
-        if battery.folder is None and battery.record is None:
+        """Play one battery and yield a row for each answer, scored by the battery's environment.
+        Tasks whose prompts leave no room for an answer are left out."""
+        if not battery.has_environment:
             yield from self._skill_rows(battery)
             return
         with _process(self.job.run.home, battery) as process:
@@ -129,26 +131,27 @@ class PriorSkills:
                 renderer=renderer,
                 multi_turn=description["kind"] == "multi",
                 tools=description["tools"],
-                max_length=self._room(),
+                max_length=min(MAX_CONTEXT, self.base.network.shape.context),
                 max_turns=MAX_TURNS,
             )
-            params = SamplingParams(max_tokens=_limit(tasks, renderer), temperature=0.0)
+            params = SamplingParams(max_tokens=_answer_limit(tasks, renderer), temperature=0.0)
             tasks = [task for task in tasks if fits(task, context, params)]
             groups = heldout.evaluate(tasks, context, self.sampler, params)
             families = {task["id"]: _family(task) for task in tasks}
-            for row in heldout.rows_of(groups, {}, self.job.run.id):
+            # These tasks are not divided into halves.
+            for row in heldout.rows_of(groups, half_of_task={}, model=self.job.run.id):
                 yield row.model_copy(update={"battery": battery.name, "family": families[row.task]})
 
     def _skill_rows(self, battery: Battery) -> Iterator[EvaluationRow]:
-        """Play pebble's own battery and yield a row for each answer. They are checked here, as
-        there is no environment."""
+        """Play pebble's own battery and yield a row for each answer, which is checked here, as
+        there is no environment to score it."""
         renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
-        prompts = [renderer.prompt(task["prompt"], []) for task in battery.tasks]
+        prompts = [renderer.prompt(task["prompt"], tools=[]) for task in battery.tasks]
         params = SamplingParams(max_tokens=SKILL_TOKENS, temperature=0.0)
-        completions = self.sampler.generate(prompts, 1, params)
+        completions = self.sampler.generate(prompts, n=1, params=params)
         for task, (completion,) in zip(battery.tasks, completions, strict=True):
             text = renderer.completion_text(completion.ids)
-            right = pebble_skills.says(task["answer"], text)
+            is_right = pebble_skills.says(task["answer"], text)
             yield EvaluationRow(
                 model=self.job.run.id,
                 task=task["id"],
@@ -156,28 +159,25 @@ class PriorSkills:
                 family=task["family"],
                 prompt=task["prompt"],
                 completion=text,
-                reward=float(right),
-                success=right,
+                reward=float(is_right),
+                success=is_right,
                 error=None,
                 stop_reason="stop" if completion.finished else "length",
                 tokens=len(completion.ids),
             )
 
-    def _room(self) -> int:
-        """The most tokens of prompt and answer together."""
-        return min(MAX_CONTEXT, self.base.network.shape.context)
-
 
 def pebble_tasks() -> list[TaskRow]:
-    """The tasks of pebble's battery, EACH of every skill in SKILLS; the same in every run.
+    """The tasks of pebble's battery: TASKS_PER_SKILL of every skill in SKILLS, the same in every
+    run.
 
     Each has the keys `id` (such as "copy-0"), `family` (the skill), `prompt` and `answer`.
     """
     tasks = []
     for skill in SKILLS:
         rng = random.Random(f"kept-{skill}")
-        for index in range(EACH):
-            sample = pebble_skills.draw(rng, skill, (), measured=True)  # (): nothing excluded
+        for index in range(TASKS_PER_SKILL):
+            sample = pebble_skills.draw(rng, skill, excluded=(), measured=True)
             tasks.append(
                 {
                     "id": f"{skill}-{index}",
@@ -191,25 +191,27 @@ def pebble_tasks() -> list[TaskRow]:
 
 @contextmanager
 def _process(home: Home, battery: Battery) -> Iterator[EnvProcess]:
-    """A context with the running env process that scores a battery, of a stored environment or of a
-    folder."""
+    """A context with the running env process that scores a battery, which must have an
+    environment."""
     if battery.record is not None:
         with open_process(battery.record) as process:
             yield process
         return
-    assert battery.folder is not None  # batteries without either never come here
+    assert battery.folder is not None
     with EnvProcess(battery.folder, sandbox=sandbox_of(home)) as process:
         yield process
 
 
-def _limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:
-    """The most tokens of an answer: twice the longest assistant turn of the tasks' own answers plus
-    FEWEST_TOKENS, but at most MOST_TOKENS. FEWEST_TOKENS if no task has an answer."""
-    turns = [m for task in tasks for m in task.get("answer") or [] if m["role"] == "assistant"]
+def _answer_limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:
+    """The most tokens of an answer: FEWEST_TOKENS plus twice the longest assistant turn in the
+    answers that the tasks carry, but at most MOST_TOKENS. FEWEST_TOKENS if no task has an
+    answer."""
+    messages = [message for task in tasks for message in task.get("answer") or []]
+    turns = [message for message in messages if message["role"] == "assistant"]
     longest = max((len(renderer.encode(turn.get("content") or "")) for turn in turns), default=0)
-    return max(FEWEST_TOKENS, min(2 * longest + FEWEST_TOKENS, MOST_TOKENS))
+    return min(2 * longest + FEWEST_TOKENS, MOST_TOKENS)
 
 
 def _family(task: TaskRow) -> str:
-    """The family of tasks that the metadata names, "" if it names none."""
+    """The family that the task's metadata names; "" if it names none."""
     return str((task.get("metadata") or {}).get("family") or "")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -62,16 +62,15 @@ class LoraSpec:
     def from_settings(cls, settings: CommonSettings) -> "LoraSpec":
         """The shape of the adapter that a training run makes, from its `lora_` settings."""
         return cls(
-            settings.lora_rank,
-            settings.lora_alpha,
-            settings.lora_dropout,
-            tuple(settings.lora_targets),
+            rank=settings.lora_rank,
+            alpha=settings.lora_alpha,
+            dropout=settings.lora_dropout,
+            targets=tuple(settings.lora_targets),
         )
 
     @classmethod
     def from_folder(cls, folder: Path) -> "LoraSpec":
-        """The shape of the adapter in a PEFT folder, from its adapter_config.json. For an rslora
-        adapter `alpha` is raised so that alpha / rank is its scale.
+        """The shape of the adapter in a PEFT folder, from its adapter_config.json.
 
         Raises:
             WorkerFailure: kind config, when the configuration cannot be read, or is not that of a
@@ -83,28 +82,30 @@ class LoraSpec:
             alpha = float(config["lora_alpha"])
             target_modules = config["target_modules"] or []
             dropout = float(config.get("lora_dropout") or 0.0)
-        # Missing, no JSON, or JSON of another shape.
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        # OSError: no file; ValueError: not JSON, or text in place of a number; KeyError: a missing
+        # key; TypeError: not a JSON object, or a list or null in place of a number.
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise WorkerFailure(
                 "config", f"The adapter in {folder.name} cannot be read.", evidence=repr(error)
             ) from error
-        # What makes it more than a plain LoRA.
-        departures = [name for name in NOT_PLAIN if config.get(name)]
+        extras = [name for name in NOT_PLAIN if config.get(name)]
         if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
-            departures.append(f"{config.get('peft_type')} with bias {config.get('bias')}")
-        if departures or rank < 1:
+            extras.append(f"{config.get('peft_type')} with bias {config.get('bias')}")
+        if extras or rank < 1:
             raise WorkerFailure(
                 "config",
                 f"The adapter in {folder.name} is not a plain LoRA.",
-                evidence=", ".join(departures) or f"rank {rank}",
+                evidence=", ".join(extras) or f"rank {rank}",
                 hint="Use an adapter trained with rank, alpha and targets alone.",
             )
-        scale = math.sqrt(rank) if config.get("use_rslora") else 1.0  # rslora: alpha / sqrt(rank)
-        # A string is "all-linear" or a pattern, kept as the only target.
-        targets = (
-            (target_modules,) if isinstance(target_modules, str) else tuple(sorted(target_modules))
-        )
-        return cls(rank, alpha * scale, dropout, targets)
+        if config.get("use_rslora"):
+            # Its scale is alpha / sqrt(rank); `scale` divides by the rank.
+            alpha *= math.sqrt(rank)
+        if isinstance(target_modules, str):  # "all-linear", or a pattern
+            targets = (target_modules,)
+        else:
+            targets = tuple(sorted(target_modules))
+        return cls(rank=rank, alpha=alpha, dropout=dropout, targets=targets)
 
     @property
     def named_targets(self) -> str | list[str]:
@@ -112,15 +113,15 @@ class LoraSpec:
         return self.targets[0] if self.targets == ("all-linear",) else list(self.targets)
 
     def as_peft(self, base_ref: str) -> dict[str, Any]:
-        """The content of adapter_config.json for this shape; `base_ref` is the base model's name in
-        it. Options that are not used are written with PEFT's defaults."""
+        """The content of adapter_config.json for this shape, with `base_ref` as the base model's
+        name. Options that are not used are written with PEFT's defaults."""
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": base_ref,
             "inference_mode": True,
             "r": self.rank,
-            # PEFT expects a whole number, and accepts others.
+            # PEFT documents an integer, and accepts fractions.
             "lora_alpha": int(self.alpha) if self.alpha == int(self.alpha) else self.alpha,
             "lora_dropout": self.dropout,
             "target_modules": self.named_targets,
@@ -168,11 +169,11 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """One adapted projection of a fused layer.
+    """The factors of one adapted projection, as rows of the fused layer's factors.
 
     Attributes:
-        module: its name in the model.
-        a, b: where its factors stand within those of the fused layer.
+        module: the projection's name in the model.
+        a, b: its rows of `Factors.a` and `Factors.b`.
     """
 
     module: str
@@ -186,8 +187,8 @@ class Factors:
 
     Attributes:
         a: [parts * rank, in] float32 leaf; b: [adapted outputs, rank] float32 leaf.
-        spans: (start, stop) of each adapted part within the layer's outputs.
-        parts: the projections in the same order.
+        spans: (start, stop) of each adapted projection within the layer's outputs.
+        parts: for each span, the name of its projection and its rows of a and b.
     """
 
     a: torch.Tensor
@@ -196,16 +197,24 @@ class Factors:
     parts: tuple[Part, ...]
 
 
+class Projection(NamedTuple):
+    """A projection in a fused layer: its name in the model, and its span of the layer's outputs."""
+
+    module: str
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class Slot:
     """Where a fused layer can take an adapter.
 
     Attributes:
-        projections: (module, start, stop) of each: its name, and its span of the layer's outputs.
+        projections: in the order of the layer's outputs.
         features: how many inputs the layer has.
     """
 
-    projections: tuple[tuple[str, int, int], ...]
+    projections: tuple[Projection, ...]
     features: int
 
 
@@ -230,8 +239,8 @@ class FlatAdapter:
     def __init__(
         self, slots: Sequence[Slot], spec: LoraSpec, seed: int, device: torch.device
     ) -> None:
-        """Allocate one buffer for the adapters of all fused layers (`slots`), take each layer's
-        factors A and B as views of it, and draw A by the seed; B is zero.
+        """Allocate one buffer for the adapters of all fused layers (`slots`), make each layer's
+        factors A and B views of the buffer, and draw A by the seed; B is zero.
 
         Raises:
             WorkerFailure: kind config, when no layer is among the targets.
@@ -239,13 +248,11 @@ class FlatAdapter:
         self.spec = spec
         self.applied: Any = None  # the decoder's layers with this adapter on them, once made
         self.factors: list[Factors | None] = []
-        projections_of_slot = [_targeted_projections(slot, spec) for slot in slots]
-        # A has rank x inputs numbers for each projection, B outputs x rank.
-        size = sum(
-            spec.rank
-            * (len(chosen) * slot.features + sum(stop - start for _, start, stop in chosen))
-            for slot, chosen in zip(slots, projections_of_slot, strict=True)
-        )
+        targets_by_slot = [(slot, _targeted_projections(slot, spec)) for slot in slots]
+        size = 0
+        for slot, projections in targets_by_slot:
+            # For each projection A is [rank, inputs] and B is [outputs, rank].
+            size += spec.rank * (len(projections) * slot.features + _output_count(projections))
         if not size:
             raise WorkerFailure(
                 "config", f"None of the model's layers is named {', '.join(spec.targets)}."
@@ -253,19 +260,19 @@ class FlatAdapter:
         self.flat = torch.nn.Parameter(torch.zeros(size, device=device))
         self.flat.grad = torch.zeros_like(self.flat)
         offset = 0
-        for slot, chosen in zip(slots, projections_of_slot, strict=True):
-            if not chosen:
+        for slot, projections in targets_by_slot:
+            if not projections:
                 self.factors.append(None)
                 continue
-            adapted = sum(stop - start for _, start, stop in chosen)
-            a, offset = self._leaf(offset, len(chosen) * spec.rank, slot.features)
-            b, offset = self._leaf(offset, adapted, spec.rank)
-            self.factors.append(Factors(a, b, *_spans_and_parts(chosen, spec.rank)))
+            a, offset = self._leaf(offset, len(projections) * spec.rank, slot.features)
+            b, offset = self._leaf(offset, _output_count(projections), spec.rank)
+            spans = tuple((start, stop) for _, start, stop in projections)
+            self.factors.append(Factors(a, b, spans, _parts(projections, spec.rank)))
         self._initialise(seed)
 
     def _leaf(self, offset: int, rows: int, columns: int) -> tuple[torch.Tensor, int]:
-        """Take the next rows * columns numbers of the buffer, from `offset` on. Returns (a view of
-        them, [rows, columns]; the offset after them).
+        """A view [rows, columns] of the next rows * columns numbers of the buffer, from `offset`
+        on. Returns (the view, the offset after it).
 
         The view is a leaf for autograd, and its gradient is a view of the buffer's gradient.
         """
@@ -277,20 +284,22 @@ class FlatAdapter:
 
     def _initialise(self, seed: int) -> None:
         """Draw the A factors that PEFT would draw with this seed; the B factors stay zero."""
-        # PEFT draws three times per module: two constructors, then A again. Only the last draw of A
-        # is kept; the others make the generator yield the same adapter for the same seed.
         generator = torch.Generator().manual_seed(seed)
-        slope = math.sqrt(5)  # PEFT's argument to kaiming_uniform_
         with torch.no_grad():
-            for factors in self.factors:
-                for part in factors.parts if factors else ():
-                    assert factors is not None
-                    a, b = factors.a[part.a], factors.b[part.b]
-                    for shape in (a.shape, b.shape, a.shape):
-                        drawn = torch.empty(shape)
-                        torch.nn.init.kaiming_uniform_(drawn, a=slope, generator=generator)
-                        if shape == a.shape:
-                            a.copy_(drawn)  # the last draw of A remains
+            for factors, part in self._adapted():
+                a, b = factors.a[part.a], factors.b[part.b]
+                # PEFT draws A and B when it constructs their layers, and then A once more. The
+                # first two draws are thrown away: they only move the generator on.
+                for shape in (a.shape, b.shape):
+                    _peft_draw(shape, generator)
+                a.copy_(_peft_draw(a.shape, generator))
+
+    def _adapted(self) -> Iterator[tuple[Factors, Part]]:
+        """Yield every adapted projection: its layer's factors, and its part of them."""
+        for factors in self.factors:
+            if factors is not None:
+                for part in factors.parts:
+                    yield factors, part
 
     @property
     def version(self) -> int:
@@ -304,96 +313,91 @@ class FlatAdapter:
         self.flat.grad.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {name: view.detach().cpu().clone() for name, view in self._named()}
+        return {name: view.detach().cpu().clone() for name, view in self._named_views()}
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The gradients gathered by backward passes, under the names of `state`; views, not
         copies."""
         tensors = {}
-        for factors in self.factors:
-            for part in factors.parts if factors else ():
-                assert factors is not None and factors.a.grad is not None
-                assert factors.b.grad is not None
-                tensors[f"{PREFIX}{part.module}.lora_A.weight"] = factors.a.grad[part.a]
-                tensors[f"{PREFIX}{part.module}.lora_B.weight"] = factors.b.grad[part.b]
+        for factors, part in self._adapted():
+            assert factors.a.grad is not None and factors.b.grad is not None  # made in `_leaf`
+            tensors[f"{PREFIX}{part.module}.lora_A.weight"] = factors.a.grad[part.a]
+            tensors[f"{PREFIX}{part.module}.lora_B.weight"] = factors.b.grad[part.b]
         return tensors
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        """Replace the weights by the tensors in `state`, named as `state` names them.
+        """Replace the weights by the tensors in `state`, which have PEFT's names.
 
         Raises:
             WorkerFailure: kind config, when a tensor is missing, left over or of another shape.
         """
-        named = dict(self._named())
-        require_same(named, state)
+        views = dict(self._named_views())
+        require_same_shapes(views, state)
         with torch.no_grad():
-            for name, view in named.items():
+            for name, view in views.items():
                 view.copy_(state[name])
 
-    def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _named_views(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (PEFT's name, view of the buffer) for the factors A and B of every projection that
         has an adapter."""
-        for factors in self.factors:
-            for part in factors.parts if factors else ():
-                assert factors is not None
-                yield f"{PREFIX}{part.module}.lora_A.weight", factors.a.detach()[part.a]
-                yield f"{PREFIX}{part.module}.lora_B.weight", factors.b.detach()[part.b]
+        for factors, part in self._adapted():
+            yield f"{PREFIX}{part.module}.lora_A.weight", factors.a.detach()[part.a]
+            yield f"{PREFIX}{part.module}.lora_B.weight", factors.b.detach()[part.b]
 
 
-def _targeted_projections(slot: Slot, spec: LoraSpec) -> list[tuple[str, int, int]]:
+def _peft_draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """A tensor of this shape, drawn as PEFT draws a factor."""
+    values = torch.empty(shape)
+    torch.nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=generator)
+    return values
+
+
+def _targeted_projections(slot: Slot, spec: LoraSpec) -> list[Projection]:
     """The projections of a slot that get an adapter: all of them for the target "all-linear",
     otherwise those whose name ends in a target, such as "...self_attn.q_proj" in "q_proj"."""
-    all_linear = "all-linear" in spec.targets
-    return [
-        projection
-        for projection in slot.projections
-        if all_linear or projection[0].rsplit(".", 1)[-1] in spec.targets
-    ]
+    if "all-linear" in spec.targets:
+        return list(slot.projections)
+    return [p for p in slot.projections if p.module.rsplit(".", 1)[-1] in spec.targets]
 
 
-def _spans_and_parts(
-    chosen: list[tuple[str, int, int]], rank: int
-) -> tuple[tuple[tuple[int, int], ...], tuple[Part, ...]]:
-    """Where each of the chosen projections lies. Returns (their spans of the layer's outputs, their
-    parts of the factors).
+def _output_count(projections: Sequence[Projection]) -> int:
+    return sum(stop - start for _, start, stop in projections)
 
-    In A the projections follow each other with `rank` rows each; in B each has as many rows as it
-    has outputs.
 
-    Args:
-        chosen: (module, start, stop) of each projection, as in `Slot.projections`.
-    """
+def _parts(projections: Sequence[Projection], rank: int) -> tuple[Part, ...]:
+    """The rows of the layer's factors that belong to each adapted projection: in A `rank` rows, in
+    B as many as it has outputs. They follow each other without gaps."""
     parts = []
     offset = 0  # in the rows of B
-    for number, (module, start, stop) in enumerate(chosen):
+    for number, (module, start, stop) in enumerate(projections):
         width = stop - start
         parts.append(
             Part(module, slice(number * rank, (number + 1) * rank), slice(offset, offset + width))
         )
         offset += width
-    return tuple((start, stop) for _, start, stop in chosen), tuple(parts)
+    return tuple(parts)
 
 
-def require_same(wanted: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> None:
-    """Check that weights fit the adapter exactly. To load what fits and ignore the rest would
-    silently train or serve something else.
-
-    Args:
-        wanted: the adapter's own tensors.
-        state: those to be loaded.
+def require_same_shapes(
+    adapter_tensors: dict[str, torch.Tensor], state: dict[str, torch.Tensor]
+) -> None:
+    """Check that the tensors of `state` have the names and shapes of the adapter's. To load what
+    fits and ignore the rest would silently train or serve something else.
 
     Raises:
         WorkerFailure: kind config, when a tensor is missing, left over or of another shape.
     """
-    missing = sorted(wanted.keys() - state.keys())
-    extra = sorted(state.keys() - wanted.keys())
-    wrong = [k for k in wanted.keys() & state.keys() if wanted[k].shape != state[k].shape]
-    if missing or extra or wrong:
+    missing = sorted(adapter_tensors.keys() - state.keys())
+    extra = sorted(state.keys() - adapter_tensors.keys())
+    common = adapter_tensors.keys() & state.keys()
+    misshapen = [name for name in common if adapter_tensors[name].shape != state[name].shape]
+    if missing or extra or misshapen:
+        first = (missing + extra + misshapen)[0]
         raise WorkerFailure(
             "config",
             "The adapter does not belong to this model and these LoRA settings.",
-            evidence=f"{len(missing)} missing, {len(extra)} left over, {len(wrong)} of other shape:"
-            f" {(missing + extra + wrong)[0]}",
+            evidence=f"{len(missing)} missing, {len(extra)} left over,"
+            f" {len(misshapen)} of other shape: {first}",
             hint="Start from the base the adapter was trained on, with its rank and targets.",
         )
 

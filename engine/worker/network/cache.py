@@ -1,25 +1,27 @@
 """Keys and values of the completions under way, and the decode step's attention over them.
 
-Completions stand in blocks of equal width. Each block belongs to one prompt, whose keys and values
-are stored once. A step takes two batched products over the prompts (the queries of a whole block at
-once), two over every row's own tokens, and one softmax across both.
+Rows, one per completion, stand in blocks of equal width. Each block belongs to one prompt, whose
+keys and values are stored once. A step takes two batched products over the prompts (the queries of
+a whole block at once), two over the tokens that each row generated, and one softmax across both.
 
-All rows write the same column of their own part; a row that joined later has the earlier columns
-masked, and prompts are padded on the right. Rows that have ended may remain in a block; what they
-compute is finite and ignored.
+Each step writes one column of the generated tokens, the same for all rows; a row that joined later
+has the earlier columns masked, and prompts are padded on the right. Rows that have ended may remain
+in a block; what they compute is finite and ignored.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from engine.worker.network.shape import Shape
 
-# The window of own columns that are attended to grows by this much. A GPU captures a graph for
-# each window, so it grows in larger steps there.
-WINDOW = {"cpu": 16, "cuda": 128}
-MOST_ADDED = 512  # columns; up to this the room doubles
+# By how many columns the window that is attended to grows. A GPU captures a graph for each window,
+# so it grows in larger steps there.
+WINDOW_STEP = {"cpu": 16, "cuda": 128}
+# The allocated columns double up to this number, then grow by this number at a time.
+MAX_COLUMNS_ADDED = 512
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,18 @@ class Prompts:
     lengths: list[int]
 
 
+class StayingBlock(NamedTuple):
+    """A block of a rearranged cache that is made of rows of the old one.
+
+    Attributes:
+        old_block: the number of the old block that the rows come from.
+        old_rows: the numbers of these rows in the old cache.
+    """
+
+    old_block: int
+    old_rows: Sequence[int]
+
+
 class Cache:
     """See the module.
 
@@ -43,8 +57,8 @@ class Cache:
         shape: of the model.
         prompts: one for each block.
         width: rows of a block.
-        starts: [blocks * width] the first column of each row that it may see.
-        column: columns written so far.
+        starts: [blocks * width], for each row the first column that it may see.
+        columns_written: how many columns are written so far.
         like: decides dtype and device.
     """
 
@@ -54,37 +68,41 @@ class Cache:
         prompts: Prompts,
         width: int,
         starts: Sequence[int],
-        column: int,
+        columns_written: int,
+        *,
         like: torch.Tensor,
     ) -> None:
-        """Make room for the own tokens of all rows, and lay out the prompts' keys and values.
+        """Allocate columns for the tokens that all rows will generate, and lay out the prompts'
+        keys and values.
 
         Args:
             prompts: one for each block of `width` rows.
-            starts: [blocks * width], the first column of each row that it may see.
-            column: how many columns are written already.
+            starts: [blocks * width], for each row the first column that it may see.
+            columns_written: how many columns count as written; the caller copies them in.
             like: a tensor of the dtype and on the device to work in.
         """
         self.shape = shape
         self.prompts = prompts
         self.blocks, self.width = len(prompts.lengths), width
         self.starts = list(starts)
-        self.written = column
+        self.columns_written = columns_written
         self.device, self.dtype = like.device, like.dtype
-        self.grain = WINDOW.get(self.device.type, 128)
-        self.column = torch.tensor([column], device=self.device)
+        self.window_step = WINDOW_STEP.get(self.device.type, 128)
+        # On the device too: a captured graph reads them there.
+        self.next_column = torch.tensor([columns_written], device=self.device)
+        self.starts_on_device = torch.tensor(starts, device=self.device)
         lengths = torch.tensor(prompts.lengths, device=self.device)
-        first = torch.tensor(starts, device=self.device)
-        self.positions = lengths.repeat_interleave(width) + column - first  # of the next token
-        self.first = first
-        self.own = self._room(self._capacity(column + 1))
-        self.window = 0
+        # [blocks * width], the position of each row's next token.
+        self.positions = lengths.repeat_interleave(width) + columns_written - self.starts_on_device
+        self.generated = self._zero_columns(self._capacity(columns_written + 1))
+        self.window = 0  # columns that are attended to; `widen` sets it
         kv, longest = shape.kv, prompts.keys.shape[3]
-        self.repeats = shape.heads // kv
+        self.queries_per_key = shape.heads // kv
         self.scale = shape.head_dim**-0.5
-        hidden = torch.arange(longest, device=self.device) >= lengths[:, None]
-        # One for each block and key head.
-        self.prompt_bias = _bias(hidden, self.dtype).repeat_interleave(kv, 0)[:, None]
+        padding = torch.arange(longest, device=self.device) >= lengths[:, None]
+        # [blocks * kv, 1, longest]
+        self.prompt_bias = _bias(padding, self.dtype).repeat_interleave(kv, 0)[:, None]
+        # For each layer: [blocks * kv, dim, longest] and [blocks * kv, longest, dim].
         self.prompt_keys = [k.flatten(0, 1).transpose(1, 2) for k in prompts.keys]
         self.prompt_values = [v.flatten(0, 1) for v in prompts.values]
 
@@ -99,59 +117,75 @@ class Cache:
             blocks: for each block, the number of its prompt among `fresh`.
             width: rows of a block.
         """
-        lengths = [fresh.lengths[i] for i in blocks]
-        prompts = Prompts(*_picked(fresh, blocks, max(lengths)), lengths)
-        return cls(shape, prompts, width, [0] * (len(blocks) * width), 0, fresh.keys)
+        starts = [0] * (len(blocks) * width)
+        prompts = _selected(fresh, blocks)
+        return cls(shape, prompts, width, starts, columns_written=0, like=fresh.keys)
 
     def widen(self) -> bool:
-        """Enlarge the window of own columns if it is full, so that the next column fits.
+        """Enlarge the window of generated columns if it is full, so that the next column fits.
 
         Returns whether it was full. All views are then new ones, so a step that was captured as a
         CUDA graph must be captured again.
         """
-        if self.written < self.window:
+        if self.columns_written < self.window:
             return False
-        # Rounded up to a multiple of `grain`.
-        self.window = -(-(self.written + 1) // self.grain) * self.grain
-        if self.window > self.own.shape[5]:
-            grown = self._room(self._capacity(self.window))
-            grown[..., : self.own.shape[5], :] = self.own
-            self.own = grown
-        shape, window, columns = self.shape, self.window, self.own.shape[5]
-        flat = self.own.view(2, shape.layers, -1, columns, shape.head_dim)
-        keys, values = flat[..., :window, :]
-        self.own_keys = [k.transpose(1, 2) for k in keys.unbind()]
-        self.own_values = list(values.unbind())
-        self.writable = self.own.unbind(1)
-        # A row does not see columns before its first one, nor those not written yet.
-        numbers = torch.arange(window, device=self.device)
-        hidden = (numbers < self.first[:, None]) | (numbers >= self.written)
-        bias = _bias(hidden, self.dtype).view(self.blocks, 1, self.width, window)
-        bias = bias.expand(-1, shape.kv, -1, -1).reshape(-1, 1, window)
-        self.own_bias = bias.contiguous()
-        # One buffer of scores for a softmax over prompt and own tokens, and views of its two parts.
-        longest = self.prompt_bias.shape[-1]
-        rows = self.blocks * shape.kv * self.width
-        self.scores = self.own.new_empty(rows, self.repeats, longest + window)
-        grouped = self.scores.view(-1, self.width * self.repeats, longest + window)
-        self.prompt_scores, self.own_scores = grouped[..., :longest], self.scores[..., longest:]
-        self.prompt_raw = self.own.new_empty(self.prompt_scores.shape)
-        self.own_raw = self.own.new_empty(self.own_scores.shape)
+        # The next multiple of `window_step`.
+        self.window = -(-(self.columns_written + 1) // self.window_step) * self.window_step
+        allocated = self.generated.shape[5]
+        if self.window > allocated:
+            larger = self._zero_columns(self._capacity(self.window))
+            larger[..., :allocated, :] = self.generated
+            self.generated = larger
+        self._make_views()
+        self._make_bias()
+        self._make_score_buffers()
         return True
+
+    def _make_views(self) -> None:
+        """Make the views of the window's keys and values that a step reads and writes."""
+        dim, columns = self.shape.head_dim, self.generated.shape[5]
+        by_row = self.generated.view(2, self.shape.layers, -1, columns, dim)
+        keys, values = by_row[..., : self.window, :]
+        # For each layer: [blocks * kv * width, dim, window] and [blocks * kv * width, window, dim].
+        self.generated_keys = [k.transpose(1, 2) for k in keys.unbind()]
+        self.generated_values = list(values.unbind())
+        # For each layer, where a step writes: [2, blocks, kv, width, columns, dim].
+        self.writable = self.generated.unbind(1)
+
+    def _make_bias(self) -> None:
+        """Make what is added to the scores of generated tokens: a row sees neither columns before
+        its first one nor those not written yet."""
+        columns = torch.arange(self.window, device=self.device)
+        masked = (columns < self.starts_on_device[:, None]) | (columns >= self.columns_written)
+        bias = _bias(masked, self.dtype).view(self.blocks, 1, self.width, self.window)
+        bias = bias.expand(-1, self.shape.kv, -1, -1).reshape(-1, 1, self.window)
+        self.generated_bias = bias.contiguous()  # [blocks * kv * width, 1, window]
+
+    def _make_score_buffers(self) -> None:
+        """Allocate one buffer of scores for a softmax over prompt and generated tokens, with views
+        of its two parts, and a contiguous buffer for the product that fills each part."""
+        longest, queries = self.prompt_bias.shape[-1], self.queries_per_key
+        rows = self.blocks * self.shape.kv * self.width
+        self.scores = self.generated.new_empty(rows, queries, longest + self.window)
+        by_block = self.scores.view(-1, self.width * queries, longest + self.window)
+        self.prompt_scores = by_block[..., :longest]
+        self.generated_scores = self.scores[..., longest:]
+        self.prompt_product = self.generated.new_empty(self.prompt_scores.shape)
+        self.generated_product = self.generated.new_empty(self.generated_scores.shape)
 
     def open_column(self) -> None:
         """Let every row see the column that is about to be written."""
-        self.own_bias.index_fill_(2, self.column, 0.0)
+        self.generated_bias.index_fill_(2, self.next_column, 0.0)
 
     def advance(self) -> None:
         """Move on to the next column, after a step has written this one."""
-        self.column.add_(1)
+        self.next_column.add_(1)
         self.positions.add_(1)
-        self.written += 1
+        self.columns_written += 1
 
     def attend(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
         """Store the keys and values of one new token per row, and compute the attention of that
-        token over the row's prompt and its own tokens.
+        token over the row's prompt and generated tokens.
 
         Args:
             layer: number of the layer.
@@ -160,74 +194,85 @@ class Cache:
         Returns [rows, heads * dim].
         """
         shape, blocks, width = self.shape, self.blocks, self.width
-        kv, dim = shape.kv, shape.head_dim
+        kv, dim, queries = shape.kv, shape.head_dim, self.queries_per_key
         # The new keys and values go into the column that all rows write now.
         new = heads[:, shape.heads :].view(blocks, width, 2, kv, 1, dim)
-        self.writable[layer].index_copy_(4, self.column, new.permute(2, 0, 3, 1, 4, 5))
-        q = heads[:, : shape.heads].view(blocks, width, kv, self.repeats, dim).transpose(1, 2)
+        self.writable[layer].index_copy_(4, self.next_column, new.permute(2, 0, 3, 1, 4, 5))
+        q = heads[:, : shape.heads].view(blocks, width, kv, queries, dim).transpose(1, 2)
         # Scores over the prompt: one product for each block, as its rows have the same keys.
-        q = q.reshape(blocks * kv, width * self.repeats, dim)
+        q = q.reshape(blocks * kv, width * queries, dim)
         keys = self.prompt_keys[layer]
-        torch.baddbmm(self.prompt_bias, q, keys, alpha=self.scale, out=self.prompt_raw)
-        self.prompt_scores.copy_(self.prompt_raw)
-        # Scores over the own tokens: one product for each row.
-        q = q.view(-1, self.repeats, dim)
-        keys = self.own_keys[layer]
-        torch.baddbmm(self.own_bias, q, keys, alpha=self.scale, out=self.own_raw)
-        self.own_scores.copy_(self.own_raw)
-        # In place: the views made in `widen` are of `scores`, and the weights are read by them.
+        torch.baddbmm(self.prompt_bias, q, keys, alpha=self.scale, out=self.prompt_product)
+        self.prompt_scores.copy_(self.prompt_product)
+        # Scores over the generated tokens: one product for each row.
+        q = q.view(blocks * kv * width, queries, dim)
+        keys = self.generated_keys[layer]
+        torch.baddbmm(self.generated_bias, q, keys, alpha=self.scale, out=self.generated_product)
+        self.generated_scores.copy_(self.generated_product)
+        # In place: `prompt_scores` and `generated_scores`, views of `scores`, are now the weights.
         torch.softmax(self.scores, -1, out=self.scores)
         out = torch.bmm(self.prompt_scores, self.prompt_values[layer])
-        out.view(-1, self.repeats, dim).baddbmm_(self.own_scores, self.own_values[layer])
-        out = out.view(blocks, kv, width, self.repeats, dim).transpose(1, 2)
+        by_row = out.view(blocks * kv * width, queries, dim)
+        by_row.baddbmm_(self.generated_scores, self.generated_values[layer])
+        out = out.view(blocks, kv, width, queries, dim).transpose(1, 2)
         return out.reshape(blocks * width, -1)
 
     def rearranged(
         self,
-        kept: Sequence[tuple[int, Sequence[int]]],
+        staying: Sequence[StayingBlock],
         fresh: Prompts | None,
         fresh_blocks: Sequence[int],
         width: int,
     ) -> "Cache":
-        """A new cache with other blocks: some with rows of this one, some for prompts that join.
+        """A new cache with other blocks: first those with rows of this one, then those of prompts
+        that join.
 
         Args:
-            kept: for each block that stays, its old number, and the old numbers of the `width` rows
-                that it has from now on.
+            staying: each with `width` rows. If old blocks have two rows and the first row of block
+                1 is to stand alone, that is StayingBlock(1, [2]) with `width` 1.
             fresh: prompts that join; None if none do.
             fresh_blocks: for each block that joins, the number of its prompt among `fresh`.
             width: rows of a block from now on.
         """
-        rows = [row for _, members in kept for row in members]
+        rows = [row for block in staying for row in block.old_rows]
         # Columns that no remaining row can see are dropped.
-        begin = min((self.starts[row] for row in rows), default=self.written)
-        column = self.written - begin
-        starts = [self.starts[row] - begin for row in rows]
+        first_column = min((self.starts[row] for row in rows), default=self.columns_written)
+        columns = self.columns_written - first_column
+        starts = [self.starts[row] - first_column for row in rows]
         # Rows that join see only the columns from now on.
-        starts += [column] * (len(fresh_blocks) * width)
-        prompts = _joined(self.prompts, [block for block, _ in kept], fresh, fresh_blocks)
-        new = Cache(self.shape, prompts, width, starts, column, self.own)
+        starts += [columns] * (len(fresh_blocks) * width)
+        old_blocks = [block.old_block for block in staying]
+        prompts = _joined(self.prompts, old_blocks, fresh, fresh_blocks)
+        new = Cache(self.shape, prompts, width, starts, columns, like=self.generated)
         if rows:
-            # Old row number r stands in block r // width at place r % width.
-            index = torch.tensor(rows, device=self.device)
-            by_row = self.own.permute(2, 4, 0, 1, 3, 5, 6)[..., begin : self.written, :]
-            moved = by_row[index // self.width, index % self.width]
-            moved = moved.view(len(kept), width, *moved.shape[1:]).permute(2, 3, 0, 4, 1, 5, 6)
-            new.own[:, :, : len(kept), :, :, :column] = moved
+            moved = self._of_rows(rows, first_column)
+            # Back to [2, layers, blocks, kv, width, columns, dim].
+            moved = moved.view(len(staying), width, *moved.shape[1:]).permute(2, 3, 0, 4, 1, 5, 6)
+            new.generated[:, :, : len(staying), :, :, :columns] = moved
         return new
 
-    def _capacity(self, needed: int) -> int:
-        """How many columns to allocate so that `needed` ones fit. The room is doubled until it has
-        MOST_ADDED columns, then grows by so many, so that the columns are seldom copied."""
-        room = self.grain
-        while room < needed:
-            room += min(room, MOST_ADDED)
-        return room
+    def _of_rows(self, rows: Sequence[int], first_column: int) -> torch.Tensor:
+        """Keys and values of these rows in the columns written from `first_column` on, [rows, 2,
+        layers, kv, columns, dim]."""
+        # [blocks, width, 2, layers, kv, columns, dim]
+        by_place = self.generated.permute(2, 4, 0, 1, 3, 5, 6)
+        by_place = by_place[..., first_column : self.columns_written, :]
+        index = torch.tensor(rows, device=self.device)
+        # Row number r stands in block r // width at place r % width.
+        return by_place[index // self.width, index % self.width]
 
-    def _room(self, columns: int) -> torch.Tensor:
-        """Memory for the own tokens' keys and values: zeros [2, layers, blocks, kv, width, columns,
-        dim], keys first. It must hold finite numbers, because a masked column still takes part in
-        the products, with weight zero."""
+    def _capacity(self, needed: int) -> int:
+        """How many columns to allocate so that `needed` ones fit. The number is doubled up to
+        MAX_COLUMNS_ADDED, then grows by that many, so that the columns are seldom copied."""
+        columns = self.window_step
+        while columns < needed:
+            columns += min(columns, MAX_COLUMNS_ADDED)
+        return columns
+
+    def _zero_columns(self, columns: int) -> torch.Tensor:
+        """Memory for keys and values of generated tokens: zeros [2, layers, blocks, kv, width,
+        columns, dim], keys first. It must hold finite numbers, because a masked column still takes
+        part in the products, with weight zero."""
         shape = self.shape
         return torch.zeros(
             (2, shape.layers, self.blocks, shape.kv, self.width, columns, shape.head_dim),
@@ -236,52 +281,51 @@ class Cache:
         )
 
 
-def _bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor to add to scores: -inf where `hidden`, else 0."""
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
-        hidden, float("-inf")
-    )
+def _bias(masked: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor to add to scores: -inf where `masked`, else 0."""
+    bias = torch.zeros(masked.shape, dtype=dtype, device=masked.device)
+    return bias.masked_fill_(masked, float("-inf"))
 
 
 def _joined(
-    old: Prompts, kept: Sequence[int], fresh: Prompts | None, joining: Sequence[int]
+    old: Prompts, old_blocks: Sequence[int], fresh: Prompts | None, fresh_blocks: Sequence[int]
 ) -> Prompts:
     """Gather one prompt for each block: first the blocks that stay, then those that join.
 
     Args:
         old: the prompts of all blocks so far.
-        kept: the numbers of the blocks that stay.
+        old_blocks: the numbers of the blocks that stay.
         fresh: prompts that join; None if none do.
-        joining: for each block that joins, the number of its prompt among `fresh`.
+        fresh_blocks: for each block that joins, the number of its prompt among `fresh`.
     """
-    lengths = [old.lengths[i] for i in kept]
     if fresh is None:
-        return Prompts(*_picked(old, kept, max(lengths)), lengths)
-    lengths += [fresh.lengths[i] for i in joining]
+        return _selected(old, old_blocks)
+    lengths = [old.lengths[i] for i in old_blocks] + [fresh.lengths[i] for i in fresh_blocks]
+    layers, _, kv, _, dim = old.keys.shape
+    keys = old.keys.new_zeros(layers, len(lengths), kv, max(lengths), dim)
+    values = torch.zeros_like(keys)
+    staying = len(old_blocks)
+    _copy_prompts(old.keys, old_blocks, keys[:, :staying])
+    _copy_prompts(fresh.keys, fresh_blocks, keys[:, staying:])
+    _copy_prompts(old.values, old_blocks, values[:, :staying])
+    _copy_prompts(fresh.values, fresh_blocks, values[:, staying:])
+    return Prompts(keys, values, lengths)
+
+
+def _copy_prompts(source: torch.Tensor, numbers: Sequence[int], target: torch.Tensor) -> None:
+    """Copy the keys or values of the prompts with these numbers from `source` to `target`, both
+    [layers, prompts, kv, tokens, dim], as many tokens as both have."""
+    tokens = min(source.shape[3], target.shape[3])
+    index = torch.tensor(numbers, device=source.device)
+    target[:, :, :, :tokens] = source[:, :, :, :tokens].index_select(1, index)
+
+
+def _selected(prompts: Prompts, numbers: Sequence[int]) -> Prompts:
+    """The prompts with these numbers, in that order, padded only to the longest of them."""
+    lengths = [prompts.lengths[i] for i in numbers]
     longest = max(lengths)
-    halves = []  # the keys, then the values
-    size = [len(lengths), longest]
-    for before, after in ((old.keys, fresh.keys), (old.values, fresh.values)):
-        layers, _, kv, _, dim = before.shape
-        both = before.new_zeros(layers, size[0], kv, longest, dim)
-        for part, source, blocks in (
-            (both[:, : len(kept)], before, kept),
-            (both[:, len(kept) :], after, joining),
-        ):
-            used = min(source.shape[3], longest)
-            index = torch.tensor(blocks, device=source.device)
-            part[:, :, :, :used] = source[:, :, :, :used].index_select(1, index)
-        halves.append(both)
-    return Prompts(halves[0], halves[1], lengths)
-
-
-def _picked(
-    prompts: Prompts, blocks: Sequence[int], longest: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(keys, values) of the prompts with the numbers `blocks`, in that order, cut at `longest`
-    tokens."""
-    index = torch.tensor(blocks, device=prompts.keys.device)
-    keys, values = (
-        half[:, :, :, :longest].index_select(1, index) for half in (prompts.keys, prompts.values)
-    )
-    return keys, values
+    index = torch.tensor(numbers, device=prompts.keys.device)
+    # [layers, prompts, kv, tokens, dim]
+    keys = prompts.keys[:, :, :, :longest].index_select(1, index)
+    values = prompts.values[:, :, :, :longest].index_select(1, index)
+    return Prompts(keys, values, lengths)

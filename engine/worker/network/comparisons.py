@@ -49,7 +49,8 @@ def recall(file: Path | None, model: Path, dtype: torch.dtype, kernels: str) -> 
     stored: Any = read_object(file).get(_key(model, dtype, kernels))
     try:
         return Rope(tuple(map(float, stored["inverse_frequencies"])), float(stored["scale"]))
-    except (TypeError, KeyError, ValueError):  # not compared yet, or not by us
+    # TypeError: no entry, so not compared yet. The others: an entry that `remember` did not write.
+    except (TypeError, KeyError, ValueError):
         return None
 
 
@@ -65,7 +66,10 @@ def remember(
     if `file` is None or cannot be written.
 
     Args:
-        file, model, dtype, kernels: as in `recall`.
+        file: where results are kept.
+        model: the model's folder.
+        dtype: the number format of the weights.
+        kernels: the name of the set of functions between the matrix products (fused_ops.py).
         rope: the rotary positions that transformers computed.
         difference: how far the logits differ; within tolerance.
     """
@@ -86,14 +90,15 @@ def _key(model: Path, dtype: torch.dtype, kernels: str) -> str:
     """The key of a comparison in the file: a hash of everything that could change its result, that
     is the model's files, the libraries, the number format, the functions and our own sources."""
     files = sorted([*model.glob("*.safetensors"), *model.glob("*.json")])
-    facts = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    file_facts = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     libraries = [torch.__version__, version("transformers")]
-    described = repr((str(model.resolve()), facts, libraries, str(dtype), kernels, _sources()))
-    return hashlib.sha256(described.encode()).hexdigest()
+    folder = str(model.resolve())
+    facts = repr((folder, file_facts, libraries, str(dtype), kernels, _source_hash()))
+    return hashlib.sha256(facts.encode()).hexdigest()
 
 
 @cache
-def _sources() -> str:
+def _source_hash() -> str:
     """A hash of the source files of our own forward, so that a changed forward is compared anew."""
     digest = hashlib.sha256()
     for name in SOURCES:

@@ -13,7 +13,7 @@ import torch
 
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.adapter import FlatAdapter
-from engine.worker.network.cache import Cache, Prompts
+from engine.worker.network.cache import Cache, Prompts, StayingBlock
 from engine.worker.network.decode_forward import Forward
 from engine.worker.network.decoder import Decoder
 from engine.worker.network.sampler import (
@@ -29,10 +29,10 @@ from engine.worker.network.sampler import (
 )
 
 # Waiting prompts are read once this share of the places is free.
-REFILL = 0.25
+REFILL_SHARE = 0.25
 # Rows are moved together once a step would then cost at most this share of what it costs now.
-PAYS = 0.75
-# What one more block costs a step, in rows.
+MAX_COST_SHARE = 0.75
+# What one more block adds to the cost of a step, in rows.
 BLOCK_COST = 0.2
 
 
@@ -71,7 +71,8 @@ class DecoderSampler:
         self.graphs = decoder.device.type == "cuda" if graphs is None else graphs
         self._adapter: FlatAdapter | None = None
         self._forward: Forward | None = None
-        self._made_for: tuple[FlatAdapter | None, int] = (None, 0)  # adapter and its version
+        # The adapter that `_forward` was made with, and its version.
+        self._forward_adapter: tuple[FlatAdapter | None, int] = (None, 0)
 
     def load(self, adapter: FlatAdapter | None) -> None:
         self._adapter = adapter
@@ -94,16 +95,17 @@ class DecoderSampler:
         """`n` completions of each prompt, in the order of `prompts`. `done` is called with (prompt
         index, member, completion) as soon as each has ended."""
         rows = new_rows(len(prompts), n, params.seed)
-        for _ in self._play(prompts, rows, params, done):
+        for _ in self._sample(prompts, rows, params, done):
             pass
         return completions(rows)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        ((row,),) = rows = new_rows(1, 1, params.seed)
-        for _ in self._play([prompt], rows, params, None):
+        rows = new_rows(prompt_count=1, n=1, seed=params.seed)
+        row = rows[0][0]
+        for _ in self._sample([prompt], rows, params, done=None):
             yield row.ids[-1]
 
-    def _play(
+    def _sample(
         self,
         prompts: Sequence[list[int]],
         rows: list[list[Row]],
@@ -112,27 +114,29 @@ class DecoderSampler:
     ) -> Iterator[None]:
         """Sample until all rows have ended, yielding after each round of `_rounds`. `rows` holds
         for each prompt its rows, which are filled in place."""
-        if not prompts or not rows[0]:
+        if not prompts or not rows[0]:  # no completion is asked for
             return iter(())
         # Twice, because the position of a row that has ended still grows while others go on.
-        longest = max(map(len, prompts)) + 2 * params.max_tokens
+        length = max(map(len, prompts)) + 2 * params.max_tokens
         ending = self.needs.ending(params)
         queue = _queue(prompts, rows, self.max_rows)
-        return self._rounds(queue, self._current(longest), ending, done)
+        return self._rounds(queue, self._current_forward(length), ending, done)
 
-    def _current(self, length: int) -> Forward:
-        """The forward pass with the adapter as it is now, for at least `length` positions.
-
-        The one of the last call is used again while adapter, version and length allow it.
-        """
+    def _current_forward(self, length: int) -> Forward:
+        """The forward pass with the adapter as it is now, for at least `length` positions. The last
+        one is used again if it has that adapter in the same version, and enough positions."""
         version = self._adapter.version if self._adapter is not None else 0
-        wanted_for = (self._adapter, version)
-        if self._forward is None or self._made_for != wanted_for or self._forward.length < length:
+        current_adapter = (self._adapter, version)
+        if (
+            self._forward is None
+            or self._forward_adapter != current_adapter
+            or self._forward.length < length
+        ):
             # Outside inference mode: merged weights and tables are kept, and training uses them.
             weights = self.decoder.weights(self._adapter)
             self._forward = None  # frees what it holds before the next is made
             self._forward = Forward(self.decoder, weights, self.vocab, length)
-            self._made_for = wanted_for
+            self._forward_adapter = current_adapter
         return self._forward
 
     @torch.inference_mode()
@@ -141,37 +145,44 @@ class DecoderSampler:
     ) -> Iterator[None]:
         """Sample until no prompt waits and no row is alive, yielding after each round.
 
-        In a round either waiting prompts join, if enough places are free, or every row takes one
-        token.
+        In a round either waiting prompts join, or every row takes one token.
         """
         batch = _Batch(forward, ending, done, graphs=self.graphs)
         while waiting or batch.alive:
-            free = self.max_rows - batch.alive
-            # Reading prompts interrupts the rows under way, so it is done for many at once.
-            if waiting and (
-                not batch.alive or free >= max(REFILL * self.max_rows, _rows_of_next(waiting))
-            ):
-                joining = []
-                while waiting and _rows_of_next(waiting) <= free:
-                    joining.append(waiting.popleft())
-                    free -= len(joining[-1].rows)
-                batch.join(joining)
+            if self._should_read(waiting, batch.alive):
+                batch.join(_take_fitting(waiting, self.max_rows - batch.alive))
             else:
-                batch.tidy()
+                batch.regroup_if_cheaper()
                 batch.step()
             yield
 
+    def _should_read(self, waiting: deque[_Waiting], alive: int) -> bool:
+        """Whether to read waiting prompts now, with `alive` rows under way. Reading interrupts
+        them, so many prompts are read at once."""
+        if not waiting:
+            return False
+        if not alive:
+            return True
+        free = self.max_rows - alive
+        return free >= REFILL_SHARE * self.max_rows and free >= len(waiting[0].rows)
 
-def _rows_of_next(waiting: deque[_Waiting]) -> int:
-    return len(waiting[0].rows)
+
+def _take_fitting(waiting: deque[_Waiting], free: int) -> list[_Waiting]:
+    """Remove the first prompts whose rows all fit into `free` places from the queue, and return
+    them."""
+    fitting = []
+    while waiting and len(waiting[0].rows) <= free:
+        fitting.append(waiting.popleft())
+        free -= len(fitting[-1].rows)
+    return fitting
 
 
-def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], most: int) -> deque[_Waiting]:
+def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], max_rows: int) -> deque[_Waiting]:
     """The waiting prompts in the order in which they will be read, from the shortest to the
     longest.
 
-    Equal prompts become one entry, so that they are read once. An entry with more than `most` rows
-    is split.
+    Equal prompts become one entry, so that they are read once. An entry with more than `max_rows`
+    rows is split, so that each fits into an empty batch.
     """
     rows_of_prompt: dict[tuple[int, ...], list[Row]] = {}
     for ids, members in zip(prompts, rows, strict=True):
@@ -179,8 +190,8 @@ def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], most: int) -> de
     queue = deque[_Waiting]()
     for ids in sorted(rows_of_prompt, key=len):
         members = rows_of_prompt[ids]
-        for start in range(0, len(members), most):
-            queue.append(_Waiting(list(ids), members[start : start + most]))
+        for part in _parts(members, max_rows):
+            queue.append(_Waiting(list(ids), part))
     return queue
 
 
@@ -206,38 +217,37 @@ class _Batch:
         self.width = 1
         self.alive = 0
         self.cache: Cache | None = None
-        self._ended = False  # since the rows were last moved together
+        self._some_ended = False  # since the rows were last moved together
 
     def join(self, waiting: Sequence[_Waiting]) -> None:
         """Read the prompts, draw the first token of each of their rows, and add the rows that go on
         after it to the batch."""
         prompts, logits = self.forward.read([w.ids for w in waiting])
         rows = [row for w in waiting for row in w.rows]
-        source = torch.tensor(
-            [i for i, w in enumerate(waiting) for _ in w.rows], device=self.device
-        )
+        prompt_numbers = [number for number, w in enumerate(waiting) for _ in w.rows]
+        logits = logits.index_select(0, torch.tensor(prompt_numbers, device=self.device))
         random_numbers = None  # greedy
         if self.ending.params.temperature:
             keys = torch.tensor([row.key for row in rows], device=self.device)
             random_numbers = uniforms(keys, torch.zeros_like(keys))
-        drawn = draw(logits.index_select(0, source), self.ending.params, random_numbers)
+        token, logprob = draw(logits, self.ending.params, random_numbers)
         # By identity: two rows may hold equal tokens.
-        going_on = {id(row) for row in self._give_tokens(rows, *drawn)}
+        going_on = {id(row) for row in self._append_tokens(rows, token, logprob)}
         groups = [[row for row in w.rows if id(row) in going_on] for w in waiting]
         if going_on:
             self._arrange(prompts, groups)
 
-    def tidy(self) -> None:
+    def regroup_if_cheaper(self) -> None:
         """If rows have ended, and moving the others into fewer or narrower blocks makes a step cost
-        at most the share PAYS of what it costs now, move them."""
-        if not self._ended:
+        at most MAX_COST_SHARE of what it costs now, move them."""
+        if not self._some_ended:
             return
-        self._ended = False
-        groups = [[row for row in block if row is not None] for block in self._blocks()]
-        width = _best_width([len(g) for g in groups])
-        present_cost = _cost(len(self.rows), self.width)
-        if _cost(_slots([len(g) for g in groups], width), width) <= PAYS * present_cost:
-            self._arrange(None, [])
+        self._some_ended = False
+        sizes = [len(group) for group in self._alive_by_block()]
+        width = _best_width(sizes)
+        cost = _cost(_place_count(sizes, width), width)
+        if cost <= MAX_COST_SHARE * _cost(len(self.rows), self.width):
+            self._arrange(fresh=None, groups=[])
 
     def step(self) -> None:
         """Draw one more token for every row. Rows that end with it leave their places."""
@@ -246,42 +256,47 @@ class _Batch:
         if cache.widen():
             self._prepare(cache)
         cache.open_column()
-        token, logprob = self._compute() if self._graph is None else self._graph()
-        self._token.copy_(token)
+        if self._graph is None:
+            token, logprob = self._compute()
+        else:
+            token, logprob = self._graph.replay()
+        self._last_token.copy_(token)
         cache.advance()
-        self._give_tokens(self.rows, token, logprob)
+        self._append_tokens(self.rows, token, logprob)
 
     def _prepare(self, cache: Cache) -> None:
         """Prepare the steps until the window is full again: compute their random numbers and, with
         graphs, capture the step."""
-        self._graph: _Graph | None = None  # and its memory, before the next one is captured
-        self._chance = None
+        self._graph: _Graph | None = None  # frees its memory before the next one is captured
+        self._random_numbers = None  # [rows, window]; None if greedy
         if self.ending.params.temperature:
             columns = torch.arange(cache.window, device=self.device)
-            # The token fed at a row's first column is its token 0, so the one drawn there is 1.
-            self._chance = uniforms(self._keys[:, None], columns - cache.first[:, None] + 1)
-        # Without graphs no bound method is stored in its place: this object would refer to itself
-        # and hold the weights until cycles are next collected.
-        self._graph = _Graph(self._compute) if self.graphs else None
+            # In its first column a row reads its token 0 and draws token 1.
+            token_numbers = columns - cache.starts_on_device[:, None] + 1
+            self._random_numbers = uniforms(self._keys[:, None], token_numbers)
+        # Without graphs it stays None. The bound method `_compute` in its place would make this
+        # object refer to itself, and hold the weights until cycles are next collected.
+        if self.graphs:
+            self._graph = _Graph(self._compute)
 
     def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute one step: a token and its log-probability for every place, both [rows]. Places
         whose row has ended get some token, which is ignored."""
         cache = self.cache
         assert cache is not None
-        logits = self.forward.step(self._token, cache.positions, cache.attend)
+        logits = self.forward.step(self._last_token, cache.positions, cache.attend)
         random_numbers = None  # greedy
-        if self._chance is not None:
-            random_numbers = self._chance.index_select(1, cache.column)[:, 0]
+        if self._random_numbers is not None:
+            random_numbers = self._random_numbers.index_select(1, cache.next_column)[:, 0]
         return draw(logits, self.ending.params, random_numbers)
 
-    def _give_tokens(
+    def _append_tokens(
         self, rows: Sequence[Row | None], token: torch.Tensor, logprob: torch.Tensor
     ) -> list[Row]:
         """Append to each row its token, and return the rows that go on.
 
-        For a row that ends with it, `done` is called. If `rows` is `self.rows`, its place becomes
-        None; rows that join have no places yet.
+        For a row that ends with its token, `done` is called. If `rows` is `self.rows`, the row also
+        leaves its place; rows that join have no places yet.
 
         Args:
             rows: None stands where a row has ended before.
@@ -299,16 +314,16 @@ class _Batch:
             if rows is self.rows:
                 self.rows[position] = None
                 self.alive -= 1
-                self._ended = True
+                self._some_ended = True
             if self.done is not None:
                 self.done(row.prompt, row.member, row.completion)
         return going_on
 
-    def _blocks(self) -> list[list[Row | None]]:
-        """The places of the batch, block by block."""
-        return [
-            self.rows[start : start + self.width] for start in range(0, len(self.rows), self.width)
-        ]
+    def _alive_by_block(self) -> list[list[Row]]:
+        """For each block its rows that have not ended."""
+        starts = range(0, len(self.rows), self.width)
+        blocks = [self.rows[start : start + self.width] for start in starts]
+        return [[row for row in block if row is not None] for block in blocks]
 
     def _arrange(self, fresh: Prompts | None, groups: Sequence[Sequence[Row]]) -> None:
         """Form new blocks, of the width that is cheapest: first of the rows under way, then of the
@@ -318,76 +333,85 @@ class _Batch:
             fresh: prompts that were just read; None if none were.
             groups: for each of them, its rows that go on.
         """
-        places = {id(row): position for position, row in enumerate(self.rows) if row is not None}
-        old = [[row for row in block if row is not None] for block in self._blocks()]
-        width = _best_width([len(g) for g in [*old, *groups]])
-        blocks: list[list[Row | None]] = []
-        kept: list[tuple[int, list[int]]] = []
-        joining: list[int] = []
-        for number, group in enumerate(old):
+        old_groups = self._alive_by_block()
+        width = _best_width([len(group) for group in [*old_groups, *groups]])
+        old_places = {id(row): place for place, row in enumerate(self.rows) if row is not None}
+        rows: list[Row | None] = []
+        staying: list[StayingBlock] = []
+        fresh_blocks: list[int] = []
+        for number, group in enumerate(old_groups):
             for part in _parts(group, width):
-                position = [places[id(row)] for row in part]
-                # A short block is filled up: any row of the cache will do for an empty place.
-                kept.append((number, position + position[:1] * (width - len(position))))
-                blocks.append([*part, *[None] * (width - len(part))])
+                empty = width - len(part)
+                places = [old_places[id(row)] for row in part]
+                # The cache has no empty places: it holds the part's first row there once more.
+                staying.append(StayingBlock(number, places + places[:1] * empty))
+                rows += [*part, *[None] * empty]
         for number, group in enumerate(groups):
             for part in _parts(group, width):
-                joining.append(number)
-                blocks.append([*part, *[None] * (width - len(part))])
-        if self.cache is not None and kept:
-            self.cache = self.cache.rearranged(kept, fresh, joining, width)
+                fresh_blocks.append(number)
+                rows += [*part, *[None] * (width - len(part))]
+        if self.cache is not None and staying:
+            self.cache = self.cache.rearranged(staying, fresh, fresh_blocks, width)
         else:
             assert fresh is not None
-            self.cache = Cache.for_new_rows(self.forward.shape, fresh, joining, width)
+            self.cache = Cache.for_new_rows(self.forward.shape, fresh, fresh_blocks, width)
+        self._set_rows(rows, width)
+
+    def _set_rows(self, rows: list[Row | None], width: int) -> None:
+        """Put `rows` into the places of the batch, `width` of them in each block."""
         self.width = width
-        self.rows = [row for block in blocks for row in block]
-        self.alive = sum(row is not None for row in self.rows)
-        self._ended = False
-        self._token = torch.tensor(
-            [row.ids[-1] if row is not None else 0 for row in self.rows], device=self.device
-        )
-        self._keys = torch.tensor(
-            [row.key if row is not None else 0 for row in self.rows], device=self.device
-        )
+        self.rows = rows
+        self.alive = sum(row is not None for row in rows)
+        self._some_ended = False
+        # Both [rows], with 0 for an empty place: the token that a step reads, and the row's key.
+        last_token = [row.ids[-1] if row is not None else 0 for row in rows]
+        self._last_token = torch.tensor(last_token, device=self.device)
+        keys = [row.key if row is not None else 0 for row in rows]
+        self._keys = torch.tensor(keys, device=self.device)
 
 
 def _parts(group: Sequence[Row], width: int) -> list[list[Row]]:
-    """The rows in blocks of at most `width`."""
+    """The rows in parts of at most `width`."""
     return [list(group[start : start + width]) for start in range(0, len(group), width)]
 
 
-def _slots(sizes: Sequence[int], width: int) -> int:
+def _place_count(sizes: Sequence[int], width: int) -> int:
     """How many places groups of these sizes take in blocks of `width`: each is rounded up."""
     return sum(-(-size // width) * width for size in sizes)
 
 
-def _cost(slots: int, width: int) -> float:
+def _cost(place_count: int, width: int) -> float:
     """What a step costs with so many places in blocks of `width`, in rows (see BLOCK_COST)."""
-    return slots * (1 + BLOCK_COST / width)
+    return place_count * (1 + BLOCK_COST / width)
 
 
 def _best_width(sizes: Sequence[int]) -> int:
     """The width of blocks at which a step over groups of these sizes costs least."""
-    # A group of each size in one to four blocks; more parts would be narrower than worthwhile.
-    candidates = {-(-size // parts) for size in set(sizes) if size for parts in (1, 2, 3, 4)} | {1}
-    return min(sorted(candidates), key=lambda width: _cost(_slots(sizes, width), width))
+    candidates = {1}
+    for size in set(sizes) - {0}:
+        # The group in one to four blocks; more would be too narrow to be worthwhile.
+        candidates |= {-(-size // blocks) for blocks in (1, 2, 3, 4)}
+    return min(sorted(candidates), key=lambda width: _cost(_place_count(sizes, width), width))
 
 
 class _Graph:
-    """A step captured as a CUDA graph. A call replays it on the tensors that it read when
-    captured."""
+    """A step captured as a CUDA graph."""
 
     def __init__(self, step: Callable[[], tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Run `step` once and then capture it. What it returns is overwritten by each replay, and a
+        replay reads the tensors that `step` read, with what they then hold."""
         # The warm-up runs on a stream of its own, as torch asks before a capture.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        warm_up = torch.cuda.Stream()
+        warm_up.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm_up):
             step()  # libraries set themselves up outside the capture
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(warm_up)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.out = step()
 
-    def __call__(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def replay(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the step once more. Returns the tensors that it returned when it was captured, with
+        new values."""
         self.graph.replay()
         return self.out

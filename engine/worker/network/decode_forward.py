@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.core.hardware import detect
+from engine.worker.network.adapter import Factors
 from engine.worker.network.cache import Prompts
 from engine.worker.network.decoder import AdaptedLinear, Decoder, Layer, Weights
 from engine.worker.network.shape import Shape
@@ -17,19 +18,19 @@ from engine.worker.ops.packing import Layout
 # Tokens of prompts that go through the model at once.
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
 
-# Takes the number of a layer and its rotated queries and keys, and values, [N, heads + 2 kv, dim];
-# returns what each token attends to, [N, heads * dim].
+# Takes the number of a layer and its queries, keys (both rotated) and values, [N, heads + 2 kv,
+# dim]; returns the attention's output for each token, [N, heads * dim].
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class Forward:
-    """A decoder with the weights it had when this was made; see the module.
+    """A decoder with the weights that it had when this object was made; see the module.
 
     Args:
         decoder: the base model.
         weights: base alone or with an adapter, merged or not.
         vocab: ids at or above it get no logits.
-        length: positions that will be asked for, those of rows that have ended included.
+        length: how many positions there may be, those of rows that have ended included.
     """
 
     def __init__(self, decoder: Decoder, weights: Weights, vocab: int, length: int) -> None:
@@ -46,7 +47,7 @@ class Forward:
         ]
         cos, sin = decoder.rope(length)
         self.rope = (torch.cat([cos, cos], -1), sin)  # cos for both halves at once
-        self.norms = [_per_head(layer, self.shape) for layer in decoder.layers]
+        self.head_norms = [_head_norm(layer, self.shape) for layer in decoder.layers]
         self.functions = decoder.functions
         self.eps = Eps(decoder.eps, torch.full((1,), decoder.eps, device=decoder.device))
 
@@ -61,32 +62,39 @@ class Forward:
         values = torch.zeros_like(keys)
         logits = torch.empty((len(prompts), self.head.weight.shape[0]), device=device)
         for chunk in _chunks(lengths, PREFILL_TOKENS[device.type]):
-            ends = [lengths[i] for i in chunk]
-            # The plan of attention is cached and used in training too, where tensors that were made
-            # in inference mode cannot be used.
-            with torch.inference_mode(False):
-                layout = Layout(tuple(ends), (), ())
-                attention = Attention(layout, shape.heads, shape.kv, device, keys.dtype)
-            # Of every token: the number of its prompt, and its position in that prompt.
-            place = torch.tensor([i for i in chunk for _ in prompts[i]], device=device)
-            positions = torch.cat([torch.arange(n) for n in ends]).to(device)
-            ids = torch.tensor([t for i in chunk for t in prompts[i]], device=device)
-
-            # As defaults, because each chunk's function must keep that chunk's values.
-            def attend(
-                layer: int,
-                heads: torch.Tensor,
-                at: tuple[torch.Tensor, torch.Tensor] = (place, positions),
-                within: Attention = attention,
-            ) -> torch.Tensor:
-                _, k, v = heads.split([shape.heads, shape.kv, shape.kv], 1)
-                keys[layer][at[0], :, at[1]] = k
-                values[layer][at[0], :, at[1]] = v
-                return within(heads.flatten(1))
-
-            last = torch.tensor(ends).cumsum(0).to(device) - 1
-            logits[chunk] = self.logits(self._hidden(ids, positions, attend, last))
+            logits[chunk] = self._read_chunk(prompts, chunk, keys, values)
         return Prompts(keys, values, lengths), logits
+
+    def _read_chunk(
+        self,
+        prompts: Sequence[Sequence[int]],
+        chunk: Sequence[int],
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run the prompts with the numbers in `chunk` through the model, and write their keys and
+        values into `keys` and `values` [layers, prompts, kv, longest, dim]. Returns the logits
+        after the last token of each, [chunk, vocab] float32."""
+        shape, device = self.shape, self.decoder.device
+        lengths = [len(prompts[i]) for i in chunk]
+        # The plan of attention is cached and used in training too, where tensors that were made in
+        # inference mode cannot be used.
+        with torch.inference_mode(False):
+            layout = Layout(prefixes=tuple(lengths), suffixes=(), owners=())
+            attention = Attention(layout, shape.heads, shape.kv, device, keys.dtype)
+        # For every token: its id, the number of its prompt, and its position in that prompt.
+        prompt_numbers = torch.tensor([i for i in chunk for _ in prompts[i]], device=device)
+        positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        ids = torch.tensor([token for i in chunk for token in prompts[i]], device=device)
+
+        def attend(layer: int, heads: torch.Tensor) -> torch.Tensor:
+            _, k, v = heads.split([shape.heads, shape.kv, shape.kv], 1)
+            keys[layer][prompt_numbers, :, positions] = k
+            values[layer][prompt_numbers, :, positions] = v
+            return attention(heads.flatten(1))
+
+        last_tokens = torch.tensor(lengths).cumsum(0).to(device) - 1
+        return self.logits(self._hidden(ids, positions, attend, last_tokens))
 
     def step(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """The logits after one more token per row, [rows, vocab] float32.
@@ -95,7 +103,7 @@ class Forward:
             ids, positions: [rows], the tokens and their positions.
             attend: stores the tokens' keys and values in the cache and computes their attention.
         """
-        return self.logits(self._hidden(ids, positions, attend, None))
+        return self.logits(self._hidden(ids, positions, attend, wanted=None))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden).float()
@@ -105,14 +113,15 @@ class Forward:
         ids: torch.Tensor,
         positions: torch.Tensor,
         attend: Attend,
-        last: torch.Tensor | None,
+        wanted: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The hidden states after the last norm, [tokens, hidden].
+        """The hidden states after the last norm, [wanted tokens, hidden].
 
         Args:
+            ids, positions: [tokens].
             attend: computes the attention of each layer.
-            last: indices of the only tokens whose hidden states are wanted; the last layer then
-                computes only those after its attention. None: all tokens.
+            wanted: indices of the tokens whose hidden states are needed; the last layer computes
+                only those after its attention. None: all tokens.
         """
         shape, functions, eps = self.shape, self.functions, self.eps
         cos, sin = (table.index_select(0, positions) for table in self.rope)
@@ -121,32 +130,32 @@ class Forward:
             y = functions.plain_norm(x, layer.norm_in, eps)
             heads = qkv(y).view(len(x), -1, shape.head_dim)
             functions.plain_apply_rope(
-                heads, self.norms[number], shape.heads, shape.kv, cos, sin, eps
+                heads, self.head_norms[number], shape.heads, shape.kv, cos, sin, eps
             )
             attended = attend(number, heads)
-            if last is not None and number == len(self.layers) - 1:
-                attended, x = attended.index_select(0, last), x.index_select(0, last)
+            if wanted is not None and number == len(self.layers) - 1:
+                attended, x = attended.index_select(0, wanted), x.index_select(0, wanted)
             x = x + o(attended)
             y = functions.plain_norm(x, layer.norm_mid, eps)
             x += down(functions.gate(gate_up(y)))
         return functions.plain_norm(x, self.decoder.norm, eps)
 
 
-def _chunks(lengths: Sequence[int], most: int) -> list[list[int]]:
+def _chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Divide prompts of these lengths, from the shortest to the longest, into chunks of at most
-    `most` tokens. A longer prompt is a chunk of its own. Returns the prompts' numbers."""
+    `max_tokens`. A longer prompt is a chunk of its own. Returns the prompts' numbers."""
     chunks: list[list[int]] = []
-    room = 0
+    tokens_left = 0  # in the last chunk
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if not chunks or lengths[i] > room:
+        if not chunks or lengths[i] > tokens_left:
             chunks.append([])
-            room = most
+            tokens_left = max_tokens
         chunks[-1].append(i)
-        room -= lengths[i]
+        tokens_left -= lengths[i]
     return chunks
 
 
-def _per_head(layer: Layer, shape: Shape) -> torch.Tensor | None:
+def _head_norm(layer: Layer, shape: Shape) -> torch.Tensor | None:
     """The norm weight of every query and key head of a layer, [heads + kv, dim]; None if the model
     does not normalise them."""
     if layer.q_norm is None or layer.k_norm is None:
@@ -159,7 +168,7 @@ class _Product:
 
     Args:
         adapted: the layer as the training forward has it.
-        pack: lay the weights out anew for speed, which takes memory.
+        pack: whether to keep a second copy of the weight in a faster layout.
     """
 
     def __init__(self, adapted: AdaptedLinear, *, pack: bool) -> None:
@@ -167,22 +176,28 @@ class _Product:
         adapter's two factors; see the class."""
         self.product = Fixed(adapted.weight, pack=pack)
         self.bias = adapted.linear.bias
-        self.low = self.high = None
         self.scale = adapted.scale
-        factors = adapted.factors
-        if factors is not None and adapted.merged is None:  # else `weight` holds the adapter
-            weight, rank = adapted.weight, factors.b.shape[1]
-            self.low = factors.a.detach().to(weight.dtype).t()
-            # All projections in one product: zero where a rank and an output are of different ones.
-            high = weight.new_zeros(len(factors.parts) * rank, weight.shape[0])
-            spans = zip(factors.spans, factors.parts, strict=True)
-            for number, ((start, stop), part) in enumerate(spans):
-                factor = factors.b.detach()[part.b]
-                high[number * rank : (number + 1) * rank, start:stop] = factor.t()
-            self.high = high
+        self.a = self.b = None
+        if adapted.factors is not None and adapted.merged is None:
+            # [in, parts * rank] and [parts * rank, out]
+            self.a = adapted.factors.a.detach().to(adapted.weight.dtype).t()
+            self.b = _joint_b(adapted.factors, adapted.weight)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The layer's output [N, out] for x [N, in]."""
         y = self.product(x, self.bias)
-        if self.low is not None and self.high is not None:
-            y.addmm_(x @ self.low, self.high, alpha=self.scale)
+        if self.a is not None and self.b is not None:
+            y.addmm_(x @ self.a, self.b, alpha=self.scale)
         return y
+
+
+def _joint_b(factors: Factors, weight: torch.Tensor) -> torch.Tensor:
+    """The factors B of all parts, transposed, in one matrix [parts * rank, out]: each part has its
+    own rows and columns, and everything else is zero. `weight` is the layer's [out, in]."""
+    rank = factors.b.shape[1]
+    joint = weight.new_zeros(len(factors.parts) * rank, weight.shape[0])
+    spans_and_parts = zip(factors.spans, factors.parts, strict=True)
+    for number, ((start, stop), part) in enumerate(spans_and_parts):
+        b = factors.b.detach()[part.b]
+        joint[number * rank : (number + 1) * rank, start:stop] = b.t()
+    return joint

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from engine.core.hardware import detect
 from engine.cost.flops import HEAD_BYTES
-from engine.worker.network.adapter import Factors, FlatAdapter, LoraSpec, Slot
+from engine.worker.network.adapter import Factors, FlatAdapter, LoraSpec, Projection, Slot
 from engine.worker.network.shape import Shape
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.fused_ops import TORCH, Pointwise
@@ -83,7 +83,7 @@ class Rope:
     scale: float
 
 
-# Gives the weight with a name as transformers spells it, or None where the model has none.
+# Gives the weight with a name as transformers spells it; None if the model has no such weight.
 Take = Callable[[str], torch.Tensor | None]
 
 
@@ -102,7 +102,7 @@ class Decoder:
         KeyError: for a weight that is missing.
     """
 
-    def __init__(self, config: Any, take: "Take", rope: Rope) -> None:
+    def __init__(self, config: Any, take: Take, rope: Rope) -> None:
         """Take the weights over and fuse them layer by layer; see the class. Raises KeyError for a
         weight that is missing."""
         self.shape = Shape.of(config)
@@ -116,9 +116,9 @@ class Decoder:
         self.norm = _required(take, "model.norm.weight")
         self.rotary = rope
         self._inverse_frequencies = torch.tensor(rope.inverse_frequencies, device=self.head.device)
-        self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._tables: tuple[torch.Tensor, torch.Tensor] | None = None  # see `rope`
         self.layers = [_layer(number, take) for number in range(self.shape.layers)]
-        self._plain = Weights(self)
+        self._base_weights = Weights(self)
 
     @classmethod
     def of(cls, model: "PreTrainedModel") -> "Decoder":
@@ -132,12 +132,11 @@ class Decoder:
         parameters = dict(model.named_parameters())
 
         def take(name: str) -> torch.Tensor | None:
-            # The weight `name`. A projection is emptied in the model, since it is fused here.
             parameter = parameters.get(name)
             if parameter is None:
                 return None
             weight = parameter.detach()
-            if name.endswith("_proj.weight"):
+            if name.endswith("_proj.weight"):  # a projection, which is fused here
                 parameter.data = weight.new_empty(0)
             return weight
 
@@ -168,13 +167,10 @@ class Decoder:
         return FlatAdapter(self.slots, spec, seed, self.device)
 
     def weights(self, adapter: FlatAdapter | None) -> "Weights":
-        """The layers with `adapter` on them as it is now, or of the base alone if it is None.
-
-        They are made once per adapter and kept in it, so that the policy and its sampler share
-        them.
-        """
+        """The layers with `adapter` on them as it is now; None: the base alone. They are made once
+        per adapter and kept in it, so that the policy and its sampler share them."""
         if adapter is None:
-            return self._plain
+            return self._base_weights
         if adapter.applied is None:
             # Merged weights are a second copy, so they are kept only where memory is plentiful.
             merge = self.device.type == "cpu" and 4 * self.weight_bytes < detect().ram_total
@@ -184,16 +180,16 @@ class Decoder:
     def rope(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The tables (cos, sin) of the rotary positions, each [at least `length` positions, 1,
         head_dim / 2] in the weights' dtype. Kept, and made anew only for a greater length."""
-        if self._rope is None or self._rope[0].shape[0] < length:
+        if self._tables is None or self._tables[0].shape[0] < length:
             size = max(length, min(self.shape.context, 4096))
-            steps = torch.arange(size, device=self.device).float()
-            angles = torch.outer(steps, self._inverse_frequencies)[:, None]
+            positions = torch.arange(size, device=self.device).float()
+            angles = torch.outer(positions, self._inverse_frequencies)[:, None]
             scale = self.rotary.scale
-            self._rope = (
+            self._tables = (
                 (angles.cos() * scale).to(self.dtype),
                 (angles.sin() * scale).to(self.dtype),
             )
-        return self._rope
+        return self._tables
 
     def hidden(
         self,
@@ -223,8 +219,17 @@ class Decoder:
         # The output of a layer that has not been added to x yet: the next norm does both at once.
         delta: torch.Tensor | None = None
         for number, layer in enumerate(self.layers):
-            last = rows if number == len(self.layers) - 1 else None
-            step = _LayerStep(self, layer, weights.of(number), attention, cos, sin, last, dropout)
+            is_last = number == len(self.layers) - 1
+            step = _LayerStep(
+                self,
+                layer,
+                weights.of(number),
+                attention,
+                cos,
+                sin,
+                rows=rows if is_last else None,
+                dropout=dropout,
+            )
             if checkpointing and torch.is_grad_enabled():
                 x, delta = checkpoint(step, x, delta, use_reentrant=False)  # pyright: ignore
             else:
@@ -253,53 +258,60 @@ class Decoder:
             entropies: whether they are computed; zeros otherwise.
             checkpointing, dropout: see `hidden`.
         """
-        # The distinct tokens that predict something, and for each trained token which of them does.
-        rows, inverse = batch.source.unique(return_inverse=True)
-        count, trained_count = len(rows), len(inverse)
+        on_cpu = self.device.type == "cpu"
+        # The packed tokens that predict something, each once, and which of them predicts each
+        # label: an index of `rows`.
+        rows, row_of_label = batch.source.unique(return_inverse=True)
+        label_count = len(row_of_label)
+        # A prompt's last token predicts the first token of each completion.
+        rows_have_several_labels = len(rows) < label_count
         # On a CPU a few more rows are computed, so that products come in few sizes.
-        computed_rows = _rounded_up(rows, len(batch.ids)) if self.device.type == "cpu" else rows
+        computed_rows = _rounded_up(rows, len(batch.ids)) if on_cpu else rows
         hidden = self.hidden(
             batch, weights, computed_rows, checkpointing=checkpointing, dropout=dropout
         )
-        shared = count < trained_count  # a prompt's end predicts each member's first token
-        # TokenLogprobs takes one label for each hidden row. So either a row is repeated for each
-        # label it predicts, or the labels are put at their rows; rows left over get label 0.
-        if shared:
-            padding = -trained_count % grain(trained_count) if self.device.type == "cpu" else 0
-            hidden = hidden.index_select(0, F.pad(inverse, (0, padding)))
+        # TokenLogprobs takes one label for each hidden row. So either a row is repeated for each of
+        # its labels, or the labels are put at their rows; rows that only fill up get label 0.
+        if rows_have_several_labels:
+            padding = -label_count % grain(label_count) if on_cpu else 0
+            hidden = hidden.index_select(0, F.pad(row_of_label, (0, padding)))
             labels = F.pad(batch.labels, (0, padding))
         else:
-            labels = batch.labels.new_zeros(len(computed_rows)).index_copy_(
-                0, inverse, batch.labels
-            )
+            labels = batch.labels.new_zeros(len(computed_rows))
+            labels.index_copy_(0, row_of_label, batch.labels)
         # As many tokens at once as have float32 logits (4 bytes each) of HEAD_BYTES in all.
-        chunk = max(128, HEAD_BYTES.get(self.device.type, 2**24) // (4 * vocab))
-        values, spread = TokenLogprobs.apply(
-            hidden, self.head[:vocab], labels, inverse_temperature, chunk, entropies
+        chunk_rows = max(128, HEAD_BYTES.get(self.device.type, 2**24) // (4 * vocab))
+        logprobs, entropy = TokenLogprobs.apply(
+            hidden, self.head[:vocab], labels, inverse_temperature, chunk_rows, entropies
         )
-        if shared:
-            return values[:trained_count], spread[:trained_count]
-        return values[inverse], spread[inverse]
+        if rows_have_several_labels:
+            return logprobs[:label_count], entropy[:label_count]
+        return logprobs[row_of_label], entropy[row_of_label]
 
     @torch.no_grad()
     def logits(self, ids: torch.Tensor, weights: "Weights") -> torch.Tensor:
         """The logits of one sequence of ids [length], [length, vocab] float32. All of them are in
         memory at once: for comparisons of short sequences."""
-        # No token is trained.
-        empty = torch.empty(0, dtype=torch.long, device=ids.device)
-        layout = Layout((len(ids),), (), ())
-        positions = torch.arange(len(ids), device=ids.device)
-        batch = Packed(ids, positions, layout, empty, empty, empty)
+        no_tokens = torch.empty(0, dtype=torch.long, device=ids.device)
+        batch = Packed(
+            ids,
+            positions=torch.arange(len(ids), device=ids.device),
+            layout=Layout(prefixes=(len(ids),), suffixes=(), owners=()),
+            # No token is trained.
+            source=no_tokens,
+            labels=no_tokens,
+            row=no_tokens,
+        )
         return (self.hidden(batch, weights) @ self.head.t()).float()
 
 
-def _rounded_up(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """`rows`, followed by a few of the other `count` row numbers, so that there are a multiple of
+def _rounded_up(rows: torch.Tensor, token_count: int) -> torch.Tensor:
+    """`rows`, followed by a few other numbers below `token_count`, so that there are a multiple of
     `grain` in all. Products then come in few sizes, and oneDNN reuses the code it compiled."""
     missing = -len(rows) % grain(len(rows))
     if not missing:
         return rows
-    unused = torch.ones(count, dtype=torch.bool)
+    unused = torch.ones(token_count, dtype=torch.bool)
     unused[rows] = False
     return torch.cat([rows, unused.nonzero()[:missing, 0]])
 
@@ -307,11 +319,11 @@ def _rounded_up(rows: torch.Tensor, count: int) -> torch.Tensor:
 class _LayerStep:
     """One decoder layer over packed tokens.
 
-    A call takes the residual stream x and `delta`, the output of the previous layer that is still
-    to be added to it (None at the first layer). It returns the same two for the next layer.
+    A call takes the residual stream x and `delta`, the output of the previous layer that has not
+    been added to x yet (None at the first layer). It returns x and delta for the next layer.
 
     Args:
-        rows: the only tokens that are computed after the attention; None for all.
+        rows: indices of the tokens that are computed after the attention; None for all.
         dropout: of the adapter's input.
     """
 
@@ -364,7 +376,7 @@ class AdaptedLinear:
     Args:
         factors: of the adapter; None without one.
         scale: of the adapter's output.
-        merged: room for weight and adapter together; None where they are not merged.
+        merged: memory for the weight with the adapter in it; None where it is not merged.
     """
 
     def __init__(
@@ -387,23 +399,23 @@ class AdaptedLinear:
         factors = self.factors
         if factors is None:
             return FrozenLinear.apply(x, self.linear.weight, self.linear.bias)
-        merged = self.merged if not dropout else None
+        use_merged = self.merged is not None and not dropout
         dropped = F.dropout(x, dropout) if dropout else x
         return LoraLinear.apply(
             x,
             dropped,
             factors.a,
             factors.b,
-            self.linear.weight if merged is None else merged,
+            self.weight if use_merged else self.linear.weight,
             self.linear.bias,
-            LoraPlacement(factors.spans, self.scale, merged is not None),
+            LoraPlacement(factors.spans, self.scale, merged=use_merged),
         )
 
     def gated(self, gate_up: torch.Tensor, dropout: float, functions: Pointwise) -> torch.Tensor:
-        """This layer applied to silu(gate) * up. `gate_up` [N, 2 * in] holds gate, then up; dropout
-        acts on the adapter's input."""
+        """This layer's output [N, out] for silu(gate) * up. `gate_up` [N, 2 * in] holds gate, then
+        up; dropout acts on the adapter's input."""
         factors = self.factors
-        if factors is None or dropout:
+        if factors is None or dropout:  # GatedLoraLinear knows neither case
             return self(SwiGLU.apply(gate_up, functions), dropout)
         return GatedLoraLinear.apply(
             gate_up,
@@ -411,13 +423,13 @@ class AdaptedLinear:
             factors.b,
             self.weight,
             self.linear.bias,
-            LoraPlacement(factors.spans, self.scale, self.merged is not None),
+            LoraPlacement(factors.spans, self.scale, merged=self.merged is not None),
             functions,
         )
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Write weight + scale * B A into `merged`; does nothing where that is None."""
+        """Write weight + scale * B A into `merged`; does nothing where `merged` is None."""
         factors = self.factors
         if factors is None or self.merged is None:
             return
@@ -443,25 +455,27 @@ class Weights:
         self, decoder: Decoder, adapter: FlatAdapter | None = None, *, merge: bool = False
     ) -> None:
         """Put the adapter on each layer of the decoder; None leaves the base alone. With `merge`
-        room for merged weights is allocated here, and filled by `refresh`."""
+        memory for merged weights is allocated here, and filled by `refresh`."""
         self.adapter = adapter
         self.merging = merge and adapter is not None and decoder.dtype == torch.float32
         self._version = -1  # of the adapter that is merged; -1 for none yet
         self._layers: list[LayerWeights] = []
-        number = 0  # of the fused layer, as the adapter counts them
+        number = 0  # of the fused layer, counted through the whole decoder as in the adapter
         for layer in decoder.layers:
             adapted = []
             for linear in layer.linears:
-                factors = adapter.factors[number] if adapter is not None else None
-                merged = (
-                    torch.empty_like(linear.weight)
-                    if self.merging and factors is not None
-                    else None
-                )
-                scale = adapter.spec.scale if adapter is not None else 0.0
-                adapted.append(AdaptedLinear(linear, factors, scale, merged))
+                adapted.append(self._adapted(linear, number))
                 number += 1
-            self._layers.append((adapted[0], adapted[1], adapted[2], adapted[3]))
+            qkv, o, gate_up, down = adapted
+            self._layers.append((qkv, o, gate_up, down))
+
+    def _adapted(self, linear: Linear, number: int) -> AdaptedLinear:
+        """The fused layer with this number, with its adapter if it has one."""
+        factors = self.adapter.factors[number] if self.adapter is not None else None
+        if self.adapter is None or factors is None:
+            return AdaptedLinear(linear, factors=None, scale=0.0, merged=None)
+        merged = torch.empty_like(linear.weight) if self.merging else None
+        return AdaptedLinear(linear, factors, self.adapter.spec.scale, merged)
 
     def of(self, layer: int) -> LayerWeights:
         return self._layers[layer]
@@ -477,39 +491,16 @@ class Weights:
         return self
 
 
-def _layer(number: int, take: "Take") -> Layer:
+def _layer(number: int, take: Take) -> Layer:
     """Build layer `number` from the weights that `take` gives by name. Projections that read the
     same input are fused into one matrix. Raises KeyError for a weight that is missing."""
     name = f"model.layers.{number}"
-
-    def fuse(*projections: str) -> Linear:
-        """Fuse projections of the same input into one layer, their outputs one after the other."""
-        spans, offset = [], 0
-        weights, biases = [], []
-        for projection in projections:
-            full_name = f"{name}.{projection}"
-            weight = _required(take, f"{full_name}.weight")
-            weights.append(weight)
-            biases.append(take(f"{full_name}.bias"))
-            spans.append((full_name, offset, offset + weight.shape[0]))
-            offset += weight.shape[0]
-        bias = None
-        # If only some projections have a bias, that of the others is zero.
-        if any(b is not None for b in biases):
-            bias = torch.cat(
-                [
-                    w.new_zeros(w.shape[0]) if b is None else b
-                    for w, b in zip(weights, biases, strict=True)
-                ]
-            )
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        return Linear(weight, bias, Slot(tuple(spans), weight.shape[1]))
-
+    attention, mlp = f"{name}.self_attn", f"{name}.mlp"
     return Layer(
-        qkv=fuse("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        o=fuse("self_attn.o_proj"),
-        gate_up=fuse("mlp.gate_proj", "mlp.up_proj"),
-        down=fuse("mlp.down_proj"),
+        qkv=_fused(take, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+        o=_fused(take, f"{attention}.o_proj"),
+        gate_up=_fused(take, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+        down=_fused(take, f"{mlp}.down_proj"),
         norm_in=_required(take, f"{name}.input_layernorm.weight"),
         norm_mid=_required(take, f"{name}.post_attention_layernorm.weight"),
         q_norm=take(f"{name}.self_attn.q_norm.weight"),
@@ -517,7 +508,32 @@ def _layer(number: int, take: "Take") -> Layer:
     )
 
 
-def _required(take: "Take", name: str) -> torch.Tensor:
+def _fused(take: Take, *names: str) -> Linear:
+    """The projections with these names, which read the same input, as one layer with their outputs
+    one after the other. Raises KeyError for a weight that is missing."""
+    projections, weights, biases = [], [], []
+    offset = 0  # in the layer's outputs
+    for name in names:
+        weight = _required(take, f"{name}.weight")
+        weights.append(weight)
+        biases.append(take(f"{name}.bias"))
+        projections.append(Projection(name, offset, offset + weight.shape[0]))
+        offset += weight.shape[0]
+    joint_bias = None
+    if any(bias is not None for bias in biases):
+        # A projection without a bias gets zeros.
+        joint_bias = torch.cat(
+            [
+                weight.new_zeros(weight.shape[0]) if bias is None else bias
+                for weight, bias in zip(weights, biases, strict=True)
+            ]
+        )
+    joint_weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    slot = Slot(tuple(projections), features=joint_weight.shape[1])
+    return Linear(joint_weight, joint_bias, slot)
+
+
+def _required(take: Take, name: str) -> torch.Tensor:
     """The weight called `name`. Raises KeyError if the model has none."""
     weight = take(name)
     if weight is None:

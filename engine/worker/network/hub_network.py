@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from engine.worker.core.batch import Batch, Row, collate, microbatches
 from engine.worker.core.failures import WorkerFailure
-from engine.worker.network.adapter import Adapter, LoraSpec, require_same
+from engine.worker.network.adapter import Adapter, LoraSpec, require_same_shapes
 from engine.worker.network.hub_sampler import HubSampler
 from engine.worker.network.network import Micro
 from engine.worker.network.sampler import Sampler, SamplerNeeds
@@ -31,11 +31,12 @@ SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "ou
 
 def lora_config(spec: LoraSpec) -> LoraConfig:
     """PEFT's configuration for a trainable adapter of this shape."""
-    # PEFT's type for alpha is int; others work too.
-    is_whole = spec.alpha == int(spec.alpha)
+    alpha: Any = spec.alpha
+    if spec.alpha == int(spec.alpha):
+        alpha = int(spec.alpha)  # PEFT's type; a fraction works too
     return LoraConfig(
         r=spec.rank,
-        lora_alpha=int(spec.alpha) if is_whole else spec.alpha,  # pyright: ignore[reportArgumentType]
+        lora_alpha=alpha,
         lora_dropout=spec.dropout,
         target_modules=spec.named_targets,
         task_type="CAUSAL_LM",
@@ -55,8 +56,7 @@ class HubAdapter:
         return sum(p._version for p in self.parameters())
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        mark = f".{self.name}."
-        return [p for name, p in self.network.peft.named_parameters() if mark in name]
+        return [parameter for _, parameter in self._named_parameters()]
 
     def clear_gradients(self) -> None:
         for parameter in self.parameters():
@@ -65,25 +65,33 @@ class HubAdapter:
     def gradients(self) -> dict[str, torch.Tensor]:
         """The gradients gathered by backward passes, under the names of `state`; a tensor without a
         gradient is left out."""
-        # `state` leaves the adapter's name out of the names.
-        mark = f".{self.name}."
         return {
-            name.replace(mark, "."): p.grad
-            for name, p in self.network.peft.named_parameters()
-            if mark in name and p.grad is not None
+            # `state` leaves the adapter's name out of the names.
+            name.replace(f".{self.name}.", "."): parameter.grad
+            for name, parameter in self._named_parameters()
+            if parameter.grad is not None
         }
 
     def state(self) -> dict[str, torch.Tensor]:
-        tensors = self._named_tensors()
-        return {k: v.detach().to("cpu", torch.float32).clone() for k, v in tensors.items()}
+        return {
+            name: tensor.detach().to("cpu", torch.float32).clone()
+            for name, tensor in self._named_tensors().items()
+        }
 
     def load(self, state: dict[str, torch.Tensor]) -> None:
-        require_same(self._named_tensors(), state)
+        require_same_shapes(self._named_tensors(), state)
         set_peft_model_state_dict(self.network.peft, state, adapter_name=self.name)
 
+    def _named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Yield the adapter's parameters under their names in the PEFT model, which contain the
+        adapter's name."""
+        for name, parameter in self.network.peft.named_parameters():
+            if f".{self.name}." in name:
+                yield name, parameter
+
     def _named_tensors(self) -> dict[str, torch.Tensor]:
-        """The adapter's own tensors under the names that PEFT writes to files, on their device."""
-        # Embeddings are never trained; without being told, PEFT would ask the network for the base.
+        """The adapter's tensors under the names that PEFT writes to files, on their device."""
+        # Embeddings are never trained. By default PEFT would look the base up on the Hub for them.
         return get_peft_model_state_dict(
             self.network.peft, adapter_name=self.name, save_embedding_layers=False
         )
@@ -110,7 +118,7 @@ class HubNetwork:
         self.shape = Shape.of(model.config)
         disable_dropout(model)
         self._peft: PeftModel | None = None
-        self._made = 0  # adapters so far, for their names
+        self._adapters_made = 0  # the next adapter's number, part of its name
 
     @property
     def peft(self) -> PeftModel:
@@ -134,8 +142,8 @@ class HubNetwork:
             WorkerFailure: kind config, when no layer of the model is among the targets.
         """
         torch.manual_seed(seed)
-        name = f"adapter{self._made}"
-        self._made += 1
+        name = f"adapter{self._adapters_made}"
+        self._adapters_made += 1
         config = lora_config(spec)
         try:
             if self._peft is None:
@@ -144,7 +152,7 @@ class HubNetwork:
                 self._peft = peft_model
             else:
                 self._peft.add_adapter(name, config)
-        except ValueError as error:
+        except ValueError as error:  # PEFT: no layer is among the targets
             raise WorkerFailure(
                 "config", "The model takes no such adapter.", evidence=str(error)
             ) from error
@@ -175,23 +183,22 @@ class HubNetwork:
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of the trained tokens, both [T] float32; the arguments
-        are those of `Network.logprobs`.
+        """Log-probabilities and entropies of the trained tokens, both [T] float32. `Network`
+        describes the arguments.
 
         If the logits are nothing but the head applied to the hidden states, the head runs in chunks
-        on the trained tokens alone. Otherwise all logits of the model are computed.
+        on the trained tokens alone. Otherwise all logits of the model are computed, and entropies
+        whether they are needed or not.
         """
         assert isinstance(batch, Batch)  # as `collate` makes it
         batch = batch.to(self.device)
         if checkpointing and not getattr(self.model, "is_activation_checkpointing", False):
             self.model.activation_checkpointing_enable({"use_reentrant": False})
             self.model.enable_input_require_grads()
-        with self.carrying(adapter):
+        with self.with_adapter(adapter):
             self.model.train(training)
-            head = self.model.get_output_embeddings()
-            # Whether the model computes more than the head.
-            scaled = any(getattr(self.model.config, name, None) for name in SCALED_LOGITS)
-            if scaled or not isinstance(head, torch.nn.Linear) or head.bias is not None:
+            head = self._plain_head()
+            if head is None:
                 return self._through_logits(batch, inverse_temperature)
             decoder: Any = self.model.get_decoder()
             hidden = decoder(input_ids=batch.ids, use_cache=False).last_hidden_state
@@ -204,31 +211,42 @@ class HubNetwork:
                 entropies,
             )
 
+    def _plain_head(self) -> torch.nn.Linear | None:
+        """The model's head, if the logits are nothing but the head's matrix applied to the hidden
+        states; otherwise None."""
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, torch.nn.Linear) or head.bias is not None:
+            return None
+        if any(getattr(self.model.config, name, None) for name in SCALED_LOGITS):
+            return None
+        return head
+
     def _through_logits(
         self, batch: Batch, inverse_temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of the trained tokens, both [T] float32, from all logits
-        of the model; only the former carry gradients."""
-        logits = self.model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
-        chosen = logits[batch.source][:, : self.vocab].float() * inverse_temperature
-        logprobs = chosen.log_softmax(-1)
+        """(log-probabilities, entropies) of the trained tokens, both [T] float32, from all logits
+        of the model; only log-probabilities carry gradients."""
+        all_logits = self.model(input_ids=batch.ids, use_cache=False).logits.flatten(0, 1)
+        logits = all_logits[batch.source][:, : self.vocab].float() * inverse_temperature
+        logprobs = logits.log_softmax(-1)
         with torch.no_grad():
             entropy = -(logprobs.exp() * logprobs).sum(-1)
         return logprobs.gather(1, batch.labels[:, None])[:, 0], entropy
 
     @torch.no_grad()
     def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
-        with self.carrying(adapter):
+        with self.with_adapter(adapter):
             self.model.eval()
             return self.model(torch.tensor([ids], device=self.device)).logits[0].float()
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        return HubSampler(self.model, needs, self.vocab, self.carrying)
+        return HubSampler(self.model, needs, self.vocab, self.with_adapter)
 
     @contextmanager
-    def carrying(self, adapter: Adapter | None) -> Iterator[None]:
-        """A context in which the model has exactly this adapter active, or none if it is None."""
-        if self._peft is None:
+    def with_adapter(self, adapter: Adapter | None) -> Iterator[None]:
+        """A context in which the model has exactly this adapter active, or none if it is None. An
+        adapter stays active after the context."""
+        if self._peft is None:  # there is no adapter to activate
             yield
         elif adapter is None:
             with self._peft.disable_adapter():

@@ -31,7 +31,7 @@ class HubSampler:
         model: a causal LM.
         needs: what every sampler needs.
         vocab: ids at or above it are never sampled (padded vocabularies hold ids without a token).
-        carrying: opens a context in which the model has exactly the given adapter (None: none).
+        with_adapter: opens a context in which the model has exactly the given adapter (None: none).
     """
 
     name = "torch"
@@ -41,12 +41,12 @@ class HubSampler:
         model: PreTrainedModel,
         needs: SamplerNeeds,
         vocab: int,
-        carrying: Callable[[Any], AbstractContextManager[None]],
+        with_adapter: Callable[[Any], AbstractContextManager[None]],
     ) -> None:
         self.model = model
         self.needs = needs
         self.vocab = vocab
-        self.carrying = carrying
+        self.with_adapter = with_adapter
         self._adapter: Any = None
 
     def load(self, adapter: Any) -> None:
@@ -68,18 +68,18 @@ class HubSampler:
         """`n` completions of each prompt, in the order of `prompts`; see `Sampler.generate`.
         Prompts of similar length go through the model together, so that little is padded."""
         rows = new_rows(len(prompts), n, params.seed)
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        size = max(1, self.needs.max_rows // n)
-        for start in range(0, len(order), size):
-            chunk = order[start : start + size]
-            members = [row for i in chunk for row in rows[i]]
-            for _ in self._steps([prompts[i] for i in chunk], members, params, done):
+        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        prompts_at_once = max(1, self.needs.max_rows // n)
+        for start in range(0, len(by_length), prompts_at_once):
+            chunk = by_length[start : start + prompts_at_once]
+            chunk_rows = [row for i in chunk for row in rows[i]]
+            for _ in self._steps([prompts[i] for i in chunk], chunk_rows, params, done):
                 pass
         return completions(rows)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        ((row,),) = new_rows(1, 1, params.seed)
-        for _ in self._steps([prompt], [row], params, None):
+        row = new_rows(prompt_count=1, n=1, seed=params.seed)[0][0]
+        for _ in self._steps([prompt], [row], params, done=None):
             yield row.ids[-1]
 
     def _steps(
@@ -98,7 +98,7 @@ class HubSampler:
         """
         was_training = self.model.training
         try:
-            with self.carrying(self._adapter):
+            with self.with_adapter(self._adapter):
                 self.model.eval()
                 yield from self._decode(prompts, alive, params, done)
         finally:
@@ -112,8 +112,8 @@ class HubSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> Iterator[None]:
-        """Sample the rows of a batch of prompts token by token until each has ended, yielding after
-        each token. Rows that have ended leave the batch.
+        """Sample the rows token by token until each has ended, yielding after each token. Rows that
+        have ended leave the batch.
 
         Args:
             alive: equally many rows for each prompt, those of the first prompt first.
@@ -121,31 +121,26 @@ class HubSampler:
         """
         device = self.model.device
         ending = self.needs.ending(params)
-        longest = max(map(len, prompts))
-        ids = torch.full((len(prompts), longest), self.needs.pad_id, dtype=torch.long)
-        mask = torch.zeros(len(prompts), longest, dtype=torch.long)
-        for i, prompt in enumerate(prompts):
-            ids[i, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[i, longest - len(prompt) :] = 1
-        ids, mask = ids.to(device), mask.to(device)
+        ids, mask = self._padded(prompts)
         cache = DynamicCache(config=self.model.config)
         positions = (mask.cumsum(1) - 1).clamp(min=0)  # from 0 at the first real token
         logits = self._forward(ids, mask, positions, cache)  # [prompts, vocab]
+        # Each prompt was read once; from here on every row has a copy.
         n = len(alive) // len(prompts)
-        if n > 1:  # each prompt was read once; from here on every row has a copy
+        if n > 1:
             cache.batch_repeat_interleave(n)
         logits = logits.repeat_interleave(n, 0)
         mask = mask.repeat_interleave(n, 0)
         position = positions[:, -1:].repeat_interleave(n, 0)
         keys = torch.tensor([row.key for row in alive], device=device)
         for step in range(params.max_tokens):
-            chance = uniforms(keys, torch.tensor(step, device=device))
-            token, logprob = draw(logits, params, chance)
-            going_on = []
+            random_numbers = uniforms(keys, torch.tensor(step, device=device))
+            token, logprob = draw(logits, params, random_numbers)
+            going_on = []  # indices in `alive`
             tokens = zip(alive, token.tolist(), logprob.tolist(), strict=True)
-            for place, (row, drawn, value) in enumerate(tokens):
-                if not ending.take(row, drawn, value):
-                    going_on.append(place)
+            for i, (row, token_id, token_logprob) in enumerate(tokens):
+                if not ending.take(row, token_id, token_logprob):
+                    going_on.append(i)
                 elif done is not None:
                     done(row.prompt, row.member, row.completion)
             yield
@@ -160,6 +155,17 @@ class HubSampler:
                 keys = keys[index]
                 alive = [alive[i] for i in going_on]
             logits = self._forward(token[:, None], mask, position, cache)
+
+    def _padded(self, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The prompts padded on the left. Returns (ids, mask), both [prompts, longest] int64 on the
+        device; the mask is 0 for padding."""
+        longest = max(map(len, prompts))
+        ids = torch.full((len(prompts), longest), self.needs.pad_id, dtype=torch.long)
+        mask = torch.zeros(len(prompts), longest, dtype=torch.long)
+        for i, prompt in enumerate(prompts):
+            ids[i, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[i, longest - len(prompt) :] = 1
+        return ids.to(self.model.device), mask.to(self.model.device)
 
     def _forward(
         self,

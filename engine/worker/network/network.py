@@ -13,7 +13,7 @@ import torch
 from engine.worker.core.batch import Batch, Row
 from engine.worker.network.adapter import Adapter, FlatAdapter, LoraSpec
 from engine.worker.network.decode import DecoderSampler
-from engine.worker.network.decoder import Decoder
+from engine.worker.network.decoder import Decoder, Weights
 from engine.worker.network.sampler import Sampler, SamplerNeeds
 from engine.worker.network.shape import Shape
 from engine.worker.ops.fused_ops import AS_WRITTEN, Choice
@@ -30,7 +30,7 @@ class Network(Protocol):
         forward: names the implementation; why: what ruled out our own, "" if nothing did.
         kernels: names the functions between the matrix products; kernels_why: what ruled out others
             (fused_ops.py).
-        vocab: ids that have a token.
+        vocab: how many ids have a token.
         shape: sizes of the model.
     """
 
@@ -75,9 +75,8 @@ class Network(Protocol):
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities of the trained tokens and their entropies, ([T], [T]) float32.
-
-        The first carry gradients to the adapter.
+        """(log-probabilities, entropies) of the trained tokens, both [T] float32. The
+        log-probabilities carry gradients to the adapter.
 
         Args:
             batch: from `collate`.
@@ -101,17 +100,20 @@ class DecoderNetwork:
 
     Args:
         decoder: the base model.
-        vocab: ids that have a token.
-        choice: the functions that `decoder` is to use from now on.
+        vocab: how many ids have a token.
+        kernel_choice: which functions `decoder` computes with from now on, and why.
     """
 
     forward = "own"
     why = ""
 
-    def __init__(self, decoder: Decoder, vocab: int, choice: Choice = AS_WRITTEN) -> None:
+    def __init__(self, decoder: Decoder, vocab: int, kernel_choice: Choice = AS_WRITTEN) -> None:
+        """Keep the decoder and set its functions between the matrix products to those of
+        `kernel_choice`. `vocab` ids have a token."""
         self.decoder = decoder
-        self.decoder.functions = choice.functions
-        self.kernels, self.kernels_why = choice.functions.name, choice.why
+        self.decoder.functions = kernel_choice.functions
+        self.kernels = kernel_choice.functions.name
+        self.kernels_why = kernel_choice.why
         self.vocab = vocab
         self.shape = decoder.shape
 
@@ -138,21 +140,22 @@ class DecoderNetwork:
         microbatch."""
         order = sorted(range(len(rows)), key=lambda i: _sort_key(rows[i], i))
         groups: list[list[int]] = []
-        tokens = 0
-        prompt: list[int] = []
+        tokens = 0  # of the last group
+        last_prompt: list[int] = []
         for index in order:
             row = rows[index]
-            own_tokens = len(row.ids) - 1 - row.prefix_len  # the last token predicts nothing
-            # Whether it shares its prompt with the row before.
-            joins = bool(row.prefix_len) and list(row.ids[: row.prefix_len]) == prompt
-            added = own_tokens if joins else own_tokens + row.prefix_len
+            prompt = list(row.ids[: row.prefix_len])  # empty if the row shares none
+            tokens_alone = len(row.ids) - 1  # the last token predicts nothing
+            added = tokens_alone
+            if prompt == last_prompt:  # the group holds the prompt already
+                added -= len(prompt)
             if groups and tokens + added <= budget:
                 groups[-1].append(index)
                 tokens += added
             else:
                 groups.append([index])
-                tokens = own_tokens + row.prefix_len
-            prompt = list(row.ids[: row.prefix_len])
+                tokens = tokens_alone
+            last_prompt = prompt
         return groups
 
     def logprobs(
@@ -165,27 +168,30 @@ class DecoderNetwork:
         checkpointing: bool = False,
         training: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probabilities and entropies of the trained tokens, both [T] float32; the arguments
-        are those of `Network.logprobs`. Dropout acts only with an adapter and `training`."""
+        """(log-probabilities, entropies) of the trained tokens, both [T] float32. `Network`
+        describes the arguments. Dropout acts only with an adapter and `training`."""
         assert isinstance(batch, Packed)  # as `collate` makes it
-        flat = _flat(adapter) if adapter is not None else None
+        dropout = 0.0
+        if adapter is not None and training:
+            dropout = adapter.spec.dropout
         return self.decoder.logprobs(
             batch.to(self.device),
-            self.decoder.weights(flat),
+            self._weights(adapter),
             vocab=self.vocab,
             inverse_temperature=inverse_temperature,
             entropies=entropies,
             checkpointing=checkpointing,
-            dropout=adapter.spec.dropout if adapter is not None and training else 0.0,
+            dropout=dropout,
         )
 
     def logits(self, ids: Sequence[int], adapter: Adapter | None) -> torch.Tensor:
-        flat = _flat(adapter) if adapter is not None else None
-        tensor = torch.tensor(ids, device=self.device)
-        return self.decoder.logits(tensor, self.decoder.weights(flat))
+        return self.decoder.logits(torch.tensor(ids, device=self.device), self._weights(adapter))
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
         return DecoderSampler(self.decoder, needs, self.vocab)
+
+    def _weights(self, adapter: Adapter | None) -> Weights:
+        return self.decoder.weights(_flat(adapter) if adapter is not None else None)
 
 
 def _flat(adapter: Adapter) -> FlatAdapter:
@@ -198,6 +204,7 @@ def _flat(adapter: Adapter) -> FlatAdapter:
 
 def _sort_key(row: Row, index: int) -> tuple[int, tuple[int, ...], int]:
     """A key for sorting rows: those that share a prompt come next to each other, and longer prompts
-    first. A row without a shared prompt counts with its whole length."""
+    first. A row without a shared prompt counts as a prompt of its whole length."""
     prompt = tuple(row.ids[: row.prefix_len])
-    return -(row.prefix_len or len(row.ids)), prompt, index
+    prompt_tokens = row.prefix_len or len(row.ids)
+    return -prompt_tokens, prompt, index

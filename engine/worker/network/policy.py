@@ -30,6 +30,11 @@ from engine.worker.ops.fused_ops import TORCH, Choice
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# What transformers raises if it cannot load a folder. OSError: a missing or broken file;
+# ValueError: a configuration it refuses; KeyError: a key or a class it does not know; ImportError:
+# a package that the model needs.
+NOT_LOADED = (OSError, ValueError, KeyError, ImportError)
+
 
 @dataclass(frozen=True)
 class Base:
@@ -76,21 +81,21 @@ def load_base(
     precision: str,
     quantization: str = "none",
     *,
-    compared: Path | None = None,
+    comparisons_file: Path | None = None,
     steps: int = 0,
 ) -> Base:
     """Load a base model and its tokenizer from the folder `path`; weights must be safetensors.
     Never runs code from the folder.
 
     Our own forward is used if it supports the model and its logits agree with transformers';
-    otherwise the model runs through transformers. The comparison needs both. With `compared` its
-    result is stored for these files and libraries: the next load then reads the weights without
-    transformers' model classes, which take a process over 100 MB and a second.
+    otherwise the model runs through transformers. The comparison needs both. With a
+    `comparisons_file` its result is stored for these files and libraries: the next load then reads
+    the weights without transformers' model classes, which take a process over 100 MB and a second.
 
     Args:
         precision: see `pick_dtype`.
         quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading.
-        compared: a file that keeps the results of comparisons; None keeps none.
+        comparisons_file: keeps the results of comparisons; None keeps none.
         steps: optimizer steps that will follow, as far as known; they decide what is worth
             compiling.
 
@@ -102,30 +107,50 @@ def load_base(
     vocab, stop_ids = known_ids(config, tokenizer), stop_ids_of(config, tokenizer, path)
     why = "4-bit weights" if quantization != "none" else unsupported(config)
     if not why:
-        dtype = pick_dtype(precision, device)
-        choice = fused_ops.choose(sizes(config), dtype, device, steps)
-        known_rope = comparisons.recall(compared, path, dtype, choice.functions.name)
-        if known_rope is not None:
-            # KeyError: weights under names that only transformers can map; then it loads them.
-            with contextlib.suppress(KeyError):
-                decoder = weights.read(path, config, known_rope, dtype, device)
-                return Base(DecoderNetwork(decoder, vocab, choice), tokenizer, stop_ids, path)
-        model, _ = load_transformers(path, device, precision)
-        probe = probe_ids(vocab)
-        with torch.no_grad():
-            expected = model(torch.tensor([probe], device=device)).logits[0].float()
-        decoder = Decoder.of(model)
-        choice, difference = _compared(decoder, choice, probe, expected)
-        if difference <= TOLERANCE[decoder.dtype]:
-            kernels = choice.functions.name
-            comparisons.remember(compared, path, dtype, kernels, decoder.rotary, difference)
-            return Base(DecoderNetwork(decoder, vocab, choice), tokenizer, stop_ids, path)
-        why = f"logits differ from transformers' by {difference:.1e}"
+        network, why = _own_network(
+            path, config, vocab, device, precision, comparisons_file, steps=steps
+        )
+        if network is not None:
+            return Base(network, tokenizer, stop_ids, path)
     model, _ = load_transformers(path, device, precision, quantization)
     # Imported late: PEFT takes a second and over 100 MB, and our own forward does without it.
     from engine.worker.network.hub_network import HubNetwork  # noqa: PLC0415
 
     return Base(HubNetwork(model, vocab, why), tokenizer, stop_ids, path)
+
+
+def _own_network(
+    path: Path,
+    config: Any,
+    vocab: int,
+    device: torch.device,
+    precision: str,
+    comparisons_file: Path | None,
+    *,
+    steps: int,
+) -> tuple[DecoderNetwork | None, str]:
+    """Load the model in `path` for our own forward, which supports it. Returns (the network, ""),
+    or (None, why not) if its logits differ from transformers'. `load_base` describes the arguments
+    beside `config` and `vocab`, the number of ids that have a token."""
+    dtype = pick_dtype(precision, device)
+    choice = fused_ops.choose(sizes(config), dtype, device, steps)
+    known_rope = comparisons.recall(comparisons_file, path, dtype, choice.functions.name)
+    if known_rope is not None:
+        # KeyError: weights under names that only transformers can map; it loads them below.
+        with contextlib.suppress(KeyError):
+            decoder = weights.read(path, config, known_rope, dtype, device)
+            return DecoderNetwork(decoder, vocab, choice), ""
+    model, _ = load_transformers(path, device, precision)
+    probe = probe_ids(vocab)
+    with torch.no_grad():
+        expected = model(torch.tensor([probe], device=device)).logits[0].float()
+    decoder = Decoder.of(model)
+    choice, difference = _choice_and_difference(decoder, choice, probe, expected)
+    if difference <= TOLERANCE[decoder.dtype]:
+        kernels = choice.functions.name
+        comparisons.remember(comparisons_file, path, dtype, kernels, decoder.rotary, difference)
+        return DecoderNetwork(decoder, vocab, choice), ""
+    return None, f"logits differ from transformers' by {difference:.1e}"
 
 
 def _load_tokenizer_and_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:
@@ -134,7 +159,7 @@ def _load_tokenizer_and_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         return tokenizer, AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except NOT_LOADED as error:
         raise _not_loaded(path, error) from error
 
 
@@ -174,11 +199,11 @@ def load_transformers(
             trust_remote_code=False,
             **_four_bits(device, quantization),
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except NOT_LOADED as error:
         raise _not_loaded(path, error) from error
     model.requires_grad_(False)
     model.eval()
-    if quantization == "none":
+    if quantization == "none":  # quantized weights were loaded onto the device
         torch.nn.Module.to(model, device)  # transformers' own `to` is typed for no caller
     for module in model.modules():
         # On a CPU with AVX512-BF16 the first pass in eval mode would repack the weights for
@@ -205,15 +230,16 @@ def _four_bits(device: torch.device, quantization: str) -> dict[str, Any]:
 
 
 def probe_ids(vocab: int) -> list[int]:
-    """24 ids from all over the vocabulary, the same in every run, to compare two forwards on."""
+    """24 ids from all over the vocabulary, the same in every run. Two forwards are compared on
+    them."""
     # 7919 is a prime, so the steps hit different ids in any vocabulary.
     return [(7 + 7919 * i) % vocab for i in range(24)]
 
 
-def _compared(
+def _choice_and_difference(
     decoder: Decoder, choice: Choice, probe: Sequence[int], expected: torch.Tensor
 ) -> tuple[Choice, float]:
-    """Compare our logits with transformers', computed with the chosen set of functions. If they
+    """Compare our logits, computed with the chosen set of functions, with transformers'. If they
     differ too much, `decoder` is set to torch's functions and compared again.
 
     Args:
@@ -253,8 +279,8 @@ def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> 
     """
     generation = read_object(path / "generation_config.json")
     ids: list[int] = []
-    named = (tokenizer.eos_token_id, config.eos_token_id, generation.get("eos_token_id"))
-    for value in named:
+    # Each is an id, a list of ids, or None.
+    for value in (tokenizer.eos_token_id, config.eos_token_id, generation.get("eos_token_id")):
         for token in value if isinstance(value, list) else [value]:
             if isinstance(token, int) and token not in ids:
                 ids.append(token)
@@ -280,7 +306,7 @@ class Policy:
         self, base: Base, settings: CommonSettings, start_adapter: Path | None = None
     ) -> None:
         """Put a new adapter on the base, as the settings say. With `start_adapter`, a PEFT folder,
-        it gets that adapter's weights, and so does the frozen reference.
+        the new adapter and the frozen reference get the weights in that folder.
 
         Raises:
             WorkerFailure: kind config, when the start adapter cannot be read or does not fit.
@@ -321,12 +347,13 @@ class Policy:
             entropies: whether the entropies are needed; otherwise they may be zeros.
 
         Returns:
-            (log-probabilities, entropies), both [tokens] float32; only the former carry gradients.
+            (log-probabilities, entropies), both [tokens] float32; only log-probabilities carry
+                gradients.
         """
         return self.base.network.logprobs(
             batch,
             self.adapter,
-            inverse_temperature=1.0 / temperature if temperature else 1.0,
+            inverse_temperature=_inverse(temperature),
             entropies=entropies,
             checkpointing=self.checkpointing,
             training=True,
@@ -335,9 +362,15 @@ class Policy:
     @torch.no_grad()
     def reference_logprobs(self, batch: Micro, temperature: float = 1.0) -> torch.Tensor:
         """Log-probabilities of a batch's trained tokens, [tokens] float32, under the reference: the
-        policy that the run started from. `temperature` as in `logprobs`."""
-        return self.base.network.logprobs(
+        policy that the run started from. A `temperature` of 0 (greedy) counts as 1."""
+        logprobs, _ = self.base.network.logprobs(
             batch,
             self.reference,
-            inverse_temperature=1.0 / temperature if temperature else 1.0,
-        )[0]
+            inverse_temperature=_inverse(temperature),
+        )
+        return logprobs
+
+
+def _inverse(temperature: float) -> float:
+    """The factor of the logits at a temperature; 1 at 0 (greedy)."""
+    return 1.0 / temperature if temperature else 1.0

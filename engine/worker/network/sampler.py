@@ -21,11 +21,12 @@ Done = Callable[[int, int, Completion], None]
 
 # Large vocabularies are summed in blocks of this size, so that no sum has many terms in a row.
 BLOCK = 128
-# The largest uniform number there is.
-MOST = 1 - 2.0**-52
-# How many of the likeliest tokens are sorted first to find a nucleus, and by what that grows.
-LIKELIEST = 64
-MORE = 8
+# The largest number that `uniforms` gives.
+LARGEST_UNIFORM = 1 - 2.0**-52
+# How many of the likeliest tokens are tried first to find a nucleus, and the factor by which that
+# number grows.
+FIRST_LIKELIEST = 64
+LIKELIEST_FACTOR = 8
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class SamplingParams:
         temperature: 0 is greedy, and its log-probabilities are those at 1.
         top_p: probability of the nucleus; 1 samples from all tokens.
         stop: texts that end a completion.
-        seed: equal seeds draw alike.
+        seed: equal seeds draw the same tokens.
     """
 
     max_tokens: int
@@ -48,9 +49,11 @@ class SamplingParams:
 
     @classmethod
     def greedy(cls, limits: AnswerLimits, seed: int) -> "SamplingParams":
-        """Parameters that take the likeliest token each time, within the limits. The seed decides
-        nothing then, but is kept."""
-        return cls(limits.max_tokens, 0.0, 1.0, tuple(limits.stop), seed)
+        """Parameters that take the likeliest token each time, within the limits. The seed is kept,
+        but decides nothing."""
+        return cls(
+            limits.max_tokens, temperature=0.0, top_p=1.0, stop=tuple(limits.stop), seed=seed
+        )
 
     @classmethod
     def drawn(cls, settings: SamplingSettings, seed: int) -> "SamplingParams":
@@ -58,10 +61,10 @@ class SamplingParams:
         draw the same tokens."""
         return cls(
             settings.max_tokens,
-            settings.temperature,
-            settings.top_p,
-            tuple(settings.stop),
-            seed,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            stop=tuple(settings.stop),
+            seed=seed,
         )
 
 
@@ -152,25 +155,29 @@ class Ending:
 
     def take(self, row: Row, token: int, logprob: float) -> bool:
         """Append a token to `row`. Returns whether the row ends with it: by a stop id, a stop
-        string or `max_tokens`. `row.finished` is not set by the last of these."""
+        string or `max_tokens`. `row.finished` is True for the first two only."""
         row.ids.append(token)
         row.logprobs.append(logprob)
-        row.finished = token in self.stop_ids or (
-            bool(self.params.stop) and self._has_stop_text(row.ids)
-        )
+        row.finished = token in self.stop_ids or self._has_stop_text(row.ids)
         return row.finished or len(row.ids) >= self.params.max_tokens
 
     def _has_stop_text(self, ids: list[int]) -> bool:
-        """Whether one of the stop strings occurs in the text of the last few of the ids."""
+        """Whether a stop string occurs in the text of the last few ids."""
+        if not self.params.stop:
+            return False
         # A stop string may be spread over several tokens, at most one for each of its characters; a
         # few more allow for characters that are split over tokens.
-        tail = self.decode(ids[-(max(map(len, self.params.stop)) + 4) :])
+        token_count = max(map(len, self.params.stop)) + 4
+        tail = self.decode(ids[-token_count:])
         return any(stop in tail for stop in self.params.stop)
 
 
-def new_rows(prompts: int, n: int, seed: int) -> list[list[Row]]:
-    """`n` empty rows for each of so many prompts, each with the key of its random numbers."""
-    return [[Row(p, m, row_key(seed, p, m)) for m in range(n)] for p in range(prompts)]
+def new_rows(prompt_count: int, n: int, seed: int) -> list[list[Row]]:
+    """`n` empty rows for each prompt, each with the key of its random numbers."""
+    return [
+        [Row(prompt, member, row_key(seed, prompt, member)) for member in range(n)]
+        for prompt in range(prompt_count)
+    ]
 
 
 def completions(rows: Sequence[Sequence[Row]]) -> list[list[Completion]]:
@@ -179,7 +186,7 @@ def completions(rows: Sequence[Sequence[Row]]) -> list[list[Completion]]:
 
 
 def draw(
-    logits: torch.Tensor, params: SamplingParams, chance: torch.Tensor | None
+    logits: torch.Tensor, params: SamplingParams, random_numbers: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one id per row. Returns (ids, their log-probabilities), both [rows]. The
     log-probabilities are those of the distribution drawn from, after temperature and top_p; greedy
@@ -188,19 +195,19 @@ def draw(
     Args:
         logits: [rows, vocab] float32; overwritten.
         params: only temperature and top_p are read here.
-        chance: [rows], random numbers from `uniforms`; None draws greedily.
+        random_numbers: [rows], from `uniforms`; None draws greedily.
     """
-    if params.temperature == 0 or chance is None:
+    if params.temperature == 0 or random_numbers is None:
         token = logits.argmax(-1)
         return token, logits.log_softmax(-1).gather(1, token[:, None])[:, 0]
     if params.temperature != 1:
         logits.mul_(1 / params.temperature)
     logprobs = logits.log_softmax(-1)
     if params.top_p < 1:
-        logprobs, index = nucleus(logprobs, params.top_p)
-        chosen = pick(logprobs.exp(), chance)[:, None]
-        return index.gather(1, chosen)[:, 0], logprobs.gather(1, chosen)[:, 0]
-    token = pick(logits.softmax(-1), chance)
+        logprobs, ids = nucleus(logprobs, params.top_p)
+        place = pick(logprobs.exp(), random_numbers)[:, None]
+        return ids.gather(1, place)[:, 0], logprobs.gather(1, place)[:, 0]
+    token = pick(logits.softmax(-1), random_numbers)
     return token, logprobs.gather(1, token[:, None])[:, 0]
 
 
@@ -217,47 +224,52 @@ def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.T
     vocab = logprobs.shape[-1]
     # On a CPU the likeliest tokens are tried first, and more if they do not reach top_p. A GPU
     # sorts all at once, which takes it no longer than to answer whether a few are enough.
-    wanted = LIKELIEST if logprobs.device.type == "cpu" else vocab
+    count = FIRST_LIKELIEST if logprobs.device.type == "cpu" else vocab
     while True:
-        kept, index = logprobs.topk(min(wanted, vocab), -1)
-        sums = kept.exp().cumsum(-1, dtype=torch.float64)
-        if wanted >= vocab or bool((sums[:, -1] >= top_p).all()):
+        likeliest, ids = logprobs.topk(min(count, vocab), -1)
+        sums = likeliest.exp().cumsum(-1, dtype=torch.float64)
+        if count >= vocab or bool((sums[:, -1] >= top_p).all()):
             break
-        wanted *= MORE
-    # A token belongs to the set if those before it do not reach top_p without it.
-    before = F.pad(sums[:, :-1], (1, 0))
-    return kept.masked_fill_(before >= top_p, float("-inf")).log_softmax(-1), index
+        count *= LIKELIEST_FACTOR
+    # A token belongs to the set if the likelier ones alone do not reach top_p.
+    sum_before = F.pad(sums[:, :-1], (1, 0))
+    return likeliest.masked_fill_(sum_before >= top_p, float("-inf")).log_softmax(-1), ids
 
 
-def pick(probabilities: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-    """Draw an id from each row: the first at which the cumulative sum exceeds `chance` times the
-    total. Returns [rows]. An id of probability zero is never drawn. Sums are float64.
+def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Tensor:
+    """Draw an id from each row: the first at which the cumulative sum exceeds the row's random
+    number times the total. Returns [rows]. An id of probability zero is never drawn. Sums are
+    float64.
 
     Args:
         probabilities: [rows, vocab] float32; their sum need not be one.
-        chance: [rows] float64 in [0, 1 - 2^-52], so that chance times a sum is less than the sum.
+        random_numbers: [rows] float64 in [0, 1 - 2^-52], so that one times a sum is less than the
+            sum.
     """
     rows, vocab = probabilities.shape
     if vocab <= 4 * BLOCK:
         sums = probabilities.cumsum(-1, dtype=torch.float64)
-        return torch.searchsorted(sums, chance[:, None] * sums[:, -1:], right=True)[:, 0]
-    # First the block is found by the blocks' sums, then the id within the block.
+        target = random_numbers[:, None] * sums[:, -1:]
+        return torch.searchsorted(sums, target, right=True)[:, 0]
     if vocab % BLOCK:
         probabilities = F.pad(probabilities, (0, BLOCK - vocab % BLOCK))
     blocks = probabilities.view(rows, -1, BLOCK)
-    sums = F.pad(blocks.sum(-1, dtype=torch.float64), (1, 0)).cumsum_(-1)
-    target = chance[:, None] * sums[:, -1:]
-    block = torch.searchsorted(sums, target, right=True).sub_(1)  # the last sum not above it
-    target -= sums.gather(1, block)
-    inside = blocks.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1, dtype=torch.float64)
+    # First the block: the last one before which the sum is not above the target.
+    sums_before = F.pad(blocks.sum(-1, dtype=torch.float64), (1, 0)).cumsum_(-1)
+    target = random_numbers[:, None] * sums_before[:, -1:]
+    block = torch.searchsorted(sums_before, target, right=True).sub_(1)
+    # Then the id within the block.
+    target -= sums_before.gather(1, block)
+    sums = blocks.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1, dtype=torch.float64)
     # By rounding, the sum of a block differs from its part of the total: stay inside the block.
-    target.clamp_min_(0).clamp_max_(inside[:, -1:] * MOST)
-    return block.mul_(BLOCK).add_(torch.searchsorted(inside, target, right=True))[:, 0]
+    target.clamp_min_(0).clamp_max_(sums[:, -1:] * LARGEST_UNIFORM)
+    return block.mul_(BLOCK).add_(torch.searchsorted(sums, target, right=True))[:, 0]
 
 
-# Constants of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), a counter turned into 64 random bits.
+# Constants of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), which turns a counter into 64 random
+# bits.
 _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_ALL = 2**64 - 1
+_64_BITS = 2**64 - 1
 
 
 def row_key(seed: int, prompt: int, member: int) -> int:
@@ -265,33 +277,35 @@ def row_key(seed: int, prompt: int, member: int) -> int:
     seed, prompt number and member by splitmix64."""
     key = 0
     for part in (seed, prompt, member):
-        key = (key + _STEP + part) & _ALL
-        key = ((key ^ (key >> 30)) * _FIRST) & _ALL
-        key = ((key ^ (key >> 27)) * _SECOND) & _ALL
+        key = (key + _STEP + part) & _64_BITS
+        key = ((key ^ (key >> 30)) * _FIRST) & _64_BITS
+        key = ((key ^ (key >> 27)) * _SECOND) & _64_BITS
         key ^= key >> 31
     return key >> 1  # fits a signed int64 tensor
 
 
 def uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """A random number for each pair of a key and a position, float64 in [0, 1 - 2^-52]. The same
-    pair always gives the same number.
+    """A random number for each key and position, float64 in [0, 1 - 2^-52]. The same key and
+    position always give the same number.
 
     Args:
         keys: int64, of rows (see `row_key`).
         positions: int64, numbers of tokens from 0; must broadcast with `keys`.
     """
     # splitmix64, with the key as its seed and the position as its counter.
-    bits = keys + (positions + 1) * _signed(_STEP)
-    bits = (bits ^ _shifted(bits, 30)) * _signed(_FIRST)
-    bits = (bits ^ _shifted(bits, 27)) * _signed(_SECOND)
-    bits = bits ^ _shifted(bits, 31)
-    return _shifted(bits, 12).double() * 2.0**-52  # of the 64 bits, the upper 52
+    bits = keys + (positions + 1) * _as_int64(_STEP)
+    bits = (bits ^ _shifted_right(bits, 30)) * _as_int64(_FIRST)
+    bits = (bits ^ _shifted_right(bits, 27)) * _as_int64(_SECOND)
+    bits = bits ^ _shifted_right(bits, 31)
+    return _shifted_right(bits, 12).double() * 2.0**-52  # of the 64 bits, the upper 52
 
 
-def _signed(constant: int) -> int:
+def _as_int64(constant: int) -> int:
+    """The signed number with the 64 bits of an unsigned constant."""
     return constant - 2**64 if constant >= 2**63 else constant
 
 
-def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
-    """Shift to the right by `by` bits, bringing in zeros: int64 has a sign bit otherwise copied."""
-    return (bits >> by) & (2 ** (64 - by) - 1)
+def _shifted_right(bits: torch.Tensor, count: int) -> torch.Tensor:
+    """Shift int64 numbers to the right by `count` bits and bring in zeros, where `>>` brings in
+    copies of the sign bit."""
+    return (bits >> count) & (2 ** (64 - count) - 1)

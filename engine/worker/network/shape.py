@@ -15,7 +15,7 @@ class Shape:
 
     Attributes:
         kv: key and value heads.
-        context: tokens that the model can read.
+        context: tokens that the model can read at once.
     """
 
     layers: int
@@ -35,14 +35,14 @@ class Shape:
         heads = config.num_attention_heads
         # Each default is the usual one where a configuration leaves the field out.
         return cls(
-            config.num_hidden_layers,
-            config.hidden_size,
-            getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-            heads,
-            getattr(config, "num_key_value_heads", None) or heads,
-            getattr(config, "head_dim", None) or config.hidden_size // heads,
-            config.vocab_size,
-            int(getattr(config, "max_position_embeddings", None) or 4096),
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            intermediate=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+            heads=heads,
+            kv=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            vocab=config.vocab_size,
+            context=int(getattr(config, "max_position_embeddings", None) or 4096),
         )
 
 
@@ -51,25 +51,25 @@ def sizes(config: Any) -> Sizes:
     (fused_ops.py)."""
     shape = Shape.of(config)
     return Sizes(
-        shape.hidden,
-        shape.intermediate,
-        shape.heads,
-        shape.kv,
-        shape.head_dim,
-        config.model_type == "qwen3",  # the only one here that normalises queries and keys
+        hidden=shape.hidden,
+        intermediate=shape.intermediate,
+        heads=shape.heads,
+        kv=shape.kv,
+        head_dim=shape.head_dim,
+        normed=config.model_type == "qwen3",  # of KNOWN the only one that normalises heads
     )
 
 
 def unsupported(config: Any) -> str:
     """Why our own forward cannot run a model, such as "sliding-window attention"; "" if it can."""
     rope = getattr(config, "rope_parameters", None) or {}
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     if config.model_type not in KNOWN:
         return f"model_type {config.model_type}"
-    # Mistral's configuration has no layer_types: there sliding_window alone tells.
-    if layers != {"full_attention"} or (
-        config.model_type == "mistral" and getattr(config, "sliding_window", None)
-    ):
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"}:
+        return "sliding-window attention"
+    # Mistral's configuration has no layer_types, and slides wherever it has a window.
+    if config.model_type == "mistral" and getattr(config, "sliding_window", None):
         return "sliding-window attention"
     if rope.get("rope_type", "default") not in STATIC_ROPE:
         return f"rope_type {rope.get('rope_type')}"

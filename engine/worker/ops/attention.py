@@ -1,6 +1,6 @@
 """Attention over packed sequences (packing.py).
 
-On a CPU sequences of like length stand in padded rectangles: keys come before their queries, so
+On a CPU sequences of similar length stand in padded rectangles: keys come before their queries, so
 padding on the right is never seen. On a GPU one variable-length kernel takes all of them.
 """
 
@@ -12,7 +12,14 @@ from torch.nn import functional as F
 
 from engine.worker.ops import causal
 from engine.worker.ops.kernels import Spread
-from engine.worker.ops.packing import Bucket, Layout, SuffixBucket, prefix_buckets, suffix_buckets
+from engine.worker.ops.packing import (
+    Bucket,
+    Layout,
+    SuffixBucket,
+    prefix_buckets,
+    start_offsets,
+    suffix_buckets,
+)
 
 
 def varlen_attn(*arguments: Any, **options: Any) -> Any:
@@ -24,7 +31,7 @@ def varlen_attn(*arguments: Any, **options: Any) -> Any:
     return kernel(*arguments, **options)
 
 
-HALF = (torch.bfloat16, torch.float16)  # the formats that the variable-length kernel takes
+VARLEN_DTYPES = (torch.bfloat16, torch.float16)  # those that the variable-length kernel takes
 
 
 class Attention:
@@ -62,12 +69,12 @@ class Attention:
         self.grouped = heads != kv
         self.device = device
         if varlen is None:
-            varlen = device.type == "cuda" and dtype in HALF
+            varlen = device.type == "cuda" and dtype in VARLEN_DTYPES
         if varlen:
             self.varlen_plan = VarlenPlan.of(layout, device)
         else:
             self.varlen_plan = None
-            self.prefixes, self.suffixes = _plan(layout, device)
+            self.prefixes, self.suffixes = _buckets(layout, device)
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
         """The attention's output [N, heads * dim] for N packed tokens in the order of the layout.
@@ -75,7 +82,7 @@ class Attention:
         shaped = qkv.view(qkv.shape[0], self.heads + 2 * self.kv, -1)
         if self.varlen_plan is not None:
             return self._varlen(shaped, self.varlen_plan)
-        outputs = [self._causal_within(shaped, bucket) for bucket in self.prefixes]
+        outputs = [self._of_prefixes(shaped, bucket) for bucket in self.prefixes]
         outputs += [self._of_suffixes(shaped, bucket) for bucket in self.suffixes]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -99,13 +106,13 @@ class Attention:
         assert isinstance(out, torch.Tensor)
         return out.reshape(out.shape[0], -1)
 
-    def _causal_within(self, qkv: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    def _of_prefixes(self, qkv: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """Attention of a bucket of prefixes: each token sees its own sequence up to itself. qkv:
         [N, heads + 2 kv, dim]; returns [tokens of the bucket, heads * dim]."""
         padded = _padded(qkv[bucket.start : bucket.stop], bucket)  # [rows, length, heads, dim]
         if causal.applies(padded, bucket.length):
-            flat = causal.CausalAttention.apply(padded, self.kv)
-            return _tokens_of(flat, bucket)
+            out = causal.CausalAttention.apply(padded, self.kv)
+            return _without_padding(out, bucket)
         q, k, v = padded.transpose(1, 2).split([self.heads, self.kv, self.kv], dim=1)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         return _packed(out, bucket)
@@ -114,17 +121,19 @@ class Attention:
         """Attention of a bucket of suffixes: each token sees the whole prefix of its suffix, and
         the suffix up to itself. qkv: [N, heads + 2 kv, dim]; returns [tokens of the bucket, heads *
         dim]."""
-        # The suffixes' own tokens.
-        suffixes = bucket.own
+        # Queries, keys and values of the suffixes: each [suffixes, length, heads or kv, dim].
+        suffixes = bucket.suffixes
         padded = _padded(qkv[suffixes.start : suffixes.stop], suffixes)
         q, k, v = padded.split([self.heads, self.kv, self.kv], dim=2)
-        # Keys and values of the prefixes: padded to one length, then repeated for each suffix.
+        # Keys and values of the prefixes: padded to one length, then repeated for each suffix,
+        # [suffixes, prefix_length, 2 kv, dim].
         shared = qkv[:, self.heads :].index_select(0, bucket.prefix_rows)
         if bucket.prefix_scatter_index is not None:
             size = bucket.prefixes * bucket.prefix_length
             shared = Spread.apply(shared, bucket.prefix_scatter_index, size)
         shared = shared.view(bucket.prefixes, bucket.prefix_length, 2 * self.kv, -1)
         shared = shared.index_select(0, bucket.owner)
+        # Those of the prefix first, then those of the suffix; [suffixes, 2 kv, tokens, dim].
         keys_and_values = torch.cat([shared, torch.cat([k, v], 2)], 1).transpose(1, 2)
         keys, values = keys_and_values.split([self.kv, self.kv], dim=1)
         out = F.scaled_dot_product_attention(
@@ -134,8 +143,8 @@ class Attention:
 
 
 @lru_cache(maxsize=8)
-def _plan(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[SuffixBucket]]:
-    """(the buckets of a layout's prefixes, those of its suffixes), on the device. Cached, because a
+def _buckets(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[SuffixBucket]]:
+    """(buckets of a layout's prefixes, buckets of its suffixes), on the device. Cached, because a
     microbatch may be run several times."""
     return (
         [b.to(device) for b in prefix_buckets(layout)],
@@ -154,22 +163,22 @@ def _padded(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
 def _packed(out: torch.Tensor, bucket: Bucket) -> torch.Tensor:
     """The output [rows, heads, length, dim] of a bucket as [tokens, heads * dim], without the
     padding."""
-    flat = out.transpose(1, 2).reshape(bucket.rows * bucket.length, -1)
-    return _tokens_of(flat, bucket)
+    by_token = out.transpose(1, 2).reshape(bucket.rows * bucket.length, -1)
+    return _without_padding(by_token, bucket)
 
 
-def _tokens_of(flat: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """The rows of `flat` [rows * length, ...] that are tokens of the bucket and not padding."""
+def _without_padding(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    """The rows of x [rows * length, ...] that are tokens of the bucket and not padding."""
     index = bucket.scatter_index
-    return flat if index is None else flat.index_select(0, index)
+    return x if index is None else x.index_select(0, index)
 
 
 class VarlenPlan:
     """What the variable-length kernel has to know of a layout.
 
     Attributes:
-        keys: [K] int64, the packed row of every key; None where each sequence's keys are those of
-            its own tokens.
+        keys: [K] int64, the packed row of every key, sequence by sequence; None if each sequence
+            has only the keys of its own tokens.
         query_starts, key_starts: [sequences + 1] int32, cumulative lengths from 0.
         longest_query, longest_key: the largest of those lengths.
     """
@@ -184,8 +193,8 @@ class VarlenPlan:
         """Move a plan to the device.
 
         Args:
-            keys: [K] int64, the packed row of every key; None where each sequence's keys are those
-                of its own tokens.
+            keys: [K] int64, the packed row of every key, sequence by sequence; None if each
+                sequence has only the keys of its own tokens.
             query_lengths, key_lengths: how many queries and keys each sequence has, in packed
                 order.
         """
@@ -202,19 +211,15 @@ class VarlenPlan:
         prefixes = list(layout.prefixes)
         suffixes = [n for n in layout.suffixes if n]
         if not suffixes:
-            return cls(None, prefixes, prefixes, device)
-        prefix_starts = []
-        offset = 0  # in the packed order
-        for n in prefixes:
-            prefix_starts.append(offset)
-            offset += n
-        keys = [torch.arange(offset)]  # each prefix has its own tokens
+            return cls(None, query_lengths=prefixes, key_lengths=prefixes, device=device)
+        prefix_starts = start_offsets(prefixes, offset=0)
+        offset = sum(prefixes)  # in the packed order, after all prefixes
+        keys = [torch.arange(offset)]  # of the prefixes: their own tokens
         key_lengths = list(prefixes)
         for n, owner in zip(layout.suffixes, layout.owners, strict=True):
             if n:
-                keys.append(
-                    torch.arange(prefix_starts[owner], prefix_starts[owner] + prefixes[owner])
-                )
+                prefix_start = prefix_starts[owner]
+                keys.append(torch.arange(prefix_start, prefix_start + prefixes[owner]))
                 keys.append(torch.arange(offset, offset + n))
                 key_lengths.append(prefixes[owner] + n)
             offset += n

@@ -18,7 +18,7 @@ from engine.cost.flops import ATTENTION_KEPT
 
 BLOCK = 64  # tokens of a block of queries
 # Longer sequences go through torch's kernel: here probabilities are saved for the backward pass,
-# half of length x length for each head.
+# about length * length / 2 of them for each head.
 LONGEST = ATTENTION_KEPT
 
 
@@ -48,17 +48,18 @@ class CausalAttention(torch.autograd.Function):
         rows, length, all_heads, dim = qkv.shape
         group = (all_heads - 2 * kv) // kv  # query heads for each key head
         heads = group * kv
-        # [rows * kv, length * group, dim]: the heads of a group stand side by side at each token.
+        # Queries, scaled: [rows * kv, length * group, dim], the heads of a group side by side at
+        # each token. Keys and values: [rows * kv, length, dim].
         q = qkv.new_empty((rows, kv, length, group, dim))
-        shaped = qkv[:, :, :heads].view(rows, length, kv, group, dim)
-        torch.mul(shaped.transpose(1, 2), dim**-0.5, out=q)
+        queries = qkv[:, :, :heads].view(rows, length, kv, group, dim)
+        torch.mul(queries.transpose(1, 2), dim**-0.5, out=q)
         q = q.view(rows * kv, length * group, dim)
         k, v = (
             part.transpose(1, 2).reshape(rows * kv, length, dim)
             for part in qkv[:, :, heads:].split([kv, kv], 2)
         )
         out = torch.empty_like(q)
-        saved = []
+        probabilities_by_block = []
         for start in range(0, length, BLOCK):
             stop = min(start + BLOCK, length)
             block = slice(start * group, stop * group)
@@ -67,41 +68,44 @@ class CausalAttention(torch.autograd.Function):
             scores[:, :, start:] += _future_mask(stop - start, group)
             probabilities = torch.softmax(scores, -1)
             out[:, block] = torch.bmm(probabilities, v[:, :stop])
-            saved.append(probabilities)
-        ctx.save_for_backward(q, k, v, *saved)
+            probabilities_by_block.append(probabilities)
+        ctx.save_for_backward(q, k, v, *probabilities_by_block)
         ctx.sizes = rows, length, kv, group, dim
         return _rows_by_token(out, ctx.sizes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of `qkv`, from the gradient `dout` of the output; None for `kv`. It goes
-        through the blocks from the last to the first: the last one has all keys, so the others'
-        gradients of keys and values are added to its."""
-        q, k, v, *saved = ctx.saved_tensors
+        """The gradient of `qkv`, from the gradient `dout` of the output; None for `kv`.
+
+        The blocks are taken from the last to the first. The last one meets all keys, so it makes
+        the gradients of keys and values, and the other blocks add to them.
+        """
+        q, k, v, *probabilities_by_block = ctx.saved_tensors
         rows, length, kv, group, dim = ctx.sizes
-        shaped = dout.view(rows, length, kv, group, dim).transpose(1, 2)
-        dout = shaped.reshape(rows * kv, length * group, dim)
+        by_group = dout.view(rows, length, kv, group, dim).transpose(1, 2)
+        dout = by_group.reshape(rows * kv, length * group, dim)
         dqkv = q.new_empty((rows, length, (group + 2) * kv, dim))
         dq = torch.empty_like(q)
-        dk = dv = torch.empty(0)  # set by the first block taken, which is the last
-        for block_number in reversed(range(len(saved))):
+        dk = dv = torch.empty(0)  # replaced by the last block, which comes first
+        for block_number in reversed(range(len(probabilities_by_block))):
             start = block_number * BLOCK
             stop = min(start + BLOCK, length)
             block = slice(start * group, stop * group)
-            probabilities, grad = saved[block_number], dout[:, block]
+            probabilities, grad = probabilities_by_block[block_number], dout[:, block]
             dprobabilities = torch.bmm(grad, v[:, :stop].transpose(1, 2))
             dscores = torch.ops.aten._softmax_backward_data(
                 dprobabilities, probabilities, -1, torch.float32
             )
             dq[:, block] = torch.bmm(dscores, k[:, :stop])
-            more_v = torch.bmm(probabilities.transpose(1, 2), grad)
-            more_k = torch.bmm(dscores.transpose(1, 2), q[:, block])
-            if stop == length:  # the last block has seen every key
-                dk, dv = more_k, more_v
+            block_dv = torch.bmm(probabilities.transpose(1, 2), grad)
+            block_dk = torch.bmm(dscores.transpose(1, 2), q[:, block])
+            if stop == length:
+                dk, dv = block_dk, block_dv
             else:
-                dk[:, :stop] += more_k
-                dv[:, :stop] += more_v
+                dk[:, :stop] += block_dk
+                dv[:, :stop] += block_dv
+        # Queries were scaled, so their gradient is scaled too.
         heads = group * kv
         target = dqkv[:, :, :heads].view(rows, length, kv, group, dim)
         torch.mul(dq.view(rows, kv, length, group, dim).transpose(1, 2), dim**-0.5, out=target)
@@ -114,8 +118,8 @@ def _rows_by_token(x: torch.Tensor, sizes: tuple[int, int, int, int, int]) -> to
     """Rearrange x [rows * kv, length * group, dim] to [rows * length, heads * dim], all heads of a
     token in one row. `sizes` is (rows, length, kv, group, dim)."""
     rows, length, kv, group, dim = sizes
-    shaped = x.view(rows, kv, length, group, dim).transpose(1, 2)
-    return shaped.reshape(rows * length, kv * group * dim)
+    by_token = x.view(rows, kv, length, group, dim).transpose(1, 2)
+    return by_token.reshape(rows * length, kv * group * dim)
 
 
 @lru_cache(maxsize=256)

@@ -37,8 +37,9 @@ def normalise_gradient(
 ) -> torch.Tensor:
     """The gradient of weight * x / rms(x) for x, in float32. `normed` is x / rms(x) and `inverse` 1
     / rms(x), as `normalise` gives them; `dy` is the gradient of the result."""
-    grad, wide = (dy * weight).float(), normed.float()
-    return (grad - wide * (grad * wide).mean(-1, keepdim=True)) * inverse
+    grad, wide_normed = (dy * weight).float(), normed.float()
+    mean_product = (grad * wide_normed).mean(-1, keepdim=True)
+    return (grad - wide_normed * mean_product) * inverse
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -49,7 +50,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, Tensors]:
-    """weight * x / rms(x), and what its gradient needs."""
+    """(weight * x / rms(x), what `norm_gradient` needs)."""
     normed, inverse = normalise(x, eps)
     return normed * weight, (normed, inverse)
 
@@ -73,7 +74,7 @@ def add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
     """The gradient of x and of delta in `add_norm`, which is the same for both. `dtotal` is the
-    gradient of their sum, `dy` that of the norm."""
+    gradient of x + delta, `dy` the gradient of the norm."""
     normed, inverse = saved
     return (normalise_gradient(normed, inverse, weight, dy) + dtotal).to(dy.dtype)
 
@@ -112,14 +113,14 @@ def apply_rope(
 def apply_rope_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
 ) -> torch.Tensor:
-    """The gradient of qkv in `apply_rope`, from the gradient `d` of its result. It is rotated back,
-    then taken through the norm if there was one. The part of the values passes unchanged."""
-    shaped = d.unflatten(1, (heads + 2 * kv, -1))
-    rotated_back = rotated(shaped[:, : heads + kv], cos, -sin)
-    if saved:
+    """The gradient of qkv in `apply_rope`, from the gradient `d` of its result. `d` is rotated
+    back, then taken through the norm if there was one; of values it passes unchanged."""
+    by_head = d.unflatten(1, (heads + 2 * kv, -1))
+    gradient = rotated(by_head[:, : heads + kv], cos, -sin)  # -sin: back
+    if saved:  # empty if heads were not normalised
         normed, inverse, weight = saved
-        rotated_back = normalise_gradient(normed, inverse, weight, rotated_back).to(d.dtype)
-    return torch.cat([rotated_back, shaped[:, heads + kv :]], 1).flatten(1)
+        gradient = normalise_gradient(normed, inverse, weight, gradient).to(d.dtype)
+    return torch.cat([gradient, by_head[:, heads + kv :]], 1).flatten(1)
 
 
 def gate(gate_up: torch.Tensor) -> torch.Tensor:
@@ -136,7 +137,7 @@ def gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, None]:
 
 def gate_gradient(gate_up: torch.Tensor, _: None, dy: torch.Tensor) -> torch.Tensor:
     """The gradient of gate_up [N, 2 width], gate first, from the gradient `dy` [N, width] of
-    silu(gate) * up. Computed in float32."""
+    silu(gate) * up. Computed in float32. The second argument is what `gate_again` saved: None."""
     gate_half, up_half = (part.float() for part in gate_up.chunk(2, -1))
     sigmoid = torch.sigmoid(gate_half)
     wide_dy = dy.float()
@@ -187,7 +188,7 @@ FUNCTIONS: tuple[Callable[..., Any], ...] = (
 
 
 def functions() -> list[Callable[..., Any]]:
-    """Every function of `FUNCTIONS`, in that order, to be compiled at its first call. The compiler
+    """The functions of `FUNCTIONS`, in that order, each compiled at its first call. The compiler
     brings 75 MB into the process."""
     return [_compile_at_first_call(function) for function in FUNCTIONS]
 
@@ -212,7 +213,11 @@ def _compile_at_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_gradients(value: Any) -> Any:
-    """The value with its tensors detached, also those within a tuple or list; other values stay."""
+    """The value with its tensors detached, also the tensors in a tuple or list, which becomes a
+    tuple; other values stay."""
     if isinstance(value, torch.Tensor):
         return value.detach()
-    return tuple(map(_without_gradients, value)) if type(value) in (tuple, list) else value
+    # By exact type: `Eps`, a named tuple, stays as it is.
+    if type(value) in (tuple, list):
+        return tuple(map(_without_gradients, value))
+    return value

@@ -34,9 +34,9 @@ CHOICES = ("torch", "liger", "compiled")
 # 4 B model save at 3.35 TB/s, about 25 MB less to read and write for each.
 COMPILE_FROM_STEPS = 1000
 # Largest relative distance from torch's numbers that rounding explains, by number format.
-CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+MAX_DISTANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 # Numbers of rows that a set is tried on. The second one is so large that the heads, each a row to
-# normalise, are 32,768 rows, from where on Liger uses another kernel.
+# normalise, are over 32,768 rows, from where on Liger uses another kernel.
 TRIED_ROWS = {"cpu": (5, 24), "cuda": (24, 2053)}
 
 
@@ -68,7 +68,7 @@ class Pointwise:
         apply_rope_gradient: (saved, cos, sin, d, heads, kv) to the gradient of qkv.
         gate: gate_up [N, 2 width] to silu(gate) * up.
         gate_again: gate_up to (silu(gate) * up, saved), for a backward pass that needs both.
-        gate_gradient: (gate_up, saved or None, dy) to the gradient of gate_up.
+        gate_gradient: (gate_up, saved, dy) to the gradient of gate_up; `saved` may be None.
         plain_norm: (x [..., n], weight, Eps) to its norm, where no gradient is needed.
         plain_apply_rope: (heads [N, heads + 2 kv, dim], weight [heads + kv, dim] or None, heads,
             kv, cos [N, 1, dim], sin [N, 1, dim / 2], Eps): `apply_rope`, where no gradient is
@@ -109,8 +109,8 @@ def normalise_gradient(
         dy: the gradient of the result.
     """
     grad = dy * weight
-    along = torch.linalg.vecdot(grad, normed).unsqueeze(-1).mul_(-1 / normed.shape[-1])
-    grad = grad.addcmul_(normed, along)
+    minus_mean = torch.linalg.vecdot(grad, normed).unsqueeze(-1).mul_(-1 / normed.shape[-1])
+    grad = grad.addcmul_(normed, minus_mean)
     return grad.mul_(inverse.to(grad.dtype))
 
 
@@ -121,8 +121,8 @@ def per_head(q: torch.Tensor, k: torch.Tensor, heads: int, kv: int) -> torch.Ten
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
-    """Rotate every head of x and write the result into `out`, which must not be x. The pairs (i,
-    i + dim / 2) of a head are rotated by the angles whose cosines and sines are given."""
+    """Rotate every head of x and write the result into `out`, which must not be x. The numbers i
+    and i + dim / 2 of a head are a pair, rotated by the angle whose cosine and sine are given."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     out_first, out_second = out[..., :half], out[..., half:]
@@ -133,7 +133,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Ten
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, Tensors]:
-    """weight * x / rms(x), and what its gradient needs."""
+    """(weight * x / rms(x), what `_norm_gradient` needs)."""
     normed, inverse = normalise(x, eps)
     return normed * weight, (normed, inverse)
 
@@ -157,7 +157,7 @@ def _add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
     """The gradient of x and of delta in `_add_norm`, which is the same for both. `dtotal` is the
-    gradient of their sum, `dy` that of the norm."""
+    gradient of x + delta, `dy` the gradient of the norm."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).add_(dtotal)
 
@@ -190,22 +190,21 @@ def _apply_rope(
 def _apply_rope_gradient(
     saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
 ) -> torch.Tensor:
-    """The gradient of qkv in `_apply_rope`, from the gradient `d` of its result. It is rotated
-    back, then taken through the norm if there was one. The part of the values passes unchanged."""
+    """The gradient of qkv in `_apply_rope`, from the gradient `d` of its result. `d` is rotated
+    back, then taken through the norm if there was one; of values it passes unchanged."""
     d = d.contiguous()
-    count = d.shape[0]
     out = torch.empty_like(d)
-    width = d.shape[1] // (heads + 2 * kv)
-    shaped = d.view(count, heads + 2 * kv, width)
-    target = out.view(count, heads + 2 * kv, width)
-    target[:, heads + kv :] = shaped[:, heads + kv :]
-    if saved:
+    # Both [N, heads + 2 kv, dim].
+    shape = d.shape[0], heads + 2 * kv, d.shape[1] // (heads + 2 * kv)
+    by_head, target = d.view(shape), out.view(shape)
+    target[:, heads + kv :] = by_head[:, heads + kv :]
+    if saved:  # empty if heads were not normalised
         normed, inverse, weight = saved
         back = torch.empty_like(normed)
-        rotate(shaped[:, : heads + kv], cos, -sin, back)  # -sin: the other way
+        rotate(by_head[:, : heads + kv], cos, -sin, back)  # -sin: the other way
         target[:, : heads + kv] = normalise_gradient(normed, inverse, weight, back)
     else:
-        rotate(shaped[:, : heads + kv], cos, -sin, target[:, : heads + kv])
+        rotate(by_head[:, : heads + kv], cos, -sin, target[:, : heads + kv])
     return out
 
 
@@ -222,23 +221,23 @@ def _gate(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def _gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(silu(gate) * up, silu(gate)) for gate_up [N, 2 width]; the gradient needs the second."""
+    """(silu(gate) * up, silu(gate)) for gate_up [N, 2 width]; `_gate_gradient` takes the second."""
     gate, up = gate_up.chunk(2, -1)
-    opened = F.silu(gate)
-    return opened * up, opened
+    silu = F.silu(gate)
+    return silu * up, silu
 
 
 def _gate_gradient(
-    gate_up: torch.Tensor, opened: torch.Tensor | None, dy: torch.Tensor
+    gate_up: torch.Tensor, silu: torch.Tensor | None, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of gate_up [N, 2 width], from the gradient `dy` of silu(gate) * up. `opened` is
+    """The gradient of gate_up [N, 2 width], from the gradient `dy` of silu(gate) * up. `silu` is
     silu(gate); None computes it here."""
     gate, up = gate_up.chunk(2, -1)
-    if opened is None:
-        opened = F.silu(gate)
+    if silu is None:
+        silu = F.silu(gate)
     width = gate.shape[1]
     out = torch.empty_like(gate_up)
-    torch.mul(opened, dy, out=out[:, width:])
+    torch.mul(silu, dy, out=out[:, width:])
     torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=out[:, :width])
     return out
 
@@ -250,8 +249,8 @@ def _plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor
         return F.rms_norm(x, (x.shape[-1],), weight, eps.number)
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     inverse = torch.addcmul(eps.tensor, size, size, value=1 / x.shape[-1]).rsqrt_()
-    normed = x * inverse
-    return (normed if x.dtype == torch.float32 else normed.to(x.dtype)).mul_(weight)
+    normed = (x * inverse).to(x.dtype)  # the product is float32
+    return normed.mul_(weight)
 
 
 def _plain_apply_rope(
@@ -272,9 +271,10 @@ def _plain_apply_rope(
         cos: [N, 1, dim], each value for both halves of a head; sin: [N, 1, dim / 2].
     """
     queries_and_keys = all_heads[:, : heads + kv]
-    inputs = (
-        queries_and_keys.clone() if weight is None else _plain_norm(queries_and_keys, weight, eps)
-    )
+    if weight is None:
+        inputs = queries_and_keys.clone()
+    else:
+        inputs = _plain_norm(queries_and_keys, weight, eps)
     first, second = inputs.chunk(2, -1)
     out_first, out_second = torch.mul(inputs, cos, out=queries_and_keys).chunk(2, -1)
     out_first.addcmul_(second, sin, value=-1)
@@ -282,23 +282,24 @@ def _plain_apply_rope(
 
 
 TORCH = Pointwise(
-    "torch",
-    _norm,
-    _norm_gradient,
-    _add_norm,
-    _add_norm_gradient,
-    _apply_rope,
-    _apply_rope_gradient,
-    _gate,
-    _gate_again,
-    _gate_gradient,
-    _plain_norm,
-    _plain_apply_rope,
+    name="torch",
+    norm=_norm,
+    norm_gradient=_norm_gradient,
+    add_norm=_add_norm,
+    add_norm_gradient=_add_norm_gradient,
+    apply_rope=_apply_rope,
+    apply_rope_gradient=_apply_rope_gradient,
+    gate=_gate,
+    gate_again=_gate_again,
+    gate_gradient=_gate_gradient,
+    plain_norm=_plain_norm,
+    plain_apply_rope=_plain_apply_rope,
 )
 
 
 def of_compiler() -> Pointwise:
     """The set `compiled`: the same formulas, each compiled by torch.compile at its first call."""
+    # `functions` returns them in the order of the attributes of `Pointwise`.
     return Pointwise("compiled", *compiled.functions())
 
 
@@ -316,8 +317,8 @@ def of_liger(kernels: Liger) -> Pointwise:
         kv: int,
         eps: float,
     ) -> Tensors:
-        """See `Pointwise.apply_rope`. With weights, the last of the returned tensors holds the
-        weight of each head."""
+        """See `Pointwise.apply_rope`. What it saves ends with the weight of each head; it is empty
+        without weights."""
         all_heads = qkv.view(qkv.shape[0], heads + 2 * kv, -1)
         if q_weight is None or k_weight is None:
             return kernels.apply_rope(all_heads, None, heads, kv, cos, sin, eps)
@@ -329,11 +330,10 @@ def of_liger(kernels: Liger) -> Pointwise:
     ) -> torch.Tensor:
         """See `Pointwise.apply_rope_gradient`. `saved` ends with the weight of each head; it is
         empty without weights."""
-        shaped = d.reshape(d.shape[0], heads + 2 * kv, -1)
+        by_head = d.reshape(d.shape[0], heads + 2 * kv, -1)
         weight = saved[-1] if saved else None
-        return kernels.apply_rope_gradient(saved[:-1], weight, cos, sin, shaped, heads, kv).view_as(
-            d
-        )
+        gradient = kernels.apply_rope_gradient(saved[:-1], weight, cos, sin, by_head, heads, kv)
+        return gradient.view_as(d)
 
     def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
         return kernels.norm(x, weight, eps.number)[0]
@@ -351,25 +351,25 @@ def of_liger(kernels: Liger) -> Pointwise:
         kernels.apply_rope(all_heads, weight, heads, kv, cos, sin, eps.number)
 
     return Pointwise(
-        f"liger {kernels.version}",
-        kernels.norm,
-        kernels.norm_gradient,
-        kernels.add_norm,
-        kernels.add_norm_gradient,
-        apply_rope,
-        apply_rope_gradient,
-        kernels.gate,
+        name=f"liger {kernels.version}",
+        norm=kernels.norm,
+        norm_gradient=kernels.norm_gradient,
+        add_norm=kernels.add_norm,
+        add_norm_gradient=kernels.add_norm_gradient,
+        apply_rope=apply_rope,
+        apply_rope_gradient=apply_rope_gradient,
+        gate=kernels.gate,
         # Liger's gradient computes silu(gate) again, so nothing is saved for it.
-        lambda gate_up: (kernels.gate(gate_up), None),
-        lambda gate_up, _, dy: kernels.gate_gradient(gate_up, dy),
-        plain_norm,
-        plain_apply_rope,
+        gate_again=lambda gate_up: (kernels.gate(gate_up), None),
+        gate_gradient=lambda gate_up, _, dy: kernels.gate_gradient(gate_up, dy),
+        plain_norm=plain_norm,
+        plain_apply_rope=plain_apply_rope,
     )
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The set of functions to use. `why` says why it is not the one that was wanted, "" when it
+    """The set of functions to use. `why` says why it is not the set that was wanted; "" if it
     is."""
 
     functions: Pointwise
@@ -382,10 +382,10 @@ AS_WRITTEN = Choice(TORCH)
 def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 0) -> Choice:
     """Choose the set of functions for a model on a device.
 
-    On a CPU it is torch's. On a GPU it is the set that HONESMITH_KERNELS names; without that
-    variable, Liger's if it is installed, else torch's. Any other set than torch's is first tried on
-    the model's sizes. If it cannot be used, torch's set is chosen, with the reason; nothing is
-    raised.
+    On a CPU it is torch's set. On a GPU it is the set that HONESMITH_KERNELS names; without that
+    variable, Liger's if liger-kernel is installed, else torch's. Any other set than torch's is
+    first tried on the model's sizes. If the set cannot be used, torch's is chosen, with the reason;
+    nothing is raised.
 
     Args:
         steps: optimizer steps ahead, as far as known; below `COMPILE_FROM_STEPS` nothing is
@@ -412,7 +412,7 @@ def attempt(
     make_functions: Callable[[], Pointwise], sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> Choice:
     """Try the set that `make_functions` returns. It is chosen if it runs here and its results are
-    those of torch's set within CLOSE; otherwise torch's set is chosen, with the reason."""
+    within MAX_DISTANCE of those of torch's set; otherwise torch's is chosen, with the reason."""
     try:
         functions = make_functions()
         largest_distance, function_name = difference(functions, sizes, dtype, device)
@@ -420,7 +420,7 @@ def attempt(
         # One line, short enough for an event.
         message = " ".join(str(error).split())[:200] or "no message"
         return Choice(TORCH, f"{type(error).__name__}: {message}")
-    if not largest_distance <= CLOSE[dtype]:  # also where it is NaN
+    if not largest_distance <= MAX_DISTANCE[dtype]:  # also if it is NaN
         return Choice(
             TORCH,
             f"{functions.name}: {function_name} differs from torch's by {largest_distance:.1e}",
@@ -444,71 +444,105 @@ def difference(
         results = trial(functions, sizes, rows, dtype, device)
         for name, expected_results in trial(TORCH, sizes, rows, dtype, device).items():
             for result, expected in zip(results[name], expected_results, strict=True):
-                distance = float(
-                    (result.float() - expected.float()).norm() / expected.float().norm()
-                )
+                error = (result.float() - expected.float()).norm()
+                distance = float(error / expected.float().norm())
                 if distance > largest_distance or math.isnan(distance):
                     largest_distance, function_name = distance, name
     return largest_distance, function_name
 
 
+class _TrialInputs(NamedTuple):
+    """Random arguments for every function of a set; `Pointwise` says what they are.
+
+    `q_weight` and `k_weight` are None if the model does not normalise heads; `d` is the gradient of
+    `qkv`, `dgated` the gradient of silu(gate) * up.
+    """
+
+    x: torch.Tensor
+    delta: torch.Tensor
+    dtotal: torch.Tensor
+    dy: torch.Tensor
+    weight: torch.Tensor
+    q_weight: torch.Tensor | None
+    k_weight: torch.Tensor | None
+    cos: torch.Tensor
+    sin: torch.Tensor
+    qkv: torch.Tensor
+    d: torch.Tensor
+    gate_up: torch.Tensor
+    dgated: torch.Tensor
+
+
+def _trial_inputs(
+    sizes: Sizes, rows: int, dtype: torch.dtype, device: torch.device
+) -> _TrialInputs:
+    """Draw the arguments of a trial. They follow from `rows` and the sizes."""
+    generator = torch.Generator(device).manual_seed(rows)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+    x, delta, dtotal, dy = (draw(rows, sizes.hidden) for _ in range(4))
+    weight = 1 + 0.1 * draw(sizes.hidden)
+    # Drawn in any case, so that the numbers after them do not depend on `normed`.
+    q_weight, k_weight = (1 + 0.1 * draw(sizes.head_dim) for _ in range(2))
+    angles = draw(rows, 1, sizes.head_dim // 2).float()
+    qkv, d = (draw(rows, (sizes.heads + 2 * sizes.kv) * sizes.head_dim) for _ in range(2))
+    return _TrialInputs(
+        x=x,
+        delta=delta,
+        dtotal=dtotal,
+        dy=dy,
+        weight=weight,
+        q_weight=q_weight if sizes.normed else None,
+        k_weight=k_weight if sizes.normed else None,
+        cos=angles.cos().to(dtype),
+        sin=angles.sin().to(dtype),
+        qkv=qkv,
+        d=d,
+        gate_up=draw(rows, 2 * sizes.intermediate),
+        dgated=draw(rows, sizes.intermediate),
+    )
+
+
 def trial(
     functions: Pointwise, sizes: Sizes, rows: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensors]:
-    """Call every function of a set on random numbers. Returns their results, by the function's
-    name. The numbers follow from `rows` and the sizes, so every set gets the same."""
-    generator = torch.Generator(device).manual_seed(rows)
-
-    def random_tensor(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device).to(dtype)
-
-    eps = 1e-6
-    head_count = sizes.heads + 2 * sizes.kv
+    """Call every function of a set on random numbers, the same for every set. Returns their
+    results, by the function's name."""
+    x, delta, dtotal, dy, weight, q, k, cos, sin, qkv, d, gate_up, dgated = _trial_inputs(
+        sizes, rows, dtype, device
+    )
+    eps, heads, kv = 1e-6, sizes.heads, sizes.kv
+    results: dict[str, Tensors] = {}
     # Norms of the hidden stream.
-    x, delta, dtotal, dy = (random_tensor(rows, sizes.hidden) for _ in range(4))
-    weight = 1 + 0.1 * random_tensor(sizes.hidden)
     y, saved = functions.norm(x, weight, eps)
-    results: dict[str, Tensors] = {"norm": (y,)}
+    results["norm"] = (y,)
     results["norm_gradient"] = (functions.norm_gradient(saved, weight, dy),)
     total, y, saved = functions.add_norm(x, delta, weight, eps)
     results["add_norm"] = (total, y)
     results["add_norm_gradient"] = (functions.add_norm_gradient(saved, weight, dtotal, dy),)
 
-    # Queries and keys.
-    q, k = (1 + 0.1 * random_tensor(sizes.head_dim) for _ in range(2))
-    # Drawn in any case, so that the numbers after them do not depend on `normed`.
-    q, k = (q, k) if sizes.normed else (None, None)
-    angles = random_tensor(rows, 1, sizes.head_dim // 2).float()
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    qkv, d = (
-        random_tensor(rows, head_count * sizes.head_dim),
-        random_tensor(rows, head_count * sizes.head_dim),
-    )
-    # `apply_rope` overwrites qkv; the copy is for `plain_apply_rope` below.
-    qkv_copy = qkv.clone().view(rows, head_count, -1)
-    saved = functions.apply_rope(qkv, q, k, cos, sin, sizes.heads, sizes.kv, eps)
+    # Queries and keys. `apply_rope` overwrites qkv; the copy is for `plain_apply_rope` below.
+    qkv_copy = qkv.clone().view(rows, heads + 2 * kv, -1)
+    saved = functions.apply_rope(qkv, q, k, cos, sin, heads, kv, eps)
     results["apply_rope"] = (qkv,)
-    dqkv = functions.apply_rope_gradient(saved, cos, sin, d, sizes.heads, sizes.kv)
+    dqkv = functions.apply_rope_gradient(saved, cos, sin, d, heads, kv)
     results["apply_rope_gradient"] = (dqkv,)
 
-    gate_up, dy = (
-        random_tensor(rows, 2 * sizes.intermediate),
-        random_tensor(rows, sizes.intermediate),
-    )
+    # The gate.
     results["gate"] = (functions.gate(gate_up),)
-    gated_again, opened = functions.gate_again(gate_up)
+    gated_again, saved = functions.gate_again(gate_up)
     results["gate_again"] = (gated_again,)
-    results["gate_gradient"] = (functions.gate_gradient(gate_up, opened, dy),)
+    results["gate_gradient"] = (functions.gate_gradient(gate_up, saved, dgated),)
 
     # The functions without a gradient.
     both_eps = Eps(eps, torch.full((1,), eps, device=device))
     results["plain_norm"] = (functions.plain_norm(x, weight, both_eps),)
-    head_weights = (
-        per_head(q, k, sizes.heads, sizes.kv) if q is not None and k is not None else None
-    )
+    head_weights = None
+    if q is not None and k is not None:
+        head_weights = per_head(q, k, heads, kv)
     full_cos = torch.cat([cos, cos], -1)
-    functions.plain_apply_rope(
-        qkv_copy, head_weights, sizes.heads, sizes.kv, full_cos, sin, both_eps
-    )
+    functions.plain_apply_rope(qkv_copy, head_weights, heads, kv, full_cos, sin, both_eps)
     results["plain_apply_rope"] = (qkv_copy,)
     return results

@@ -79,8 +79,8 @@ class LoraLinear(torch.autograd.Function):
         after adapter dropout, or x itself; the class describes the other arguments. Beside the
         weights only the adapter's input is saved for the backward pass."""
         ctx.placement = placement
-        ctx.separate = dropped is not x
-        ctx.save_for_backward(x if not ctx.separate else dropped, a, b, weight)
+        ctx.has_dropout = dropped is not x
+        ctx.save_for_backward(dropped, a, b, weight)
         return _adapted(x, dropped, a, b, weight, bias, placement)
 
     @staticmethod
@@ -89,23 +89,23 @@ class LoraLinear(torch.autograd.Function):
         """The gradients of x, `dropped`, a and b, from the gradient `dy` [N, out] of the outputs;
         None for the other arguments. Without dropout x and `dropped` are one tensor: x then gets
         the whole gradient, and `dropped` None."""
-        x, a, b, weight = ctx.saved_tensors
-        wants_x = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        da, db, dlow = _factor_gradients(x, a, b, dy, ctx.placement)
+        dropped, a, b, weight = ctx.saved_tensors
+        da, db, dlow = _factor_gradients(dropped, a, b, dy, ctx.placement)
         dx = ddropped = None
-        if wants_x:
+        # The first layer's input needs no gradient.
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             # A merged weight contains the adapter, so it gives the adapter's share of dx too.
             dx = linear(dy, weight.t())
-            if ctx.separate:
-                ddropped = dlow @ a.to(x.dtype)
+            if ctx.has_dropout:
+                ddropped = dlow @ a.to(dropped.dtype)
             elif not ctx.placement.merged:
-                dx.addmm_(dlow, a.to(x.dtype))
+                dx.addmm_(dlow, a.to(dropped.dtype))
         return dx, ddropped, da, db, None, None, None
 
 
 class GatedLoraLinear(torch.autograd.Function):
-    """LoraLinear of silu(gate) * up. That product, the second widest input of a layer, is not
-    saved: the backward pass computes it again.
+    """LoraLinear of silu(gate) * up, without dropout. That product, the second widest input of a
+    layer, is not saved: the backward pass computes it again.
 
     gate_up: [N, 2 * in], gate first; the other arguments as in LoraLinear.
     """
@@ -135,13 +135,13 @@ class GatedLoraLinear(torch.autograd.Function):
         """The gradients of gate_up, a and b, from the gradient `dy` [N, out] of the outputs; None
         for the other arguments. silu(gate) * up is computed again."""
         gate_up, a, b, weight = ctx.saved_tensors
-        x, opened = ctx.functions.gate_again(gate_up)
+        x, saved = ctx.functions.gate_again(gate_up)
         da, db, dlow = _factor_gradients(x, a, b, dy, ctx.placement)
         del x  # its memory, and its place in the processor's cache, serve the next tensors
         dx = linear(dy, weight.t())
         if not ctx.placement.merged:
             dx.addmm_(dlow, a.to(dx.dtype))
-        dgate_up = ctx.functions.gate_gradient(gate_up, opened, dx)
+        dgate_up = ctx.functions.gate_gradient(gate_up, saved, dx)
         return dgate_up, da, db, None, None, None, None
 
 
@@ -170,8 +170,8 @@ def _adapted(
 def _factor_gradients(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Three gradients of LoraLinear, from the gradient `dy` [N, out] of its outputs: those of a, of
-    b, and of the low-rank activations x A^T [N, parts * r]. x is the adapter's input."""
+    """Gradients of LoraLinear, from the gradient `dy` [N, out] of its outputs. Returns (of a, of b,
+    of the low-rank activations x A^T [N, parts * r]). x [N, in] is the adapter's input."""
     rank = b.shape[1]
     scale = placement.scale
     low_rank = linear(x, a.to(x.dtype))
@@ -185,7 +185,8 @@ def _factor_gradients(
         db[rows] = linear(low_rank[:, columns].t(), grad.t()).t()
     db.mul_(scale)
     dlow.mul_(scale)
-    return linear(dlow.t(), x.t()).to(a.dtype), db, dlow
+    da = linear(dlow.t(), x.t()).to(a.dtype)
+    return da, db, dlow
 
 
 def _parts_with_rows(spans: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], slice]]:
@@ -244,8 +245,8 @@ class AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dtotal: torch.Tensor, dy: torch.Tensor) -> tuple[Any, ...]:
-        """The gradients of x and delta, which are the same, from the gradients `dtotal` of their
-        sum and `dy` of the norm; None for the other arguments."""
+        """The gradients of x and delta, which are equal, from the gradient `dtotal` of x + delta
+        and the gradient `dy` of the norm; None for the other arguments."""
         weight, *saved = ctx.saved_tensors
         dx = ctx.functions.add_norm_gradient(saved, weight, dtotal, dy)
         return dx, dx, None, None, None
@@ -310,8 +311,8 @@ class HeadsRope(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of qkv as it was before, from the gradient `d` of the result; None for the
-        other arguments."""
+        """The gradient of qkv before the rotation, from the gradient `d` of the result; None for
+        the other arguments."""
         cos, sin, *saved = ctx.saved_tensors
         heads, kv = ctx.layout.heads, ctx.layout.kv
         dqkv = ctx.functions.apply_rope_gradient(saved, cos, sin, d, heads, kv)
@@ -382,7 +383,7 @@ class TokenLogprobs(torch.autograd.Function):
     Args of `apply`:
         hidden: [T, hidden]; head: [vocab, hidden], frozen; labels: [T] int64.
         inverse_temperature: multiplies the logits.
-        rows: tokens per chunk.
+        chunk_rows: tokens per chunk.
         entropies: whether to compute entropies too.
 
     Returns:
@@ -397,47 +398,47 @@ class TokenLogprobs(torch.autograd.Function):
         head: torch.Tensor,
         labels: torch.Tensor,
         inverse_temperature: float,
-        rows: int,
+        chunk_rows: int,
         entropies: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(the log-probability of each label, the entropy of its distribution), both [T] float32;
-        entropies are zeros unless `entropies`. The logits of `rows` tokens are in memory at a time.
+        entropies are zeros unless `entropies`.
 
-        If `hidden` needs a gradient, the gradient of each log-probability for its row of `hidden`
-        is computed here already and saved, in place of the logits.
+        If `hidden` needs a gradient, `slopes` are computed here already and saved in place of the
+        logits: for each token, the gradient of its log-probability for its row of `hidden`.
 
         Args:
             hidden: [T, hidden].
             head: [vocab, hidden], frozen.
             labels: [T] int64.
             inverse_temperature: multiplies the logits.
+            chunk_rows: of how many tokens the logits are in memory at a time.
         """
         count = hidden.shape[0]
         values = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy = torch.zeros_like(values)
-        wants_gradient = ctx.needs_input_grad[0]
-        direction = torch.empty_like(hidden) if wants_gradient else None
-        for start in range(0, count, rows):
-            chunk = slice(start, start + rows)
+        slopes = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        for start in range(0, count, chunk_rows):
+            chunk = slice(start, start + chunk_rows)
             logits = linear(hidden[chunk], head).float()
             if inverse_temperature != 1.0:
                 logits.mul_(inverse_temperature)
             logprobs = logits.log_softmax(-1)
             values[chunk] = logprobs.gather(1, labels[chunk, None])[:, 0]
-            if not (entropies or direction is not None):
+            if not entropies and slopes is None:
                 continue
             # Written over the logits, which are not needed any more.
             probabilities = torch.exp(logprobs, out=logits)
             if entropies:
                 entropy[chunk] = torch.linalg.vecdot(probabilities, logprobs).neg_()
-            if direction is not None:
+            if slopes is not None:
                 # W_label minus the mean of W's rows under the distribution.
                 expected = linear(probabilities.to(head.dtype), head.t())
-                torch.sub(head[labels[chunk]], expected, out=direction[chunk])
-        if direction is not None:
+                torch.sub(head[labels[chunk]], expected, out=slopes[chunk])
+        if slopes is not None:
             if inverse_temperature != 1.0:
-                direction.mul_(inverse_temperature)
-            ctx.save_for_backward(direction)
+                slopes.mul_(inverse_temperature)
+            ctx.save_for_backward(slopes)
         ctx.mark_non_differentiable(entropy)
         return values, entropy
 
@@ -446,5 +447,6 @@ class TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, dvalues: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
         """The gradient of `hidden`, from the gradient `dvalues` [T] of the log-probabilities; None
         for the other arguments. Entropies have no gradient."""
-        (direction,) = ctx.saved_tensors
-        return direction * dvalues[:, None].to(direction.dtype), None, None, None, None, None
+        (slopes,) = ctx.saved_tensors
+        dhidden = slopes * dvalues[:, None].to(slopes.dtype)
+        return dhidden, None, None, None, None, None

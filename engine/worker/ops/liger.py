@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 LLAMA = 0  # Liger's number for this way of casting
-OFFSET = 0.0
+OFFSET = 0.0  # of the norms' weights
 STAGES = 2  # of the kernel's pipeline, as Liger's own autograd node sets it
 
 
@@ -43,10 +43,10 @@ class Liger:
         self._sum: Any = import_module("liger_kernel.ops.fused_add_rms_norm")
         swiglu: Any = import_module("liger_kernel.ops.swiglu")
         self._gate: Any = swiglu.swiglu_fused_gate_up_forward
-        self._gate_back: Any = swiglu.swiglu_fused_gate_up_backward
+        self._gate_gradient: Any = swiglu.swiglu_fused_gate_up_backward
         self._rope: Any = import_module("liger_kernel.ops.rope")._triton_rope
-        self._settings: Any = import_module("liger_kernel.ops.utils").calculate_settings
-        self._ceiling: Any = import_module("triton").next_power_of_2
+        self._launch_settings: Any = import_module("liger_kernel.ops.utils").calculate_settings
+        self._next_power_of_2: Any = import_module("triton").next_power_of_2
 
     def norm(
         self, x: torch.Tensor, weight: torch.Tensor | None, eps: float
@@ -54,7 +54,8 @@ class Liger:
         """(weight * x / rms(x), what the gradient needs) for x [N, width]. weight: [width]; None
         normalises without a weight."""
         x = x.contiguous()
-        y, _, inverse, *_ = self._rms.rms_norm_forward(x, weight, eps, OFFSET, LLAMA, None)
+        row_mode = None  # Liger chooses between its kernels by the number of rows
+        y, _, inverse, *_ = self._rms.rms_norm_forward(x, weight, eps, OFFSET, LLAMA, row_mode)
         return y, (x, inverse)
 
     def norm_gradient(
@@ -80,9 +81,9 @@ class Liger:
         dy: torch.Tensor,
     ) -> torch.Tensor:
         """The gradient of x and of delta in `add_norm`, which is the same for both. `dtotal` is the
-        gradient of their sum, `dy` that of the norm."""
+        gradient of x + delta, `dy` the gradient of the norm."""
         total, inverse = saved
-        block, warps = self._settings(total.shape[-1])
+        block, warps = self._launch_settings(total.shape[-1])
         return self._sum.fused_add_rms_norm_backward(
             dy.contiguous(),
             dtotal.contiguous(),
@@ -94,7 +95,7 @@ class Liger:
             block,
             warps,
             STAGES,
-            False,
+            False,  # not in place
             needs_dw=False,  # weights are frozen
         )[0]
 
@@ -108,8 +109,8 @@ class Liger:
         sin: torch.Tensor,
         eps: float,
     ) -> tuple[torch.Tensor, ...]:
-        """Normalise queries and keys, where there is a weight, and rotate them, in place. Returns
-        what the gradient needs, () without a weight.
+        """Normalise queries and keys, if there is a weight, and rotate them, in place. Returns what
+        the gradient needs; () without a weight.
 
         Args:
             all_heads: [N, heads + 2 kv, dim], contiguous: queries, keys, values.
@@ -119,8 +120,8 @@ class Liger:
         saved: tuple[torch.Tensor, ...] = ()
         if weight is not None:
             queries_and_keys = all_heads[:, : heads + kv]
-            # Also a single row must be copied, although it is contiguous: the product below
-            # overwrites the original.
+            # `norm` saves its input, and the product below overwrites the original. For a single
+            # row, which is contiguous, `norm` alone would make no copy.
             copy = queries_and_keys.clone(memory_format=torch.contiguous_format)
             normed, saved = self.norm(copy, None, eps)
             torch.mul(normed, weight, out=queries_and_keys)
@@ -138,7 +139,7 @@ class Liger:
         kv: int,
     ) -> torch.Tensor:
         """The gradient of `apply_rope`'s input, from the gradient `d` of its result; both are [N,
-        heads + 2 kv, dim]. `saved` is what `apply_rope` returned, `weight` what it was given."""
+        heads + 2 kv, dim]. `saved` is what `apply_rope` returned, `weight` its argument."""
         out = d.clone(memory_format=torch.contiguous_format)
         self._rotate(out, heads, kv, cos, sin, back=True)
         if weight is not None:
@@ -150,11 +151,11 @@ class Liger:
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up for gate_up [N, 2 width], gate first."""
-        return self._gate(gate_up.contiguous())[1]
+        return self._gate(gate_up.contiguous())[1]  # the first result is the input
 
     def gate_gradient(self, gate_up: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         """The gradient of gate_up, from the gradient `dy` of `gate`'s result."""
-        return self._gate_back(gate_up.contiguous(), dy.contiguous(), in_place=False)
+        return self._gate_gradient(gate_up.contiguous(), dy.contiguous(), in_place=False)
 
     def _norm_back(
         self,
@@ -168,7 +169,7 @@ class Liger:
         kernel overwrite `dy`."""
         x, inverse = saved
         width = x.shape[-1]
-        block, warps = self._settings(width)
+        block, warps = self._launch_settings(width)
         return self._rms.rms_norm_backward(
             dy,
             x.view(-1, width),
@@ -179,7 +180,7 @@ class Liger:
             block,
             warps,
             in_place,
-            None,
+            None,  # row mode, as in `norm`
             needs_dw=False,  # weights are frozen
         )[0]
 
@@ -193,15 +194,16 @@ class Liger:
         *,
         back: bool,
     ) -> None:
-        """Rotate queries and keys in place by their positions; with `back` by the same angles in
-        the other direction. all_heads: [N, heads + 2 kv, dim].
+        """Rotate queries and keys in place by their positions; with `back` in the other direction.
+        all_heads: [N, heads + 2 kv, dim].
 
         Liger's kernel takes these arguments by position alone.
         """
         count, _, dim = all_heads.shape
-        ceiling = self._ceiling
+        # Triton needs powers of two.
+        padded_heads, padded_kv = self._next_power_of_2(heads), self._next_power_of_2(kv)
+        padded_dim = self._next_power_of_2(dim)
         stride = all_heads.stride(0)
-        padded_heads = ceiling(heads), ceiling(kv)  # Triton needs powers of two
         self._rope[(count,)](
             all_heads,
             stride,
@@ -217,10 +219,11 @@ class Liger:
             heads,
             kv,
             dim,
-            *padded_heads,
-            ceiling(dim),
-            ceiling(dim),
+            padded_heads,
+            padded_kv,
+            padded_dim,
+            padded_dim,
             dim,
-            BLOCK_SIZE=max(padded_heads),
+            BLOCK_SIZE=max(padded_heads, padded_kv),
             BACKWARD_PASS=back,
         )

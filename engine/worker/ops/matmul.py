@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-# Multiplications below which getting into oneDNN costs more than it saves.
-WORTH = 2**20
+# For fewer multiplications, getting into oneDNN costs more than it saves.
+MIN_MULTIPLICATIONS = 2**20
 # The number of rows that the layout of a packed weight is optimised for; others work too.
-ROWS = 32
+PACKED_FOR_ROWS = 32
+# Arguments of oneDNN's operator after x, weight and bias: nothing is computed with the product.
+NO_ACTIVATION = ("none", [], "")
 # oneDNN compiles code for every size it meets, half a millisecond and half a megabyte each. So
 # training rounds large numbers of rows up to a multiple of this.
 GRAIN = 64
@@ -22,8 +24,8 @@ GRAIN = 64
 
 @cache
 def _onednn() -> Any:
-    """oneDNN's operator for x W^T + b. None if this build of torch lacks it, or if it would not be
-    faster: it is faster only on AMD processors with AVX-512."""
+    """oneDNN's operator for x W^T + b. None if this build of torch lacks the operator, or if it
+    would not be faster: it is faster only on AMD processors with AVX-512."""
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if operator is None or not torch.backends.mkldnn.is_available():
         return None
@@ -35,7 +37,7 @@ def _onednn() -> Any:
 
 
 def grain(count: int) -> int:
-    """To a multiple of which number `count` rows should be padded: `GRAIN`, or 1 (no padding) if
+    """The number to a multiple of which `count` rows should be padded: GRAIN, or 1 (no padding) if
     oneDNN is not used or padding would cost more than it saves."""
     return GRAIN if count >= 4 * GRAIN and _onednn() is not None else 1
 
@@ -49,12 +51,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         weight: [out, in], possibly a transposed view.
         bias: [out]; None for 0.
     """
-    if x.dtype == torch.float32 and x.shape[0] * weight.numel() >= WORTH and not x.is_cuda:
+    is_large = x.shape[0] * weight.numel() >= MIN_MULTIPLICATIONS
+    if is_large and x.dtype == torch.float32 and not x.is_cuda:
         operator = _onednn()
         # For a slice of a larger weight oneDNN has only reference code, a thousand times slower.
         is_dense = weight.is_contiguous() or weight.t().is_contiguous()
         if operator is not None and is_dense:
-            return operator(x, weight, bias, "none", [], "")
+            return operator(x, weight, bias, *NO_ACTIVATION)
     return F.linear(x, weight, bias)
 
 
@@ -69,21 +72,21 @@ class Fixed:
 
     def __init__(self, weight: torch.Tensor, *, pack: bool) -> None:
         """Keep the weight [out, in], which must not change any more. If oneDNN is used and `pack`
-        says that memory allows a second copy, make one in oneDNN's layout."""
+        says that memory allows a second copy, make a copy in oneDNN's layout."""
         self.weight = weight
         self.packed: torch.Tensor | None = None
         self._operator: Any = None
         if pack and weight.dtype == torch.float32 and weight.device.type == "cpu":
             self._operator = _onednn()
         if self._operator is not None:
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-        self._min_rows = WORTH / weight.numel()
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+        self._min_rows = MIN_MULTIPLICATIONS / weight.numel()
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x W^T + b [N, out], without a gradient. x: [N, in]; bias: [out], None for 0. Goes through
-        oneDNN if the weight was packed and there are rows enough."""
+        oneDNN if the weight was packed and there are enough rows."""
         if self.packed is None:
             return linear(x, self.weight, bias)
         if x.shape[0] < self._min_rows:
             return F.linear(x, self.weight, bias)
-        return self._operator(x, self.packed, bias, "none", [], "")
+        return self._operator(x, self.packed, bias, *NO_ACTIVATION)

@@ -19,12 +19,13 @@ import torch
 
 from engine.worker.core.batch import Row
 
-# Pairs of padding tokens that an attention bucket may compute: they cost as much as one more call.
-WASTE = 12000
-# Suffixes share a bucket while the longest of their prefixes is at most SLACK times the shortest,
-# plus twice SLACK_TOKENS.
-SLACK = 1.25
-SLACK_TOKENS = 8
+# The most pairs of tokens that an attention bucket may compute only because of padding: they cost
+# as much as one more call.
+MAX_WASTED_PAIRS = 12000
+# Suffixes share a bucket while the longest of their prefixes is at most PREFIX_RATIO times the
+# shortest, plus PREFIX_TOKENS.
+PREFIX_RATIO = 1.25
+PREFIX_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,17 @@ class SuffixBucket:
     """Suffixes of similar length whose prefixes are of similar length.
 
     Attributes:
-        own: the suffixes themselves.
+        suffixes: their tokens, without the prefixes.
         prefix_rows: [prefix tokens] int64, the packed rows of the bucket's prefixes.
         prefixes, prefix_length: how many prefixes there are, and the length of the longest.
-        prefix_scatter_index: as `Bucket.scatter_index`, for the prefixes.
+        prefix_scatter_index: where each prefix token goes among the prefixes * prefix_length places
+            of the padded prefixes; None where all are equally long.
         owner: [suffixes] int64, the number of each suffix's prefix among those of the bucket.
         mask: [suffixes, 1, length, prefix_length + length] bool, True where a token attends to a
             key.
     """
 
-    own: Bucket
+    suffixes: Bucket
     prefix_rows: torch.Tensor
     prefixes: int
     prefix_length: int
@@ -78,7 +80,7 @@ class SuffixBucket:
         """The same bucket with its tensors on the device."""
         return replace(
             self,
-            own=self.own.to(device),
+            suffixes=self.suffixes.to(device),
             prefix_rows=self.prefix_rows.to(device),
             prefix_scatter_index=_on_device(self.prefix_scatter_index, device),
             owner=self.owner.to(device),
@@ -109,7 +111,7 @@ class Packed:
         layout: which sequences there are.
         source: [T] int64, the packed token that predicts each trained token.
         labels: [T] int64, the ids of the trained tokens, row by row in the order of the rows given.
-        row: [T] int64, the row that each of them belongs to.
+        row: [T] int64, the row that each trained token belongs to.
     """
 
     ids: torch.Tensor
@@ -136,9 +138,9 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
 
     Args:
         rows: each with its ids, loss mask and the length of the prompt it shares.
-        grain: gives, for a number of tokens, the number of which it should be a multiple
-            (matmul.py). One more sequence, which no row sees, fills the batch up to it, so that
-            matrix products come in few sizes.
+        grain: for a number of tokens, gives the number of which it should be a multiple
+            (matmul.py). One more sequence, which no row sees, fills the batch up to such a
+            multiple, so that matrix products come in few sizes.
 
     Raises:
         ValueError: when a row's first token is marked as trained, since nothing predicts it.
@@ -148,73 +150,76 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     filler_length = -token_total % grain(token_total)
     if filler_length:
         prefixes.append(_Prefix([0] * filler_length, []))
-    # Prefixes by length, so that those of similar length can share a bucket.
-    order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i].ids))
-    starts: dict[int, int] = {}  # by index in `prefixes`
-    offset = 0
-    for i in order:
-        starts[i] = offset
-        offset += len(prefixes[i].ids)
-    # For each row: the place of its prefix in the packed order, and its index in `prefixes`.
-    places = {member: (rank, i) for rank, i in enumerate(order) for member in prefixes[i].members}
-    # Rows with a suffix, in the order in which those come.
+    # By length, so that prefixes of similar length can share a bucket.
+    prefixes.sort(key=lambda prefix: len(prefix.ids))
+    prefix_lengths = [len(prefix.ids) for prefix in prefixes]
+    prefix_starts = start_offsets(prefix_lengths, offset=0)
+    prefix_of_row = {r: number for number, prefix in enumerate(prefixes) for r in prefix.members}
+    # The rows with a suffix, in the packed order of the suffixes.
     suffix_rows = [r for r in range(len(rows)) if rows[r].prefix_len]
-    suffix_rows.sort(key=lambda r: (places[r][0], len(rows[r].ids)))
-    ids = [torch.tensor(prefixes[i].ids, dtype=torch.long) for i in order]
-    positions = [torch.arange(len(prefixes[i].ids)) for i in order]
-    suffix_starts: dict[int, int] = {}  # by row
+    suffix_rows.sort(key=lambda r: (prefix_of_row[r], len(rows[r].ids)))
+    suffix_lengths = [_suffix_length(rows[r]) for r in suffix_rows]
+    suffix_starts = start_offsets(suffix_lengths, sum(prefix_lengths))
+    ids = [torch.tensor(prefix.ids, dtype=torch.long) for prefix in prefixes]
+    positions = [torch.arange(length) for length in prefix_lengths]
     for r in suffix_rows:
         row = rows[r]
-        suffix_starts[r] = offset
-        offset += len(row.ids) - 1 - row.prefix_len  # without the last token
         ids.append(torch.tensor(row.ids[row.prefix_len : -1], dtype=torch.long))
         positions.append(torch.arange(row.prefix_len, len(row.ids) - 1))
-    prefix_starts = [starts[places[r][1]] for r in range(len(rows))]
-    source, labels, owner = _trained_tokens(rows, prefix_starts, suffix_starts)
-    layout = Layout(
-        tuple(len(prefixes[i].ids) for i in order),
-        tuple(len(rows[r].ids) - 1 - rows[r].prefix_len for r in suffix_rows),
-        tuple(places[r][0] for r in suffix_rows),
+    source, labels, row_numbers = _trained_tokens(
+        rows,
+        prefix_starts=[prefix_starts[prefix_of_row[r]] for r in range(len(rows))],
+        suffix_starts=dict(zip(suffix_rows, suffix_starts, strict=True)),
     )
     return Packed(
-        torch.cat(ids),
-        torch.cat(positions),
-        layout,
-        torch.cat(source),
-        torch.cat(labels),
-        torch.cat(owner),
+        ids=torch.cat(ids),
+        positions=torch.cat(positions),
+        layout=Layout(
+            prefixes=tuple(prefix_lengths),
+            suffixes=tuple(suffix_lengths),
+            owners=tuple(prefix_of_row[r] for r in suffix_rows),
+        ),
+        source=torch.cat(source),
+        labels=torch.cat(labels),
+        row=torch.cat(row_numbers),
     )
+
+
+def _suffix_length(row: Row) -> int:
+    """How many tokens of a row with a shared prompt are packed after the prompt; the last token
+    predicts nothing and is not packed."""
+    return len(row.ids) - 1 - row.prefix_len
 
 
 def _trained_tokens(
     rows: Sequence[Row], prefix_starts: Sequence[int], suffix_starts: Mapping[int, int]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     """Find the trained tokens of each row. Returns (source, labels, row), each a list with one
-    tensor per row; `Packed` says what they hold.
+    tensor per row; together the tensors are the attributes of `Packed` with these names.
 
     Args:
         prefix_starts: for each row, where its prefix begins in the packed order.
-        suffix_starts: the same for its suffix, only for rows that have one.
+        suffix_starts: by row number, where its suffix begins; only for rows that have a suffix.
 
     Raises:
         ValueError: as `pack`.
     """
-    source, labels, owner = [], [], []
+    source, labels, row_numbers = [], [], []
     for r, row in enumerate(rows):
         if row.loss_mask[0]:
             raise ValueError(f"row {r}: its first token is marked as trained, nothing predicts it")
-        # Within the row, the positions before the trained tokens: these predict them.
+        # The positions in the row that predict a trained token: those just before one.
         before = torch.tensor(row.loss_mask, dtype=torch.bool).nonzero()[:, 0] - 1
         labels.append(torch.tensor(row.ids, dtype=torch.long)[before + 1])
         prefix = prefix_starts[r]
         if row.prefix_len:
-            # Added to a position behind the prefix, this gives its place in the packed order.
-            inside = suffix_starts[r] - row.prefix_len
-            source.append(torch.where(before < row.prefix_len, before + prefix, before + inside))
+            # Positions in the suffix count from the beginning of the row, its prefix included.
+            suffix = suffix_starts[r] - row.prefix_len
+            source.append(torch.where(before < row.prefix_len, before + prefix, before + suffix))
         else:
             source.append(before + prefix)
-        owner.append(torch.full((len(before),), r))
-    return source, labels, owner
+        row_numbers.append(torch.full((len(before),), r))
+    return source, labels, row_numbers
 
 
 def token_count(rows: Sequence[Row]) -> int:
@@ -223,16 +228,14 @@ def token_count(rows: Sequence[Row]) -> int:
 
 
 def _packed_tokens(prefixes: Sequence["_Prefix"], rows: Sequence[Row]) -> int:
-    """How many tokens these prefixes and the rows' suffixes have. The last token of a row predicts
-    nothing and is not packed."""
-    return sum(len(prefix.ids) for prefix in prefixes) + sum(
-        len(row.ids) - 1 - row.prefix_len for row in rows if row.prefix_len
-    )
+    """How many tokens these prefixes and the rows' suffixes have."""
+    prefix_tokens = sum(len(prefix.ids) for prefix in prefixes)
+    return prefix_tokens + sum(_suffix_length(row) for row in rows if row.prefix_len)
 
 
 @dataclass(frozen=True)
 class _Prefix:
-    """A sequence that is packed by itself, and the rows that begin with it."""
+    """A sequence that is packed once, and the numbers of the rows that begin with it."""
 
     ids: Sequence[int]
     members: list[int]
@@ -258,92 +261,87 @@ def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
 
 def prefix_buckets(layout: Layout) -> list[Bucket]:
     """Group the prefixes into padded buckets, for attention kernels that work on rectangles."""
-    return _group_into_buckets(layout.prefixes, 0)
+    return _group_into_buckets(layout.prefixes, offset=0)
 
 
 def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
     """Group the suffixes into padded buckets, each with the prefixes that its suffixes attend to.
     Empty suffixes are left out."""
-    starts = _start_offsets(layout.prefixes, 0)
     buckets: list[SuffixBucket] = []
-    first = 0
-    offset = sum(layout.prefixes)
+    # The prefix length of each suffix; these rise, because the prefixes are sorted by length.
+    prefix_lengths = [layout.prefixes[owner] for owner in layout.owners]
+    offset = sum(layout.prefixes)  # where the next bucket begins in the packed order
+    first = 0  # the bucket's first suffix; `end` is the one after its last
     while first < len(layout.suffixes):
-        last = first
-        shortest_prefix = layout.prefixes[layout.owners[first]]
-        # Prefixes are sorted by length, so consecutive suffixes have prefixes of similar length.
-        while last < len(layout.suffixes) and layout.prefixes[layout.owners[last]] <= (
-            SLACK * shortest_prefix + 2 * SLACK_TOKENS
-        ):
-            last += 1
-        lengths = layout.suffixes[first:last]
-        size = sum(lengths)
-        if size:
-            buckets.append(_suffix_bucket(layout, starts, first, last, offset))
-        offset += size
-        first = last
+        end = first
+        longest_prefix = PREFIX_RATIO * prefix_lengths[first] + PREFIX_TOKENS
+        while end < len(layout.suffixes) and prefix_lengths[end] <= longest_prefix:
+            end += 1
+        token_count = sum(layout.suffixes[first:end])
+        if token_count:
+            buckets.append(_suffix_bucket(layout, first, end, offset))
+        offset += token_count
+        first = end
     return buckets
 
 
-def _suffix_bucket(
-    layout: Layout, starts: list[int], first: int, last: int, offset: int
-) -> SuffixBucket:
-    """Make the bucket of the suffixes `first` to `last` (not included) of the layout.
-
-    Args:
-        starts: where each prefix begins in the packed order.
-        offset: where the first of the suffixes begins.
-    """
-    lengths = layout.suffixes[first:last]
-    # Counted from `first`; an answer of one token has an empty suffix.
-    nonempty = [i for i, n in enumerate(lengths) if n]
-    used_prefixes = sorted({layout.owners[first + i] for i in nonempty})
+def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixBucket:
+    """Make the bucket of the suffixes from number `first` to before `end`; at least one of them has
+    tokens. `offset` is where suffix `first` begins in the packed order."""
+    # A completion of one token has an empty suffix.
+    nonempty = [i for i in range(first, end) if layout.suffixes[i]]
+    suffixes = _padded_bucket([layout.suffixes[i] for i in nonempty], offset)
+    used_prefixes = sorted({layout.owners[i] for i in nonempty})
     prefix_lengths = [layout.prefixes[prefix] for prefix in used_prefixes]
-    own = _padded_bucket([lengths[i] for i in nonempty], offset)
     longest = max(prefix_lengths)
     index_in_bucket = {prefix: i for i, prefix in enumerate(used_prefixes)}
-    owner = torch.tensor([index_in_bucket[layout.owners[first + i]] for i in nonempty])
+    owner = torch.tensor([index_in_bucket[layout.owners[i]] for i in nonempty])
     # [prefixes, longest]: True where a prefix has a token, False where it is padded.
     seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]
-    # A suffix token sees all of its prefix, and its own suffix up to itself.
-    prompt_mask = seen[owner][:, None, None, :].expand(-1, 1, own.length, -1)
-    causal_mask = torch.ones(own.length, own.length, dtype=torch.bool).tril()
+    # A suffix token sees all of its prefix, and its suffix up to itself.
+    prompt_mask = seen[owner][:, None, None, :].expand(-1, 1, suffixes.length, -1)
+    causal_mask = torch.ones(suffixes.length, suffixes.length, dtype=torch.bool).tril()
     mask = torch.cat([prompt_mask, causal_mask.expand(len(nonempty), 1, -1, -1)], -1)
-    rows = torch.cat(
-        [
-            torch.arange(starts[prefix], starts[prefix] + layout.prefixes[prefix])
-            for prefix in used_prefixes
-        ]
-    )
+    starts = start_offsets(layout.prefixes, offset=0)
+    prefix_rows = [
+        torch.arange(starts[prefix], starts[prefix] + layout.prefixes[prefix])
+        for prefix in used_prefixes
+    ]
     return SuffixBucket(
-        own, rows, len(used_prefixes), longest, _scatter_index(prefix_lengths, longest), owner, mask
+        suffixes=suffixes,
+        prefix_rows=torch.cat(prefix_rows),
+        prefixes=len(used_prefixes),
+        prefix_length=longest,
+        prefix_scatter_index=_scatter_index(prefix_lengths, longest),
+        owner=owner,
+        mask=mask,
     )
 
 
 def _group_into_buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
     """Group consecutive sequences into buckets. A bucket ends where one more sequence would bring
-    its padding above `WASTE` pairs of tokens.
+    its padding above MAX_WASTED_PAIRS.
 
     Args:
         lengths: of the sequences, in rising order.
         offset: where the first sequence begins in the packed order.
     """
     buckets = []
-    first = 0  # the bucket's first sequence; `last` is the one after its last
+    first = 0  # the bucket's first sequence; `end` is the one after its last
     while first < len(lengths):
-        last = first
-        squares = 0  # pairs of tokens in the bucket, if nothing were padded
-        while last < len(lengths):
+        end = first
+        unpadded_pairs = 0  # pairs of tokens in the bucket, if nothing were padded
+        while end < len(lengths):
             # Rising lengths: the newest sequence is the longest, to which all are padded.
-            padded = (last + 1 - first) * lengths[last] ** 2
-            squares += lengths[last] ** 2
-            if padded - squares > WASTE:
+            padded_pairs = (end + 1 - first) * lengths[end] ** 2
+            unpadded_pairs += lengths[end] ** 2
+            if padded_pairs - unpadded_pairs > MAX_WASTED_PAIRS:
                 break
-            last += 1
-        bucket = _padded_bucket(lengths[first:last], offset)
+            end += 1
+        bucket = _padded_bucket(lengths[first:end], offset)
         buckets.append(bucket)
         offset = bucket.stop
-        first = last
+        first = end
     return buckets
 
 
@@ -352,7 +350,11 @@ def _padded_bucket(lengths: Sequence[int], start: int) -> Bucket:
     packed order."""
     longest = max(lengths)
     return Bucket(
-        start, start + sum(lengths), len(lengths), longest, _scatter_index(lengths, longest)
+        start=start,
+        stop=start + sum(lengths),
+        rows=len(lengths),
+        length=longest,
+        scatter_index=_scatter_index(lengths, longest),
     )
 
 
@@ -364,7 +366,7 @@ def _scatter_index(lengths: Sequence[int], longest: int) -> torch.Tensor | None:
     return torch.cat([torch.arange(n) + number * longest for number, n in enumerate(lengths)])
 
 
-def _start_offsets(lengths: Sequence[int], offset: int) -> list[int]:
+def start_offsets(lengths: Sequence[int], offset: int) -> list[int]:
     """Where each of consecutive sequences begins if the first begins at `offset`. For the lengths 3
     and 5 and offset 0: [0, 3]."""
     starts = []

@@ -21,7 +21,7 @@ def group_norm(rewards: Sequence[float]) -> list[float]:
     """(reward - mean) / (standard deviation + `EPSILON`) for each reward, in the same order. The
     advantage of a single reward is 0."""
     mean = statistics.fmean(rewards)
-    spread = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
+    spread = statistics.stdev(rewards) if len(rewards) > 1 else 0.0  # undefined for a single one
     return [(r - mean) / (spread + EPSILON) for r in rewards]
 
 
@@ -61,7 +61,7 @@ def assign(groups: Sequence[Group], kind: str) -> None:
     for group in groups:
         for trajectory in group.members:
             trajectory.advantage = 0.0
-        # Of equal rewards the formula could make tiny advantages by rounding.
+        # Left at exactly 0.0: by rounding, the formula could make tiny advantages of equal rewards.
         if group.uniform:
             continue
         for trajectory, value in zip(group.scored, formula(group.rewards), strict=True):

@@ -4,7 +4,7 @@ import math
 import statistics
 
 from engine.core.metrics import curve_name
-from engine.worker.core.trajectory import Trajectory
+from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.rollouts.batch_source import RolloutBatch
 
 
@@ -13,8 +13,8 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
 
     What they are measured over:
 
-    - rewards, lengths and shares of completions: all sampled trajectories, those of replaced groups
-      included;
+    - rewards, lengths and shares of completions: all sampled trajectories, also of groups that
+      were replaced;
     - shares of groups and of zero advantages: only the groups that are trained on;
     - the environment's own metrics: all scored trajectories; one that lacks a metric counts as 0.
 
@@ -24,12 +24,11 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
     """
     groups = batch.groups
     members = batch.members
-    trained = [t for g in groups for t in g.members]
+    trained_members = [t for g in groups for t in g.members]
     scored = [t for t in members if t.error is None]
     lengths = sorted(t.trained_tokens for t in members)
-    uniform = [g for g in groups if g.uniform]
-    # Groups of equal rewards are too easy where every member solved its task, else too hard.
-    too_easy = sum(bool(g.scored) and all(_solved(t) for t in g.scored) for g in uniform)
+    uniform_groups = [g for g in groups if g.uniform]
+    too_easy = [g for g in uniform_groups if _is_too_easy(g)]
     # [0.0]: the means are 0 where no completion could be scored.
     rewards = [t.reward for t in scored] or [0.0]
     shaped = [t.shaped_reward for t in scored] or [0.0]
@@ -41,10 +40,11 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
         # The smallest length that at least 95% of the completions do not exceed.
         "length_p95": lengths[math.ceil(0.95 * len(lengths)) - 1],
         "truncated_share": sum(t.cut for t in members) / len(members),
-        "zero_advantage_share": sum(t.advantage == 0.0 for t in trained) / len(trained),
-        "groups_effective": 1 - len(uniform) / len(groups),
-        "groups_too_easy": too_easy / len(groups),
-        "groups_too_hard": (len(uniform) - too_easy) / len(groups),
+        "zero_advantage_share": sum(t.advantage == 0.0 for t in trained_members)
+        / len(trained_members),
+        "groups_effective": 1 - len(uniform_groups) / len(groups),
+        "groups_too_easy": len(too_easy) / len(groups),
+        "groups_too_hard": (len(uniform_groups) - len(too_easy)) / len(groups),
         "resampled_groups": len(batch.dropped),
         "reward_errors": (len(members) - len(scored)) / len(members),
         "sample_s": batch.times.sample_s,
@@ -56,7 +56,13 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
     return values
 
 
-def _solved(trajectory: Trajectory) -> bool:
+def _is_too_easy(group: Group) -> bool:
+    """Whether a group of equal rewards has solved its task, in every member that could be scored;
+    otherwise the task is too hard. False if no member could be scored."""
+    return bool(group.scored) and all(_is_solved(trajectory) for trajectory in group.scored)
+
+
+def _is_solved(trajectory: Trajectory) -> bool:
     """Whether a trajectory solved its task: what the environment reports as success, or else
     whether the reward is positive. Meant for groups of equal rewards."""
     return trajectory.success if trajectory.success is not None else trajectory.reward > 0

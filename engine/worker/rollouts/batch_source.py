@@ -28,9 +28,9 @@ class RolloutBatch:
     """The rollouts of a step.
 
     Attributes:
-        groups: those to train on.
-        dropped: those that fresh groups replaced, since their rewards were all equal.
-        times: seconds spent on all of them.
+        groups: to train on.
+        dropped: groups of equal rewards that fresh groups have replaced.
+        times: seconds spent on both.
     """
 
     groups: list[Group]
@@ -39,7 +39,7 @@ class RolloutBatch:
 
     @property
     def members(self) -> list[Trajectory]:
-        """Every trajectory that was sampled, those of dropped groups last."""
+        """Every trajectory that was sampled; the dropped groups come last."""
         return [t for group in self.groups + self.dropped for t in group.members]
 
 
@@ -70,20 +70,20 @@ class Collector:
         settings = self.settings
         count = len(self.tasks)
         task_indices = tasks_of_step(step, count, settings.prompts_per_step, settings.seed)
-        groups, times = self._play_round(task_indices, step, 0)
+        groups, times = self._play_round(task_indices, step, round_number=0)
         dropped: list[Group] = []
         used_tasks = set(task_indices)
         for round_number in range(1, settings.resample_uniform + 1):
             uniform_indices = [index for index, group in enumerate(groups) if group.uniform]
-            unused_tasks = fresh_tasks(
-                (step, round_number), count, len(uniform_indices), used_tasks, settings.seed
+            chosen_tasks = fresh_tasks(
+                step, round_number, count, len(uniform_indices), used_tasks, settings.seed
             )
-            if not unused_tasks:
+            if not chosen_tasks:
                 break
-            used_tasks |= set(unused_tasks)
-            fresh_groups, more_times = self._play_round(unused_tasks, step, round_number)
+            used_tasks |= set(chosen_tasks)
+            fresh_groups, more_times = self._play_round(chosen_tasks, step, round_number)
             times = times + more_times
-            # Few unused tasks may be left; then some uniform groups stay.
+            # Not strict: if few unused tasks remain, some uniform groups stay.
             for index, group in zip(uniform_indices, fresh_groups, strict=False):
                 dropped.append(groups[index])
                 groups[index] = group
@@ -96,17 +96,17 @@ class Collector:
     def _play_round(
         self, task_indices: Sequence[int], step: int, round_number: int
     ) -> tuple[list[Group], Times]:
-        """Play each chosen task `group_size` times, and subtract the penalty for long thinking
-        where the settings have one. Returns one group per task, in order, and the seconds spent.
+        """Play each chosen task `group_size` times, and set the penalty for long thinking where the
+        settings have one. Returns one group per task, in order, and the seconds spent.
 
         Args:
             task_indices: the indices of the tasks to play.
             round_number: number of the round within the step, from 0; each round has another seed.
         """
         settings = self.settings
-        # No run has a million steps, so no two seeds lead to the same random numbers.
+        # No run has a million steps, so no step of one seed has the sampling seed of another's.
         params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
-        # 2**52 is far above the seeds of all steps, so no two rounds have the same seed.
+        # 2**52 is far above the sampling seeds of all steps, so no two rounds share one.
         params = replace(params, seed=params.seed + round_number * 2**52)
         groups, times = collect(
             [self.tasks[i] for i in task_indices],
@@ -149,29 +149,23 @@ def _shuffled(count: int, seed: str) -> tuple[int, ...]:
 
 
 def fresh_tasks(
-    place: tuple[int, int], count: int, limit: int, used: set[int], seed: int
+    step: int, round_number: int, count: int, limit: int, used: set[int], seed: int
 ) -> list[int]:
-    """Choose at most `limit` of `count` tasks that the step has not played yet. Returns their
-    indices: fewer than `limit`, or [], if not so many are left.
+    """Choose at most `limit` tasks, out of `count`, that the step has not played yet. Returns their
+    indices; fewer than `limit`, or [], if too few remain.
 
     Args:
-        place: (step, round within the step); with the seed they decide the choice.
+        step, round_number: number of the step and of the round within it; with the seed they
+            decide the choice.
         used: indices of the tasks that the step has played already.
     """
-    step, round_number = place
     order = list(range(count))
     random.Random(f"{seed}-{step}-{round_number}").shuffle(order)
     return [index for index in order if index not in used][:limit]
 
 
 class BatchSource:
-    """Gives the training loop the batch of each step.
-
-    Args:
-        collector: plays a step.
-        policy: the one that is trained.
-        last: the run's last step; nothing is sampled for a step beyond it.
-    """
+    """Gives the training loop the batch of each step."""
 
     def __init__(self, collector: Collector, policy: Policy, last: int) -> None:
         """Sample with `collector` for the training of `policy`, for no step beyond `last`. With the
@@ -179,10 +173,11 @@ class BatchSource:
         self.collector = collector
         self.policy = policy
         self.last = last
+        # The step that was sampled ahead, and its batch.
         self._ahead: tuple[int, RolloutBatch] | None = None
         self._policy_copy = None
         if collector.settings.async_sampling:
-            self._policy_copy = policy.base.network.new_adapter(policy.adapter.spec, 0)
+            self._policy_copy = policy.base.network.new_adapter(policy.adapter.spec, seed=0)
 
     def batch(self, step: int) -> RolloutBatch:
         """The batch of `step`: the one that was sampled ahead if there is one, otherwise one
@@ -191,12 +186,13 @@ class BatchSource:
         The first batch of an attempt is always sampled now. What a resumed run samples therefore
         follows from its checkpoint alone.
         """
-        sampled_ahead, self._ahead = self._ahead, None  # each is used once
+        sampled_ahead = self._ahead
+        self._ahead = None  # each is used once
         if sampled_ahead is not None and sampled_ahead[0] == step:
             return sampled_ahead[1]
         sampler = self.collector.sampler
         sampler.load(self.policy.adapter)
-        batch = self.collector.batch(step, step - 1)
+        batch = self.collector.batch(step, policy_step=step - 1)
         sampler.release_memory()  # the update comes next
         return batch
 
@@ -211,15 +207,15 @@ class BatchSource:
         # A copy, since the update changes the policy while the batch is sampled.
         self._policy_copy.load(self.policy.adapter.state())
         self.collector.sampler.load(self._policy_copy)
+        policy_step = step - 2  # the update of step - 1 is about to start
         if not self._can_share_process():
-            # step - 2 updates are done: the one of step - 1 is about to start.
-            self._ahead = step, self.collector.batch(step, step - 2)
+            self._ahead = step, self.collector.batch(step, policy_step)
             yield
             return
-        with ThreadPoolExecutor(1, "sampling") as thread:
-            sampled = thread.submit(self.collector.batch, step, step - 2)
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampling") as thread:
+            future = thread.submit(self.collector.batch, step, policy_step)
             yield
-            self._ahead = step, sampled.result()
+            self._ahead = step, future.result()
 
     def _can_share_process(self) -> bool:
         """Whether the next batch can be sampled while this process trains: true with vLLM, which is

@@ -98,20 +98,19 @@ def _play_once(
 ) -> None:
     """Sample `n` completions of each task and score each in the background as soon as it ends.
     Fills the trajectories of `groups` and adds to `times`."""
-    with BackgroundWorker() as environment:
+    with BackgroundWorker() as background:
 
         def on_completion(prompt: int, member: int, completion: Completion) -> None:
             # Called by the sampler for completion `member` of the task at index `prompt`.
             trajectory = groups[prompt].members[member]
             _append_turn(trajectory, completion, context, params)
-            environment.do(_score_once, context.process, tasks[prompt], trajectory)
+            background.submit(_score_once, context.process, tasks[prompt], trajectory)
 
         began = time.monotonic()
-        sampler.generate(
-            [group.members[0].prompt_ids for group in groups], n, params, on_completion
-        )
+        prompts = [group.members[0].prompt_ids for group in groups]
+        sampler.generate(prompts, n, params, on_completion)
         times.sample_s += time.monotonic() - began
-        times.reward_s += environment.wait()
+        times.reward_s += background.wait()
 
 
 def _score_once(process: EnvProcess, task: TaskRow, trajectory: Trajectory) -> None:
@@ -122,7 +121,7 @@ def _score_once(process: EnvProcess, task: TaskRow, trajectory: Trajectory) -> N
 @dataclass
 class _Rollout:
     """A rollout of several turns that is being played. `replies` holds the environment's answer to
-    the last turn; None before the first answer, and where the rollout ended with that turn."""
+    the last turn; None before the first answer, or if the rollout ended with that turn."""
 
     trajectory: Trajectory
     episode: Episode
@@ -151,16 +150,15 @@ def _play_turns(
     times.reward_s += time.monotonic() - began
     turn = 0
     # From here on the environment works in its own thread.
-    with BackgroundWorker() as environment:
+    with BackgroundWorker() as background:
         while open_rollouts:
-            _play_turn(open_rollouts, turn, context, sampler, params, environment, times)
-            open_rollouts = [
-                rollout
-                for rollout in open_rollouts
-                if _continue_rollout(rollout, context, params, environment)
-            ]
+            _play_turn(open_rollouts, turn, context, sampler, params, background, times)
+            played_rollouts, open_rollouts = open_rollouts, []
+            for rollout in played_rollouts:
+                if _continue_rollout(rollout, context, params, background):
+                    open_rollouts.append(rollout)
             turn += 1
-        times.reward_s += environment.wait()
+        times.reward_s += background.wait()
 
 
 def _play_turn(
@@ -169,7 +167,7 @@ def _play_turn(
     context: RolloutContext,
     sampler: Sampler,
     params: SamplingParams,
-    environment: "BackgroundWorker",
+    background: "BackgroundWorker",
     times: Times,
 ) -> None:
     """Sample one assistant turn of every open rollout. The environment answers each in the
@@ -181,14 +179,14 @@ def _play_turn(
 
     def on_completion(prompt: int, _member: int, completion: Completion) -> None:
         _append_turn(open_rollouts[prompt].trajectory, completion, context, params)
-        environment.do(_let_environment_answer, open_rollouts[prompt], context)
+        background.submit(_let_environment_answer, open_rollouts[prompt], context)
 
     began = time.monotonic()
     prompts = [rollout.trajectory.prompt_ids + rollout.trajectory.ids for rollout in open_rollouts]
     # Times 64, so that the first 64 turns of different steps never share a seed.
     sampler.generate(prompts, 1, replace(params, seed=params.seed * 64 + turn), on_completion)
     times.sample_s += time.monotonic() - began
-    times.reward_s += environment.wait()
+    times.reward_s += background.wait()
 
 
 class BackgroundWorker:
@@ -196,7 +194,7 @@ class BackgroundWorker:
     goes on. Leaving the context waits for the thread to end."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "environment")
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="environment")
         self._pending: list[Future[None]] = []
 
     def __enter__(self) -> "BackgroundWorker":
@@ -207,15 +205,16 @@ class BackgroundWorker:
         nobody needs them, and otherwise `wait` has left none."""
         self._thread.shutdown(cancel_futures=True)
 
-    def do(self, work: Callable[..., None], *arguments: Any) -> None:
+    def submit(self, work: Callable[..., None], *arguments: Any) -> None:
         """Queue the call `work(*arguments)` for the thread, and return at once."""
         self._pending.append(self._thread.submit(work, *arguments))
 
     def wait(self) -> float:
-        """Wait until all queued calls are done, and return the seconds that took. Raises what the
-        first of the calls that failed has raised."""
+        """Wait until all queued calls are done, and return the seconds that took. If calls have
+        failed, raises the exception of the first of them."""
         began = time.monotonic()
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []  # also if one of the calls has failed
         for future in pending:
             future.result()
         return time.monotonic() - began
@@ -238,11 +237,11 @@ def _append_turn(
 
 def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
     """Send the last turn of a rollout to the environment. If the rollout goes on, the reply is
-    stored for the next turn. Otherwise the rollout is scored and closed. It ends where
+    stored for the next turn. Otherwise the rollout is scored and closed. It ends if
 
     - the environment has nothing more to say, or failed;
     - the turn was cut off by its length;
-    - it was the last turn allowed.
+    - the turn was the last one allowed.
     """
     trajectory = rollout.trajectory
     rollout.replies = None
@@ -263,7 +262,7 @@ def _continue_rollout(
     rollout: _Rollout,
     context: RolloutContext,
     params: SamplingParams,
-    environment: BackgroundWorker,
+    background: BackgroundWorker,
 ) -> bool:
     """Append the environment's reply to the trajectory, so that the next turn can be sampled.
     Returns True then. Returns False if the rollout has ended, or ends now because another
@@ -277,7 +276,7 @@ def _continue_rollout(
     next_prompt_length = len(trajectory.prompt_ids) + len(trajectory.ids) + len(reply_ids)
     if next_prompt_length + params.max_tokens > context.max_length:
         trajectory.stop_reason = "length"
-        environment.do(_score_and_close, rollout)
+        background.submit(_score_and_close, rollout)
         return False
     trajectory.add_environment(reply_ids)
     trajectory.messages += replies

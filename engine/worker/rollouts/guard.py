@@ -10,18 +10,12 @@ ERRORS_JUDGED_FROM = 32  # completions of a run; engine/records/settings.py says
 
 
 class Guard:
-    """Looks at every batch, and ends a run that cannot learn.
+    """Looks at every batch, and ends a run that cannot learn."""
 
-    Args:
-        limit: the largest share of completions whose scoring may fail (`max_reward_errors`).
-        state: holds the counters; checkpoints carry it, so that a resumed run counts on.
-        run_id: for the hint of an error.
-    """
-
-    def __init__(self, limit: float, state: LoopState, run_id: str) -> None:
-        """End the run `run_id` once more than the share `limit` of its completions cannot be
+    def __init__(self, error_limit: float, state: LoopState, run_id: str) -> None:
+        """End the run `run_id` once more than the share `error_limit` of its completions cannot be
         scored. The counters in `state` start at 0, unless a resumed run brings them along."""
-        self.limit = limit
+        self.error_limit = error_limit
         self.run_id = run_id
         self.state = state
         state.setdefault("silent_steps", 0)
@@ -41,9 +35,9 @@ class Guard:
         self.state["played"] += len(members)
         self.state["errors"] += len(failed)
         self.state["last_errors"] = [len(failed), len(members)]
-        share = self.state["errors"] / self.state["played"]
+        share = self.state["errors"] / self.state["played"]  # of the whole run
         # `failed`: a resumed run is not ended by failures of earlier steps alone.
-        if failed and self.state["played"] >= ERRORS_JUDGED_FROM and share > self.limit:
+        if failed and self.state["played"] >= ERRORS_JUDGED_FROM and share > self.error_limit:
             raise WorkerFailure(
                 "reward",
                 f"{share:.0%} of the completions could not be scored.",

@@ -28,16 +28,7 @@ class Rendered:
 
 
 class Renderer:
-    """A tokenizer, its chat template, and the tokens that end a turn.
-
-    Args:
-        tokenizer: has a chat template.
-        stop_ids: every id that ends a turn; the first is the one that the template writes.
-        thinking: whether the template is asked to open a think block.
-
-    Raises:
-        WorkerFailure: kind config, when the tokenizer has no chat template.
-    """
+    """A tokenizer, its chat template, and the tokens that end a turn."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], *, thinking: bool = False
@@ -65,8 +56,7 @@ class Renderer:
 
     @property
     def _format(self) -> ChatFormat:
-        """The chat template with the tokens it uses, in the form that the code shared with the
-        control side takes (engine/models/chat_format.py)."""
+        """The chat template with the tokens it uses, as a `ChatFormat`, which renders and masks."""
         # A dict where the model has several templates, by name.
         template = self.tokenizer.chat_template
         return ChatFormat(
@@ -112,7 +102,7 @@ class Renderer:
         Args:
             before: the conversation so far; it ends with that assistant turn.
             replies: the environment's messages.
-            tools: those the prompt was written with.
+            tools: the same that the prompt was written with.
 
         Raises:
             WorkerFailure: kind config, when the template rewrites earlier turns.
@@ -170,9 +160,8 @@ class Renderer:
 
         - `reasoning_content`: the text before </think>; missing where there is none.
         - `content`: the rest of the text.
-        - `tool_calls`: the tool calls written in the content, which are then removed from it; only
-          with `tools`. If one call is malformed, all stay in the content, where the environment
-          sees them.
+        - `tool_calls`: with `tools`, the tool calls written in the content, which are then removed
+          from the content. If one call is malformed, all stay there, and the environment sees them.
         """
         message: ChatMessage = {"role": "assistant", "content": text}
         if THINK_END in text:
@@ -180,16 +169,22 @@ class Renderer:
             message["reasoning_content"] = thought.removeprefix("<think>").strip()
             message["content"] = answer.lstrip("\n")
         if tools:
-            tool_calls = []
-            for number, call_match in enumerate(TOOL_CALL.finditer(message["content"]), 1):
-                tool_call = _parse_call(call_match.group(1), number)
-                if tool_call is None:
-                    return message
-                tool_calls.append(tool_call)
+            tool_calls = _parse_calls(message["content"])
             if tool_calls:
                 message["tool_calls"] = tool_calls
                 message["content"] = TOOL_CALL.sub("", message["content"]).strip()
         return message
+
+
+def _parse_calls(content: str) -> list[dict[str, object]]:
+    """The tool calls written in the text, in order; [] if there is none or one is malformed."""
+    tool_calls = []
+    for number, call_match in enumerate(TOOL_CALL.finditer(content), start=1):
+        tool_call = _parse_call(call_match.group(1), number)
+        if tool_call is None:
+            return []
+        tool_calls.append(tool_call)
+    return tool_calls
 
 
 def _parse_call(text: str, number: int) -> dict[str, object] | None:
@@ -197,7 +192,7 @@ def _parse_call(text: str, number: int) -> dict[str, object] | None:
     `call_<number>`. None if the text is not a JSON object with a `name`."""
     try:
         parsed = json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, or nested too deeply
+    except (ValueError, RecursionError):  # ValueError: no JSON; RecursionError: nested too deeply
         return None
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         return None

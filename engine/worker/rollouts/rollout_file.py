@@ -26,8 +26,8 @@ def _record(
 ) -> TrajectoryRecord:
     """One trajectory as a record for the rollout file.
 
-    These fields are left out where they say nothing: `shaped_reward` without a penalty, `dropped`
-    for a group that is trained on, and the token ids and mask beyond the first groups.
+    Left out are `shaped_reward` if there was no penalty, `dropped` if the group is trained on, and
+    token ids and mask after the first GROUPS_WITH_IDS groups.
 
     Args:
         group, member: numbers of the group within the step and of the trajectory within the group,
@@ -46,7 +46,7 @@ def _record(
         fields["shaped_reward"] = trajectory.shaped_reward
     if dropped:
         fields["dropped"] = True
-    if group < GROUPS_WITH_IDS:  # not for all groups, to keep the file small
+    if group < GROUPS_WITH_IDS:
         fields |= {
             "prompt_ids": trajectory.prompt_ids,
             "ids": trajectory.ids,

@@ -16,8 +16,8 @@ from engine.worker.rollouts.vllm_sampler import VllmSampler
 
 # The share of a GPU's free memory that a server gets beside the trainer on the same GPU. It sleeps
 # during updates, which need more.
-SHARED = 0.6
-CPU_CACHE = 2**30  # bytes of keys and values on a CPU
+FREE_MEMORY_SHARE = 0.6
+CPU_CACHE_BYTES = 2**30  # for keys and values on a CPU
 LEAST_CONTEXT = 1024  # tokens of prompt and completion a server takes at least
 
 
@@ -34,7 +34,6 @@ def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds) -> Sample
     settings = job.config.settings
     if not isinstance(settings, GRPOSettings) or settings.sampler != "vllm":
         return base.network.sampler(needs)
-    # A cancelled run must not wait for its server: see `on_wait` in `start_vllm`.
     return start_vllm(job, base, settings, needs)
 
 
@@ -50,7 +49,7 @@ def start_vllm(
         stop_ids=needs.stop_ids,
         vocab=base.vocab,
         model_vocab=base.network.shape.vocab,
-        on_wait=job.check_stop,
+        on_wait=job.check_stop,  # raises Stopped
     )
 
 
@@ -65,10 +64,10 @@ def run_plan(job: Job[RunConfig], base: Base, settings: GRPOSettings, needs: Sam
     """
     on_gpu = base.network.device.type == "cuda"
     dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16"}[base.network.dtype]
-    memory = float(CPU_CACHE)  # in bytes on a CPU, as a share of all memory on a GPU
-    if on_gpu:
+    memory = float(CPU_CACHE_BYTES)
+    if on_gpu:  # there `Plan.memory` is a share of all memory, not a number of bytes
         free, total = torch.cuda.mem_get_info(base.network.device)
-        memory = SHARED * free / total
+        memory = FREE_MEMORY_SHARE * free / total
     # Held-out prompts may be longer than those trained on, within the model's context.
     max_length = max(2 * settings.max_length, LEAST_CONTEXT)
     return Plan(
@@ -89,4 +88,6 @@ def cpu_threads() -> int:
     """How many threads a vLLM server on a CPU uses: the value of OMP_NUM_THREADS if it is a
     positive number, otherwise one for each core."""
     from_user = os.environ.get("OMP_NUM_THREADS", "")
-    return int(from_user) if from_user.isdigit() and int(from_user) > 0 else max(1, detect().cores)
+    if from_user.isdigit() and int(from_user) > 0:
+        return int(from_user)
+    return max(1, detect().cores)

@@ -22,43 +22,45 @@ def penalise_thinking(
     Args:
         max_tokens: the most tokens of one completion.
         opened: whether the prompt itself opens the think block.
-        decode: ids of a completion to text.
+        decode: turns ids of a completion into text.
     """
     for group in groups:
         for trajectory in group.scored:
             tokens_by_turn = [thought_tokens(ids, opened, decode) for ids in _turns(trajectory)]
             thinking_tokens = sum(tokens_by_turn)
-            share = thinking_tokens / (max(1, len(tokens_by_turn)) * max_tokens)
-            trajectory.penalty = coefficient * share
+            turns = max(1, len(tokens_by_turn))
+            trajectory.penalty = coefficient * (thinking_tokens / (turns * max_tokens))
             trajectory.metrics["thinking_tokens"] = float(thinking_tokens)
             trajectory.metrics["thinking_penalty"] = trajectory.penalty
 
 
 def thought_tokens(ids: Sequence[int], opened: bool, decode: Callable[[list[int]], str]) -> int:
     """How many of a completion's tokens lie in its think block, between <think> and </think>; 0
-    without a block. A block that is never closed goes on to the end. A token with part of such a
-    mark and other text counts as inside.
+    without a block. A block that is never closed goes on to the end. A </think> without <think>
+    before it closes a block that began before the completion.
 
     Args:
         opened: whether the prompt has opened the block already, so that no <think> is expected.
-        decode: ids to text.
+        decode: turns ids into text.
     """
     text = decode(list(ids))
-    start = text.find(OPEN)
-    close = text.find(CLOSE)
-    if start < 0 or (0 <= close < start):  # the completion does not open the block itself
-        if not opened and close < 0:
-            return 0  # no mark at all
-        start = 0  # </think> alone closes a block that began before the completion
+    open_at = text.find(OPEN)  # -1 if there is none
+    close_at = text.find(CLOSE)
+    closes_earlier_block = close_at >= 0 and (open_at < 0 or close_at < open_at)
+    if open_at >= 0 and not closes_earlier_block:
+        start = open_at + len(OPEN)
+    elif opened or closes_earlier_block:
+        start = 0  # the block began before the completion
     else:
-        start += len(OPEN)
-    end = close if close >= start else len(text)
-    return _ids_needed(ids, end, decode) - (_ids_needed(ids, start, decode) if start else 0)
+        return 0
+    end = close_at if close_at >= start else len(text)
+    tokens_before = _ids_needed(ids, start, decode) if start > 0 else 0
+    return _ids_needed(ids, end, decode) - tokens_before
 
 
 def _ids_needed(ids: Sequence[int], characters: int, decode: Callable[[list[int]], str]) -> int:
-    """The smallest number of leading ids whose text has at least `characters` characters, found by
-    binary search."""
+    """How many of the first ids are needed for a text of at least `characters` characters (a binary
+    search)."""
     lower_bound, upper_bound = 0, len(ids)
     while lower_bound < upper_bound:
         middle = (lower_bound + upper_bound) // 2
@@ -73,8 +75,8 @@ def _turns(trajectory: Trajectory) -> Iterator[list[int]]:
     """Yield the ids of each assistant turn of a trajectory. Turns are runs of trained tokens; the
     environment's tokens between them are not trained."""
     turn_ids: list[int] = []
-    for token, trained in zip(trajectory.ids, trajectory.loss_mask, strict=True):
-        if trained:
+    for token, is_trained in zip(trajectory.ids, trajectory.loss_mask, strict=True):
+        if is_trained:
             turn_ids.append(token)
         elif turn_ids:
             yield turn_ids

@@ -44,16 +44,7 @@ LOOSE = Limits(floor=0.05, warn=math.inf, fail=math.inf)
 
 
 class SyncCheck:
-    """Judges the gap between sampler and trainer at every step.
-
-    Args:
-        precision: the coarser number format of sampler and trainer, float32 or bfloat16.
-        event: writes an event of the run: name, message, fields.
-        state: where the gaps seen so far are kept; a part of what checkpoints hold, filled in here.
-        exact: whether sampler and trainer are meant to give the same distribution. They are not
-            where the sampler is one update behind on purpose, leaves out improbable tokens (top_p
-            below 1), or where only the trainer drops part of the adapter's input (lora_dropout).
-    """
+    """Judges the gap between sampler and trainer at every step."""
 
     def __init__(
         self,
@@ -68,8 +59,11 @@ class SyncCheck:
         Args:
             precision: the coarser number format of sampler and trainer, float32 or bfloat16.
             event: writes an event of the run: name, message, fields.
-            state: keeps the gaps seen so far; those of a resumed run are continued.
-            exact: whether sampler and trainer are meant to give the same distribution.
+            state: keeps the gaps seen so far, in checkpoints too; a resumed run continues them.
+            exact: whether sampler and trainer are meant to give the same distribution. They are not
+                if the sampler is one update behind on purpose or leaves out improbable tokens
+                (top_p below 1), or if only the trainer drops part of the adapter's input
+                (lora_dropout).
         """
         self.limits = LIMITS[precision] if exact else LOOSE
         self._event = event
@@ -79,11 +73,11 @@ class SyncCheck:
         state.setdefault("told", [])
 
     def metrics(self, step: int, measured: Mapping[str, float | None]) -> dict[str, float]:
-        """Judge the gap that the update of `step` measured, and return the metrics of `check`.
-        Returns {} if `measured` holds no gap, as in a step that trained nothing.
+        """Judge the gap that the update of `step` measured, and return the metrics that `check`
+        returns; {} if `measured` holds no gap, as in a step that trained nothing.
 
         Raises:
-            WorkerFailure: as `check`.
+            WorkerFailure: kind internal, when the gap is too large or NaN.
         """
         mean, largest = measured.get("sampler_gap_mean"), measured.get("sampler_gap_max")
         if mean is None or largest is None:
@@ -92,7 +86,7 @@ class SyncCheck:
 
     def check(self, step: int, mean: float, largest: float) -> dict[str, float]:
         """Judge the gap of a step. If it is above the limit `warn` or has grown, an event is
-        written: once, and again only after a step in which all was well.
+        written: once, and again only after a step without such a gap.
 
         Args:
             step: number of the step.
@@ -113,33 +107,38 @@ class SyncCheck:
         del latest[:-WINDOW]  # in place, since checkpoints save this list
         first_gap, latest_gap = statistics.median(first), statistics.median(latest)
         if mean > self.limits.fail or math.isnan(mean):
-            raise WorkerFailure(
-                "internal",
-                "The sampler does not speak with the trained policy: adapter not delivered.",
-                evidence=f"step {step}: its log-probabilities are {mean:.4g} nats off on average"
-                f" (at most {largest:.4g}); rounding explains {self.limits.floor:g}; at the start"
-                f" it was {first_gap:.2g}",
-                hint="Submit again with sampler torch. If it happens there too, report it with the"
-                " run's metrics.",
-            )
+            raise self._failure(step, mean, largest, first_gap)
         if mean > self.limits.warn:
             self._report_once("sampler_gap", step, mean, largest, "more than rounding explains")
-        elif latest_gap > max(self.limits.floor, GROWTH * first_gap) and len(latest) == WINDOW:
-            growth = (
+        elif len(latest) == WINDOW and latest_gap > max(self.limits.floor, GROWTH * first_gap):
+            reason = (
                 f"and growing: {first_gap:.2g} in the first steps, {latest_gap:.2g} in the latest"
             )
-            self._report_once("sampler_gap_grows", step, mean, largest, growth)
+            self._report_once("sampler_gap_grows", step, mean, largest, reason)
         else:
-            self._state["told"] = []  # all is well: a later gap is told again
+            self._state["told"] = []  # all is well: a later gap is reported again
         return {
             "sampler_gap_mean": mean,
             "sampler_gap_max": largest,
             "sampler_gap_drift": latest_gap - first_gap,
         }
 
+    def _failure(self, step: int, mean: float, largest: float, first_gap: float) -> WorkerFailure:
+        """The failure of a run whose sampler cannot have the trained policy. `first_gap` is the
+        median gap of its first steps."""
+        return WorkerFailure(
+            "internal",
+            "The sampler does not speak with the trained policy: adapter not delivered.",
+            evidence=f"step {step}: its log-probabilities are {mean:.4g} nats off on average"
+            f" (at most {largest:.4g}); rounding explains {self.limits.floor:g}; at the start"
+            f" it was {first_gap:.2g}",
+            hint="Submit again with sampler torch. If it happens there too, report it with the"
+            " run's metrics.",
+        )
+
     def _report_once(self, name: str, step: int, mean: float, largest: float, reason: str) -> None:
-        """Write the event `name` with both gaps and the reason, unless it was written already and
-        the gap has been too large at every step since."""
+        """Write the event `name` with both gaps and the reason, unless it was written before and
+        every step since then had too large a gap."""
         if name in self._state["told"]:
             return
         self._state["told"].append(name)

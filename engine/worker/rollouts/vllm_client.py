@@ -24,6 +24,7 @@ LOAD = "/v1/load_lora_adapter"
 UNLOAD = "/v1/unload_lora_adapter"
 # A reply comes after its longest completion, and after the requests that were there before it.
 READ_S = 1800.0
+CONNECT_S = 30.0  # to connect, or to send a request
 # No connection is kept open: the server closes idle ones after some seconds, and a request that is
 # sent just then is lost.
 LIMITS = httpx.Limits(max_connections=256, max_keepalive_connections=0)
@@ -83,11 +84,12 @@ class VllmClient:
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         reply = self._post(GENERATE, _request(model, ids, sampling))
         try:
-            positions = reply["prompt_logprobs"][1:]  # None for the first id
+            positions = reply["prompt_logprobs"][1:]  # the first id's is None
             return [
                 float(position[str(token)]["logprob"])
                 for position, token in zip(positions, ids[1:], strict=True)
             ]
+        # KeyError: a part is missing; TypeError: another shape; ValueError: no number, or too few.
         except (KeyError, TypeError, ValueError) as error:
             raise VllmError(
                 f"the prompt's log-probabilities are not in the reply: {error}"
@@ -106,9 +108,10 @@ class VllmClient:
                 response.read()  # the text of a streamed reply is not loaded by itself
                 raise VllmError(_refusal(response))
             for line in response.iter_lines():
+                if not line.startswith("data:"):  # a blank line between two server-sent events
+                    continue
                 data = line.removeprefix("data:").strip()
-                # Server-sent events: blank lines separate them, "[DONE]" is the last one.
-                if not line.startswith("data:") or data == "[DONE]":
+                if data == "[DONE]":  # the last event
                     continue
                 chunk = json.loads(data)
                 if "error" in chunk:
@@ -127,7 +130,7 @@ class VllmClient:
             base_url="http://vllm",
             headers=self._headers(),
             # pool=None: a prompt may wait for a free connection as long as it takes.
-            timeout=httpx.Timeout(30.0, read=READ_S, pool=None),
+            timeout=httpx.Timeout(CONNECT_S, read=READ_S, pool=None),
         ) as client:
             yield Together(self, client)
 
@@ -136,13 +139,12 @@ class VllmClient:
             return _body(client.post(path, json=body))
 
     def _client(self) -> httpx.Client:
-        """A new HTTP client that speaks to the server over its socket file and sends its key. A
-        reply may take `READ_S` seconds, anything else 30."""
+        """A new HTTP client that speaks to the server over its socket file and sends its key."""
         return httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.process.address), limits=LIMITS),
             base_url="http://vllm",
             headers=self._headers(),
-            timeout=httpx.Timeout(30.0, read=READ_S),
+            timeout=httpx.Timeout(CONNECT_S, read=READ_S),
         )
 
     def _headers(self) -> dict[str, str]:
@@ -154,7 +156,7 @@ class VllmClient:
         VllmError. Its message ends with the last lines of the server's log."""
         try:
             yield
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx.HTTPError, ValueError) as error:  # ValueError: no JSON
             message = f"{type(error).__name__}: {error}"
             raise VllmError(f"{message}; its log ends: {self.process.last_words()}") from error
 
@@ -175,11 +177,12 @@ class Together:
 
 
 def read_answers(reply: Body) -> list[Answer]:
-    """The completions in a reply, in the order of their index. Raises VllmError when the reply has
-    not the expected shape."""
+    """The completions in a reply, in the order of their index. Raises VllmError when the reply does
+    not have the expected shape."""
     try:
         choices = sorted(reply["choices"], key=lambda choice: choice["index"])
         return [_answer(choice) for choice in choices]
+    # KeyError: a part is missing; TypeError: another shape; ValueError: no number, or another id.
     except (KeyError, TypeError, ValueError) as error:
         raise VllmError(f"the reply has another shape than expected: {error!r}") from error
 
@@ -189,21 +192,24 @@ def _answer(choice: Body) -> Answer:
     NaN.
 
     Raises:
-        KeyError, TypeError, ValueError: when the choice has not the expected shape, or its
+        KeyError, TypeError, ValueError: when the choice does not have the expected shape, or its
             log-probabilities belong to other ids; `read_answers` catches them.
     """
     ids = [int(token) for token in choice["token_ids"]]
     positions = (choice.get("logprobs") or {}).get("content") or [None] * len(ids)
     logprobs = []
     for token, position in zip(ids, positions, strict=True):
-        value = None if position is None else position.get("logprob")
-        if position is not None and position.get("token_id", token) != token:
+        fields: Body = {} if position is None else position
+        if fields.get("token_id", token) != token:
             raise ValueError(
-                f"log-probability of id {position['token_id']} where {token} was sampled"
+                f"log-probability of id {fields['token_id']} where {token} was sampled"
             )
-        number = float(value) if isinstance(value, int | float) else math.nan
-        logprobs.append(number if NO_LOGPROB < number < math.inf else math.nan)
-    return Answer(ids, logprobs, choice["finish_reason"] == "stop")
+        value = fields.get("logprob")
+        if isinstance(value, int | float) and NO_LOGPROB < value < math.inf:
+            logprobs.append(float(value))
+        else:
+            logprobs.append(math.nan)
+    return Answer(ids, logprobs, finished=choice["finish_reason"] == "stop")
 
 
 def _request(model: str, ids: list[int], sampling: Body) -> Body:
@@ -211,8 +217,8 @@ def _request(model: str, ids: list[int], sampling: Body) -> Body:
 
 
 def _body(response: httpx.Response) -> Body:
-    """The reply as a JSON object; {} if the server answered with plain text. Raises VllmError if it
-    refused the request (any status but 200)."""
+    """The reply as a JSON object; {} if the server answered with anything else, such as plain text.
+    Raises VllmError if the server refused the request (any status but 200)."""
     if response.status_code != 200:
         raise VllmError(_refusal(response))
     try:
@@ -224,12 +230,16 @@ def _body(response: httpx.Response) -> Body:
 
 def _refusal(response: httpx.Response) -> str:
     """A sentence for a refused request, such as "it answered 400: model not found": the status, and
-    the server's error message or the first 300 characters of its text."""
+    the first 300 characters of the server's error message, or of its text if it has none."""
     text = response.text
     try:
         reply = response.json()
+    except ValueError:  # no JSON
+        reply = None
+    if isinstance(reply, dict):
+        # {"error": {"message": ...}}, {"error": ...} or {"message": ...}
         error = reply.get("error", reply)
-        text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (ValueError, AttributeError):  # no JSON object: its text will do
-        pass
+        if isinstance(error, dict):
+            error = error.get("message", error)
+        text = str(error)
     return f"it answered {response.status_code}: {text[:300]}"

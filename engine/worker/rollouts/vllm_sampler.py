@@ -23,22 +23,13 @@ from engine.worker.rollouts.vllm_client import Answer, Body, Together, VllmClien
 
 # The lowest bias that vLLM accepts for an id; it is then practically never sampled.
 NEVER = -100.0
-ASKED_AT_ONCE = 256  # prompts
+MAX_PROMPTS_AT_ONCE = 256
 
 Done = Callable[[int, int, Completion], None]
 
 
 class VllmSampler:
-    """A sampler that runs on a vLLM server; see the module.
-
-    Args:
-        process: the server; it may still be starting.
-        folder: where versions of adapters are written for it; emptied first.
-        stop_ids: ids that end a completion.
-        vocab: ids from here on have no token and are never sampled.
-        model_vocab: how many ids the model has, those without a token included.
-        on_wait: called while the server starts; may raise to end the wait.
-    """
+    """A sampler that runs on a vLLM server; see the module."""
 
     name = "vllm"
 
@@ -64,14 +55,14 @@ class VllmSampler:
         self.process = process
         self.client = VllmClient(process)
         self.stop_ids = list(stop_ids)
-        self.limit = process.plan.max_length
-        self.missing = 0  # sampled ids that came without a log-probability
+        self.limit = process.plan.max_length  # tokens of prompt and completion together
+        self.missing_logprobs = 0  # sampled ids that came without one
         self._never = {str(token): NEVER for token in range(vocab, model_vocab)}
         self._folder = folder
         self._on_wait = on_wait
-        self._speaking = BASE
+        self._model_name = BASE  # under which the server knows what was loaded last
         self._loaded: tuple[Adapter, int] | None = None  # which adapter, at which version
-        self._number = 0
+        self._versions_made = 0
         self._asleep = False
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -80,23 +71,24 @@ class VllmSampler:
         `adapter` is None. Does nothing if the same version is loaded already.
 
         Raises:
-            WorkerFailure: kind infra, when the server does not take it, or kind oom, when its
-                memory ran out.
+            WorkerFailure: kind infra, when the server does not take the adapter, or kind oom, when
+                its memory ran out.
         """
         self._wait_until_ready()
         new_version = None if adapter is None else (adapter, adapter.version)
         if _is_same_version(new_version, self._loaded):
             return
-        old_name, name = self._speaking, BASE
+        old_name = self._model_name
+        name = BASE
         with _ServerErrors("take the adapter", self.process):
             if adapter is not None:
-                self._number += 1
-                name = f"version-{self._number}"
+                self._versions_made += 1
+                name = f"version-{self._versions_made}"
                 folder = self._folder / name
                 folder.mkdir(parents=True)
                 save_adapter(adapter, folder, BASE)
                 self.client.load(name, folder)
-            self._speaking, self._loaded = name, new_version
+            self._model_name, self._loaded = name, new_version
             if old_name != BASE:
                 self.client.unload(old_name)
         if old_name != BASE:  # the base has no folder of ours
@@ -124,22 +116,21 @@ class VllmSampler:
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
         """Yield the ids of one completion as they are sampled, the end token included. Yields
-        nothing if the prompt fills the context. Raises WorkerFailure as `generate`."""
+        nothing if the prompt fills the context. Raises WorkerFailure, of kind infra or oom."""
         self._wait_until_ready()
         room = self.limit - len(prompt)
         if room < 1:
             return
         with _ServerErrors("sample", self.process):
-            for ids in self.client.stream(
-                self._speaking, prompt, self._sampling(params, 0, 1, room)
-            ):
+            sampling = self._sampling(params, index=0, n=1, room=room)
+            for ids in self.client.stream(self._model_name, prompt, sampling):
                 yield from ids
 
     def speaking_as(self, model: str) -> "VllmSampler":
         """A sampler on the same server that answers as `model`, whatever this one loads later."""
-        other = copy.copy(self)
-        other._speaking = model
-        return other
+        sampler = copy.copy(self)
+        sampler._model_name = model
+        return sampler
 
     def release_memory(self) -> None:
         """Free the GPU's memory until the sampler is used again. Does nothing on a CPU, or if the
@@ -158,9 +149,9 @@ class VllmSampler:
     async def _request_all(
         self, prompts: Sequence[list[int]], n: int, params: SamplingParams, done: Done | None
     ) -> list[list[Completion]]:
-        """Send all prompts, at most `ASKED_AT_ONCE` at the same time. Arguments and result are
-        those of `generate`. Raises VllmError, alone or in an exception group."""
-        slots = asyncio.Semaphore(ASKED_AT_ONCE)
+        """Send all prompts, at most `MAX_PROMPTS_AT_ONCE` at the same time. Takes the arguments of
+        `generate` and returns its result. Raises VllmError, alone or in an exception group."""
+        slots = asyncio.Semaphore(MAX_PROMPTS_AT_ONCE)
         async with self.client.together() as together, asyncio.TaskGroup() as tasks:
             requests = [
                 tasks.create_task(
@@ -180,25 +171,26 @@ class VllmSampler:
         params: SamplingParams,
         done: Done | None,
     ) -> list[Completion]:
-        """Wait for a free slot and get the `n` completions of the prompt at `index`; empty ones if
-        the prompt fills the context. Calls `done` for each.
+        """Wait for a free slot and request the `n` completions of the prompt at `index`. If the
+        prompt fills the context, they are empty. Calls `done` for each.
 
         Raises:
             VllmError: when the request fails, or the reply holds another number of completions.
         """
         room = self.limit - len(prompt)
-        if room < 1:  # nothing can be said after a prompt that fills the context
-            answers = [Answer([], [], False)] * n
+        if room < 1:
+            answers = [Answer(ids=[], logprobs=[], finished=False)] * n
         else:
             async with slots:
                 sampling = self._sampling(params, index, n, room)
-                answers = await together.ask(self._speaking, prompt, sampling)
+                answers = await together.ask(self._model_name, prompt, sampling)
         if len(answers) != n:
             raise VllmError(f"{n} completions were asked for, {len(answers)} came")
         completions = [
             Completion(answer.ids, answer.logprobs, answer.finished) for answer in answers
         ]
-        self.missing += sum(math.isnan(value) for answer in answers for value in answer.logprobs)
+        logprobs = [logprob for answer in answers for logprob in answer.logprobs]
+        self.missing_logprobs += sum(math.isnan(logprob) for logprob in logprobs)
         if done is not None:
             for member, completion in enumerate(completions):
                 done(index, member, completion)
@@ -215,7 +207,8 @@ class VllmSampler:
             "n": n,
             "max_tokens": min(params.max_tokens, room),
             "temperature": params.temperature,
-            "top_p": params.top_p if params.temperature else 1.0,  # 0 is greedy
+            # With temperature 0 the most probable id is taken: nothing to leave out.
+            "top_p": params.top_p if params.temperature else 1.0,
             "logprobs": 0,  # of the sampled id alone
             "stop_token_ids": self.stop_ids,
             "detokenize": bool(params.stop),  # only stop strings need text
@@ -242,8 +235,8 @@ class VllmSampler:
 
 
 def _is_same_version(first: tuple[Adapter, int] | None, second: tuple[Adapter, int] | None) -> bool:
-    """Whether both are the same adapter at the same version, given as (adapter, version), or both
-    the base alone (None)."""
+    """Whether both are the same adapter at the same version, or both the base alone. Each is given
+    as (adapter, version); None for the base alone."""
     if first is None or second is None:
         return first is second
     return first[0] is second[0] and first[1] == second[1]
@@ -260,7 +253,9 @@ def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
     """The failure of a run whose vLLM server failed, with the end of the server's log as evidence.
     Its kind is oom if the message or the log says that memory ran out, otherwise infra."""
     last_words = process.last_words()
-    evidence = message if last_words in message else f"{message}; its log ends: {last_words}"
+    evidence = message
+    if last_words not in message:
+        evidence += f"; its log ends: {last_words}"
     if any(mark in evidence for mark in ("out of memory", "OutOfMemory", "No available memory")):
         hint = "Lower max_length or prompts_per_step, or set sampler torch; then submit again."
         return WorkerFailure("oom", "vLLM ran out of memory.", evidence=evidence, hint=hint)

@@ -61,11 +61,11 @@ class Served:
         self.limit = models.limit
 
     def names(self) -> list[str]:
-        """See `Models.names`."""
+        """The names of all models, the base's first."""
         return self.models.names()
 
     def add(self, name: str, folder: Path) -> None:
-        """See `Models.add`."""
+        """Load the adapter in `folder` under the model name `name`. Raises Refused."""
         self.models.add(name, folder)
 
     def prompt_ids(self, request: ChatRequest) -> list[int]:
@@ -89,12 +89,12 @@ class Served:
         tools.
 
         Raises:
-            Refused: as `prompt_ids`, or 404 for an unknown model.
+            Refused: 400, as in `prompt_ids`, or 404 for an unknown model.
         """
         ids = self.prompt_ids(request)
         with self.models.speaking_as(request.model) as sampler:
             params = self._within_limit(request.params, len(ids))
-            (completions,) = sampler.generate([ids], request.n, params)  # of the one prompt
+            (completions,) = sampler.generate([ids], request.n, params)  # of the only prompt
         choices = []
         for index, completion in enumerate(completions):
             text = text_before_stop(self.renderer.completion_text(completion.ids), params.stop)
@@ -106,7 +106,7 @@ class Served:
                 ]
                 finish_reason = "tool_calls"
             choices.append({"index": index, "message": message, "finish_reason": finish_reason})
-        sampled_tokens = sum(len(one_completion.ids) for one_completion in completions)
+        sampled_tokens = sum(len(completion.ids) for completion in completions)
         return {
             "id": f"chatcmpl-{uuid.uuid4().hex[:24]}",
             "object": "chat.completion",
@@ -127,7 +127,7 @@ class Served:
         Tool calls stay in the text. Only one answer is sampled.
 
         Raises:
-            Refused: as `complete`, when the first piece is asked for.
+            Refused: 400 or 404, as in `complete`, but only once pieces are taken.
         """
         ids = self.prompt_ids(request)
         common_fields = {
@@ -150,24 +150,18 @@ class Served:
                 answer_ids.append(token)
                 text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
                 # A character of which some bytes are still to come decodes to U+FFFD: wait for it.
-                # The text must also continue what was sent: a later token can change its end.
-                if (
-                    text.startswith(sent_text)
-                    and not text.endswith("\ufffd")
-                    and len(text) > len(sent_text)
-                ):
-                    if ends_in_partial_stop(text, params.stop):
-                        continue
+                must_wait = text.endswith("\ufffd") or ends_in_partial_stop(text, params.stop)
+                if _continues(text, sent_text) and not must_wait:
                     yield chunk({"content": text[len(sent_text) :]})
                     sent_text = text
         # Sampling has ended, so the beginning of a stop string that was held back is plain text.
         text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
-        if text.startswith(sent_text) and len(text) > len(sent_text):
+        if _continues(text, sent_text):
             yield chunk({"content": text[len(sent_text) :]})
         has_ended = bool(answer_ids) and (
             answer_ids[-1] in self.renderer.stop_ids or self._has_stop_string(answer_ids, params)
         )
-        yield chunk({}, "stop" if has_ended else "length")
+        yield chunk({}, finish_reason="stop" if has_ended else "length")
         if request.include_usage:
             yield common_fields | {"choices": [], "usage": usage(len(ids), len(answer_ids))}
 
@@ -180,3 +174,9 @@ class Served:
         """The parameters with `max_tokens` lowered, if need be, so that prompt and answer stay
         within the model's limit."""
         return replace(params, max_tokens=min(params.max_tokens, self.limit - prompt_length))
+
+
+def _continues(text: str, sent_text: str) -> bool:
+    """Whether there is more of the text to send, and it goes on from what was sent: a later token
+    can change the end of a text."""
+    return text.startswith(sent_text) and len(text) > len(sent_text)

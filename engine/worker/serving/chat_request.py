@@ -6,6 +6,7 @@ their absence for an answer.
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,9 @@ Reply = dict[str, Any]
 
 MAX_TOKENS = 4096  # of one answer
 DEFAULT_TOKENS = 512  # of one answer, where the request names no number
-MAX_STOPS = 8  # stop strings that count; further ones are ignored
+MAX_STOPS = 8  # stop strings that take effect; further ones are ignored
 MAX_ANSWERS = 16
+ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 1_000
 MAX_TOOLS = 128
 MAX_PROMPT_CHARS = 1_000_000  # counted before anything is turned into tokens
@@ -57,7 +59,7 @@ def parse_chat(body: Any) -> ChatRequest:
     """Read a chat completion request, the decoded JSON body.
 
     Fields that are left out take OpenAI's defaults, with two exceptions: `max_tokens` is
-    DEFAULT_TOKENS, and the seed is random. Only the first MAX_STOPS stop strings count.
+    DEFAULT_TOKENS, and the seed is random.
 
     Raises:
         Refused: 400, naming the field that is unknown or wrong, or 413 for a prompt that is too
@@ -73,18 +75,9 @@ def parse_chat(body: Any) -> ChatRequest:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise Refused(400, "tools must be a list of objects.")
     _check_size(messages, tools)
-    stop = _checked_stop(body.get("stop") or [])
-    token_limit = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_TOKENS
-    seed = body.get("seed")
-    params = SamplingParams(
-        max_tokens=int(checked_number(token_limit, "max_tokens", 1, MAX_TOKENS)),
-        temperature=checked_number(body.get("temperature", 1.0), "temperature", 0, 2),
-        top_p=checked_number(body.get("top_p", 1.0), "top_p", 1e-6, 1),
-        stop=tuple(stop[:MAX_STOPS]),
-        seed=int(checked_number(seed, "seed", 0, 2**53)) if seed is not None else fresh_seed(),
-    )
+    params = _sampling_params(body)
     stream = bool(body.get("stream"))
-    n = int(checked_number(body.get("n", 1), "n", 1, MAX_ANSWERS))
+    n = int(checked_number(body.get("n", 1), "n", low=1, high=MAX_ANSWERS))
     stream_options = body.get("stream_options") or {}
     if not isinstance(stream_options, dict):
         raise Refused(400, "stream_options must be an object.")
@@ -102,18 +95,28 @@ def parse_chat(body: Any) -> ChatRequest:
     )
 
 
+def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
+    """How the request's answers are sampled, with a random seed if it names none. Only the first
+    MAX_STOPS stop strings take effect. Raises Refused (400) when a field is wrong."""
+    stop = _checked_stop(body.get("stop") or [])
+    token_limit = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_TOKENS
+    seed = body.get("seed")
+    return SamplingParams(
+        max_tokens=int(checked_number(token_limit, "max_tokens", low=1, high=MAX_TOKENS)),
+        temperature=checked_number(body.get("temperature", 1.0), "temperature", low=0, high=2),
+        top_p=checked_number(body.get("top_p", 1.0), "top_p", low=1e-6, high=1),  # 0 keeps no token
+        stop=tuple(stop[:MAX_STOPS]),
+        seed=fresh_seed() if seed is None else int(checked_number(seed, "seed", low=0, high=2**53)),
+    )
+
+
 def _checked_messages(messages: Any) -> list[ChatMessage]:
-    """Return `messages` unchanged, if they are a list of at least one message, each with a known
-    role. The content must be text, or may be missing. Raises Refused (400) otherwise."""
+    """Return `messages` unchanged if they are a list of at least one message, each with a role in
+    ROLES, and with text or nothing as content. Raises Refused (400) otherwise."""
     if not isinstance(messages, list) or not messages:
         raise Refused(400, "messages must be a list with at least one message.")
     for message in messages:
-        if not isinstance(message, dict) or message.get("role") not in (
-            "system",
-            "user",
-            "assistant",
-            "tool",
-        ):
+        if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise Refused(400, "Each message needs a role: system, user, assistant or tool.")
         if not isinstance(message.get("content") or "", str):
             raise Refused(400, "content must be text.")
@@ -123,14 +126,15 @@ def _checked_messages(messages: Any) -> list[ChatMessage]:
 def _checked_stop(stop: Any) -> list[str]:
     """The stop strings as a list; a single string becomes a list of one. Raises Refused (400) when
     one of them is empty or not a string."""
-    stop = [stop] if isinstance(stop, str) else stop
+    if isinstance(stop, str):
+        stop = [stop]
     if not isinstance(stop, list) or not all(isinstance(item, str) and item for item in stop):
         raise Refused(400, "stop must be a string or a list of strings.")
     return stop
 
 
 def _check_size(messages: list[ChatMessage], tools: list[Any]) -> None:
-    """Raises Refused (413) for a prompt with too many messages, tools or characters. It is checked
+    """Raises Refused (413) for a prompt with too many messages, tools or characters. To be called
     before the prompt is rendered, which could take seconds for a large one."""
     if len(messages) > MAX_MESSAGES or len(tools) > MAX_TOOLS:
         raise Refused(413, f"At most {MAX_MESSAGES} messages and {MAX_TOOLS} tools.")
@@ -160,8 +164,8 @@ def text_before_stop(text: str, stop: tuple[str, ...]) -> str:
 
 
 def ends_in_partial_stop(text: str, stop: tuple[str, ...]) -> bool:
-    """Whether the text ends with the beginning of a stop string. Its end must not be sent then,
-    until further tokens show whether the stop string is completed."""
+    """Whether the text ends with the beginning of a stop string. That end must not be sent before
+    further tokens show whether the stop string is completed."""
     return any(
         text.endswith(stop_string[:length])
         for stop_string in stop
@@ -170,19 +174,18 @@ def ends_in_partial_stop(text: str, stop: tuple[str, ...]) -> bool:
 
 
 def tool_call_as_openai(tool_call: ChatMessage) -> ChatMessage:
-    """Convert a tool call of `Renderer.assistant_message` to OpenAI's form, in which the arguments
-    are a JSON string and not an object."""
+    """A parsed tool call in OpenAI's form, in which the arguments are a JSON string and not an
+    object."""
     function = tool_call["function"]
     arguments = function["arguments"]
     arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return tool_call | {"function": {"name": function["name"], "arguments": arguments_text}}
 
 
-def usage(prompt: int, completion: int) -> dict[str, int]:
-    """OpenAI's `usage` object. `prompt` and `completion` are numbers of tokens, the latter over all
-    completions."""
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """OpenAI's `usage` object; `completion_tokens` is the sum over all completions."""
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
     }

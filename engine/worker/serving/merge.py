@@ -42,14 +42,15 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
     network = HubNetwork(model, known_ids(model.config, tokenizer), "exported by transformers")
     # Any seed: the initial weights are replaced at once.
-    tuned = network.new_adapter(LoraSpec.from_folder(adapter), seed=0)
-    tuned.load(read_adapter(adapter))
+    loaded_adapter = network.new_adapter(LoraSpec.from_folder(adapter), seed=0)
+    loaded_adapter.load(read_adapter(adapter))
     renderer = Renderer(tokenizer, stop_ids_of(model.config, tokenizer, base_path))
     ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])
-    expected_logits = network.logits(ids, tuned)
+    expected_logits = network.logits(ids, loaded_adapter)
     with torch.no_grad():
-        merged = network.peft.merge_and_unload(safe_merge=True)
-        gap = float((merged(input_ids=torch.tensor([ids])).logits[0] - expected_logits).abs().max())
+        merged = network.peft.merge_and_unload(safe_merge=True)  # raises if a weight is not finite
+        logits = merged(input_ids=torch.tensor([ids])).logits[0]  # of the only row
+        gap = float((logits - expected_logits).abs().max())
     if gap > ALLOWED_GAP:
         raise WorkerFailure(
             "infra", "The merged model does not say what base and adapter say.", evidence=f"{gap}"
@@ -57,7 +58,8 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     # Written aside and renamed, so that `out` is complete or absent.
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
-    merged.to(getattr(torch, saved_dtype)).save_pretrained(temporary)
+    dtype = getattr(torch, saved_dtype)
+    merged.to(dtype).save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     os.replace(temporary, out)
     return gap

@@ -77,16 +77,12 @@ class ImpatientStream(StreamingResponse):
             await super().__call__(scope, receive, send_in_time)
         finally:
             pieces = self.body_iterator
-            if isinstance(pieces, AsyncGenerator):  # at once, so that the model is free again
-                await pieces.aclose()
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()  # the model is free again at once
 
 
 class Server:
-    """The HTTP side of a deployment: routes, the key, and the end after a time without requests.
-
-    Args:
-        idle_minutes: after this long without a request the server stops; 0 means never.
-    """
+    """The HTTP side of a deployment: routes, the key, and the end after a time without requests."""
 
     def __init__(self, folder: DeployDir, served: Served, idle_minutes: float) -> None:
         """Prepare the server; it listens only once `run` is called.
@@ -99,9 +95,9 @@ class Server:
         self.folder = folder
         self.served = served
         self.key = folder.key.read_text().strip().encode()
-        self.idle_s = idle_minutes * 60
+        self.idle_s = idle_minutes * 60  # 0: never stops
         self.last_used = time.monotonic()
-        self.busy = 0  # answers in progress
+        self.busy = 0  # how many answers are in progress
         self.uvicorn: uvicorn.Server | None = None
         self.port = 0  # known once it listens
 
@@ -126,7 +122,7 @@ class Server:
         async def check_and_handle(request: Request) -> Response:
             """Return `handler`'s response, or an error response: 421 for another Host than
             loopback, 403 for another Origin."""
-            # Without the port, which a Host header may carry.
+            # A Host header may carry a port.
             host = request.headers.get("host", "").rsplit(":", 1)[0]
             if host not in _LOCAL:
                 return problem(421, "This server answers on loopback only.")
@@ -138,8 +134,8 @@ class Server:
         return check_and_handle
 
     def guarded(self, handler: Handler) -> Handler:
-        """Wrap `handler` as `local` does, and answer only requests with the deployment's bearer
-        token. An error `Refused` of the handler becomes an error response."""
+        """Wrap `handler` so that it answers only requests from this machine (see `local`) that have
+        the deployment's bearer token. If it raises `Refused`, that becomes an error response."""
 
         async def check_and_handle(request: Request) -> Response:
             """Return `handler`'s response, or an error response: 401 if the bearer token is missing
@@ -174,8 +170,8 @@ class Server:
         """Answer a chat completion, whole or as a stream of events.
 
         Raises:
-            Refused: 404 for an unknown model, 429 with `MAX_BUSY` answers in progress, and what the
-                body or the prompt is refused for.
+            Refused: 404 for an unknown model, 429 with `MAX_BUSY` answers in progress, and 400,
+                408 or 413 for a body or a prompt that cannot be served.
         """
         chat_request = parse_chat(await body_of(request))
         if chat_request.model not in self.served.names():
@@ -227,8 +223,8 @@ class Server:
         check_rank(folder)
         try:
             await self.working(run_in_threadpool(self.served.add, str(body["name"]), folder))
-        except Refused:
-            raise  # it has its own status and message
+        except Refused:  # the handlers' wrapper answers with its status and message
+            raise
         except Exception as error:  # a damaged adapter can fail anywhere while it loads
             traceback.print_exc()
             raise Refused(400, f"{folder.name} holds no adapter that can be read.") from error
@@ -236,7 +232,7 @@ class Server:
         return JSONResponse({"models": self.served.names()})
 
     async def stop(self, _: Request) -> Response:
-        """Tell the server to stop; the answer comes before it does."""
+        """Tell the server to stop; this request is answered before it stops."""
         if self.uvicorn is not None:
             self.uvicorn.should_exit = True
         return JSONResponse({"stopping": True})
@@ -287,8 +283,8 @@ class Server:
             # A vLLM server that has died: stop, so that the next call starts a new deployment.
             if not self.served.models.is_alive:
                 server.should_exit = True
-            idle = time.monotonic() - self.last_used
-            if self.idle_s > 0 and self.busy == 0 and idle > self.idle_s:
+            unused_s = time.monotonic() - self.last_used
+            if self.idle_s > 0 and self.busy == 0 and unused_s > self.idle_s:
                 server.should_exit = True
         await serving
 
@@ -313,7 +309,7 @@ async def body_of(request: Request) -> Any:
         raise Refused(408, f"The body did not arrive within {BODY_S:g} s.") from None
     try:
         return json.loads(b"".join(parts))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON; the other: nested too deep
         raise Refused(400, "The body is no JSON.") from error
 
 
@@ -331,6 +327,7 @@ def check_rank(folder: Path) -> None:
     """
     try:
         rank = read_json(folder / "adapter_config.json")["r"]
+    # OSError: no file; ValueError: no JSON; KeyError: no rank; TypeError: no JSON object.
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused(400, f"{folder.name} holds no adapter that can be read.") from error
     if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
@@ -347,7 +344,7 @@ def problem(status: int, message: str) -> JSONResponse:
 def main(path: Path) -> int:
     """Load the models of the deployment folder `path` and serve them until the server stops.
 
-    Returns the exit status: 0 after an ordinary end, or at once where another process serves this
+    Returns the exit status: 0 after an ordinary end, or at once if another process serves this
     deployment already; 3 after an error, which is written to failed.json.
     """
     quiet_libraries()
@@ -356,7 +353,7 @@ def main(path: Path) -> int:
         try:
             fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return 0  # somebody serves this deployment already
+            return 0  # another process serves this deployment
         config = read_json(folder.config)
         models: Models | None = None
         try:
@@ -366,6 +363,8 @@ def main(path: Path) -> int:
                 served.add(adapter["name"], Path(adapter["path"]))
             server = Server(folder, served, float(config.get("idle_stop_minutes", 10)))
             asyncio.run(server.run(int(config.get("port", 0))))
+        # Refused: an adapter; UserError, WorkerFailure: the base or vLLM; OSError: a file;
+        # RuntimeError: the port, or torch.
         except (Refused, UserError, WorkerFailure, OSError, RuntimeError) as error:
             traceback.print_exc()
             write_json(folder.failed, {"message": str(error)})

@@ -22,17 +22,7 @@ SAME_LOGITS = 1e-6  # an adapter that moves no logit by more changes nothing
 
 
 class OwnModels:
-    """A base and its adapters on our own sampler.
-
-    Args:
-        base_path: the base model's folder.
-        base_name: the model name that stands for the base.
-        device: a leased device id, such as `cpu` or `cuda:0`.
-        thinking: whether prompts open a think block.
-        base_weights: SHA-256 of the base's weight files, by file name; an adapter made for other
-            weights is refused. None: not checked.
-        compared: see `load_base`.
-    """
+    """A base and its adapters on our own sampler."""
 
     def __init__(
         self,
@@ -50,14 +40,15 @@ class OwnModels:
             thinking: whether prompts open a think block.
             base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
                 weights are refused. None: not checked.
-            compared: the file with results of comparing forwards; see `load_base`.
+            compared: a file that keeps whether our own forward agreed with transformers', so that
+                it is compared once per base; None keeps nothing.
 
         Raises:
             WorkerFailure: kind config, when the base cannot be loaded.
         """
         set_threads()
         self.base_weights = base_weights or {}
-        self.base = load_base(base_path, pick_device(device), "auto", compared=compared)
+        self.base = load_base(base_path, pick_device(device), "auto", comparisons_file=compared)
         self.base_name = base_name
         self.renderer = Renderer(self.base.tokenizer, self.base.stop_ids, thinking=thinking)
         self.sampler = make_sampler(self.base, self.renderer)
@@ -86,28 +77,35 @@ class OwnModels:
         with self.lock:
             if self.adapters.get(name) == str(folder):
                 return
-            network = self.base.network
             try:
-                require_base(folder, self.base_weights)
-                state = read_adapter(folder)
-                new_adapter = network.new_adapter(LoraSpec.from_folder(folder), seed=0)
+                new_adapter = self._load(name, folder)
             except WorkerFailure as error:
                 raise Refused(400, f"{error.message} {error.evidence}".strip()) from error
-            try:
-                new_adapter.load(state)
-                if self._difference(new_adapter) <= SAME_LOGITS:
-                    raise Refused(409, f"The adapter of {name} gives the same logits as the base.")
-            except WorkerFailure as error:
-                network.drop_adapter(new_adapter)
-                raise Refused(400, f"{error.message} {error.evidence}".strip()) from error
-            except Refused:
-                network.drop_adapter(new_adapter)
-                raise
-            replaced = self._loaded.get(name)
+            replaced_adapter = self._loaded.get(name)
             self._loaded[name] = new_adapter
             self.adapters[name] = str(folder)
-            if replaced is not None:
-                network.drop_adapter(replaced)
+            if replaced_adapter is not None:
+                self.base.network.drop_adapter(replaced_adapter)
+
+    def _load(self, name: str, folder: Path) -> Adapter:
+        """Load the adapter in `folder`, which is to be served as the model `name`.
+
+        Raises:
+            WorkerFailure: when it cannot be read or does not fit the base.
+            Refused: 409, when it gives the same answers as the base.
+        """
+        network = self.base.network
+        require_base(folder, self.base_weights)
+        state = read_adapter(folder)
+        adapter = network.new_adapter(LoraSpec.from_folder(folder), seed=0)
+        try:
+            adapter.load(state)
+            if self._difference(adapter) <= SAME_LOGITS:
+                raise Refused(409, f"The adapter of {name} gives the same logits as the base.")
+        except (WorkerFailure, Refused):
+            network.drop_adapter(adapter)
+            raise
+        return adapter
 
     def _difference(self, adapter: Adapter) -> float:
         """The largest absolute difference that the adapter makes to a logit, on one fixed

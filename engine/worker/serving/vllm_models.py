@@ -30,26 +30,12 @@ from engine.worker.rollouts.vllm_sampler import VllmSampler, server_failure
 from engine.worker.serving.chat_request import Refused
 from engine.worker.update.checkpoint import require_base
 
-SAME_LOGPROBS = 1e-6
+SAME_LOGPROBS = 1e-6  # an adapter that moves no log-probability by more changes nothing
 LEAST_RANK = 64  # room for adapters that come later; a slot of this rank costs little
 
 
 class VllmModels:
-    """A base and its adapters on a vLLM server.
-
-    Args:
-        plan: how the server is run; it has room for adapters of at least rank 64.
-        base_name: the model name that stands for the base.
-        folder: where adapters are copied to, so that later changes of the originals do not matter.
-        log: the file for the server's output.
-        thinking: whether prompts open a think block.
-        base_weights: SHA-256 of the base's weight files, by file name; an adapter made for other
-            weights is refused. None: not checked.
-        argv: a program to run in the server's place; for tests only.
-
-    Raises:
-        WorkerFailure: when the server does not become ready.
-    """
+    """A base and its adapters on a vLLM server."""
 
     def __init__(
         self,
@@ -66,7 +52,8 @@ class VllmModels:
         model `base_name`.
 
         Args:
-            folder: where adapters are copied to.
+            folder: where adapters are copied to, so that later changes of the originals do not
+                matter.
             log: the file for the server's output.
             thinking: whether prompts open a think block.
             base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
@@ -86,7 +73,7 @@ class VllmModels:
         self.limit = plan.max_length
         self.adapters: dict[str, str] = {}
         self._server_names: dict[str, str] = {}  # model name -> the name the server knows it by
-        self._number = 0
+        self._copies_made = 0
         self._lock = threading.Lock()
         self.process = VllmProcess(plan, log, argv)
         self.sampler = VllmSampler(
@@ -116,8 +103,8 @@ class VllmModels:
         that name. Loading the same folder again does nothing.
 
         Raises:
-            Refused: 409 when it changes nothing, 400 when it cannot be read, does not fit or has
-                too high a rank, 500 when vLLM fails. What was served before stays.
+            Refused: 409 when the adapter changes nothing, 400 when it cannot be read, does not fit
+                or has too high a rank, 500 when vLLM fails. What was served before stays.
         """
         with self._lock:
             if self.adapters.get(name) == str(folder):
@@ -169,16 +156,16 @@ class VllmModels:
 
     def _load_copy(self, folder: Path) -> str:
         """Copy the adapter into a new folder of ours and let vLLM load the copy: later changes of
-        the original then do no harm. Returns the name that vLLM knows it by.
+        the original then do no harm. Returns the name by which vLLM knows the copy.
 
-        The name and the folder are new each time, because vLLM's prefix cache tells adapters apart
-        by these two alone.
+        Name and folder are new each time, because vLLM's prefix cache tells adapters apart by these
+        two alone.
 
         Raises:
             Refused: 400, when vLLM does not load it.
         """
-        self._number += 1
-        server_name = f"adapter-{self._number}"
+        self._copies_made += 1
+        server_name = f"adapter-{self._copies_made}"
         copy_folder = self.folder / server_name
         copy_folder.mkdir(parents=True)
         for file in ("adapter_config.json", WEIGHTS):
@@ -205,16 +192,12 @@ class VllmModels:
         ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])
         client = self.sampler.client
         try:
-            tuned, plain = (
-                client.prompt_logprobs(server_name, ids),
-                client.prompt_logprobs(BASE, ids),
-            )
+            adapter_logprobs = client.prompt_logprobs(server_name, ids)
+            base_logprobs = client.prompt_logprobs(BASE, ids)
         except VllmError as error:
             raise Refused(500, f"vLLM did not answer: {error}") from error
-        return max(
-            abs(tuned_logprob - plain_logprob)
-            for tuned_logprob, plain_logprob in zip(tuned, plain, strict=True)
-        )
+        logprob_pairs = zip(adapter_logprobs, base_logprobs, strict=True)
+        return max(abs(of_adapter - of_base) for of_adapter, of_base in logprob_pairs)
 
 
 def _model_without_weights(folder: Path) -> PreTrainedModel:
@@ -238,20 +221,21 @@ def serving_plan(python: Path, model: Path, device: str, *, rank: int, share: fl
         rank: of the adapter that the server is started for; 0 for none.
         share: how much of a GPU's memory it may take, limited to 0.1 to 0.9.
     """
-    cpu = not device.startswith("cuda")  # every other device id is "cpu"
+    on_gpu = device.startswith("cuda")
     config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
-    # 4096 where the model does not say how long its context is.
+    # 4096 if the model's config does not say how long its context is.
     context = int(getattr(config, "max_position_embeddings", None) or 4096)
     return Plan(
         python=python,
         model=model,
-        device="cpu" if cpu else "cuda",
-        dtype="float32" if cpu else "bfloat16",
+        device="cuda" if on_gpu else "cpu",
+        dtype="bfloat16" if on_gpu else "float32",
         # On a CPU less is computed at once, since memory for keys and values is 1 GiB there.
-        max_length=min(context, 4096) if cpu else context,
-        rows=64 if cpu else 256,
+        max_length=context if on_gpu else min(context, 4096),
+        rows=256 if on_gpu else 64,
         lora_rank=max(LEAST_RANK, rank),
         adapters=4,  # that answer at the same time
-        memory=2**30 if cpu else min(0.9, max(0.1, share)),
+        # A share of a GPU's memory, but bytes on a CPU.
+        memory=min(0.9, max(0.1, share)) if on_gpu else 2**30,
         threads=cpu_threads(),
     )

@@ -32,7 +32,8 @@ MANIFEST = "MANIFEST.json"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands: `step` optimizer steps are done; `state` is the loop's own."""
+    """How far training is: `step` steps are done; `state` is what the loop keeps beside weights
+    and optimizer."""
 
     step: int
     state: LoopState
@@ -64,6 +65,7 @@ def save(
     if (final / MANIFEST).exists():
         return final
     sweep(run)
+    # Written aside and renamed, so that the checkpoint is complete or absent.
     temporary = final.with_name(f".{final.name}.{os.getpid()}")
     try:
         temporary.mkdir(parents=True)
@@ -117,14 +119,11 @@ def sweep(run: RunDir) -> None:
     """Delete what an earlier attempt left if it died while it saved or deleted a checkpoint:
     temporary files, and checkpoints without a manifest. Safe, since no other process writes into
     the folder now."""
-    without_manifest = [
-        path for path in run.checkpoints.glob("step_*") if not (path / MANIFEST).exists()
-    ]
-    for leftover in [
-        *run.checkpoints.glob(".step_*"),
-        *run.checkpoints.glob(".best.*"),
-        *without_manifest,
-    ]:
+    leftovers = [*run.checkpoints.glob(".step_*"), *run.checkpoints.glob(".best.*")]
+    for folder in run.checkpoints.glob("step_*"):
+        if not (folder / MANIFEST).exists():
+            leftovers.append(folder)
+    for leftover in leftovers:
         if leftover.is_symlink():  # a half-made `best`
             leftover.unlink()
         else:
@@ -142,7 +141,8 @@ def restore(folder: Path, policy: Policy, optimizer: AdamW) -> Progress:
     policy.adapter.load(read_adapter(folder))
     _load_optimizer(policy, optimizer, load_file(folder / OPTIMIZER))
     state = json.loads((folder / STATE).read_text())
-    return Progress(state.pop("step"), state)
+    step = state.pop("step")
+    return Progress(step, state)
 
 
 def verify(folder: Path) -> None:
@@ -172,13 +172,13 @@ def set_aside(folder: Path) -> Path:
 
 
 def _damage(folder: Path) -> str:
-    """What is damaged in a checkpoint, such as "optimizer.safetensors is missing"; "" if all files
-    match the manifest. Names only the first damaged file, or the manifest if it cannot be read."""
+    """What is wrong with the first damaged file of a checkpoint, such as "optimizer.safetensors is
+    missing", or that its manifest cannot be read; "" if all files match the manifest."""
     try:
         hashes = {
             name: facts["sha256"] for name, facts in read_json(folder / MANIFEST)["files"].items()
         }
-    # Missing, no JSON, or JSON of another shape.
+    # OSError: no file; ValueError: no JSON; the others: JSON of another shape.
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} cannot be read"
     for name, expected in hashes.items():
@@ -202,14 +202,14 @@ def require_base(folder: Path, base_weights: dict[str, str]) -> None:
             the two differ.
     """
     try:
-        trained_on = read_json(folder / MANIFEST).get("base_weights") or {}
-    except FileNotFoundError:
+        trained_weights = read_json(folder / MANIFEST).get("base_weights") or {}
+    except FileNotFoundError:  # not made by this program
         return
-    if trained_on and base_weights and trained_on != base_weights:
+    if trained_weights and base_weights and trained_weights != base_weights:
         raise WorkerFailure(
             "config",
             "The adapter was trained on other weights than this base model has now.",
-            evidence=", ".join(sorted(trained_on)),
+            evidence=", ".join(sorted(trained_weights)),
             hint="Train again on the model as it is, or put the old weights back.",
         )
 
@@ -224,9 +224,10 @@ def mark_best(run: RunDir, step: int) -> None:
 
 
 def prune(run: RunDir, keep: int, pinned: set[int]) -> None:
-    """Delete all checkpoints except the last `keep` and those of the steps in `pinned`."""
+    """Delete all checkpoints except the last `keep`, and except those whose step is in `pinned`."""
     steps = run.checkpoint_steps()
-    for step in steps[: max(0, len(steps) - keep)]:
+    older_steps = steps[: max(0, len(steps) - keep)]
+    for step in older_steps:
         if step not in pinned:
             # The manifest goes first: without it a half-deleted checkpoint does not count as one.
             (run.checkpoint(step) / MANIFEST).unlink()
@@ -251,8 +252,9 @@ def _optimizer_tensors(policy: Policy, optimizer: AdamW) -> dict[str, torch.Tens
 
 
 def _load_optimizer(policy: Policy, optimizer: AdamW, tensors: dict[str, torch.Tensor]) -> None:
-    """Restore the optimizer's state from tensors named as `_optimizer_tensors` names them. Each
-    goes to the device of its parameter; a parameter without tensors keeps its state."""
+    """Restore the optimizer's state from tensors named by parameter and state, such as
+    "0.exp_avg". Each goes to the device of its parameter; a parameter without tensors keeps its
+    state."""
     for index, parameter in enumerate(policy.parameters()):
         prefix = f"{index}."
         state = {

@@ -53,7 +53,7 @@ class Clip:
     high: float
 
 
-def clipped(ratio: torch.Tensor, advantage: torch.Tensor, clip: Clip) -> torch.Tensor:
+def clipped_loss(ratio: torch.Tensor, advantage: torch.Tensor, clip: Clip) -> torch.Tensor:
     """-min(ratio A, clip(ratio) A) per token, with A the advantage: the surrogate loss of PPO
     (arXiv 1707.06347)."""
     bounded = ratio.clamp(1 - clip.low, 1 + clip.high)
@@ -62,31 +62,30 @@ def clipped(ratio: torch.Tensor, advantage: torch.Tensor, clip: Clip) -> torch.T
 
 def grpo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
     """Mean over trajectories of the mean over their tokens (arXiv 2402.03300)."""
-    term = clipped(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
+    term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
     return term / (t.lengths[t.row] * norm.trajectories)
 
 
 def dr_grpo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
-    """Sum over tokens by a constant, so length is not rewarded (arXiv 2503.20783)."""
-    term = clipped(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
+    """Sum over all tokens, divided by a constant, so that length is not rewarded (arXiv
+    2503.20783)."""
+    term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
     return term / (norm.trajectories * norm.max_tokens)
 
 
 def dapo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
     """Mean over all tokens of the batch (arXiv 2503.14476)."""
-    term = clipped(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
+    term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
     return term / norm.tokens
 
 
 def gspo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
-    """The ratio is that of a whole trajectory, exp(mean log ratio) (arXiv 2507.18071); the loss is
-    the mean over trajectories.
-
-    A trajectory's term is divided evenly among its tokens; only the sum over them matters.
-    """
-    sums = torch.zeros_like(t.lengths).index_add(0, t.row, t.policy - t.old)
+    """All tokens of a trajectory have the same ratio, exp(mean log ratio) (arXiv 2507.18071); the
+    loss is the mean over trajectories. A trajectory's term is divided evenly among its tokens: only
+    the sum over the tokens matters."""
+    sums = torch.zeros_like(t.lengths).index_add(0, t.row, t.policy - t.old)  # per trajectory
     ratio = torch.exp(sums / t.lengths)[t.row]
-    term = clipped(ratio, t.advantage, clip) * t.correction
+    term = clipped_loss(ratio, t.advantage, clip) * t.correction
     return term / (t.lengths[t.row] * norm.trajectories)
 
 
@@ -108,13 +107,12 @@ LOSSES: dict[str, Callable[[Tokens, Normaliser, Clip], torch.Tensor]] = {
 
 def token_weights(kind: str, t: Tokens, norm: Normaliser) -> torch.Tensor:
     """The weight that the loss called `kind` gives each token, [tokens] float32. A term added to
-    that loss, such as the KL term, is weighted the same. `dapo` and `cispo` are means over all
-    tokens of the batch."""
+    that loss, such as the KL term, is weighted the same."""
     if kind in ("grpo", "gspo"):
         return 1 / (t.lengths[t.row] * norm.trajectories)
     if kind == "dr_grpo":
         return torch.full_like(t.policy, 1 / (norm.trajectories * norm.max_tokens))
-    return torch.full_like(t.policy, 1 / norm.tokens)
+    return torch.full_like(t.policy, 1 / norm.tokens)  # dapo and cispo: a mean over all tokens
 
 
 def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -124,16 +122,16 @@ def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return torch.exp(d) - d - 1
 
 
-def clip_share(kind: str, t: Tokens, clip: Clip) -> torch.Tensor:
-    """The number of tokens on which the clipping of the loss called `kind` acts, as a tensor
-    without dimensions.
+def clipped_tokens(kind: str, t: Tokens, clip: Clip) -> torch.Tensor:
+    """The number of tokens on which the clipping of the loss called `kind` acts, as a tensor of
+    shape [].
 
     In cispo these are the tokens whose weight is limited. In every other loss they are the tokens
     that get no gradient; gspo clips all tokens of a trajectory together.
     """
     log_ratio = t.policy.detach() - t.old
     if kind == "gspo":
-        sums = torch.zeros_like(t.lengths).index_add(0, t.row, log_ratio)
+        sums = torch.zeros_like(t.lengths).index_add(0, t.row, log_ratio)  # per trajectory
         log_ratio = (sums / t.lengths)[t.row]
     ratio = torch.exp(log_ratio)
     if kind == "cispo":
@@ -152,5 +150,6 @@ def truncated_importance(old: torch.Tensor, sampled: torch.Tensor, cap: float) -
 
 
 def cross_entropy(policy: torch.Tensor, tokens_in_batch: int) -> torch.Tensor:
-    """-log p per token over the supervised tokens of the whole batch: SFT's summand."""
+    """-log p of each token, divided by the number of supervised tokens in the whole batch: the
+    summand of SFT's loss."""
     return -policy / tokens_in_batch

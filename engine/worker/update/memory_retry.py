@@ -14,11 +14,11 @@ import torch
 from engine.worker.core.failures import HINTS, WorkerFailure, out_of_memory
 from engine.worker.core.job import LoopState
 
-# Most halvings in a run. A 32nd of the estimated tokens does not fit either then, so it is not the
-# number of tokens that is too large.
-HALVINGS = 5
-# Where the state, which checkpoints hold, counts the halvings: a resumed run splits as before.
-KEY = "memory_halvings"
+# In a run. If a 32nd of the estimated tokens does not fit either, the number of tokens is not what
+# is too large.
+MAX_HALVINGS = 5
+# Where the state counts the halvings. Checkpoints hold it, so that a resumed run splits as before.
+HALVINGS_KEY = "memory_halvings"
 
 Sums = TypeVar("Sums", covariant=True)
 
@@ -37,8 +37,8 @@ class BatchPass(Protocol[Sums]):
 
 
 def tokens_at_once(budget: int, state: LoopState) -> int:
-    """The most tokens of a microbatch: `budget`, halved as often as `state` counts, at least 1."""
-    return max(1, budget >> int(state.get(KEY, 0)))
+    """The most tokens of a microbatch: `budget` after the halvings that `state` counts."""
+    return max(1, budget >> int(state.get(HALVINGS_KEY, 0)))
 
 
 @dataclass(frozen=True)
@@ -48,46 +48,48 @@ class MemoryRetry:
     Attributes:
         budget: tokens at once before any halving.
         state: counts the halvings of the whole run; they are never taken back.
-        clear: called to drop the gradients that an unfinished pass left.
-        tell: called after each halving with the new number of tokens at once and the error's
+        clear_gradients: called to drop the gradients of an unfinished pass.
+        report: called after each halving with the new limit of tokens at once and the error's
             message.
     """
 
     budget: int
     state: LoopState
-    clear: Callable[[], None]
-    tell: Callable[[int, str], None]
+    clear_gradients: Callable[[], None]
+    report: Callable[[int, str], None]
 
     def run(self, batch_pass: BatchPass[Sums]) -> Sums:
         """Run `batch_pass` and return its result. Whenever memory runs out, run it again with half
         the tokens per microbatch.
 
         Raises:
-            WorkerFailure: kind oom, when memory still runs out after `HALVINGS` halvings, or with
-                every row alone.
+            WorkerFailure: kind oom, when memory still runs out after `MAX_HALVINGS` halvings, or
+                with every row alone.
         """
         while True:
-            tokens = tokens_at_once(self.budget, self.state)
+            token_limit = tokens_at_once(self.budget, self.state)
             random_state = _random_state()
             try:
-                return batch_pass.run(tokens)
-            except (RuntimeError, MemoryError) as error:
+                return batch_pass.run(token_limit)
+            except (RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
                 if not out_of_memory(error):
                     raise
-                # The first line is enough: torch's messages are long.
-                message = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-            # Outside the except block: inside, the traceback keeps the pass's activations alive.
-            self._halve(tokens, message, every_row_alone=batch_pass.is_finest(tokens))
+                text = str(error).strip() or type(error).__name__
+                message = text.splitlines()[0][:300]  # torch's messages are long
+            # After the except block: within it the traceback keeps the pass's activations alive.
+            every_row_alone = batch_pass.is_finest(token_limit)
+            self._halve(token_limit, message, every_row_alone=every_row_alone)
             _restore_random_state(random_state)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self.tell(tokens_at_once(self.budget, self.state), message)
+            self.report(tokens_at_once(self.budget, self.state), message)
 
-    def _halve(self, tokens: int, message: str, *, every_row_alone: bool) -> None:
-        """Count one more halving of the token limit and drop the gradients of the unfinished pass.
+    def _halve(self, token_limit: int, message: str, *, every_row_alone: bool) -> None:
+        """Count one more halving in the state, from which the token limit follows, and drop the
+        gradients of the unfinished pass.
 
         Args:
-            tokens: the limit in the pass that failed.
+            token_limit: of the pass that failed.
             message: the first line of its error.
             every_row_alone: whether every row already went alone in that pass.
 
@@ -101,16 +103,17 @@ class MemoryRetry:
                 evidence=message,
                 hint=HINTS["oom"],
             )
-        if self.state.get(KEY, 0) >= HALVINGS:
+        halvings = self.state.get(HALVINGS_KEY, 0)
+        if halvings >= MAX_HALVINGS:
             raise WorkerFailure(
                 "oom",
-                f"Memory ran out although no more than {tokens} tokens went through the model at "
-                f"once, after {HALVINGS} halvings.",
+                f"Memory ran out although no more than {token_limit} tokens went through the model "
+                f"at once, after {MAX_HALVINGS} halvings.",
                 evidence=message,
                 hint=HINTS["oom"],
             )
-        self.state[KEY] = self.state.get(KEY, 0) + 1
-        self.clear()
+        self.state[HALVINGS_KEY] = halvings + 1
+        self.clear_gradients()
 
 
 def _random_state() -> list[torch.Tensor]:

@@ -38,28 +38,33 @@ class Meter:
         self.device = network.device
         self.shares_prompts = network.forward == "own"  # prompts of a group run once
         self.model = read_facts(policy.base.path)
-        self.adapter = sum(parameter.numel() for parameter in policy.parameters())
+        self.adapter_parameters = sum(parameter.numel() for parameter in policy.parameters())
         self.matrix_flops = matrix_rate(network.device, network.dtype)
         self._operations = 0.0
 
-    def ran(self, rows: Sequence[Row]) -> None:
+    def count_microbatch(self, rows: Sequence[Row]) -> None:
         """Count the operations of a microbatch of these rows that went forward and backward."""
-        tokens, pairs, scored = sizes(rows, shared=self.shares_prompts)
+        tokens, attention_pairs, scored_tokens = sizes(rows, shared=self.shares_prompts)
         self._operations += flops.update_operations(
-            self.model, self.adapter, tokens=tokens, pairs=pairs, scored=scored
+            self.model,
+            self.adapter_parameters,
+            tokens=tokens,
+            pairs=attention_pairs,
+            scored=scored_tokens,
         )
 
     def step(self, train_s: float) -> dict[str, float]:
-        """The metrics of the microbatches counted since the last call: `mfu`, the rate of their
-        operations as a share of the machine's, and `peak_memory`, in bytes, of the run so far.
+        """The metrics of the microbatches that were counted since the last call: `mfu`, their
+        operations per second as a share of what the machine can do, and `peak_memory`, in bytes, of
+        the run so far.
 
         Args:
-            train_s: the seconds they took; with 0, `mfu` is 0.
+            train_s: the seconds that the microbatches took; with 0, `mfu` is 0.
         """
-        operations, self._operations = self._operations, 0.0
-        flops_per_s = operations / train_s if train_s > 0 else 0.0
-        # The machine may have been busy when it was measured: then a step can be faster than the
-        # measured rate, and counts as what the machine can do.
+        flops_per_s = self._operations / train_s if train_s > 0 else 0.0
+        self._operations = 0.0
+        # The machine may have been busy when its rate was measured. A step that is faster than that
+        # rate shows what the machine can do.
         self.matrix_flops = max(self.matrix_flops, flops_per_s)
         return {"mfu": flops_per_s / self.matrix_flops, "peak_memory": peak_memory(self.device)}
 
@@ -74,7 +79,7 @@ def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
     The last token of a row predicts nothing and is not run. With `shared`, a prompt that several
     rows have in common runs only once.
     """
-    tokens = pairs = 0
+    tokens = attention_pairs = 0
     seen_prompts: set[tuple[int, ...]] = set()
     for row in rows:
         length = len(row.ids) - 1
@@ -84,32 +89,29 @@ def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
             seen_prompts.add(prompt)
         tokens += length - shared_length
         # Token number k attends to k tokens; those of a shared prompt were counted before.
-        pairs += (length * (length + 1) - shared_length * (shared_length + 1)) // 2
-    return tokens, pairs, sum(sum(row.loss_mask) for row in rows)
+        attention_pairs += (length * (length + 1) - shared_length * (shared_length + 1)) // 2
+    scored_tokens = sum(sum(row.loss_mask) for row in rows)
+    return tokens, attention_pairs, scored_tokens
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     """Operations per second of a large matrix product in `dtype` on the device.
 
-    It is repeated for `PROBE_S` seconds, at least three times, and the fastest counts; the first
-    one only warms up.
+    The product is repeated for `PROBE_S` seconds, at least three times, and the fastest counts,
+    except the first, which warms up.
     """
     size = SIZE[device.type]
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
-    fastest = float("inf")
-    spent = 0.0  # seconds
-    rounds = 0
-    while spent < PROBE_S or rounds < 3:
+    durations_s: list[float] = []
+    while sum(durations_s) < PROBE_S or len(durations_s) < 3:
         _synchronize(device)
         began = time.perf_counter()
         matmul.linear(left, right)
         _synchronize(device)
-        duration = time.perf_counter() - began
-        spent += duration
-        rounds += 1
-        fastest = min(fastest, duration) if rounds > 1 else fastest  # the first one is a warm-up
-    return 2.0 * size**3 / fastest  # a multiplication and an addition for each term
+        durations_s.append(time.perf_counter() - began)
+    fastest_s = min(durations_s[1:])  # without the warm-up
+    return 2.0 * size**3 / fastest_s  # a multiplication and an addition for each term
 
 
 def _synchronize(device: torch.device) -> None:
@@ -134,14 +136,14 @@ def peak_memory(device: torch.device) -> int:
 
 
 def totals(run: RunDir) -> Result:
-    """The measurements of a run over all its training steps, whichever attempt did them; {} for a
-    run without a step.
+    """The measurements of a run over the training steps of all its attempts; {} for a run without a
+    step.
 
     Keys:
         seconds: by phase, `sample_s`, `reward_s` and `train_s`; a phase that some step lacks is
             left out, as SFT samples nothing.
         tokens_per_s: the median of the steps.
-        mfu: the utilisation (see `Meter.step`), weighted by the seconds of each step.
+        mfu: the share of the machine's rate that was used, the mean over all seconds of training.
         peak_memory: in bytes.
         effective_share: the mean share of groups whose rewards differ; only where the run has
             groups (GRPO).
@@ -152,13 +154,13 @@ def totals(run: RunDir) -> Result:
         for step in read_lines(run.metrics, max_bytes=run.metrics.stat().st_size)[0]
         if step.get("train_s") is not None
     ]
+    if not steps:
+        return {}
     seconds = {
         name: round(sum(step[name] for step in steps), 3)
         for name in ("sample_s", "reward_s", "train_s")
         if all(name in step for step in steps)
     }
-    if not steps:
-        return {}
     train_seconds = sum(step["train_s"] for step in steps)
     totals_of_run: Result = {
         "seconds": seconds,

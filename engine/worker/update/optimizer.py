@@ -17,15 +17,9 @@ EPS = 1e-8
 class AdamW:
     """Decoupled weight decay (arXiv 1711.05101), bias-corrected moments (arXiv 1412.6980).
 
-    Args:
-        parameters: the tensors to train.
-        learning_rate: for the first step.
-        weight_decay: the share of a parameter that each step removes, in multiples of the learning
-            rate.
-
     Attributes:
         learning_rate: of the next step; may be changed between steps.
-        state: for each parameter that was ever moved `step` ([] float32), `exp_avg` and
+        state: for each parameter that was ever updated: `step` ([] float32), `exp_avg` and
             `exp_avg_sq` (both of its shape).
     """
 
@@ -36,8 +30,7 @@ class AdamW:
 
         Args:
             learning_rate: of the first step.
-            weight_decay: the share of a parameter that each step removes, in multiples of the
-                learning rate.
+            weight_decay: times the learning rate, the share of a parameter that each step removes.
         """
         self.parameters = list(parameters)
         self.learning_rate = learning_rate
@@ -48,27 +41,27 @@ class AdamW:
     def step(self) -> None:
         """Update every parameter that has a gradient, and its moments. Other parameters and their
         state do not change."""
-        moved: list[torch.Tensor] = []
+        updated: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         for parameter in self.parameters:
             if parameter.grad is not None:
-                moved.append(parameter)
+                updated.append(parameter)
                 gradients.append(parameter.grad)
-        if not moved:
+        if not updated:
             return
-        for parameter in moved:
+        for parameter in updated:
             if parameter not in self.state:
                 self.state[parameter] = {
                     "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
-        states = [self.state[p] for p in moved]
+        states = [self.state[p] for p in updated]
         steps = [state["step"] for state in states]
         for step in steps:
             step += 1  # in place: the tensor in the state counts on
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
-            moved,
+            updated,
             gradients,
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
@@ -84,4 +77,4 @@ class AdamW:
         )
         # The fused kernel does not raise autograd's version counters, by which merged weights
         # notice that the adapter has changed.
-        torch.autograd.graph.increment_version(moved)
+        torch.autograd.graph.increment_version(updated)

@@ -57,8 +57,8 @@ class PassSums:
         gap_sum, gap_max: sum and maximum of the distances between the trainer's and the sampler's
             log-probabilities.
         missing: tokens for which the sampler gave no log-probability.
-        first: whether this was the first pass over the batch; entropy and gap are measured in that
-            one only.
+        first: whether this was the first pass over the batch; entropy and gap are measured only in
+            the first.
     """
 
     loss: float
@@ -75,10 +75,6 @@ class PassSums:
 class PolicyPass:
     """Passes over the batch of one step; a `BatchPass` (memory_retry.py).
 
-    Args:
-        trajectories: those that are trained.
-        normaliser: what the loss is divided by, over the whole batch.
-
     Attributes:
         first: whether the next pass is the first of the batch; the loop clears it.
         microbatches: of the last pass.
@@ -91,8 +87,8 @@ class PolicyPass:
         trajectories: Sequence[Trajectory],
         normaliser: losses.Normaliser,
     ) -> None:
-        """Prepare passes over `trajectories`, those that are trained. Their loss is divided by the
-        sizes in `normaliser`. The batch is split into microbatches at the first pass."""
+        """Prepare passes over `trajectories`, the ones that are trained. Their loss is divided by
+        the sizes in `normaliser`. The batch is split into microbatches at the first pass."""
         self.policy = policy
         self.settings = settings
         self.trajectories = trajectories
@@ -108,9 +104,9 @@ class PolicyPass:
         limit is lower now; the first pass's log-probabilities then move to the new split.
         """
         if self.first:
-            self.microbatches = self._split(tokens, [])
+            self.microbatches = self._split(tokens, earlier=[])
         elif self.microbatches[0].budget != tokens:
-            self.microbatches = self._split(tokens, self.microbatches)
+            self.microbatches = self._split(tokens, earlier=self.microbatches)
         return [self._backward(microbatch) for microbatch in self.microbatches]
 
     def is_finest(self, tokens: int) -> bool:
@@ -119,20 +115,22 @@ class PolicyPass:
         return len(self.policy.split(self._rows(), tokens)) == len(self.trajectories)
 
     def _rows(self) -> list[Row]:
-        """The trajectories as rows of token ids. Prompts are not trained; that `prefix_len` covers
-        the prompt lets the members of a group share it."""
-        return [
-            Row(t.prompt_ids + t.ids, [0] * len(t.prompt_ids) + t.loss_mask, len(t.prompt_ids))
-            for t in self.trajectories
-        ]
+        """The trajectories as rows of token ids. Prompts are not trained; with `prefix_len` the
+        members of a group share theirs."""
+        rows = []
+        for t in self.trajectories:
+            prompt_length = len(t.prompt_ids)
+            loss_mask = [0] * prompt_length + t.loss_mask
+            rows.append(Row(t.prompt_ids + t.ids, loss_mask, prefix_len=prompt_length))
+        return rows
 
     def _split(self, budget: int, earlier: Sequence[Microbatch]) -> list[Microbatch]:
         """Split the batch into microbatches of at most `budget` tokens, with the reference policy's
         log-probabilities if there is a KL term.
 
         Args:
-            earlier: the microbatches with which the first pass was made, and whose
-                log-probabilities are taken over; [] before the first pass.
+            earlier: the microbatches of the first pass, whose log-probabilities are taken over; []
+                if the first pass is still to come.
         """
         rows = self._rows()
         microbatches = []
@@ -157,45 +155,36 @@ class PolicyPass:
         """
         device = self.policy.device
         trajectories = [self.trajectories[i] for i in members]
+        sampled = []
+        for t in trajectories:
+            tokens = zip(t.sampled_logprobs, t.loss_mask, strict=True)
+            sampled += [logprob for logprob, is_trained in tokens if is_trained]
         batch = self.policy.collate(rows).to(device)
-        advantage = torch.tensor(
-            [trajectory.advantage for trajectory in trajectories], device=device
-        )
+        advantages = torch.tensor([t.advantage for t in trajectories], device=device)
+        lengths = [float(t.trained_tokens) for t in trajectories]
         return Microbatch(
-            members,
-            budget,
-            rows,
-            batch,
-            advantage=advantage[batch.row],
-            sampled=torch.tensor(
-                [
-                    logprob
-                    for trajectory in trajectories
-                    for logprob, trained in zip(
-                        trajectory.sampled_logprobs, trajectory.loss_mask, strict=True
-                    )
-                    if trained
-                ],
-                device=device,
-            ),
-            lengths=torch.tensor(
-                [float(trajectory.trained_tokens) for trajectory in trajectories], device=device
-            ),
+            members=members,
+            budget=budget,
+            rows=rows,
+            batch=batch,
+            advantage=advantages[batch.row],
+            sampled=torch.tensor(sampled, device=device),
+            lengths=torch.tensor(lengths, device=device),
         )
 
     def _backward(self, micro: Microbatch) -> PassSums:
         """Run one microbatch forward and backward, which adds to the gradients, and return its
-        sums. The first pass also stores the policy's log-probabilities in `micro.old`, and replaces
-        those that the sampler did not give."""
+        sums. The first pass also stores the policy's log-probabilities in `micro.old`, and puts
+        them where the sampler gave none."""
         settings = self.settings
         first = self.first
         policy, entropy = self.policy.logprobs(micro.batch, settings.temperature, entropies=first)
         missing = 0
         if micro.old is None:
             micro.old = policy.detach()
-            # Where the sampler gave no number (NaN) it is assumed to agree, and counted.
             is_missing = micro.sampled.isnan()
             missing = int(is_missing.sum())
+            # A sampler that gave no number (NaN) is assumed to agree with the trainer.
             micro.sampled = torch.where(is_missing, micro.old, micro.sampled)
         tokens = losses.Tokens(
             policy=policy,
@@ -209,13 +198,8 @@ class PolicyPass:
         loss = losses.LOSSES[settings.loss](tokens, self.normaliser, clip).sum()
         kl = torch.zeros((), device=policy.device)
         if micro.reference is not None:
-            divergence = losses.kl_k3(policy, micro.reference)
-            # Multiplied by the ratio, so that the gradient is that of the divergence itself and not
-            # of its estimator.
-            ratio = torch.exp(policy - micro.old)
-            weights = losses.token_weights(settings.loss, tokens, self.normaliser)
-            loss = loss + settings.kl_coef * (ratio * divergence * weights).sum()
-            kl = divergence.detach().sum()
+            kl_loss, kl = self._kl(tokens, micro.reference)
+            loss = loss + settings.kl_coef * kl_loss
         loss.backward()
         gap = (micro.old - micro.sampled).abs()
         return PassSums(
@@ -223,17 +207,30 @@ class PolicyPass:
             tokens=policy.numel(),
             entropy=float(entropy.sum()),
             kl=float(kl),
-            clipped=float(losses.clip_share(settings.loss, tokens, clip)),
+            clipped=float(losses.clipped_tokens(settings.loss, tokens, clip)),
             gap_sum=float(gap.sum()) if first else 0.0,
             gap_max=float(gap.max()) if first else 0.0,
             missing=missing,
             first=first,
         )
 
+    def _kl(
+        self, tokens: losses.Tokens, reference: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The divergence of the policy from the reference policy, whose log-probabilities are
+        `reference`. Returns (its term of the loss, with each token weighted as in the loss; its sum
+        over the tokens in nats, without gradient)."""
+        divergence = losses.kl_k3(tokens.policy, reference)
+        # Multiplied by the ratio, so that the gradient is that of the divergence itself and not of
+        # its estimator.
+        ratio = torch.exp(tokens.policy - tokens.old)
+        weights = losses.token_weights(self.settings.loss, tokens, self.normaliser)
+        return (ratio * divergence * weights).sum(), divergence.detach().sum()
+
 
 def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
-    """Copy the log-probabilities `sampled` and `old` of the trajectories in `microbatch` from
-    `earlier`, the microbatches of the first pass, which held them in another split."""
+    """Copy the log-probabilities `sampled` and `old` of the trajectories in `microbatch` from the
+    microbatches of the first pass, `earlier`, which hold the same trajectories split otherwise."""
     # For each trajectory: its microbatch of the first pass, and the mask of its tokens there.
     places = {
         member: (source, source.batch.row == position)
@@ -250,7 +247,7 @@ def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> N
 def pass_metrics(all_sums: Sequence[PassSums]) -> dict[str, float]:
     """The metrics of a step, by name, from the sums of all its microbatches in all passes
     (engine/core/metrics.py explains them). Means are per trained token. Entropy and the gap to the
-    sampler are those of the first pass, of which there must be at least one microbatch."""
+    sampler come from the first pass; at least one microbatch must belong to it."""
     tokens = sum(sums.tokens for sums in all_sums)
     first_sums = [sums for sums in all_sums if sums.first]
     first_tokens = sum(sums.tokens for sums in first_sums)

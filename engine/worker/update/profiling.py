@@ -16,18 +16,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 FIRST, LAST = 2, 3  # steps of an attempt, counted from 1
-ROWS = 40
+TABLE_ROWS = 40
 
 
 class Profiler:
-    """Profiles the second and third step of an attempt.
-
-    Args:
-        folder: where the files go.
-        wanted: whether to profile at all; if not, every call does nothing.
-    """
+    """Profiles the second and third step of an attempt."""
 
     def __init__(self, folder: Path, *, wanted: bool) -> None:
+        """Write the profiles to `folder`; nothing is profiled unless `wanted`."""
         self.folder = folder
         self.wanted = wanted
         self._steps_done = 0
@@ -62,7 +58,7 @@ class Profiler:
             shutil.copyfileobj(source, compressed)
         uncompressed.unlink()
         sort_key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-        table = trace.key_averages().table(sort_by=sort_key, row_limit=ROWS)
+        table = trace.key_averages().table(sort_by=sort_key, row_limit=TABLE_ROWS)
         mode = "w" if self._steps_done == FIRST else "a"
         with (self.folder / "profile.txt").open(mode, encoding="utf-8") as file:
             file.write(f"step {number}\n{table}\n")

@@ -14,28 +14,28 @@ from engine.worker.update.optimizer import AdamW
 def rate(step: int, total: int, settings: CommonSettings) -> float:
     """The learning rate of optimizer step `step` (1 to `total`).
 
-    It rises linearly to `learning_rate` over the first steps, a share `warmup_ratio` of all. Then
-    the setting `lr_schedule` decides:
+    Over the first share `warmup_ratio` of the steps it rises linearly to the setting
+    `learning_rate`. Then `lr_schedule` decides:
 
     - constant: it stays there.
     - linear: it falls linearly towards 0.
     - cosine: it falls along half a cosine towards 0 (arXiv 1608.03983).
 
-    It would reach 0 one step after the last, so the last step still learns.
+    A falling rate would reach 0 one step after the last, so the last step still learns.
     """
     peak = settings.learning_rate
-    warmup = math.ceil(settings.warmup_ratio * total)
-    if step <= warmup:
-        return peak * step / warmup
-    # The share of the steps after the warm-up that is done before this one.
-    done = (step - 1 - warmup) / max(1, total - warmup)
+    warmup_steps = math.ceil(settings.warmup_ratio * total)
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    # Of the steps after the warm-up, the share that is done before this one.
+    done_share = (step - 1 - warmup_steps) / max(1, total - warmup_steps)
     match settings.lr_schedule:
         case "constant":
             return peak
         case "linear":
-            return peak * (1 - done)
+            return peak * (1 - done_share)
         case "cosine":
-            return peak * 0.5 * (1 + math.cos(math.pi * done))
+            return peak * 0.5 * (1 + math.cos(math.pi * done_share))
 
 
 def make_optimizer(parameters: Sequence[torch.nn.Parameter], settings: CommonSettings) -> AdamW:
@@ -61,7 +61,7 @@ def apply_step(
         WorkerFailure: kind nonfinite, before any weight is changed, when a gradient is NaN or
             infinite.
     """
-    # Without clipping the norm is computed all the same, to return and to check it.
+    # An infinite limit clips nothing; the norm is needed all the same.
     limit = max_grad_norm if max_grad_norm > 0 else math.inf
     norm = float(torch.nn.utils.clip_grad_norm_(adapter.parameters(), limit))
     if not math.isfinite(norm):

@@ -321,15 +321,15 @@ def test_a_measurement_that_is_none_is_not_used(home: Home, changes: dict[str, A
 
 def test_known_gpus_are_faster_than_unknown_ones_and_cpus():
     def rate(name: str, kind: str = "cuda") -> float:
-        return throughput.table(Device("x", name, kind, GB, GB), 8, "bfloat16").train_flops
+        return throughput.table(Device("x", name, kind, GB, GB), 8, "bfloat16").train_flops_per_s
 
     assert rate("NVIDIA H200") > rate("NVIDIA L4") > rate("Some Card") > rate("CPU", "cpu")
 
 
 # What a finished run computed, as its config.json keeps it.
 WORKS = {
-    "training": flops.Work(train=3e12, updates=40),
-    "evaluation": flops.Work(sample=1e12, steps=400, moved=1e9, scored=100),
+    "training": flops.Work(train_operations=3e12, microbatches=40),
+    "evaluation": flops.Work(sample_operations=1e12, decode_steps=400, moved_bytes=1e9, scores=100),
     "saving": flops.Work(saves=4),
 }
 WORKED = {
@@ -344,7 +344,7 @@ WORKED = {
 def predicted() -> dict[str, float]:
     """Seconds of it by phase, on a CPU that nobody has measured."""
     return throughput.table(CPU.device, CPU.cores, "float32").phases(
-        WORKS, 4, 6_515_968, first=False
+        WORKS, 4, 6_515_968, is_first_run=False
     )
 
 
@@ -494,7 +494,7 @@ def test_a_model_that_never_stops_is_known_by_its_earlier_runs(home: Home):
         assert isinstance(found.uncalibrated, Workload)
         works = {n: flops.Work(*v) for n, v in found.uncalibrated.works.items()}
         table = throughput.table(CPU.device, CPU.cores, "float32")
-        return table.phases(works, 6, 6_515_968, first=False)
+        return table.phases(works, 6, 6_515_968, is_first_run=False)
 
     before = taken()
     shares = {"said_share": 1.0, "turns_mean": 1.0, "effective_share": 0.0}

@@ -46,8 +46,12 @@ def test_a_machine_is_probed_once(home: Home, tmp_path: Path, monkeypatch: pytes
     assert throughput.ensure(home, MACHINE, 4) and throughput.ensure(home, MACHINE, 4)
     assert (tmp_path / "started").read_text().count("once") == 1
     found = throughput.load(home, CPU, 2, "float32")
-    assert (found.train_flops, found.start_s, found.measured) == (7e10, 2.0, True)
-    assert (found.sample_flops, found.update_s, found.layer_s) == (6e10, 0.0025, 0.0005)
+    assert (found.train_flops_per_s, found.startup_s, found.measured) == (7e10, 2.0, True)
+    assert (found.sample_flops_per_s, found.layer_update_s, found.layer_decode_s) == (
+        6e10,
+        0.0025,
+        0.0005,
+    )
     assert found.save_s == throughput.table(CPU, 2, "float32").save_s
 
 

@@ -19,7 +19,7 @@ from engine.home.store import Store
 from engine.install import vllm_env
 from engine.processes import deployments, launcher
 from engine.runs import lifecycle
-from engine.serving import service
+from engine.serving import placement, service
 
 # Each of these takes about a second; the limit is for a machine that is busy with other things.
 pytestmark = pytest.mark.timeout(60)
@@ -297,17 +297,17 @@ def test_vllm_answers_where_it_is_asked_for_or_a_gpu_has_it(home, monkeypatch):
     cpu = hardware.Device("cpu", "CPU", "cpu", 64 * gb, 60 * gb)
     gpu = hardware.Device("cuda:0", "GPU", "cuda", 80 * gb, 79 * gb, "GPU-1", True)
     monkeypatch.delenv(vllm_env.OVERRIDE, raising=False)
-    assert [service._engine(home, device) for device in (cpu, gpu)] == ["torch", "torch"]
+    assert [placement.engine_for(home, device) for device in (cpu, gpu)] == ["torch", "torch"]
     home.config_file.write_text('serve_with = "vllm"')
     with pytest.raises(UserError) as caught:
-        service._engine(home, gpu)
+        placement.engine_for(home, gpu)
     assert caught.value.code == "NO_VLLM" and "setup --vllm" in caught.value.hint
     monkeypatch.setenv(vllm_env.OVERRIDE, sys.executable)
-    assert service._engine(home, cpu) == "vllm"
+    assert placement.engine_for(home, cpu) == "vllm"
     home.config_file.write_text('serve_with = "auto"')
-    assert [service._engine(home, device) for device in (cpu, gpu)] == ["torch", "vllm"]
+    assert [placement.engine_for(home, device) for device in (cpu, gpu)] == ["torch", "vllm"]
     home.config_file.write_text('serve_with = "torch"')
-    assert service._engine(home, gpu) == "torch"
+    assert placement.engine_for(home, gpu) == "torch"
 
 
 def test_the_process_is_told_what_to_answer_with(home, server, tuned, monkeypatch):

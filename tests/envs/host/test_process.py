@@ -13,7 +13,7 @@ from envs.config.problem import EnvProblem
 from envs.config.settings import Limits
 from envs.host.pipe import REPLY_BYTES, Pipe
 from envs.host.process import EnvProcess
-from envs.isolation.packages import Order, packages_of
+from envs.isolation.packages import InstallOrder, packages_of
 from envs.isolation.sandbox import Sandbox
 
 QUICK = Limits(call_seconds=0.5)
@@ -269,8 +269,8 @@ class Env(SingleTurnEnv):
         ident, host = frame.f_locals["request_id"], frame.f_locals["self"]
         rows = {rows!r}
         for row in rows:
-            host.answer({{"id": ident, "row": row}})
-        host.answer({{"id": ident, "ok": True, "value": len(rows)}})
+            host.send_reply({{"id": ident, "row": row}})
+        host.send_reply({{"id": ident, "ok": True, "value": len(rows)}})
         os._exit(0)
 
     def score(self, task, completion):
@@ -316,7 +316,7 @@ def test_what_pip_is_told_stands_in_no_argument_of_a_process(tmp_path: Path) -> 
     target = tmp_path / "venv"
     target.mkdir()
     secret = "https://name:password-of-the-index@host/simple"
-    order = Order(("x==1",), str(target), str(tmp_path), {"PIP_INDEX_URL": secret})
+    order = InstallOrder(("x==1",), str(target), str(tmp_path), {"PIP_INDEX_URL": secret})
     pipe = Pipe(tmp_path, packages_of(sys.executable), Limits(), {}, None, Sandbox(), order)
     try:
         assert b"password" not in Path(f"/proc/{pipe.parent.pid}/cmdline").read_bytes()

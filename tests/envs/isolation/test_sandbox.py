@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from envs.config.settings import Limits
-from envs.host.pipe import _sweep
+from envs.host.pipe import _remove_stale_folders
 from envs.host.process import EnvProcess, isolation_here
 from envs.isolation.sandbox import FULL, LIMITS, NO_NAMESPACES, Sandbox
 
@@ -241,7 +241,7 @@ def test_what_a_killed_parent_left_is_swept_away_and_what_lives_is_not(
     (box,) = set(place.iterdir()) - {left, other}
     for folder in (left, other, box):
         os.utime(folder, (1, 1))
-    _sweep.cache_clear()
+    _remove_stale_folders.cache_clear()
     start(obedient).describe()
     assert not left.exists() and other.exists() and (box / "work").exists()
     assert living.score(TASK, "a")["error"] is None and living.generation == 1
@@ -262,7 +262,7 @@ CLIENT = """
 import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from envs.host.pipe import _sweep
+from envs.host.pipe import _remove_stale_folders
 from envs.host.process import EnvProcess, isolation_here
 process = EnvProcess(Path({folder!r}))
 process.describe()
@@ -308,7 +308,7 @@ needed = [p for p in sys.path if p] + [sys.prefix, sys.base_prefix]
 folders = {{Path(p).resolve() for p in needed if Path(p).is_dir()}}
 assert all(map(confine._open_to_all, folders)) or confine._expose(folders, Path("/tmp"))
 os.setgroups([]); os.setresgid(59999, 59999, 59999); os.setresuid(59999, 59999, 59999)
-from envs.host.pipe import _sweep
+from envs.host.pipe import _remove_stale_folders
 from envs.host.process import EnvProcess, isolation_here
 from envs.config.settings import Limits
 task = {{"id": "a", "prompt": [{{"role": "user", "content": "q"}}], "answer": None}}

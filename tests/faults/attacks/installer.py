@@ -21,14 +21,14 @@ from envs.config.problem import EnvProblem
 from envs.config.settings import Limits
 from envs.host.pipe import Fault, Pipe
 from envs.host.process import EnvProcess
-from envs.isolation.packages import Order, packages_of
+from envs.isolation.packages import InstallOrder, packages_of
 from envs.isolation.sandbox import Reach, Sandbox
 
 LIMITS = Limits(memory_mb=2048, processes=128, file_mb=512)
 
 
 def install(order: dict, sandbox: Sandbox, said: dict) -> None:
-    wanted = Order(
+    wanted = InstallOrder(
         tuple(order["requirements"]),
         order["target"],
         order["pip"],

@@ -225,7 +225,7 @@ def started(home: Home, who: str, at: float, hours: float = 1.0) -> str:
         )
     call_ = Call(who, "http", "submit_train", {})
     with Audit(home, clock=lambda: at).recording(call_) as record:
-        record.ok({"run_id": row.run_id})
+        record.succeeded({"run_id": row.run_id})
     return row.run_id
 
 
@@ -308,7 +308,7 @@ def test_an_evaluation_is_refused_when_nothing_is_left_and_a_probe_when_it_would
 def answered(home: Home, who: str, at: float, run_id: str, tool: str = "dry_run", **said: object):
     """The line of a call that was answered with that run."""
     with Audit(home, clock=lambda: at).recording(Call(who, "http", tool, {})) as record:
-        record.ok({"run_id": run_id, **said})
+        record.succeeded({"run_id": run_id, **said})
 
 
 def test_a_run_counts_for_the_key_and_on_the_day_that_started_it(home: Home):
@@ -361,7 +361,7 @@ def test_what_was_answered_before_may_be_asked_again(home: Home):
             )
         )
     with Audit(home, clock=lambda: 1_000).recording(Call("agent", "http", "submit_train", {})) as r:
-        r.ok({"run_id": row.run_id})
+        r.succeeded({"run_id": row.run_id})
     assert not refused(home, key, 1_000, request_id="once")
     assert refused(home, key, 1_000, request_id="twice") and refused(home, key, 1_000)
 

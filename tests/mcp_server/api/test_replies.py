@@ -14,7 +14,7 @@ from mcp_server.api.replies import (
     cut_to_size,
     envelope,
     error_line,
-    fit,
+    fitting_page,
 )
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=200)
@@ -85,7 +85,7 @@ def test_a_page_that_does_not_fit_is_asked_for_again_with_half_the_rows():
         asked.append(limit)
         return {"rows": ["x" * 900] * limit, "next_cursor": str(limit)}
 
-    reply = fit(page, 40)
+    reply = fitting_page(page, 40)
     assert asked == [40, 20, 10]
     assert reply["next_cursor"] == "10"
 

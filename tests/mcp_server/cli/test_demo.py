@@ -221,7 +221,7 @@ def test_a_stage_without_a_terminal_says_a_line_per_step():
         step = stage.begin("push_env")
         stage.end(step, "pushed")
         failing = stage.begin("wait_run")
-        stage.tell(failing, "working", [1.0, 2.0])
+        stage.show_progress(failing, "working", [1.0, 2.0])
         stage.end(failing, "failed", failed=True)
     lines = out.getvalue().splitlines()
     assert lines[0] == "title"

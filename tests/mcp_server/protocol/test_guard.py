@@ -2,11 +2,8 @@
 
 import json
 import logging
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from mcp import Client
 
 from engine.core.errors import UserError
@@ -16,8 +13,6 @@ from mcp_server.access.keys import LOCAL
 from mcp_server.access.log import log_file
 from mcp_server.api import verbs
 from mcp_server.protocol.app import build_server
-from mcp_server.protocol.guard import check_arguments
-from mcp_server.protocol.tools import all_tools
 
 ERAS = ("auto", "legacy")
 
@@ -236,31 +231,6 @@ async def test_a_read_only_server_suggests_only_what_it_offers(
     async with Client(build_server(home, [], read_only=True)) as client:
         result = await client.call_tool("estimate_cost", {"env_id": "a"})
     assert [call["tool"] for call in result.structured_content["next"]] == ["read_logs"]
-
-
-TOOLS = {tool.name: tool for tool in all_tools(Home(Path("/nowhere")), ())}
-VALUES = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=5)
-    | st.lists(st.integers(), max_size=2)
-    | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
-)
-ARGUMENTS = st.sampled_from(["run_id", "limit", "models", "settings", "timeout_s", "env_id", "x"])
-
-
-@given(
-    name=st.sampled_from(["get_status", "submit_train", "wait_run", "evaluate", "chat"]),
-    arguments=st.dictionaries(ARGUMENTS, VALUES, max_size=5),
-)
-def test_arguments_are_taken_or_refused_and_never_crash(name: str, arguments: dict):
-    try:
-        check_arguments(TOOLS[name], arguments)
-    except UserError as error:
-        assert error.code in ("UNKNOWN_ARGUMENT", "BAD_ARGUMENT")
-        assert error.hint
 
 
 def test_our_log_stays_out_of_the_protocol(home: Home):

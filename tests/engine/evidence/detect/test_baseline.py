@@ -137,9 +137,9 @@ def test_the_first_of_many_planned_exams_is_not_looked_at_as_if_it_were_the_only
         place.evals(step).write_text(lines_of(run.exams[step]))
     rows = read_evaluation(place.evals(5))
     place.evals(5).write_text("")  # a step reads nothing back that it has written
-    found, _ = watch.look(5, {"heldout_success": 0.54}, evaluated=rows)
+    found, _ = watch.check_step(5, {"heldout_success": 0.54}, evaluated=rows)
     assert found == [], "an alert is raised at the second look"
-    found, _ = watch.look(6, {})
+    found, _ = watch.check_step(6, {})
     assert [finding.id for finding in found] == raised
 
 

@@ -96,10 +96,10 @@ def paid_run(right: float, wrong: tuple[float, float], longer: float) -> Facts:
             View(
                 step,
                 64,
-                solved=solved,
+                solved_share=solved,
                 wrong_reward=pays,
                 right_reward=pays + right,
-                length=10 * (1 + (longer - 1) * way),
+                mean_tokens=10 * (1 + (longer - 1) * way),
             )
         )
         lines.append({"step": step, "reward_mean": pays + right * solved})
@@ -294,14 +294,14 @@ def test_a_view_counts_what_its_rows_say():
         row(1, "x", error="ValueError", success=None),
     ]
     view = view_of(3, rollout_records(rows), KnownSettings(max_tokens=40))
-    assert view is not None and (view.step, view.n) == (3, 6)
-    assert view.solved == pytest.approx(1 / 5) and view.reward == pytest.approx(1 / 5)
-    assert view.errors == pytest.approx(1 / 6) and view.cut == pytest.approx(1 / 6)
-    assert view.cut_reward == 0.0 and view.whole_reward == pytest.approx(1 / 4)
-    assert view.length == pytest.approx((5 * 10 + 40) / 6)
-    assert view.distinct == pytest.approx((2 / 2 + 1 / 2) / 2)
-    assert (view.form_name, view.form) == ("parsed", pytest.approx(4 / 5))
-    assert view.judge_gap is None and view.think is None
+    assert view is not None and (view.step, view.answer_count) == (3, 6)
+    assert view.solved_share == pytest.approx(1 / 5) and view.reward == pytest.approx(1 / 5)
+    assert view.error_share == pytest.approx(1 / 6) and view.cut_share == pytest.approx(1 / 6)
+    assert view.cut_reward == 0.0 and view.uncut_reward == pytest.approx(1 / 4)
+    assert view.mean_tokens == pytest.approx((5 * 10 + 40) / 6)
+    assert view.distinct_share == pytest.approx((2 / 2 + 1 / 2) / 2)
+    assert (view.form_metric, view.form_score) == ("parsed", pytest.approx(4 / 5))
+    assert view.judge_gap is None and view.think_size is None
     assert view_of(3, [], KnownSettings()) is None
 
 
@@ -317,7 +317,7 @@ def test_a_view_counts_what_its_rows_say():
 )
 def test_a_metric_about_the_form_is_known_by_its_name(metrics: dict[str, float], form: float):
     row = {"task": "t", "completion": "4", "reward": 0.0, "metrics": metrics}
-    assert view_of(0, rollout_records([row]), KnownSettings()).form == form
+    assert view_of(0, rollout_records([row]), KnownSettings()).form_score == form
 
 
 @pytest.mark.parametrize(
@@ -343,13 +343,15 @@ def test_a_think_block_is_measured_against_its_budget():
     thought = {"role": "assistant", "reasoning_content": "a" * 90, "content": "b" * 10}
     row = {"task": "t", "completion": "b" * 10, "messages": [thought], "tokens": 80, "reward": 0.0}
     # 90 of 100 characters of 80 tokens, of a budget of 100.
-    assert view_of(0, rollout_records([row]), KnownSettings(max_tokens=100)).think == pytest.approx(
-        0.72
-    )
+    assert view_of(
+        0, rollout_records([row]), KnownSettings(max_tokens=100)
+    ).think_size == pytest.approx(0.72)
     never_closed = {"task": "t", "completion": "<think> and on", "tokens": 100, "reward": 0.0}
-    assert view_of(0, rollout_records([never_closed]), KnownSettings(max_tokens=100)).think == 1.0
+    assert (
+        view_of(0, rollout_records([never_closed]), KnownSettings(max_tokens=100)).think_size == 1.0
+    )
     plain = {"task": "t", "completion": "4", "tokens": 1, "reward": 1.0}
-    assert view_of(0, rollout_records([plain]), KnownSettings(max_tokens=100)).think is None
+    assert view_of(0, rollout_records([plain]), KnownSettings(max_tokens=100)).think_size is None
 
 
 def test_a_raised_alert_is_not_raised_again_until_it_was_silent_for_a_while(tmp_path: Path):
@@ -362,7 +364,7 @@ def test_a_raised_alert_is_not_raised_again_until_it_was_silent_for_a_while(tmp_
         raised, cleared = [], []
         for step in range(first, first + count):
             share = cut + rng.uniform(-0.01, 0.01) if cut else 0.0
-            found, over = watch.look(step, {"truncated_share": share, "length_p95": 20.0})
+            found, over = watch.check_step(step, {"truncated_share": share, "length_p95": 20.0})
             raised += [finding.id for finding in found]
             cleared += over
         return raised, cleared
@@ -388,5 +390,5 @@ def test_a_watch_takes_up_a_run_where_its_checkpoint_left_it(tmp_path: Path):
     watch = Watch(run, "grpo", KnownSettings(max_tokens=20, steps=40))
     watch.catch_up(10)
     assert [line["step"] for line in watch.lines] == list(range(1, 11))
-    assert set(watch.active) == {"truncation"} and watch.rows.rows == 10
-    assert watch.look(11, {"truncated_share": 0.5}) == ([], [])
+    assert set(watch.active_alerts) == {"truncation"} and watch.training_rows.rows == 10
+    assert watch.check_step(11, {"truncated_share": 0.5}) == ([], [])

@@ -362,7 +362,7 @@ VALUES = st.floats(-1e9, 1e9, allow_nan=False)
 @given(st.lists(st.tuples(st.integers(0, 10_000), VALUES), min_size=1, max_size=60), st.booleans())
 def test_any_curve_is_drawn_inside_its_frame(points, share):
     points = sorted(dict(points).items())
-    svg = str(charts.line_chart(charts.Curve(points, share=share), 360, 200, "a curve"))
+    svg = str(charts.line_chart(charts.Curve(points, is_share=share), 360, 200, "a curve"))
     for spot in re.findall(r'points="([^"]+)"', svg):
         for pair in spot.split():
             x, y = map(float, pair.split(","))

@@ -12,9 +12,9 @@ from engine.evidence.stats.learnability import Sample, learnability, teaching_sh
 from engine.records.probe_result import AnswerLengths, FailedScores
 
 
-def answers(*rewards: float, said: str | None = None, **more) -> list[Sample]:
+def answers(*rewards: float, text: str | None = None, **more) -> list[Sample]:
     return [
-        Sample(reward, success=reward == 1.0, said=said or str(i), **more)
+        Sample(reward, success=reward == 1.0, text=text or str(i), **more)
         for i, reward in enumerate(rewards)
     ]
 
@@ -84,7 +84,7 @@ def test_answers_cut_at_the_limit_and_answers_all_alike_are_named():
     found = learnability(cut, 4, max_tokens=32)
     assert found.advice[0].lever == "max_tokens" and "64" in found.advice[0].say
     assert found.length == AnswerLengths(p50=32, p95=32, max_tokens=32)
-    alike = [answers(*[0.0] * 8, said="7")] * 6 + [answers(1.0, *[0.0] * 7, said="7")] * 4
+    alike = [answers(*[0.0] * 8, text="7")] * 6 + [answers(1.0, *[0.0] * 7, text="7")] * 4
     assert "temperature" in levers(alike)
 
 

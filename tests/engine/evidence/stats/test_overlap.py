@@ -64,6 +64,12 @@ def test_brackets_beside_operators_make_another_task():
     assert tokens_of("Work out (3 + 4).") == tokens_of("work out 3 + 4")
 
 
+@pytest.mark.parametrize("code", ["n = total() + 1", "a = [] + [1]", "def f(a=()): return -(a)"])
+def test_empty_brackets_beside_operators_are_read_as_any_text(code: str):
+    assert tokens_of(code) == tokens_of(code.upper())
+    assert found(row("t-1", code), row("h-1", code)) == [("exact", "prompt", True)]
+
+
 def test_a_task_about_capitals_is_told_apart_by_its_answer():
     exam = row("h", "How many capitals has aBc?", "1")
     assert found(row("t", "How many capitals has ABC?", "3"), exam) == []

@@ -412,7 +412,7 @@ def test_copies_of_a_question_are_one_question(rows):
         ]
 
     found = compare_rows(copies(False), copies(True))
-    assert (found.outcome.n, len(found.outcome.gained), found.ids) == (4, 4, 200)
+    assert (found.outcome.n, len(found.outcome.gained), found.id_count) == (4, 4, 200)
     assert found.outcome.verdict == "inconclusive"
     assert found.after is not None and found.after.tasks == 4
 
@@ -444,7 +444,7 @@ def test_tasks_of_one_prompt_stay_apart_where_the_environment_went_on_talking(ro
         ]
 
     found = compare_rows(episode(False), episode(True))
-    assert (found.outcome.n, found.outcome.verdict, found.ids) == (30, "better", 0)
+    assert (found.outcome.n, found.outcome.verdict, found.id_count) == (30, "better", 0)
 
 
 def test_a_verdict_on_repeated_prompts_says_how_many_differ(make_run, rows):

@@ -37,7 +37,7 @@ def test_a_run_of_an_honest_reward_is_found_again(home: Home, tmp_path: Path) ->
     assert found["file"] == f"step_{result['best_step']:06d}.jsonl" and found["half"] == "report"
     assert found["scored"] == found["asked"] > 0 and found["differing"] == 0
     assert not any("not to be trusted" in said for said in result["evidence"]["warnings"])
-    assert scorer_moves(Facts("sft", KnownSettings(), rescored=found)) is None
+    assert scorer_moves(Facts("sft", KnownSettings(), rescoring=found)) is None
 
 
 def test_a_reward_that_pays_everything_after_a_while_is_found_out_when_the_run_ends(
@@ -52,7 +52,7 @@ def test_a_reward_that_pays_everything_after_a_while_is_found_out_when_the_run_e
     result = go(run)
     found = rescored(run)
     assert found["differing"] > 0 and found["wavering"] == 0
-    finding = scorer_moves(Facts("sft", KnownSettings(), rescored=found))
+    finding = scorer_moves(Facts("sft", KnownSettings(), rescoring=found))
     assert finding is not None and finding.playbook == "rewards" and finding.lever.edit
     assert finding.evidence["differing"] == found["differing"]
     assert any("not to be trusted" in said for said in result["evidence"]["warnings"])

@@ -14,7 +14,7 @@ from engine.cost.flops import KEEP_TASKS
 from engine.evidence.stats.results import load_rows
 from engine.home.run_dir import Home
 from engine.worker.evaluation import pebble_skills as skills
-from engine.worker.evaluation.prior_skills import EACH, SKILLS, pebble_tasks
+from engine.worker.evaluation.prior_skills import SKILLS, TASKS_PER_SKILL, pebble_tasks
 
 GYM = "reasoning_gym"
 ENDS = """
@@ -105,7 +105,7 @@ def test_an_environment_named_keep_is_asked_too(home: Home, env_id: str, tmp_pat
     go(run)
     for when in ("before", "after"):
         asked = [row["battery"] for row in load_rows(run.kept(when))]
-        assert asked.count("pebble skills") == len(SKILLS) * EACH
+        assert asked.count("pebble skills") == len(SKILLS) * TASKS_PER_SKILL
         heldout = asked.count(keep)
         assert 0 < heldout <= KEEP_TASKS
     found = {b["battery"]: b for b in kept_skills(run)["batteries"]}
@@ -172,4 +172,4 @@ def test_without_reasoning_gym_another_base_is_asked_nothing_and_trains(
 
 def test_every_run_is_asked_the_same_tasks() -> None:
     assert pebble_tasks() == pebble_tasks()
-    assert len({task["id"] for task in pebble_tasks()}) == len(SKILLS) * EACH
+    assert len({task["id"] for task in pebble_tasks()}) == len(SKILLS) * TASKS_PER_SKILL

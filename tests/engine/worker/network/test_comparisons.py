@@ -22,10 +22,10 @@ def test_what_is_read_without_transformers_gives_the_same_logits(
     random_model: Path, tmp_path: Path
 ) -> None:
     kept = tmp_path / "comparisons.json"
-    first = load_base(random_model, CPU, "float32", compared=kept)
+    first = load_base(random_model, CPU, "float32", comparisons_file=kept)
     (entry,) = json.loads(kept.read_text()).values()
     assert entry["difference"] < 1e-5
-    again = load_base(random_model, CPU, "float32", compared=kept)
+    again = load_base(random_model, CPU, "float32", comparisons_file=kept)
     assert again.network.forward == "own"
     assert torch.equal(first.network.logits(IDS, None), again.network.logits(IDS, None))
     assert (again.vocab, again.stop_ids) == (first.vocab, first.stop_ids)
@@ -35,7 +35,7 @@ def test_other_weights_number_formats_and_kernels_are_compared_anew(
     random_model: Path, tmp_path: Path
 ) -> None:
     kept = tmp_path / "comparisons.json"
-    load_base(random_model, CPU, "float32", compared=kept)
+    load_base(random_model, CPU, "float32", comparisons_file=kept)
     assert comparisons.recall(kept, random_model, torch.float32, "torch") is not None
     assert comparisons.recall(kept, random_model, torch.bfloat16, "torch") is None
     assert comparisons.recall(kept, random_model, torch.float32, "liger 0.8.5") is None
@@ -50,7 +50,7 @@ def test_a_damaged_record_means_comparing_again(
 ) -> None:
     kept = tmp_path / "comparisons.json"
     kept.write_text(content)
-    assert load_base(random_model, CPU, "float32", compared=kept).network.forward == "own"
+    assert load_base(random_model, CPU, "float32", comparisons_file=kept).network.forward == "own"
     assert comparisons.recall(kept, random_model, torch.float32, "torch") is not None
 
 
@@ -58,14 +58,14 @@ def test_a_known_model_loads_without_transformers_model_classes(
     random_model: Path, tmp_path: Path
 ) -> None:
     kept = tmp_path / "comparisons.json"
-    load_base(random_model, CPU, "float32", compared=kept)
+    load_base(random_model, CPU, "float32", comparisons_file=kept)
     script = (
         "import sys, torch\n"
         "from pathlib import Path\n"
         "from engine.worker.grpo import train\n"
         "from engine.worker.network.policy import load_base\n"
         f"load_base(Path({str(random_model)!r}), torch.device('cpu'), 'float32',"
-        f" compared=Path({str(kept)!r}))\n"
+        f" comparisons_file=Path({str(kept)!r}))\n"
         "dear = {'peft', 'torch._dynamo', 'transformers.modeling_utils'} & set(sys.modules)\n"
         "sys.exit(repr(dear) if dear else 0)\n"
     )

@@ -156,7 +156,7 @@ def test_a_completion_does_not_depend_on_what_else_is_under_way() -> None:
 def test_equal_prompts_are_read_once_and_answered_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
     sampler = fast(Decoder.of(tiny("qwen3")))
-    forward = sampler._current(64)
+    forward = sampler._current_forward(64)
     reader = forward.read
     monkeypatch.setattr(forward, "read", lambda p: read.extend(p) or reader(p))
     groups = sampler.generate([PROMPTS[0]] * 5, 1, SamplingParams(12, 1.0))

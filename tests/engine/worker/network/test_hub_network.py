@@ -58,7 +58,7 @@ def test_logprobs_and_gradients_are_those_of_the_models_own_logits(family: str) 
     found = {k: g.clone() for k, g in adapter.gradients().items()}
     adapter.clear_gradients()
     wanted, spread = [], []
-    with network.carrying(adapter):
+    with network.with_adapter(adapter):
         model.eval()
         for row in ROWS:
             logits = model(torch.tensor([row.ids])).logits[0, :, : VOCAB - 3].double() * 0.5

@@ -174,12 +174,12 @@ def test_a_set_whose_logits_are_not_transformers_is_dropped_at_load(
 ) -> None:
     monkeypatch.setattr(fused_ops, "choose", lambda *_: Choice(WRONG))
     kept = tmp_path / "comparisons.json"
-    network = load_base(PEBBLE, CPU, "float32", compared=kept).network
+    network = load_base(PEBBLE, CPU, "float32", comparisons_file=kept).network
     assert (network.forward, network.why, network.kernels) == ("own", "", "torch")
     assert network.kernels_why.startswith("wrong: logits differ from transformers' by ")
     assert isinstance(network, policy.DecoderNetwork) and network.decoder.functions is TORCH
     # What was kept is that torch's agree; of the others nothing is known, so they are compared.
-    again = load_base(PEBBLE, CPU, "float32", compared=kept).network
+    again = load_base(PEBBLE, CPU, "float32", comparisons_file=kept).network
     assert again.kernels_why == network.kernels_why
     monkeypatch.setattr(fused_ops, "choose", lambda *_: Choice(replace(TORCH, name="other")))
     assert load_base(PEBBLE, CPU, "float32").network.kernels == "other"

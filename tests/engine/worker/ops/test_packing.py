@@ -93,7 +93,7 @@ def test_each_prompt_is_run_once_and_last_tokens_never(rows: list[Row]) -> None:
 @given(rows=some_rows())
 def test_every_packed_token_stands_in_exactly_one_bucket(rows: list[Row]) -> None:
     layout = pack(rows).layout
-    buckets = prefix_buckets(layout) + [b.own for b in suffix_buckets(layout)]
+    buckets = prefix_buckets(layout) + [b.suffixes for b in suffix_buckets(layout)]
     covered = [i for b in buckets for i in range(b.start, b.stop)]
     assert covered == list(range(sum(layout.prefixes) + sum(layout.suffixes)))
     for bucket in buckets:

@@ -182,8 +182,8 @@ def test_fresh_tasks_are_unused_distinct_and_the_same_every_time(
     step: int, number: int, count: int, wanted: int, data: st.DataObject
 ) -> None:
     used = data.draw(st.sets(st.integers(0, count - 1)))
-    found = fresh_tasks((step, number), count, wanted, used, 3)
-    assert found == fresh_tasks((step, number), count, wanted, used, 3)
+    found = fresh_tasks(step, number, count, wanted, used, 3)
+    assert found == fresh_tasks(step, number, count, wanted, used, 3)
     assert len(found) == len(set(found)) == min(wanted, count - len(used))
     assert not set(found) & used and all(0 <= task < count for task in found)
 

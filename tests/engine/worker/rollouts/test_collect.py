@@ -65,7 +65,7 @@ class Watched(EnvProcess):
         return found
 
     def start(self, task: Mapping[str, Any]) -> Episode:
-        return WatchedEpisode(self, task, next(self._episodes))
+        return WatchedEpisode(self, task, next(self._episode_numbers))
 
 
 class WatchedEpisode(Episode):

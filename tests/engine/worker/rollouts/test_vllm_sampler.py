@@ -75,7 +75,7 @@ def test_ids_go_in_and_ids_with_their_log_probabilities_come_out(make):
     ]
     assert found[0][0].logprobs == [-0.06, -0.07, -0.08]
     assert [[c.finished for c in members] for members in found] == [[False] * 2, [True] * 2]
-    assert sampler.missing == 0
+    assert sampler.missing_logprobs == 0
 
 
 def test_a_request_says_all_of_the_sampling_and_nothing_of_the_servers_defaults(make):
@@ -169,7 +169,7 @@ def test_an_id_without_a_log_probability_is_counted_and_is_no_number(make):
     sampler = make()
     ((completion,),) = sampler.generate([[7, 5]], 1, SamplingParams(2))
     assert math.isnan(completion.logprobs[0]) and completion.logprobs[1] == -0.07
-    assert sampler.missing == 1
+    assert sampler.missing_logprobs == 1
 
 
 def test_a_log_probability_of_another_id_is_refused(make):

@@ -142,9 +142,9 @@ def test_clip_share_counts_the_tokens_whose_gradient_is_stopped() -> None:
     policy = torch.log(torch.tensor([1.5, 0.5, 1.5, 1.0]))
     advantage = torch.tensor([1.0, -1.0, -1.0, 1.0])
     t = Tokens(policy, old, advantage, torch.ones(4), torch.tensor([0, 0, 0, 0]), torch.ones(1))
-    assert losses.clip_share("dapo", t, CLIP).item() == 2
+    assert losses.clipped_tokens("dapo", t, CLIP).item() == 2
     # cispo bounds the weights of both tokens above the range, whatever their advantage.
-    assert losses.clip_share("cispo", t, CLIP).item() == 2
+    assert losses.clipped_tokens("cispo", t, CLIP).item() == 2
 
 
 def test_clip_share_of_gspo_counts_the_tokens_of_clipped_trajectories() -> None:
@@ -153,7 +153,7 @@ def test_clip_share_of_gspo_counts_the_tokens_of_clipped_trajectories() -> None:
     row, lengths = torch.tensor([0, 0, 1, 1, 2, 2]), torch.full((3,), 2.0)
     t = Tokens(policy, torch.zeros(6), advantage, torch.ones(6), row, lengths)
     # exp(mean log ratio): 1.5 is stopped above, 0.71 below; with a positive advantage it is not.
-    assert losses.clip_share("gspo", t, CLIP).item() == 4
+    assert losses.clipped_tokens("gspo", t, CLIP).item() == 4
 
 
 def test_kl_is_zero_only_where_policy_and_reference_agree() -> None:

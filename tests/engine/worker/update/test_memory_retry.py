@@ -95,7 +95,7 @@ def test_memory_that_runs_out_in_a_later_pass_keeps_what_the_first_one_saw(
     wanted = curve(train(home, env_id, "grpo", "whole-1"))
     monkeypatch.setattr("engine.worker.grpo.microbatch_tokens", lambda *_, **__: 100_000)
     scarce(monkeypatch, 96, skip=1)  # the first pass over the first batch has room
-    monkeypatch.setattr(memory_retry, "HALVINGS", 12)
+    monkeypatch.setattr(memory_retry, "MAX_HALVINGS", 12)
     run = train(home, env_id, "grpo", "scarce-1")
     assert [event["step"] for event in events(run, "memory")][:2] == [1, 1]
     for ours, its in zip(curve(run), wanted, strict=True):
@@ -111,7 +111,7 @@ def test_a_resumed_run_keeps_the_smaller_microbatches(home, env_id, monkeypatch)
         run = train(home, env_id, "sft", "scarce-1")
     before = [line.get("microbatches") for line in metrics(run)]
     state = json.loads((run.checkpoint(2) / "trainer_state.json").read_text())
-    assert state[memory_retry.KEY] == 1
+    assert state[memory_retry.HALVINGS_KEY] == 1
     for name in ("MANIFEST.json", "trainer_state.json"):
         (run.checkpoint(3) / name).unlink()
     go(run)  # with all the memory in the world
@@ -124,9 +124,9 @@ def test_memory_that_never_suffices_is_a_failure_of_kind_oom_with_a_hint(home, e
     with pytest.raises(WorkerFailure) as caught:
         train(home, env_id, "sft", "scarce-1")
     record = explain(caught.value)
-    assert record.kind == "oom" and f"{memory_retry.HALVINGS} halvings" in record.message
+    assert record.kind == "oom" and f"{memory_retry.MAX_HALVINGS} halvings" in record.message
     assert "out of memory" in record.evidence and "max_length" in str(record.hint)
-    assert len(events(home.run("scarce-1"), "memory")) == memory_retry.HALVINGS
+    assert len(events(home.run("scarce-1"), "memory")) == memory_retry.MAX_HALVINGS
 
 
 class Pass:
@@ -144,7 +144,7 @@ class Pass:
 
 
 def retry(budget: int, tell: Callable[..., None] = lambda *_: None) -> MemoryRetry:
-    return MemoryRetry(budget, {}, clear=lambda: None, tell=tell)
+    return MemoryRetry(budget, {}, clear_gradients=lambda: None, report=tell)
 
 
 def test_halving_ends_after_so_many_times_and_where_every_row_goes_alone():
@@ -154,7 +154,7 @@ def test_halving_ends_after_so_many_times_and_where_every_row_goes_alone():
         asked.append(tokens)
         raise MemoryError
 
-    with pytest.raises(WorkerFailure, match=f"{memory_retry.HALVINGS} halvings"):
+    with pytest.raises(WorkerFailure, match=f"{memory_retry.MAX_HALVINGS} halvings"):
         retry(640).run(Pass(attempt))
     assert asked == [640, 320, 160, 80, 40, 20]
     asked.clear()

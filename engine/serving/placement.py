@@ -1,0 +1,110 @@
+"""Where a deployment runs: its device, its engine, and the memory that it takes there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.core import hardware
+from engine.core.errors import UserError
+from engine.core.hardware import Device
+from engine.core.hints import Call, Hint
+from engine.home.progress import read_progress
+from engine.home.rows import HOLDS_DEVICE
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.install import vllm_env
+from engine.models.catalog import ModelRef
+from engine.processes import deployments
+
+# Bytes that a serving process holds beside the weights: libraries, activations, caches.
+_OVERHEAD = {
+    ("torch", "cpu"): 700_000_000,
+    ("torch", "cuda"): 2_500_000_000,
+    ("vllm", "cpu"): 4_500_000_000,
+    ("vllm", "cuda"): 8_000_000_000,
+}
+_WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # per parameter: float32 and bfloat16
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A device for a deployment, its engine ("torch" or "vllm") and the bytes that it takes."""
+
+    device: Device
+    engine: str
+    memory_bytes: int
+
+
+def choose(home: Home, ref: ModelRef, name: str) -> Placement:
+    """Choose the device that has most memory free once the model is on it.
+
+    `name` is how messages call the model. Raises UserError DOES_NOT_FIT if no device is large
+    enough, DEVICE_BUSY if the best one is too full now, NO_VLLM.
+    """
+    devices = hardware.detect(home.root).devices
+    placements = [_placement(home, ref, device) for device in devices]
+    best = max(placements, key=lambda option: option.device.memory_free - option.memory_bytes)
+    if best.memory_bytes > best.device.memory_free:
+        raise _no_room_error(home, best, name, devices)
+    return best
+
+
+def _placement(home: Home, ref: ModelRef, device: Device) -> Placement:
+    """How the model would be served on this device. The memory is that of the weights with 10 % on
+    top, and the overhead of the process."""
+    engine = engine_for(home, device)
+    weight_bytes = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1)
+    return Placement(device, engine, weight_bytes + _OVERHEAD[engine, device.kind])
+
+
+def engine_for(home: Home, device: Device) -> str:
+    """The engine for deployments on this device: "torch" (our own sampler) or "vllm".
+
+    `serve_with` = "auto" takes vLLM for GPUs only: on a CPU it is slower to start and to answer.
+    Raises UserError NO_VLLM where vLLM is asked for and not set up.
+    """
+    engine = home.user_config().serve_with
+    if engine == "vllm":
+        vllm_env.require_python(home)
+    elif engine == "auto":
+        use_vllm = device.kind == "cuda" and vllm_env.find_python(home) is not None
+        return "vllm" if use_vllm else "torch"
+    return engine
+
+
+def _no_room_error(home: Home, best: Placement, name: str, devices: Sequence[Device]) -> UserError:
+    """The error for a model that does not fit on any device now: DOES_NOT_FIT, or DEVICE_BUSY if
+    the largest device would hold it. `best` is the placement that lacks least."""
+    message = f"{name} needs about {best.memory_bytes / 1e9:.1f} GB"
+    if best.memory_bytes > max(device.memory_total for device in devices):
+        return UserError(
+            "DOES_NOT_FIT",
+            f"{message}; no device of this machine has that much",
+            hint="Serve a smaller model here.",
+        )
+    free_gb = best.device.memory_free / 1e9
+    return UserError(
+        "DEVICE_BUSY",
+        f"{message}; {free_gb:.1f} GB of {best.device.id} are free{_busy_with(home)}",
+        hint=_advice_to_free(home),
+        retryable=True,
+    )
+
+
+def _advice_to_free(home: Home) -> Hint:
+    """How to free a device, with the call that stops the oldest deployment if there is one."""
+    text = "Wait for what runs, or stop a deployment; then call again."
+    living = deployments.living(home)  # the newest first
+    if not living:
+        return Hint(text)
+    return Hint(text, Call("deploy", {"run_id": living[-1].deployment_id, "action": "stop"}))
+
+
+def _busy_with(home: Home) -> str:
+    """The end of a message, such as " while arith-7 runs, about 90 s more"; "" if no run does."""
+    with Store(home) as store:
+        rows = store.list_runs(limit=1, states=HOLDS_DEVICE)
+    if not rows:
+        return ""
+    seconds_left = read_progress(home.run(rows[0].run_id), rows[0]).eta_s
+    remaining = f", about {seconds_left:.0f} s more" if seconds_left else ""
+    return f" while {rows[0].run_id} runs{remaining}"

@@ -1,0 +1,182 @@
+"""Checks the arguments of a tool call, and says how to correct a wrong one."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from mcp.server.mcpserver.tools import Tool
+from pydantic import ValidationError
+
+from engine.core.errors import UserError
+from engine.core.hints import Change, Hint
+from engine.records.settings import GRPOSettings, SamplingSettings, SFTSettings
+from mcp_server.api.replies import compact
+
+# How similar a name must be to be suggested (difflib's ratio, 1 is equal). Settings need more,
+# because there are many of them.
+NEAR_ARGUMENT = 0.55
+NEAR_SETTING = 0.8
+
+# JSON types that are checked here, because pydantic would convert other values; and how errors
+# name them.
+_CHECKED_TYPES = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
+_EXPECTED_WORDS = {
+    "string": "a text",
+    "array": "a list",
+    "object": "an object",
+    "integer": "a whole number",
+}
+
+
+def without_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments without nulls: some clients send null for an argument they leave out."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
+    """Check that `tool` has these arguments and can take their values.
+
+    The SDK ignores unknown arguments, so a call with a misspelt one would run with the default.
+
+    Raises:
+        UserError: UNKNOWN_ARGUMENT, with the nearest name as hint. BAD_ARGUMENT, a value is wrong
+            or an argument is missing, with what is expected as hint.
+    """
+    schemas: Mapping[str, Any] = tool.parameters.get("properties", {})
+    for name in arguments:
+        if name not in schemas:
+            hint_text = did_you_mean(name, list(schemas)) + _settings_hint(name, schemas)
+            raise UserError(
+                "UNKNOWN_ARGUMENT",
+                f"{tool.name} has no argument {name!r}",
+                hint=Hint(hint_text, change=_correction(name, arguments[name], schemas)),
+                field=name,
+            )
+    given_arguments = without_nulls(arguments)
+    for name, value in given_arguments.items():
+        json_type = str(schemas[name].get("type"))
+        if json_type in _CHECKED_TYPES and not _has_json_type(json_type, value):
+            raise UserError(
+                "BAD_ARGUMENT",
+                f"{name}={compact_value(value)} is not {_CHECKED_TYPES[json_type]}",
+                hint=_expected(schemas[name]),
+                field=name,
+            )
+    try:
+        tool.fn_metadata.validate_arguments(given_arguments)
+    except ValidationError as error:
+        raise _bad_argument(tool.name, schemas, error) from None
+
+
+def _has_json_type(json_type: str, value: Any) -> bool:
+    """Whether `value` is a boolean (for the type "boolean") or a number (for any other type).
+
+    Pydantic alone would take true for 1 and "5" for 5.
+    """
+    if isinstance(value, bool):  # tested first, because in Python a boolean is also an int
+        return json_type == "boolean"
+    return json_type != "boolean" and isinstance(value, int | float)
+
+
+def _bad_argument(tool: str, schemas: Mapping[str, Any], error: ValidationError) -> UserError:
+    """Make the BAD_ARGUMENT error for the first fault that pydantic found in the arguments.
+
+    Args:
+        tool: name of the tool.
+        schemas: schemas of the tool's arguments, by name.
+        error: the faults that pydantic found.
+    """
+    fault = error.errors(include_url=False)[0]
+    path = [str(part) for part in fault["loc"]]  # the argument, then keys or indexes inside it
+    name = path[0] if path else ""
+    schema = schemas.get(name, {})
+    if fault["type"] == "missing":
+        return UserError("BAD_ARGUMENT", f"{tool} needs {name}", hint=_expected(schema), field=name)
+    value = compact_value(fault.get("input"))
+    message = f"{'.'.join(path)}={value} cannot be used: {fault['msg']}"
+    wrong_value = str(fault.get("input")).lower()
+    near_values = difflib.get_close_matches(wrong_value, schema.get("enum", []), n=1)
+    change = Change(arguments={name: near_values[0]}) if near_values else None
+    hint = Hint(_expected(schema), change=change)
+    return UserError("BAD_ARGUMENT", message, hint=hint, field=".".join(path))
+
+
+def compact_value(value: Any) -> str:
+    """`value` as JSON, cut to 120 characters, to be quoted in an error."""
+    try:
+        text = compact(value)
+    except (TypeError, ValueError):  # not JSON, such as NaN
+        text = str(value)
+    return text if len(text) <= 120 else text[:117] + "..."  # 117: the dots count too
+
+
+def _expected(schema: Mapping[str, Any]) -> str:
+    """Say what an argument takes, from its schema, such as "It takes a whole number, at least 1."
+
+    The description of the argument, if it has one, follows.
+    """
+    if "enum" in schema:
+        type_words = "one of " + ", ".join(map(str, schema["enum"]))
+    else:
+        json_type = schema.get("type", "value")
+        type_words = _EXPECTED_WORDS.get(json_type, f"a {json_type}")
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        type_words += f" from {low} to {high}"
+    elif low is not None:
+        type_words += f", at least {low}"
+    description = schema.get("description", "")
+    return f"It takes {type_words}. {description}".strip()
+
+
+def did_you_mean(name: str, known: list[str]) -> str:
+    """A hint such as "Did you mean seed? Available: seed, steps.", or only its second sentence.
+
+    The first sentence is left out if no name in `known` is near to `name`.
+    """
+    nearest_name = _nearest(name, known, NEAR_ARGUMENT)
+    available = f"Available: {', '.join(known)}."
+    return f"Did you mean {nearest_name}? {available}" if nearest_name else available
+
+
+def _nearest(name: str, known: list[str], least_similarity: float) -> str:
+    """The name in `known` that is most similar to `name`; "" if none is similar enough."""
+    near_names = difflib.get_close_matches(name.lower(), known, n=1, cutoff=least_similarity)
+    return near_names[0] if near_names else ""
+
+
+def _correction(name: str, value: object, schemas: Mapping[str, Any]) -> Change | None:
+    """How to correct an unknown argument: move it into settings, or use the nearest name.
+
+    None if no name is near. `value` is the argument's value, `schemas` holds the schemas of the
+    arguments that the tool has.
+    """
+    setting = _nearest_setting(name, schemas)
+    if setting:
+        return Change(settings={setting: value}, without_arguments=(name,))
+    nearest_name = _nearest(name, list(schemas), NEAR_ARGUMENT)
+    if not nearest_name:
+        return None
+    return Change(arguments={nearest_name: value}, without_arguments=(name,))
+
+
+def _settings_hint(name: str, schemas: Mapping[str, Any]) -> str:
+    """A sentence for a setting that was passed as an argument; "" if `name` is near to no setting.
+
+    `schemas` holds the schemas of the tool's arguments.
+    """
+    setting = _nearest_setting(name, schemas)
+    return f' Settings go inside settings, e.g. settings={{"{setting}": ...}}.' if setting else ""
+
+
+def _nearest_setting(name: str, schemas: Mapping[str, Any]) -> str:
+    """The setting whose name is nearest to `name`; "" if none is near or the tool has none.
+
+    `schemas` holds the schemas of the tool's arguments.
+    """
+    if "settings" not in schemas:
+        return ""
+    # Only `evaluate` has attempts, and it takes sampling settings alone.
+    setting_schemas = [SamplingSettings] if "attempts" in schemas else [SFTSettings, GRPOSettings]
+    names = [field for schema in setting_schemas for field in schema.model_fields]
+    return _nearest(name, names, NEAR_SETTING)
