@@ -19,6 +19,7 @@ from engine.evidence.stats.results import (
     VALIDATION,
     Level,
     Measure,
+    damaged_answers_warning,
     level,
     measure_of,
     side,
@@ -287,14 +288,16 @@ def _checked_ids(ids: Sequence[str]) -> list[str]:
 def _without_contaminated(
     home: Home, candidates: Sequence[Candidate]
 ) -> tuple[list[Candidate], list[str]]:
-    """The candidates without the rows of contaminated tasks, and warnings about those tasks.
+    """The candidates without the rows of contaminated tasks, and warnings about those tasks and
+    about answers that cannot be read.
 
     A task is left out for all candidates if the training rows of any of their runs contain it.
     """
     sources = [
         home.run(source) for source in dict.fromkeys(candidate.source for candidate in candidates)
     ]
-    notes = list(dict.fromkeys(note for run in sources for note in contamination_warnings(run)))
+    notes = [note for run in sources for note in damaged_answers_warning(run)]
+    notes += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
     contaminated_tasks = frozenset().union(*(taught_tasks(run) for run in sources))
     clean_candidates = [
         replace(candidate, rows=without_tasks(candidate.rows, contaminated_tasks))
