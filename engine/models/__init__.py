@@ -4,8 +4,7 @@
     catalog.py      a model reference: built in, path, hub id, run
     chat_format.py  conversations to token ids and loss masks, here and in the worker
     chat_template.py  chat templates rendered in jinja's sandbox
-    gguf_import.py  a GGUF file turned into a model folder; a process of its own
-    gguf_tokenizer.py  the tokenizer of a GGUF file
+    gguf/           a GGUF file turned into a model folder; a process of its own
     hub.py          models by hub id, from caches or over HTTP
     known_models.py  models that a package index has
     library.py      the models of this home: added by name or file, removed

@@ -136,15 +136,15 @@ def check_in_sight(home: Home, ref: str) -> None:
     Raises UserError MODEL_NOT_FOUND.
     """
     ref = ref.strip()
-    is_path = "/" in ref or ref.startswith((".", "~"))  # else a run or a built-in model
+    is_file = ref.endswith(GGUF)
+    # Else it names a run, a model of the home or a built-in one.
+    is_path = is_file or "/" in ref or ref.startswith((".", "~"))
     if not is_path or not _can_be_a_path(ref):  # `resolve_model` refuses the latter at once
         return
-    is_hub_id = hub.HUB_ID.fullmatch(ref) is not None
+    is_hub_id = not is_file and hub.HUB_ID.fullmatch(ref) is not None
     try:
         # A GGUF file is only usable here if its owner has imported it before.
-        folder = (
-            library.imported(home, _gguf_file(ref)) if ref.endswith(GGUF) else _local_folder(ref)
-        )
+        folder = library.imported(home, _gguf_file(ref)) if is_file else _local_folder(ref)
         if folder is not None:
             model_files.read_facts(folder)
         is_usable = folder is not None or is_hub_id
