@@ -1,15 +1,7 @@
 """Rows of a data file become tasks; every bad line is named by its number.
 
-Formats: JSONL, JSON, CSV, TSV and, where pyarrow is installed, parquet. Shapes of a row:
-
-    {"messages": [...], "tools": [...]}          a chat; its first assistant message is the target
-    {"prompt": ..., "completion": ...}           text or messages; "response" and "answer" too
-    {"input": ..., "output": ...}
-    {"instruction": ..., "input": ..., "output": ...}
-    {"question": ..., "answer": ...}
-
-The answer may be missing where an environment scores. `id`, `split`, `system`, `metadata` are read;
-any other key goes into the task's metadata.
+Formats: JSONL, JSON, CSV, TSV and, where pyarrow is installed, parquet. What a row may look like:
+`row_shapes.py`.
 """
 
 import csv
@@ -20,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from envs.base import Message, SingleTurnEnv, Task, is_scored
+from envs.base import SingleTurnEnv, Task, is_scored
 from envs.config.problem import EnvProblem
 from envs.json_types import JsonObject
+from envs.row_shapes import shape_of, to_task
 
 MAX_ROW_BYTES = 16 << 20
 MAX_FILE_BYTES = 256 << 20
@@ -30,17 +23,7 @@ SHOWN = 20  # bad lines named in a refusal
 SHOWN_CHARS = 1700  # of all bad lines together: a push cuts a refusal at 2,000
 FAULT_CHARS = 200  # of one bad line
 FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-# Keys of a prompt with the keys its answer may have; the first pair that fits a row is taken.
-PAIRS = (
-    ("prompt", ("completion", "response", "answer")),
-    ("instruction", ("output", "response", "completion")),
-    ("question", ("answer",)),
-    ("input", ("output",)),
-)
-RESERVED = ("id", "split", "system", "metadata", "tools")
 HELDOUT_NAMES = ("heldout", "test", "eval", "validation", "valid", "val", "dev")
-SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
-SHAREGPT |= {"system": "system", "tool": "tool", "function": "tool"}
 
 
 @dataclass(frozen=True)
@@ -70,8 +53,9 @@ class DatasetEnv(SingleTurnEnv):
     """Tasks read from data files. Derive from it and define `score` to make it an environment.
 
     Args:
-        files: data files, in order; one named train or heldout (test, eval, validation) gives its
-            rows that split where they do not say one.
+        files: data files, in order; one named heldout (test, eval, validation) gives its rows that
+            split where they do not say one, and one named train that of training where another
+            file is named heldout. Otherwise the push decides, so train.jsonl alone is divided.
     """
 
     def __init__(self, *files: str | Path) -> None:
@@ -116,11 +100,12 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
     Raises EnvProblem DATASET_INVALID if a file cannot be read or a row is bad; the message lists up
     to 20 bad lines of all files together, by line number.
     """
+    splits = splits_of([Path(name) for name in files])
     tasks: list[Task] = []
     place_of_id: dict[str, str] = {}  # such as "train.jsonl:12", to name an id that occurs twice
     data_of_files: list[DataFile] = []
     file_problems: list[EnvProblem] = []  # of files that cannot be read at all
-    for name in files:
+    for name, split in zip(files, splits, strict=True):
         try:
             data = read_rows(Path(name))
             if not data.rows and not data.bad:
@@ -129,11 +114,10 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
             file_problems.append(problem)
             data = DataFile(Path(name), bad=[BadRow(0, problem.message)])
         data_of_files.append(data)
-        split = split_of(data.path)
         for line, row in data.rows:
             try:
                 task = to_task(row, default_id=f"{data.path.stem}-{line}", split=split)
-                _check_answer(task, required=require_answer)
+                check_answer(task, required=require_answer)
                 if task.id in place_of_id:
                     raise ValueError(f"the id {task.id!r} is also that of {place_of_id[task.id]}")
             except ValueError as problem:
@@ -149,10 +133,13 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
     return tasks
 
 
-def _check_answer(task: Task, required: bool) -> None:
-    """Raises ValueError if the answer has no assistant message, or is missing and `required`."""
+def check_answer(task: Task, required: bool) -> None:
+    """Raises ValueError if the answer has no assistant message, or is missing and `required`.
+
+    A preference needs none: its two answers are what is learnt from.
+    """
     answer = task.answer_messages
-    if required and not answer:
+    if required and not answer and not task.preference:
         raise ValueError("has no answer to learn from")
     if answer and all(message.role != "assistant" for message in answer):
         raise ValueError("its answer has no assistant message")
@@ -191,86 +178,14 @@ def read_rows(path: Path) -> DataFile:
     return data
 
 
-def shape_of(row: JsonObject) -> str:
-    """The name of a row's shape, made of the keys that hold its prompt and its answer.
+def splits_of(files: Sequence[Path]) -> list[str | None]:
+    """The split that the names of the files of one dataset say, in order.
 
-    - "messages" or "conversations": a chat under that key
-    - such as "question/answer": a prompt and an answer under these keys
-    - such as "question": a prompt without an answer
-    - "": none of these
+    A name says "train" only if another one says "heldout": a training file alone is a dataset like
+    any other, of which a push holds some rows out.
     """
-    for chat_key in ("messages", "conversations"):
-        if isinstance(row.get(chat_key), list):
-            return chat_key
-    for prompt_key, answer_keys in PAIRS:
-        if not _has_value(row.get(prompt_key)):
-            continue
-        for answer_key in answer_keys:
-            if _has_value(row.get(answer_key)):
-                return f"{prompt_key}/{answer_key}"
-        if prompt_key != "input":  # alone it may be anything; it is a prompt only beside an output
-            return prompt_key
-    return ""
-
-
-def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
-    """Make a task of one row.
-
-    Keys of the row that nothing else uses become metadata; keys of the row's own `metadata` replace
-    them. `default_id` and `split` apply if the row has no id or split; a `split` of None leaves it
-    open.
-
-    Raises ValueError saying what is wrong with the row.
-    """
-    prompt, answer, used = _prompt_and_answer(row)
-    metadata = row.get("metadata")
-    if metadata is not None and not isinstance(metadata, dict):
-        raise ValueError(f"metadata is an object, got {type(metadata).__name__}")
-    unused = {key: row[key] for key in row if key not in used and key not in RESERVED}
-    if row.get("tools"):
-        unused["tools"] = _tools(row["tools"])
-    task_split = row.get("split") if _has_value(row.get("split")) else split
-    task_id = row["id"] if _has_value(row.get("id")) else default_id
-    if isinstance(task_id, bool) or not isinstance(task_id, str | int):
-        raise ValueError(f"id is a string, got {type(task_id).__name__}")
-    return Task(str(task_id), prompt, answer, task_split, unused | (metadata or {}))
-
-
-def _prompt_and_answer(row: JsonObject) -> tuple[Any, Any, set[str]]:
-    """Read the prompt and the answer of a row.
-
-    A `system` text becomes the first message of the prompt. An `input` beside an `instruction` is
-    appended to it as a paragraph.
-
-    Returns:
-        The prompt (a string or messages), the answer (the same; None if the row has none), and the
-        row's keys that hold the two, which therefore do not become metadata.
-
-    Raises ValueError if there is no prompt, or it is neither text nor a chat.
-    """
-    shape = shape_of(row)
-    if not shape:
-        empty_key = next((key for key, _ in PAIRS if key in row and not _has_value(row[key])), "")
-        if empty_key:
-            raise ValueError(f"{empty_key} is empty")
-        keys = ", ".join(sorted(row)[:8]) or "none"
-        raise ValueError(f"no prompt found among its keys ({keys})")
-    if shape in ("messages", "conversations"):
-        prompt, answer = _chat(row[shape])
-        return prompt, answer, {shape}
-    prompt_key, _, answer_key = shape.partition("/")
-    prompt = _text_or_chat(row[prompt_key], prompt_key)
-    answer = None
-    used = {prompt_key, answer_key}  # `answer_key` is "" for a prompt alone, which harms nothing
-    if answer_key:
-        answer = _text_or_chat(row[answer_key], answer_key)
-    if prompt_key == "instruction" and _has_value(row.get("input")):
-        prompt = f"{prompt}\n\n{row['input']}"
-        used.add("input")
-    if _has_value(row.get("system")):
-        messages = prompt if isinstance(prompt, list) else [Message("user", prompt)]
-        prompt = [Message("system", str(row["system"])), *messages]
-    return prompt, answer, used
+    splits = [split_of(path) for path in files]
+    return splits if "heldout" in splits else [None] * len(splits)
 
 
 def split_of(path: Path) -> str | None:
@@ -282,62 +197,6 @@ def split_of(path: Path) -> str | None:
     if any(word in HELDOUT_NAMES for word in words):
         return "heldout"
     return "train" if "train" in words else None
-
-
-def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
-    """Split a chat into (prompt, answer) before its first assistant message.
-
-    `items` are messages of OpenAI ("role", "content") or ShareGPT ("from", "value"). The answer is
-    None if the assistant says nothing.
-
-    Raises ValueError if the chat is empty, begins with the assistant, has an answer but does not
-    end with the assistant, or holds a message that cannot be read.
-    """
-    messages = []
-    for item in items:
-        if isinstance(item, dict) and "role" not in item and "from" in item:
-            role = SHAREGPT.get(str(item["from"]))
-            if role is None:
-                raise ValueError(f"unknown speaker {item['from']!r}")
-            item = {"role": role, "content": item.get("value")}
-        messages.append(Message.from_dict(item))
-    if not messages:
-        raise ValueError("messages is empty")
-    roles = [message.role for message in messages]
-    if "assistant" not in roles:
-        return messages, None
-    answer_start = roles.index("assistant")
-    if answer_start == 0:
-        raise ValueError("messages begins with the assistant; there is no prompt")
-    if roles[-1] != "assistant":
-        raise ValueError(f"messages ends with {roles[-1]}, not with the assistant")
-    return messages[:answer_start], messages[answer_start:]
-
-
-def _text_or_chat(value: Any, key: str) -> str | list[Message]:
-    """`value` as a string, or as a list of messages if it is a list. A number becomes a string.
-
-    Raises ValueError for any other type; `key` names the value in the message.
-    """
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return [Message.from_dict(item) for item in value]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise ValueError(f"{key} is text or messages, got {type(value).__name__}")
-
-
-def _tools(value: Any) -> list[Any]:
-    """Return a row's `tools`. Raises ValueError unless they are a list of objects."""
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise ValueError("tools is a list of function schemas")
-    return value
-
-
-def _has_value(value: Any) -> bool:
-    """Whether a value counts as given: it is not None, "" or [] (0 and False count)."""
-    return value is not None and value != "" and value != []
 
 
 def _read_jsonl(data: DataFile) -> None:

@@ -14,7 +14,8 @@ from engine.core.reply import SHOWN_AS_NULL, ReplyBase
 from engine.core.split import UnknownSplit, prompt_key, split_rows
 from envs.base import Task
 from envs.config.problem import EnvProblem
-from envs.dataset import BadRow, read_rows, shape_of, split_of, to_task
+from envs.dataset import BadRow, data_files, read_rows, splits_of
+from envs.row_shapes import shape_of, to_task
 
 MOST_BAD_ROWS = 20  # in a report, so that it stays short
 SAMPLE_ROWS = 2
@@ -62,7 +63,7 @@ class DataReport(ReplyBase):
     Attributes:
         hash: first 12 digits of its SHA-256.
         rows, bad: lines that are rows, and lines that are not; `bad_rows` are the first of those.
-        shapes: rows by shape (envs/dataset.py names the shapes).
+        shapes: rows by shape (envs/row_shapes.py names the shapes).
         with_answer, with_tools: rows that have some.
         turns: assistant turns per row: min, p50, p95, max.
         splits: rows per side ("train", "heldout"), as a push would assign them.
@@ -140,9 +141,10 @@ def _valid_tasks(
     shapes: Counter[str] = Counter()
     invalid_rows: list[BadRow] = []
     line_by_id: dict[str, int] = {}
+    split = _split_said(file)
     for line, row in rows:
         try:
-            task = to_task(row, f"{file.stem}-{line}", split_of(file))
+            task = to_task(row, f"{file.stem}-{line}", split)
             if task.id in line_by_id:
                 raise ValueError(f"the id {task.id!r} is also that of line {line_by_id[task.id]}")
         except ValueError as error:
@@ -152,6 +154,12 @@ def _valid_tasks(
         shapes[shape_of(row)] += 1
         tasks.append(task)
     return tasks, shapes, invalid_rows
+
+
+def _split_said(file: Path) -> str | None:
+    """The split that the file's name says, beside the other data files of its folder."""
+    beside = [path for path in data_files(file.parent) if path.name != file.name]
+    return splits_of([file, *beside])[0]
 
 
 def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:

@@ -83,7 +83,7 @@ class EnvFacts:
 
     Attributes:
         env_id: `name@hash12`.
-        kind: "single", "multi" or "sft" (no scorer).
+        kind: "single", "multi", or without a scorer "sft" or "preference".
         scored: whether it can score a completion.
         train_rows, heldout_rows: rows of each side.
         answered_rows: train rows with a reference answer, the ones SFT can learn from.

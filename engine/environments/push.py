@@ -187,6 +187,7 @@ def _build_version(draft: Draft, install: bool) -> None:
         second_process = push_audit.SecondProcess(
             second_env, first_rows, start_seconds, tasks_seconds, draft.deadline
         )
+        kind = task_rows.kind_of(description["kind"], rows)
         split = task_rows.assign_split(rows, draft)
         task_rows.add_gold(env, rows, description["kind"], draft)
         audit = push_audit.run_audit(env, rows, description["kind"], second_process, draft)
@@ -198,7 +199,7 @@ def _build_version(draft: Draft, install: bool) -> None:
     contamination = overlap.scan(train, heldout, scan_limit)
     task_rows.write(draft.folder / TASKS, rows)
     write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(audit))
-    version = _env_version(draft, description, split, contamination, isolation)
+    version = _env_version(draft, {**description, "kind": kind}, split, contamination, isolation)
     version.write(draft.folder / FACTS)  # last, because it makes the folder a version
 
 

@@ -56,7 +56,7 @@ class EnvRecord:
 
     @property
     def kind(self) -> str:
-        """single, multi or sft."""
+        """single, multi, sft or preference."""
         return self.version.kind
 
     @property

@@ -224,8 +224,9 @@ def _environments(home: Home) -> list[Reply]:
 
 
 def _datasets(home: Home) -> list[Reply]:
-    """The environment versions that are datasets for SFT."""
-    return [env.to_json() for env in registry.list_envs(home) if env.kind == "sft"]
+    """The environment versions without a scorer: answers to imitate, and preferences."""
+    kinds = ("sft", "preference")
+    return [env.to_json() for env in registry.list_envs(home) if env.kind in kinds]
 
 
 def _models(home: Home) -> list[Reply]:

@@ -394,6 +394,9 @@ def check_env(algorithm: str, env: EnvFacts) -> None:
     if env.train_rows == 0:
         problem = "has no train rows"
         hint = "Give rows with split = train."
+    elif env.kind == "preference" and algorithm in ("sft", "grpo"):
+        problem = f"holds preferences (chosen and rejected answers), which {algorithm} cannot use"
+        hint = "Keep the chosen answers as prompt and completion, and push them for algorithm=sft."
     elif algorithm == "sft" and env.answered_rows == 0:
         problem = "has no reference answers to imitate"
         hint = 'Set `answer` on its tasks, or use algorithm="grpo".'
