@@ -67,7 +67,7 @@ class Home:
         """Where a damaged database is kept."""
         return self.root / f"{self.db.name}.damaged-{stamp}"
 
-    def dbs_aside(self) -> list[Path]:
+    def damaged_databases(self) -> list[Path]:
         """Damaged databases that were kept, oldest first, without the logs beside them."""
         paths = self.root.glob(f"{self.db.name}.damaged-*")
         return sorted(path for path in paths if not path.name.endswith(("-wal", "-shm")))

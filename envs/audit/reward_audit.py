@@ -246,7 +246,10 @@ def _score_all(
 def _add_results(
     findings: Findings, row: _ProbedRow, results: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Add the scores of a row's probes (name of the probe -> score) to `findings`."""
+    """Add the scores of a row's probes (name of the probe -> score) to `findings`.
+
+    The gold answer is one of the probes; the others are compared with its reward.
+    """
     gold = results.get(GOLD)
     gold_reward = None
     if gold is not None:

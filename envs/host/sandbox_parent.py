@@ -255,7 +255,7 @@ def _copy(source: str, target: Path) -> None:
 
 def _run_child(
     launch: Launch,
-    confine_process: Callable[[], sandbox.Held],
+    confine_process: Callable[[], sandbox.Confinement],
     output: int,
     parent: int,
     pid: int | None,

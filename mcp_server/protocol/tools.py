@@ -454,8 +454,8 @@ def _make_tool(
         function, title=title, description=description, annotations=hints, structured_output=False
     )
     _drop_unread_fields(tool.parameters)
-    # Schemas are written by hand: models of the results would cost start-up time, and the guard
-    # adds the envelope only after the tool has returned.
+    # The schema is set here and not derived by the library. That would need pydantic models, which
+    # are slow to import, and `GuardedServer` wraps the result only after the tool has returned.
     tool.fn_metadata.output_schema = output
     return tool
 

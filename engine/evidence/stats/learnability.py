@@ -114,8 +114,8 @@ def _counts_by_difficulty(groups: Sequence[Samples]) -> dict[str, int]:
     """How many tasks are "effective", "too_easy" and "too_hard"; some are none of these.
 
     A task is effective if those of its samples that could be scored earned different rewards. If
-    all earned the same, it is too easy where all of them were solved, else too hard; but neither if
-    any of its scores failed, because the answers whose scores fail are seldom the right ones.
+    all earned the same, it is too easy where all of them were solved, else too hard. If a score of
+    the task failed it is neither, because that sample may have deserved another reward.
     """
     counts = {"effective": 0, "too_easy": 0, "too_hard": 0}
     for group in groups:

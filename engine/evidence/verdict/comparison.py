@@ -161,9 +161,9 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
 def values_of_failures(measure: Measure, *row_sets: Sequence[EvaluationRow]) -> list[float | None]:
     """The values to count a failed scoring as; a comparison is made once with each of them.
 
-    [None, 0] where a scoring failed: the comparison leaves the answer out, then counts it as not
-    solved, because leaving answers out must not make a side look better than it is. Else, and for a
-    loss, which has no value for "not solved", only [None].
+    None leaves failed answers out, 0 counts them as not solved. Both are tried where a scoring
+    failed, because leaving answers out must not make a side look better than it is. A loss has no
+    value for "not solved", so there it is only [None].
     """
     any_failed = any(value_of(row, measure) is None for rows in row_sets for row in rows)
     return [None, 0.0] if any_failed and measure != "loss" else [None]

@@ -237,8 +237,8 @@ def json_field(rng: random.Random) -> Sample:
 
 
 def json_answer(rng: random.Random) -> Sample:
-    """Ask for a key and a value as a JSON object. Two of five written replies leave out quotes or
-    braces; `answer` is valid JSON."""
+    """Ask for a key and a value as a JSON object. The sample's `answer`, the right one, is valid
+    JSON. Two of five of its replies, which the data set shows, leave out quotes or braces."""
     key = rng.choice(("name", "city", "color", "pet"))
     value = word(rng, longest=6)
     answer = json.dumps({key: value})

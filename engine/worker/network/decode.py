@@ -358,12 +358,12 @@ class _Batch:
         self._set_rows(rows, width)
 
     def _set_rows(self, rows: list[Row | None], width: int) -> None:
-        """Put `rows` into the places of the batch, `width` of them in each block."""
+        """Put `rows` into the places of the batch, `width` of them in each block. The tensors that
+        a step reads have one entry for each place, 0 where the place is empty (None)."""
         self.width = width
         self.rows = rows
         self.alive = sum(row is not None for row in rows)
         self._some_ended = False
-        # Both [rows], with 0 for an empty place: the token that a step reads, and the row's key.
         last_token = [row.ids[-1] if row is not None else 0 for row in rows]
         self._last_token = torch.tensor(last_token, device=self.device)
         keys = [row.key if row is not None else 0 for row in rows]

@@ -129,13 +129,18 @@ def _own_network(
     *,
     steps: int,
 ) -> tuple[DecoderNetwork | None, str]:
-    """Load the model in `path` for our own forward, which supports it. Returns (the network, ""),
-    or (None, why not) if its logits differ from transformers'. `load_base` describes the arguments
-    beside `config` and `vocab`, the number of ids that have a token."""
+    """Load the model in `path` for our own forward. Returns (the network, ""), or (None, why not)
+    if its logits differ from transformers'.
+
+    Args:
+        config: transformers' configuration of the model; our own forward supports it.
+        vocab: the number of ids that have a token.
+        path, device, precision, comparisons_file, steps: see `load_base`.
+    """
     dtype = pick_dtype(precision, device)
     choice = fused_ops.choose(sizes(config), dtype, device, steps)
     known_rope = comparisons.recall(comparisons_file, path, dtype, choice.functions.name)
-    if known_rope is not None:
+    if known_rope is not None:  # an earlier comparison passed and stored it: none is needed now
         # KeyError: weights under names that only transformers can map; it loads them below.
         with contextlib.suppress(KeyError):
             decoder = weights.read(path, config, known_rope, dtype, device)

@@ -231,7 +231,8 @@ class PolicyPass:
 def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
     """Copy the log-probabilities `sampled` and `old` of the trajectories in `microbatch` from the
     microbatches of the first pass, `earlier`, which hold the same trajectories split otherwise."""
-    # For each trajectory: its microbatch of the first pass, and the mask of its tokens there.
+    # For each trajectory: its microbatch of the first pass, and the mask of its tokens there. There
+    # `batch.row` has for each token the position of its trajectory.
     places = {
         member: (source, source.batch.row == position)
         for source in earlier
