@@ -146,7 +146,7 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
     Runs whose files are gone, damaged or of an earlier version are left out.
 
     Args:
-        speed: speed of the machine as it is known now. The runs' work is predicted with it again, so
+        speed: of the machine, as it is known now. The runs' work is predicted with it again, so
             that a prediction made before the machine was measured does no harm.
         kind: the kind of device that the estimate is for, "cpu" or "cuda"; runs on the other kind
             are left out.
