@@ -108,9 +108,8 @@ class CausalAttention(torch.autograd.Function):
         # Queries were scaled, so their gradient is scaled too.
         heads = group * kv_heads
         target = dqkv[:, :, :heads].view(rows, length, kv_heads, group, dim)
-        torch.mul(
-            dq.view(rows, kv_heads, length, group, dim).transpose(1, 2), dim**-0.5, out=target
-        )
+        dq_by_token = dq.view(rows, kv_heads, length, group, dim).transpose(1, 2)
+        torch.mul(dq_by_token, dim**-0.5, out=target)
         dqkv[:, :, heads : heads + kv_heads] = dk.view(rows, kv_heads, length, dim).transpose(1, 2)
         dqkv[:, :, heads + kv_heads :] = dv.view(rows, kv_heads, length, dim).transpose(1, 2)
         return dqkv, None

@@ -240,9 +240,11 @@ def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> N
     }
     parts = [places[member] for member in microbatch.members]
     microbatch.sampled = torch.cat([source.sampled[tokens] for source, tokens in parts])
-    microbatch.old = torch.cat(
-        [source.old[tokens] for source, tokens in parts if source.old is not None]
-    )
+    old_parts = []
+    for source, tokens in parts:
+        assert source.old is not None  # the first pass has set it
+        old_parts.append(source.old[tokens])
+    microbatch.old = torch.cat(old_parts)
 
 
 def pass_metrics(all_sums: Sequence[PassSums]) -> dict[str, float]:
