@@ -63,8 +63,8 @@ class Home:
         """Shared by whoever has the database open; whoever mends a damaged one holds it alone."""
         return self.root / "db.lock"
 
-    def db_aside(self, stamp: str) -> Path:
-        """Where a damaged database is kept."""
+    def damaged_database(self, stamp: str) -> Path:
+        """Where a database that was found damaged at the time `stamp` is kept."""
         return self.root / f"{self.db.name}.damaged-{stamp}"
 
     def damaged_databases(self) -> list[Path]:

@@ -89,13 +89,13 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
     device = hardware.detect(home.root).device.kind
     venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
     packages = requirements()
-    aside = venvs.aside(home.train_venv)
-    shutil.rmtree(aside, ignore_errors=True)
+    build_folder = venvs.build_folder(home.train_venv)
+    shutil.rmtree(build_folder, ignore_errors=True)
     try:
         say(f"Building the training environment for {device} in {home.train_venv}")
         uv = shutil.which("uv")
-        venv.create(aside, with_pip=uv is None, symlinks=True)
-        python = venvs.python_of(aside)
+        venv.create(build_folder, with_pip=uv is None, symlinks=True)
+        python = venvs.python_of(build_folder)
         _install(python, packages, uv, device, run, say)
         _make_honesmith_importable(python)
         say("Checking it")
@@ -107,7 +107,7 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
             )
         venvs.take_place(home.train_venv)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(build_folder, ignore_errors=True)
     return _reply(home, f"Built for {device}.")
 
 

@@ -42,7 +42,8 @@ def headline(
     level = "risk" if risks else "warn"
     causes = []
     if GOLD in names:  # how many references fail says more than their mean reward
-        causes.append(f"{failing[0]} of {failing[1]} reference answers fail")
+        failing_count, gold_count = failing
+        causes.append(f"{failing_count} of {gold_count} reference answers fail")
     others = [name for name in names if name != GOLD]
     if others:
         causes.append(f"look at: {', '.join(_with_means(name, means) for name in others)}")

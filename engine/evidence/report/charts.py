@@ -197,7 +197,9 @@ def _centre_inside(x: float, half_width: float, width: int) -> float:
 
 
 def _line(style: str, xs: tuple[float, float], ys: tuple[float, float]) -> str:
-    ends = f'x1="{xs[0]:.1f}" x2="{xs[1]:.1f}" y1="{ys[0]:.1f}" y2="{ys[1]:.1f}"'
+    """The SVG of a line from (xs[0], ys[0]) to (xs[1], ys[1])."""
+    (x1, x2), (y1, y2) = xs, ys
+    ends = f'x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"'
     return f'<line class="{style}" {ends}/>'
 
 

@@ -471,7 +471,7 @@ def corpus(rng: random.Random, size: int, excluded: Collection[str]) -> list[Sam
     around the request."""
     taught = MASTERED | HALF_KNOWN
     names = list(taught)
-    weights = [taught[name][1] for name in names]
+    weights = [weight for _draw, weight in taught.values()]
     samples = [draw(rng, name, excluded) for name in rng.choices(names, weights, k=size)]
     return [decorated(rng, sample) if rng.random() < DECORATED else sample for sample in samples]
 

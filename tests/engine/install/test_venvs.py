@@ -73,9 +73,9 @@ def test_an_interpreter_says_last_why_it_cannot():
 
 def test_what_was_built_aside_replaces_what_was_there(tmp_path: Path):
     folder = tmp_path / "venv"
-    for place, name in ((folder, "old"), (venvs.aside(folder), "new")):
+    for place, name in ((folder, "old"), (venvs.build_folder(folder), "new")):
         place.mkdir()
         (place / name).touch()
     venvs.take_place(folder)
     assert [path.name for path in folder.iterdir()] == ["new"]
-    assert not venvs.aside(folder).exists()
+    assert not venvs.build_folder(folder).exists()
