@@ -76,7 +76,13 @@ def detect(disk: Path | None = None) -> Hardware:
         )
         all_devices = (cpu,)
     disk_free = _disk_free(disk or Path.cwd())
-    return Hardware(all_devices, _cores(), ram_total, ram_free, disk_free)
+    return Hardware(
+        devices=all_devices,
+        cores=_cores(),
+        ram_total=ram_total,
+        ram_free=ram_free,
+        disk_free=disk_free,
+    )
 
 
 def devices() -> list[str]:

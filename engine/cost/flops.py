@@ -269,10 +269,10 @@ class Plan:
         settings = self.settings
         return LoadedModel(
             self.model,
-            settings.precision,
-            settings.quantization,
-            settings.lora_rank,
-            settings.lora_targets,
+            precision=settings.precision,
+            quantization=settings.quantization,
+            lora_rank=settings.lora_rank,
+            lora_targets=settings.lora_targets,
         )
 
     @cached_property

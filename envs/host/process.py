@@ -238,11 +238,11 @@ class EnvProcess:
             limits = self.limits
             self._pipe = Pipe(
                 self.source,
-                packages_of(self.python),
-                limits,
-                self.secrets,
-                self.log,
-                self.sandbox,
+                packages=packages_of(self.python),
+                limits=limits,
+                secrets=self.secrets,
+                log=self.log,
+                sandbox=self.sandbox,
             )
             self._confinement, description = self._pipe.greet(limits.start_seconds)
             self._description = _checked_description(description)

@@ -266,7 +266,15 @@ class Tools:
     ) -> Reply:
         """Score models on the same tasks, as a run of its own: returns its run_id at once; then
         wait_run and compare_runs."""
-        request = EvaluationRequest(env_id, models, split, rows, attempts, settings, regrade)
+        request = EvaluationRequest(
+            env_id=env_id,
+            models=models,
+            split=split,
+            rows=rows,
+            attempts=attempts,
+            settings=settings,
+            regrade=regrade,
+        )
         return verbs.evaluate(self.home, request, guard.caller_of(ctx))
 
     def compare_runs(

@@ -63,7 +63,7 @@ class CandidateRow:
 
     id: str
     evaluated_in: str
-    seeds: dict[str, object] | None
+    seeds: dict[str, int | None] | None
     step: int | None
     level: Level | None
     device_hours: float | None

@@ -217,7 +217,13 @@ def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | 
     sentences = [sentence_of(battery, f" since {base}") for battery in skills.batteries]
     if skills.verdict == "forgotten" and lost_by:
         sentences.append(f"Lost by {', '.join(lost_by)}.")
-    return SinceBase(base, skills.verdict, skills.batteries, " ".join(sentences), lost_by)
+    return SinceBase(
+        base=base,
+        verdict=skills.verdict,
+        batteries=skills.batteries,
+        summary=" ".join(sentences),
+        lost_by=lost_by,
+    )
 
 
 def _forgot_something(run_dir: RunDir) -> bool:
