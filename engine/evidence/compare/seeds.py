@@ -72,8 +72,8 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
         )
         for failed in values_of_failures(measure, *rows_of_members)
     ]
-    # A verdict that the seeds decided has no reason. One with a reason is still that of the rows,
-    # and whether failed rows decided that one stays true.
+    # A verdict over the seeds has no reason, and failed rows have not decided it so far. Where the
+    # verdict is still that of the rows, `errors_decide` stays as it was for them.
     errors_decide = comparison.errors_decide and bool(outcomes[0].reason)
     comparison = replace(comparison, outcome=outcomes[0], errors_decide=errors_decide)
     return inconclusive_if_errors_decide(comparison, outcomes[-1])
