@@ -49,7 +49,7 @@ def take_place(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(lock: Path, command: str) -> Iterator[None]:
+def only_builder(lock: Path, command: str) -> Iterator[None]:
     """Hold the file `lock`, so that only one process builds at a time.
 
     Raises UserError RUN_STATE if another process holds it; `command` names what that process runs,

@@ -84,7 +84,7 @@ def setup_vllm(
         NO_VLLM: the installation failed. An earlier environment stays as it was, and the next call
             continues where this one stopped.
     """
-    with venvs.alone(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
+    with venvs.only_builder(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
         device = hardware.detect(home.root).device.kind
         build_folder = venvs.build_folder(home.vllm_venv)
         if again:  # otherwise a half-built environment is continued

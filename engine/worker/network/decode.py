@@ -331,7 +331,7 @@ class _Batch:
 
         Args:
             fresh: prompts that were just read; None if none were.
-            groups: for each of them, its rows that go on.
+            groups: for each fresh prompt, its rows that go on.
         """
         old_groups = self._alive_by_block()
         width = _best_width([len(group) for group in [*old_groups, *groups]])
@@ -339,16 +339,16 @@ class _Batch:
         rows: list[Row | None] = []
         staying: list[StayingBlock] = []
         fresh_blocks: list[int] = []
-        for number, group in enumerate(old_groups):
+        for old_block, group in enumerate(old_groups):
             for part in _parts(group, width):
-                empty = width - len(part)
+                empty_count = width - len(part)
                 places = [old_places[id(row)] for row in part]
                 # The cache has no empty places: it holds the part's first row there once more.
-                staying.append(StayingBlock(number, places + places[:1] * empty))
-                rows += [*part, *[None] * empty]
-        for number, group in enumerate(groups):
+                staying.append(StayingBlock(old_block, places + places[:1] * empty_count))
+                rows += [*part, *[None] * empty_count]
+        for prompt_index, group in enumerate(groups):
             for part in _parts(group, width):
-                fresh_blocks.append(number)
+                fresh_blocks.append(prompt_index)
                 rows += [*part, *[None] * (width - len(part))]
         if self.cache is not None and staying:
             self.cache = self.cache.rearranged(staying, fresh, fresh_blocks, width)

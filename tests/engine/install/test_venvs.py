@@ -57,9 +57,9 @@ def test_too_little_disk_is_said_before_anything_is_fetched(
 
 
 def test_the_lock_of_a_setup_that_failed_is_free(home: Home):
-    with pytest.raises(ValueError), venvs.alone(home.cache / "x.lock", "x"):
+    with pytest.raises(ValueError), venvs.only_builder(home.cache / "x.lock", "x"):
         raise ValueError
-    with venvs.alone(home.cache / "x.lock", "x"):
+    with venvs.only_builder(home.cache / "x.lock", "x"):
         pass
 
 
