@@ -98,7 +98,7 @@ class RankChanges:
     moved: Sequence[RankMove]
 
     def to_json(self) -> dict[str, object]:
-        """The changes as JSON; each count of pairs has the names of its attribute in `PairCounts`."""
+        """The changes as JSON; a `PairCounts` becomes an object with its attributes."""
         return {
             "rows": self.rows,
             "changed": self.changed,
