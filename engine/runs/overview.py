@@ -85,11 +85,11 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
 
 def _warnings(home: Home) -> list[str]:
     """A warning that names the last damaged database of this home; [] where there never was one."""
-    kept_files = home.damaged_databases()
-    if not kept_files:
+    damaged_files = home.damaged_databases()
+    if not damaged_files:
         return []
     return [
-        f"the database was found damaged; it is kept as {kept_files[-1].name}, and the run "
+        f"the database was found damaged; it is kept as {damaged_files[-1].name}, and the run "
         "list was made again from the run folders (request ids and the course of estimates are "
         "lost)"
     ]
