@@ -232,10 +232,10 @@ def _corrected_phases(
     is.
     """
     phases = {level: phases_of(plan, speed, level) for level in LEVELS}
-    for seconds_of in phases.values():
-        seconds_of["startup"] += download / _DOWNLOAD_RATE
-        for name in seconds_of:
-            seconds_of[name] *= factors.get(name, 1.0)
+    for seconds_by_phase in phases.values():
+        seconds_by_phase["startup"] += download / _DOWNLOAD_RATE
+        for name in seconds_by_phase:
+            seconds_by_phase[name] *= factors.get(name, 1.0)
     return phases
 
 

@@ -95,17 +95,18 @@ def check_quota(
             return None
         used_hours = _hours_of_last_day(home, store, key, clock)
     hours_left = key.gpu_hours_per_day - used_hours
+    if not is_submit:  # an evaluation
+        if hours_left <= ROUNDING:
+            raise _hours_refusal(key, used_hours, requested_hours=0.0, suggestion="")
+        return None
     if cap_omitted:
         largest_cap = _rounded_down(hours_left)
         if largest_cap == 0:
             raise _submit_refusal(key, used_hours, requested_hours=0.0)
         return _cap_within(largest_cap, resumed_run)
-    if is_submit:
-        requested_hours = float(arguments["max_gpu_hours"])
-        if hours_left <= ROUNDING or requested_hours > hours_left + ROUNDING:
-            raise _submit_refusal(key, used_hours, requested_hours)
-    elif hours_left <= ROUNDING:  # an evaluation
-        raise _hours_refusal(key, used_hours, requested_hours=0.0, suggestion="")
+    requested_hours = float(arguments["max_gpu_hours"])
+    if hours_left <= ROUNDING or requested_hours > hours_left + ROUNDING:
+        raise _submit_refusal(key, used_hours, requested_hours)
     return None
 
 

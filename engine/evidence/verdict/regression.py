@@ -173,8 +173,8 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
     p_values = {name: outcome.p for name, outcome in outcomes.items() if outcome.p is not None}
     corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     batteries = [
-        _compared_battery(name, *rows_of[name], outcomes[name], corrected.get(name))
-        for name in names
+        _compared_battery(name, old, new, outcome=outcomes[name], p=corrected.get(name))
+        for name, (old, new) in rows_of.items()
     ]
     verdicts = {battery.verdict for battery in batteries}
     worst: Word = next(word for word in WORDS if word in verdicts)

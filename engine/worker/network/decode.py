@@ -358,8 +358,8 @@ class _Batch:
         self._set_rows(rows, width)
 
     def _set_rows(self, rows: list[Row | None], width: int) -> None:
-        """Put `rows` into the places of the batch, `width` of them in each block. The tensors that
-        a step reads have one entry for each place, 0 where the place is empty (None)."""
+        """Put `rows` into the places of the batch, `width` of them in each block. A step reads the
+        last token of each row and the key of its random numbers; both are 0 for an empty place."""
         self.width = width
         self.rows = rows
         self.alive = sum(row is not None for row in rows)
