@@ -255,10 +255,12 @@ def _cgroup_folders(controller: str) -> list[Path]:
         hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controller:
-            is_wanted = controller in controllers.split(",")
+            is_in_hierarchy = controller in controllers.split(",")
         else:
-            is_wanted = hierarchy == "0"  # the hierarchy of version 2, which names no controllers
-        if is_wanted:
+            is_in_hierarchy = (
+                hierarchy == "0"
+            )  # the hierarchy of version 2, which names no controllers
+        if is_in_hierarchy:
             relative = path.strip("/")
     folders = [root]
     for part in Path(relative).parts:

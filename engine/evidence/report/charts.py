@@ -214,9 +214,9 @@ def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) ->
     """
     placed: list[tuple[float, float]] = []  # (centre, half the width) of each text drawn
     parts = []
-    for wanted_x, text in texts:
+    for preferred_x, text in texts:
         half_width = _HALF_TICK * len(text)
-        x = _centre_inside(wanted_x, half_width, width)
+        x = _centre_inside(preferred_x, half_width, width)
         overlaps = any(
             abs(x - other_x) < half_width + other_half_width + gap
             for other_x, other_half_width in placed

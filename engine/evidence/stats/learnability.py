@@ -295,18 +295,18 @@ def _group_size_advice(result: ProbeResult) -> str:
     if result.effective < LITTLE / 2 or highest_share <= 0:
         return ""
     # The sizes come in ascending order, so the first that is good enough is the smallest.
-    size_wanted = next(
+    better_size = next(
         int(size) for size, share in share_by_size.items() if share >= ENOUGH * highest_share
     )
-    share_text = f"{share_by_size[str(size_wanted)]:.0%}"
-    if size_wanted > size_used:
+    share_text = f"{share_by_size[str(better_size)]:.0%}"
+    if better_size > size_used:
         return (
-            f"group_size {size_wanted} would give {share_text} of the groups "
+            f"group_size {better_size} would give {share_text} of the groups "
             f"something to tell apart, {size_used} gives {result.effective:.0%}"
         )
-    if size_wanted <= size_used / 2:
+    if better_size <= size_used / 2:
         return (
-            f"group_size {size_wanted} carries nearly as much ({share_text} of the "
+            f"group_size {better_size} carries nearly as much ({share_text} of the "
             f"groups) as {size_used}: use it with more prompts_per_step"
         )
     return ""

@@ -222,10 +222,10 @@ class _Batch:
     def join(self, waiting: Sequence[_Waiting]) -> None:
         """Read the prompts, draw the first token of each of their rows, and add the rows that go on
         after it to the batch."""
-        prompts, logits = self.forward.read([w.ids for w in waiting])
-        rows = [row for w in waiting for row in w.rows]
-        prompt_numbers = [number for number, w in enumerate(waiting) for _ in w.rows]
-        logits = logits.index_select(0, torch.tensor(prompt_numbers, device=self.device))
+        prompts, logits = self.forward.read([prompt.ids for prompt in waiting])
+        rows = [row for prompt in waiting for row in prompt.rows]
+        prompt_indices = [index for index, prompt in enumerate(waiting) for _ in prompt.rows]
+        logits = logits.index_select(0, torch.tensor(prompt_indices, device=self.device))
         random_numbers = None  # greedy
         if self.ending.params.temperature:
             keys = torch.tensor([row.key for row in rows], device=self.device)
@@ -233,7 +233,7 @@ class _Batch:
         token, logprob = draw(logits, self.ending.params, random_numbers)
         # By identity: two rows may hold equal tokens.
         going_on = {id(row) for row in self._append_tokens(rows, token, logprob)}
-        groups = [[row for row in w.rows if id(row) in going_on] for w in waiting]
+        groups = [[row for row in prompt.rows if id(row) in going_on] for prompt in waiting]
         if going_on:
             self._arrange(prompts, groups)
 
