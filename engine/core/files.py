@@ -257,8 +257,8 @@ def keep_lines(path: Path, should_keep: Callable[[JsonObject], bool]) -> None:
     """Rewrite a file of JSON lines, keeping only the complete lines for which `should_keep` returns
     True.
 
-    A line that is not valid JSON, or for which `should_keep` raises KeyError, is removed too. Readers
-    see either the old file or the new one. A missing file stays missing.
+    A line that is not valid JSON, or for which `should_keep` raises KeyError, is removed too.
+    Readers see either the old file or the new one. A missing file stays missing.
     """
     if not path.exists():
         return

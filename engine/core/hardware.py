@@ -257,9 +257,7 @@ def _cgroup_folders(controller: str) -> list[Path]:
         if controller:
             is_in_hierarchy = controller in controllers.split(",")
         else:
-            is_in_hierarchy = (
-                hierarchy == "0"
-            )  # the hierarchy of version 2, which names no controllers
+            is_in_hierarchy = hierarchy == "0"  # that of version 2, which names no controllers
         if is_in_hierarchy:
             relative = path.strip("/")
     folders = [root]
