@@ -351,10 +351,11 @@ def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
     A model's answers are assumed to be 1.5 times as long as the reference answers, the longest 3
     times. If no rows were counted, a prompt counts as 32 tokens and a reference answer as 16.
     """
-    mean_prompt, mean_answer = 32.0, 16.0
     if rows:
         mean_prompt = statistics.fmean([row.prompt for row in rows])
         mean_answer = statistics.fmean([row.total - row.prompt for row in rows])
+    else:
+        mean_prompt, mean_answer = 32.0, 16.0
     usual_answer = 1.5 * mean_answer
     lengths = Lengths(
         prompt=mean_prompt,

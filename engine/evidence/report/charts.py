@@ -134,9 +134,10 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
     headline = signed(effect.value, effect.is_share)
     x_head = _centre_inside(x_value, _HALF_HEAD * len(headline), width)
     svg_parts.append(_text("head mid", x_head, y_middle - 16, headline))
-    left_text, right_text = "← worse", "better →"
     if effect.lower_is_better:
         left_text, right_text = "← better", "worse →"
+    else:
+        left_text, right_text = "← worse", "better →"
     svg_parts.append(_text("faint", side_margin, 11, left_text))
     svg_parts.append(_text("faint end", width - side_margin, 11, right_text))
     return _svg(svg_parts, width, height, label)

@@ -126,18 +126,20 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
     prompt_count = len({row.task for rows in (before, after) for row in rows})
     measure = measure_of(before, after)
     if measure is None:
-        missing = "either"
         if not before:
             missing = "the first"
         elif not after:
             missing = "the second"
+        else:
+            missing = "either"
         return without_evidence(None, f"nothing was scored in {missing} evaluation")
     old, new = level(before, measure), level(after, measure)
-    margin = None  # for rewards: `paired_verdict` takes a share of their span
     if measure == "success":
         margin = MARGIN
     elif measure == "loss":
         margin = _LOSS_MARGIN * abs(old.value or 0.0)
+    else:
+        margin = None  # a reward: `paired_verdict` takes a share of the rewards' span
     outcomes = [
         paired_verdict(
             side(before, measure, failed),
