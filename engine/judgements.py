@@ -172,7 +172,7 @@ def _data_weaknesses(
     The remedy is "" where there is none. The arguments are those of `judge_data`.
     """
     weaknesses: list[tuple[str, str]] = []
-    if statistics["dropped"]:
+    if statistics["dropped"]:  # by max_length, under both algorithms
         weaknesses.append(
             (f"{statistics['dropped']} rows do not fit and are left out", "Raise max_length.")
         )

@@ -66,13 +66,13 @@ class Seen:
 
     Attributes:
         runs: number of these runs.
-        written_per_limit: mean tokens that the model wrote in an episode, divided by max_tokens.
+        answer_length_share: mean tokens that the model wrote in an episode, divided by max_tokens.
         turns: mean turns of an episode.
         effective_share: mean share of the groups whose rewards differ.
     """
 
     runs: int = 0
-    written_per_limit: float | None = None
+    answer_length_share: float | None = None
     turns: float | None = None
     effective_share: float | None = None
 
@@ -208,9 +208,9 @@ class SamplingPlan:
             longest_turn = 1.5 * reference_tokens
         elif level == "high":
             turn_tokens = float(limit)
-        elif self.seen.written_per_limit is not None:
+        elif self.seen.answer_length_share is not None:
             # It is measured per episode, in multiples of max_tokens.
-            turn_tokens = self.seen.written_per_limit * limit / turns
+            turn_tokens = self.seen.answer_length_share * limit / turns
         else:
             turn_tokens = 1.5 * reference_tokens
         mean_prompt = _mean([row.prompt for row in self.env.lengths])  # 0: none was counted
@@ -269,10 +269,10 @@ class Plan:
         settings = self.settings
         return LoadedModel(
             self.model,
-            settings.precision,
-            settings.quantization,
-            settings.lora_rank,
-            settings.lora_targets,
+            precision=settings.precision,
+            quantization=settings.quantization,
+            lora_rank=settings.lora_rank,
+            lora_targets=settings.lora_targets,
         )
 
     @cached_property
@@ -446,8 +446,8 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     for battery in plan.batteries:
         questions = 2 * battery.tasks  # asked at step 0 and at the end
         answer = battery.answer
-        if plan.seen.written_per_limit is not None and level == "likely":
-            share_of_limit = min(1.0, plan.seen.written_per_limit)
+        if plan.seen.answer_length_share is not None and level == "likely":
+            share_of_limit = min(1.0, plan.seen.answer_length_share)
             answer = replace(answer, turn_tokens=share_of_limit * answer.longest_turn)
         work += rollouts(
             plan.sampling, prompts=questions, rows=questions, episode=answer, batches=2

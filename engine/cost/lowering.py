@@ -21,16 +21,16 @@ _LEAST_TURN = 8  # tokens
 _ROWS_TO_KEEP = 0.95  # share of the rows that a lower limit must not cut
 
 
-def phases_of(plan: Plan, rate: Speed, level: str) -> dict[str, float]:
+def phases_of(plan: Plan, speed: Speed, level: str) -> dict[str, float]:
     """Seconds of each phase of the run, before they are corrected by finished runs.
 
     Args:
-        rate: the speed of the machine.
+        speed: the speed of the machine.
         level: "low", "likely" or "high".
     """
     model = plan.model
     is_first_run = not plan.seen.runs
-    return rate.phases(
+    return speed.phases(
         works(plan, level), model.layers, model.weight_bytes, is_first_run=is_first_run
     )
 
@@ -45,26 +45,26 @@ def fit_of(total: int, available: int) -> Fit:
     return "tight" if total > _TIGHT * available else "fits"
 
 
-def lowered(plan: Plan, rate: Speed, peak_bytes: int | None) -> str:
+def lowered(plan: Plan, speed: Speed, peak_bytes: int | None) -> str:
     """The one setting to lower, as "max_length from 512 to 256"; "" if nothing helps.
 
     Args:
         peak_bytes: the memory of the run now, to save memory; None to save time instead.
     """
-    lowering = _best_lowering(plan, rate, peak_bytes)
+    lowering = _best_lowering(plan, speed, peak_bytes)
     if lowering is None:
         return ""
     name, old_value, new_value = lowering
     return f"{name} from {json.dumps(old_value)} to {json.dumps(new_value)}"
 
 
-def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str, object]:
+def lower_until_it_fits(plan: Plan, speed: Speed, correction: float) -> dict[str, object]:
     """Lower one setting after another, until the run fits into memory.
 
     Returns the new values by name; {} if the run fits as it is, or if no values make it fit.
 
     Args:
-        rate: the speed of the machine.
+        speed: the speed of the machine.
         correction: the factor for predicted memory, from finished runs.
     """
     changed: dict[str, object] = {}
@@ -72,7 +72,7 @@ def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str,
         total = footprint.memory(plan).total
         if fit_of(int(total * correction), plan.device.memory_total) != "too_big":
             return changed
-        lowering = _best_lowering(plan, rate, total)
+        lowering = _best_lowering(plan, speed, total)
         if lowering is None:
             break
         name, _, new_value = lowering
@@ -81,7 +81,7 @@ def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str,
     return {}
 
 
-def _best_lowering(plan: Plan, rate: Speed, peak_bytes: int | None) -> _Lowering | None:
+def _best_lowering(plan: Plan, speed: Speed, peak_bytes: int | None) -> _Lowering | None:
     """Find the single setting whose lowering saves most; None if no lowering helps.
 
     Args:
@@ -89,13 +89,13 @@ def _best_lowering(plan: Plan, rate: Speed, peak_bytes: int | None) -> _Lowering
     """
     best: _Lowering | None = None
     most_saved = 0.0
-    likely_s = _likely_seconds(plan, rate) if peak_bytes is None else 0.0
+    likely_s = _likely_seconds(plan, speed) if peak_bytes is None else 0.0
     for name, old_value, new_value in candidates(plan):
         smaller_plan = _with_setting(plan, name, new_value)
         if peak_bytes is not None:
             saved = peak_bytes - footprint.memory(smaller_plan).total
         else:
-            saved = likely_s - _likely_seconds(smaller_plan, rate)
+            saved = likely_s - _likely_seconds(smaller_plan, speed)
         if saved > most_saved:
             best = (name, old_value, new_value)
             most_saved = saved
@@ -107,9 +107,9 @@ def _with_setting(plan: Plan, name: str, value: object) -> Plan:
     return replace(plan, settings=plan.settings.model_copy(update={name: value}))
 
 
-def _likely_seconds(plan: Plan, rate: Speed) -> float:
+def _likely_seconds(plan: Plan, speed: Speed) -> float:
     """The likely seconds of the whole run."""
-    return sum(phases_of(plan, rate, "likely").values())
+    return sum(phases_of(plan, speed, "likely").values())
 
 
 def candidates(plan: Plan) -> list[tuple[str, int, int]]:

@@ -100,7 +100,7 @@ def _episode_level(plan: Plan) -> str:
 
     It is "likely" only if finished runs of the base model have measured how long its answers are.
     """
-    return "high" if plan.seen.written_per_limit is None else "likely"
+    return "high" if plan.seen.answer_length_share is None else "likely"
 
 
 def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
@@ -145,10 +145,13 @@ def _longest_sampled_sequence(plan: Plan) -> float:
 
     It is assumed to have max_turns turns of max_tokens tokens each. If finished runs have measured
     the turns, 1.5 times their mean is assumed, but not more than max_turns.
+
+    SFT on an environment that does not score samples only answers to the batteries (see
+    `Plan.batteries`). These are shorter than its longest trained sequence, which is returned.
     """
     if isinstance(plan.settings, SFTSettings) and not plan.env.scored:
-        return _longest_trained_sequence(plan)  # only kept skills are tested, with short answers
-    turns = plan.turns("high")
+        return _longest_trained_sequence(plan)
+    turns = plan.turns("high")  # max_turns
     if plan.seen.turns is not None:
         turns = min(turns, math.ceil(1.5 * plan.seen.turns))
     sampled = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)

@@ -71,7 +71,7 @@ def setup(
     Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_TORCH (the installation
     failed; what was there before stays).
     """
-    with venvs.alone(home.cache / "setup.lock", "honesmith setup"):
+    with venvs.only_builder(home.cache / "setup.lock", "honesmith setup"):
         if not again and works(home.train_python, proof):
             say("The training environment works; --again builds it anew.")
             return _reply(home, "It was there and works.")
@@ -87,18 +87,18 @@ def works(python: Path, proof: str = PROOF) -> bool:
 
 
 def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
-    """Build the training environment beside its final place, test it, and move it there. `setup`
-    describes the arguments, the reply and the errors."""
+    """Build the training environment beside its final place, test it by running the code `proof`,
+    and move it there. Returns the reply of `setup`; raises UserError DISK_FULL or NO_TORCH."""
     device = hardware.detect(home.root).device.kind
     venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
     packages = requirements(*EXTRAS)
-    aside = venvs.aside(home.train_venv)
-    shutil.rmtree(aside, ignore_errors=True)
+    build_folder = venvs.build_folder(home.train_venv)
+    shutil.rmtree(build_folder, ignore_errors=True)
     try:
         say(f"Building the training environment for {device} in {home.train_venv}")
         uv = shutil.which("uv")
-        venv.create(aside, with_pip=uv is None, symlinks=True)
-        python = venvs.python_of(aside)
+        venv.create(build_folder, with_pip=uv is None, symlinks=True)
+        python = venvs.python_of(build_folder)
         _install(python, packages, uv, device, run, say)
         _make_honesmith_importable(python)
         say("Checking it")
@@ -110,7 +110,7 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
             )
         venvs.take_place(home.train_venv)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(build_folder, ignore_errors=True)
     return _reply(home, f"Built for {device}.")
 
 

@@ -23,7 +23,8 @@ T = TypeVar("T")
 _LEAST_PER_TURN = 60  # characters; a conversation of more turns loses its middle
 _LEAST_CHARS = 40  # of the prompt or the answer
 _LEAST_CUT = 20  # characters that a cut turn keeps
-_MOST_TOKENS = 1500  # whose ids are shown
+_MOST_TOKENS = 1500  # of an answer whose ids are shown
+_MOST_PROMPT_TOKENS = 375  # of its prompt
 _MOST_METRICS = 20
 _TASK_CHARS, _ERROR_CHARS, _METRIC_NAME_CHARS = 120, 400, 60
 _SHORTER_TEXTS = (600, 300, 150, 80)  # characters of a text, tried one after the other
@@ -363,7 +364,7 @@ def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> Shown
     if rollout is None or rollout.ids is None or rollout.loss_mask is None:
         return NoTokens('only the first groups of a training step keep theirs: where="group == 0"')
     all_prompt_ids = rollout.prompt_ids or []
-    prompt_ids = all_prompt_ids[-_MOST_TOKENS // 4 :]  # a quarter on top of the answer's ids
+    prompt_ids = all_prompt_ids[-_MOST_PROMPT_TOKENS:]
     ids = rollout.ids[:_MOST_TOKENS]
     mask = [int(bool(value)) for value in rollout.loss_mask[:_MOST_TOKENS]]
     stretches = None

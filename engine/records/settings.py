@@ -360,11 +360,12 @@ def _range_in_words(field: FieldInfo) -> str:
     lowest_given = _lowest_given(field)
     if lowest_given is not None:
         lowest, above = lowest_given, None
-    high = ""
     if highest is not None:
         high = f"to {_as_text(highest)}"
     elif below is not None:
         high = f"to below {_as_text(below)}"
+    else:
+        high = ""
     if above is not None:
         return f"above {_as_text(above)} {high}".strip()
     if lowest is None:

@@ -440,7 +440,9 @@ def _ask(
 ) -> tuple[Reply, list[Reply]]:
     """Ask one model; returns its answer, and the deployments that were started for it.
 
-    If the process ends before it answers, it is started again once. Raises UserError as `chat`.
+    If the process ends before it answers, it is started again once. `deadline` is the time, on the
+    monotonic clock, by which the answer must be there; `asker` is who pays for a start. The errors
+    raised are those of `chat`.
     """
     started: list[Reply] = []
     is_second_try = False

@@ -86,7 +86,7 @@ class TrainFile(NamedTuple):
     settings: GivenSettings
 
 
-def wants(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"]) -> bool:
+def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"]) -> bool:
     """Whether a caller switched this setting on, before the settings are resolved."""
     return given.get(name) is True
 

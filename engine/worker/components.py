@@ -86,14 +86,19 @@ class Loading:
 def loading_of(config: RunConfig) -> Loading:
     """How a run loads its base model, from its config.
 
-    Evaluations have no settings for precision and quantization: they keep the defaults.
+    Evaluations have no settings for precision and quantization, SFT has none for thinking: there
+    the defaults stay.
 
     Raises:
         ValueError: for a regrade, which loads no model.
     """
     match config:
         case SFTConfig(settings=settings):
-            return Loading(settings.precision, settings.quantization, settings.steps)
+            return Loading(
+                precision=settings.precision,
+                quantization=settings.quantization,
+                steps=settings.steps,
+            )
         case GRPOConfig(settings=settings) | ProbeConfig(settings=settings):
             return Loading(
                 precision=settings.precision,

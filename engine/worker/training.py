@@ -433,7 +433,7 @@ class Training:
                 checkpoint.verify(folder)
                 return folder
             except WorkerFailure as failure:
-                new_folder = checkpoint.set_aside(folder)
+                new_folder = checkpoint.mark_damaged(folder)
                 self.job.event(
                     "checkpoint_damaged",
                     f"{failure.message} {failure.evidence}; it is kept as {new_folder.name} and "

@@ -23,7 +23,7 @@ from envs.config.settings import Limits, read_settings
 from envs.host.loader import MAX_TASKS, check_tools, task_problem
 from envs.host.pipe import Fault, Pipe
 from envs.isolation.packages import packages_of
-from envs.isolation.sandbox import Held, Sandbox
+from envs.isolation.sandbox import Confinement, Sandbox
 from envs.json_types import ChatMessage, EnvDescription, Request, ScoreReply, TaskRow
 
 MAX_METRICS = 64  # of one score
@@ -74,7 +74,7 @@ class EnvProcess:
         self._pipe: Pipe | None = None  # None while the process does not run
         self._description: EnvDescription | None = None
         self.sandbox = sandbox or Sandbox()
-        self._held: Held | None = None
+        self._confinement: Confinement | None = None
         self._problem: EnvProblem | None = None  # raised by every further call
         self._failed_loads = 0  # in a row
         self._episode_numbers = itertools.count(1)
@@ -93,16 +93,16 @@ class EnvProcess:
         return self._limits
 
     @property
-    def held(self) -> Held:
+    def confinement(self) -> Confinement:
         """The isolation around user code; starts the process. Raises EnvProblem."""
         self.describe()  # starts the process
-        assert self._held is not None  # describe raises otherwise
-        return self._held
+        assert self._confinement is not None  # describe raises otherwise
+        return self._confinement
 
     @property
     def isolation(self) -> str:
         """The isolation in words, its level first; starts the process. Raises EnvProblem."""
-        return str(self.held)
+        return str(self.confinement)
 
     @property
     def level(self) -> str:
@@ -110,7 +110,7 @@ class EnvProcess:
 
         A self-test inside the process finds it, so this starts the process. Raises EnvProblem.
         """
-        return self.held.level
+        return self.confinement.level
 
     @property
     def gaps(self) -> list[str]:
@@ -118,7 +118,7 @@ class EnvProcess:
 
         Starts the process. Raises EnvProblem.
         """
-        return list(self.held.gaps)
+        return list(self.confinement.gaps)
 
     @property
     def pid(self) -> int | None:
@@ -238,13 +238,13 @@ class EnvProcess:
             limits = self.limits
             self._pipe = Pipe(
                 self.source,
-                packages_of(self.python),
-                limits,
-                self.secrets,
-                self.log,
-                self.sandbox,
+                packages=packages_of(self.python),
+                limits=limits,
+                secrets=self.secrets,
+                log=self.log,
+                sandbox=self.sandbox,
             )
-            self._held, description = self._pipe.greet(limits.start_seconds)
+            self._confinement, description = self._pipe.greet(limits.start_seconds)
             self._description = _checked_description(description)
             self.generation += 1
             self._failed_loads = 0
@@ -318,12 +318,12 @@ class Episode:
         Nothing is sent if that process has ended: the state is gone with it.
         """
         with self.process._lock:
-            if self._is_held():
+            if self._state_is_in_process():
                 with contextlib.suppress(Fault):
                     body = {"episode": self.number}
                     self.process._call("drop", body, self.process.limits.call_seconds)
 
-    def _is_held(self) -> bool:
+    def _state_is_in_process(self) -> bool:
         """Whether the running process has the episode's state."""
         return self._generation == self.process.generation and self.process._pipe is not None
 
@@ -341,7 +341,7 @@ class Episode:
         """
         if self._failed:
             raise EpisodeFailed(self._failed)
-        if self._is_held():
+        if self._state_is_in_process():
             return
         self._begin()
         for message, reply in self._history:
@@ -373,7 +373,7 @@ class Episode:
 
 
 @functools.cache
-def isolation_here(sandbox: Sandbox | None = None) -> Held:
+def isolation_here(sandbox: Sandbox | None = None) -> Confinement:
     """The isolation that user code gets on this machine.
 
     It is found by running a template environment; the result is kept for this process.
@@ -386,7 +386,7 @@ def isolation_here(sandbox: Sandbox | None = None) -> Held:
     """
     folder = Path(__file__).resolve().parents[1] / "templates" / "single_turn"
     with EnvProcess(folder, sandbox=sandbox) as process:
-        return process.held
+        return process.confinement
 
 
 def failed_score(error: str) -> ScoreReply:

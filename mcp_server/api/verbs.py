@@ -150,7 +150,7 @@ def submit_train(home: Home, request: TrainRequest) -> Reply:
     from engine.runs import lifecycle
 
     reply = lifecycle.submit(home, request)
-    run_id = reply.get("run_id", "")
+    run_id = reply["run_id"]
     reply.setdefault("metrics_uri", f"run://{run_id}/metrics")
     return with_head(
         reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
@@ -323,6 +323,7 @@ def curate(
     from engine.curation.curated import Choices
 
     choices = Choices(list(source_ids), where, select, max_per_task, pool_models)
+    # The reply has a summary of its own, which says whether anything was stored.
     reply = engine_curate.curate(home, name, choices, preview)
     return with_head(reply.to_json(), f"Curated {name}.")
 

@@ -266,7 +266,15 @@ class Tools:
     ) -> Reply:
         """Score models on the same tasks, as a run of its own: returns its run_id at once; then
         wait_run and compare_runs."""
-        request = EvaluationRequest(env_id, models, split, rows, attempts, settings, regrade)
+        request = EvaluationRequest(
+            env_id=env_id,
+            models=models,
+            split=split,
+            rows=rows,
+            attempts=attempts,
+            settings=settings,
+            regrade=regrade,
+        )
         return verbs.evaluate(self.home, request, guard.caller_of(ctx))
 
     def compare_runs(
@@ -454,8 +462,8 @@ def _make_tool(
         function, title=title, description=description, annotations=hints, structured_output=False
     )
     _drop_unread_fields(tool.parameters)
-    # Schemas are written by hand: models of the results would cost start-up time, and the guard
-    # adds the envelope only after the tool has returned.
+    # The schema is set here and not derived by the library. That would need pydantic models, which
+    # are slow to import, and `GuardedServer` wraps the result only after the tool has returned.
     tool.fn_metadata.output_schema = output
     return tool
 

@@ -274,7 +274,7 @@ def last_exam(run: RunDir) -> Sequence[EvaluationRow]:
 
 
 def _shown_finding(finding: Finding, examples: Examples, redact: Redactor) -> ShownFinding:
-    """The finding redacted, with its examples."""
+    """The finding with its texts redacted, and its examples (`examples` redacts those itself)."""
     return ShownFinding(
         finding,
         what=redact.text(finding.what),

@@ -429,8 +429,8 @@ def tokens_of(text: str) -> list[str]:
 def _has_meaning(raw: Sequence[str], index: int) -> bool:
     """Whether the token at `index` is more than punctuation or markup.
 
-    An operator is if it has operands. A bracket is if an operator stands before the opening or
-    behind the closing one. Anything else always is.
+    An operator has meaning if it has operands, an opening bracket if an operator stands before it,
+    and a closing bracket if an operator follows it. Any other token has meaning.
     """
     token = raw[index]
     if token in _OPERATORS:
@@ -456,7 +456,7 @@ def _has_operands(raw: Sequence[str], index: int) -> bool:
 
 
 def _is_operand(raw: Sequence[str], index: int) -> bool:
-    """Whether an operand stands at `index`: a number, a single letter, or a bracket beside one.
+    """Whether an operand stands at `index`: a number, a single letter, or the bracket beside one.
 
     `raw` are the tokens of a text. False where `index` is not in the list.
     """
@@ -466,7 +466,7 @@ def _is_operand(raw: Sequence[str], index: int) -> bool:
     if token in _OPERATORS:
         return False
     if token in "()[]":
-        # A bracket counts as the operand next to it on its inside; a bracket there is none.
+        # The bracket stands for the token next to it, on its inside, which may be no bracket again.
         inside = index + 1 if token in "([" else index - 1
         return 0 <= inside < len(raw) and raw[inside] not in "()[]" and _is_operand(raw, inside)
     return len(token) == 1 or token[0].isdigit()

@@ -252,7 +252,14 @@ def _verification_of_seal(
     else:
         summary = f"{row.run_id} is intact: {len(links)} links, head {head[:12]}."
     intact = not broken and not altered
-    return Verification(row.run_id, intact, head, links, ancestors, summary)
+    return Verification(
+        run_id=row.run_id,
+        intact=intact,
+        head=head,
+        links=links,
+        ancestors=ancestors,
+        summary=summary,
+    )
 
 
 def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:

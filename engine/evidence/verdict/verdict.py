@@ -397,9 +397,10 @@ def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all
     notes = []
     if outcome.unpaired:
         notes.append(f"{outcome.unpaired} tasks were scored on one side only and are left out.")
-    if sum(outcome.errors) and outcome.verdict != "unknown":
+    errors_before, errors_after = outcome.errors
+    if errors_before + errors_after and outcome.verdict != "unknown":
         notes.append(
-            f"Scoring failed on {outcome.errors[0]} attempts before and {outcome.errors[1]} after; "
+            f"Scoring failed on {errors_before} attempts before and {errors_after} after; "
             "they are left out of the comparison."
         )
     notes += notes_on_counting(comparison)

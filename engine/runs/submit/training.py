@@ -124,7 +124,10 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
     require_files(model)
     machine = hardware.detect(home.root)
     facts: EnvFacts = env_facts.env_facts(
-        home, record, model.base_path, thinking=resolution.wants(request.settings, "thinking")
+        home,
+        record,
+        model.base_path,
+        thinking=resolution.is_switched_on(request.settings, "thinking"),
     )
     resolved = resolution.resolve(
         request.algorithm,

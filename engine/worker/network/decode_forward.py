@@ -18,8 +18,8 @@ from engine.worker.ops.packing import Layout
 # Tokens of prompts that go through the model at once.
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
 
-# Takes the number of a layer and its queries, keys (both rotated) and values, [N, heads + 2 kv,
-# dim]; returns the attention's output for each token, [N, heads * dim].
+# Takes the number of a layer and its queries, keys (both rotated) and values, [N, heads + 2
+# kv_heads, dim]; returns the attention's output for each token, [N, heads * dim].
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
 
 
@@ -73,8 +73,8 @@ class Forward:
         values: torch.Tensor,
     ) -> torch.Tensor:
         """Run the prompts with the numbers in `chunk` through the model, and write their keys and
-        values into `keys` and `values` [layers, prompts, kv, longest, dim]. Returns the logits
-        after the last token of each, [chunk, vocab] float32."""
+        values into `keys` and `values` [layers, prompts, kv_heads, longest, dim]. Returns the
+        logits after the last token of each, [chunk, vocab] float32."""
         shape, device = self.shape, self.decoder.device
         lengths = [len(prompts[i]) for i in chunk]
         # The plan of attention is cached and used in training too, where tensors that were made in
@@ -156,8 +156,8 @@ def _chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def _head_norm(layer: Layer, shape: Shape) -> torch.Tensor | None:
-    """The norm weight of every query and key head of a layer, [heads + kv, dim]; None if the model
-    does not normalise them."""
+    """The norm weight of every query and key head of a layer, [heads + kv_heads, dim]; None if the
+    model does not normalise them."""
     if layer.q_norm is None or layer.k_norm is None:
         return None
     return per_head(layer.q_norm, layer.k_norm, shape.heads, shape.kv)

@@ -107,7 +107,7 @@ def load_base(
     vocab, stop_ids = known_ids(config, tokenizer), stop_ids_of(config, tokenizer, path)
     why = "4-bit weights" if quantization != "none" else unsupported(config)
     if not why:
-        network, why = _own_network(
+        network, why = _load_decoder_network(
             path, config, vocab, device, precision, comparisons_file, steps=steps
         )
         if network is not None:
@@ -119,7 +119,7 @@ def load_base(
     return Base(HubNetwork(model, vocab, why), tokenizer, stop_ids, path)
 
 
-def _own_network(
+def _load_decoder_network(
     path: Path,
     config: Any,
     vocab: int,
@@ -129,13 +129,18 @@ def _own_network(
     *,
     steps: int,
 ) -> tuple[DecoderNetwork | None, str]:
-    """Load the model in `path` for our own forward, which supports it. Returns (the network, ""),
-    or (None, why not) if its logits differ from transformers'. `load_base` describes the arguments
-    beside `config` and `vocab`, the number of ids that have a token."""
+    """Load the model in `path` for our own forward. Returns (the network, ""), or (None, why not)
+    if its logits differ from transformers'.
+
+    Args:
+        config: transformers' configuration of the model; our own forward supports it.
+        vocab: the number of ids that have a token.
+        path, device, precision, comparisons_file, steps: see `load_base`.
+    """
     dtype = pick_dtype(precision, device)
     choice = fused_ops.choose(sizes(config), dtype, device, steps)
     known_rope = comparisons.recall(comparisons_file, path, dtype, choice.functions.name)
-    if known_rope is not None:
+    if known_rope is not None:  # an earlier comparison passed and stored it: none is needed now
         # KeyError: weights under names that only transformers can map; it loads them below.
         with contextlib.suppress(KeyError):
             decoder = weights.read(path, config, known_rope, dtype, device)
@@ -197,7 +202,7 @@ def load_transformers(
             dtype=pick_dtype(precision, device),
             use_safetensors=True,
             trust_remote_code=False,
-            **_four_bits(device, quantization),
+            **_four_bit_arguments(device, quantization),
         )
     except NOT_LOADED as error:
         raise _not_loaded(path, error) from error
@@ -213,7 +218,7 @@ def load_transformers(
     return model, tokenizer
 
 
-def _four_bits(device: torch.device, quantization: str) -> dict[str, Any]:
+def _four_bit_arguments(device: torch.device, quantization: str) -> dict[str, Any]:
     """Arguments that make transformers load 4-bit NormalFloat weights with doubly quantized scales
     (QLoRA, arXiv 2305.14314) and compute in bfloat16; none without quantization."""
     if quantization == "none":

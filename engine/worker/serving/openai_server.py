@@ -394,7 +394,7 @@ def load_models(folder: DeployDir, config: Json) -> Models:
             device,
             thinking=thinking,
             base_weights=weights,
-            compared=folder.home.comparisons,
+            comparisons_file=folder.home.comparisons,
         )
     plan = serving_plan(
         vllm_env.require_python(folder.home),
