@@ -183,7 +183,7 @@ class DryRun:
         ref = self.facts.model = catalog.resolve_model(self.home, self.model)
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
         if ref.adapter is not None:
-            detail += f", continued from {ref.adapter.name} of {ref.run_id}"
+            detail += f", continued from {ref.adapter.name} of {ref.run_id or ref.adapter.parent}"
         missing = hub.missing_bytes(ref.base_path)
         if missing:
             return Outcome("warn", f"{detail}; {size(missing)} of weights come when the run starts")

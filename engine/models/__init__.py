@@ -1,10 +1,12 @@
 """What a model is: its reference, its folder, the hub, its tokens. No torch; start with
 `catalog.py`.
 
+    adapters.py     LoRA adapters in PEFT's format: shape, base, fit
     catalog.py      a model reference: built in, path, hub id, run
     chat_format.py  conversations to token ids and loss masks, here and in the worker
     chat_template.py  chat templates rendered in jinja's sandbox
     gguf/           a GGUF file turned into a model folder; a process of its own
+    hashes.py       SHA-256 of large files, remembered
     hub.py          models by hub id, from caches or over HTTP
     known_models.py  models that a package index has
     library.py      the models of this home: added by name or file, removed

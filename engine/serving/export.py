@@ -13,18 +13,28 @@ from pathlib import Path
 
 from engine.core.agent_files import refuse_folder_of_agent_files
 from engine.core.errors import UserError
-from engine.core.files import is_locked, read_json, read_tail, sync_folder, take_lock, write_json
+from engine.core.files import (
+    JsonObject,
+    is_locked,
+    read_json,
+    read_tail,
+    sync_folder,
+    take_lock,
+    write_json,
+)
 from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.run_dir import Home
-from engine.models import catalog
+from engine.home.run_dir import Home, RunDir
+from engine.models import adapters, catalog
+from engine.models.adapters import BASE_WEIGHTS, ORIGIN
 from engine.models.catalog import ModelRef
 from engine.processes import launcher, programs
+from engine.records.manifest import Manifest
+from engine.records.record import DamagedRecord
 
 FORMATS = ("adapter", "merged")
-ORIGIN = "honesmith.json"  # the file that says where exported files came from
 WAIT_S = 40.0  # seconds that one call waits for a merge
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "README.md")
+_ADAPTER_FILES = (adapters.CONFIG, adapters.WEIGHTS, "README.md")
 
 
 def export(home: Home, ref: str, export_format: str = "adapter", path: str = "") -> Reply:
@@ -65,12 +75,13 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
         "base": model.base_ref,
         "format": export_format,
     }
+    weights = _base_weights(home.run(model.run_id)) if model.run_id else {}
     if _is_this_export(target, origin):
         return _export_reply(model, target, export_format, was_there=True)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if export_format == "adapter":
-            _copy_adapter(model, target, origin)
+            _copy_adapter(model, target, origin | weights)
         elif not _merge(home, model, target, origin):
             return _still_merging(ref, target)
     except OSError as error:
@@ -95,6 +106,8 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
         existing_origin = read_json(target / ORIGIN)
     except (OSError, ValueError):  # no readable ORIGIN file
         existing_origin = None
+    if isinstance(existing_origin, dict):
+        existing_origin.pop(BASE_WEIGHTS, None)
     if existing_origin == origin:
         return True
     raise UserError(
@@ -105,7 +118,17 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
     )
 
 
-def _copy_adapter(model: ModelRef, target: Path, origin: dict[str, str]) -> None:
+def _base_weights(run: RunDir) -> JsonObject:
+    """SHA-256 of the weight files that the run was trained on, under its key in ORIGIN; {} of a
+    run whose manifest cannot be read. Whoever trains the adapter on is held to the same base."""
+    try:
+        files = Manifest.read(run.manifest).model.files
+    except (OSError, DamagedRecord):
+        return {}
+    return {BASE_WEIGHTS: {name: files[name] for name in files if name.endswith(".safetensors")}}
+
+
+def _copy_adapter(model: ModelRef, target: Path, origin: JsonObject) -> None:
     """Copy a PEFT adapter to `target`, with a name of its base model that other tools can load."""
     source = model.adapter
     assert source is not None  # `export` refuses base models
@@ -193,7 +216,7 @@ def _new_folder_beside(target: Path) -> Path:
     return aside
 
 
-def _move_into_place(aside: Path, target: Path, origin: dict[str, str]) -> None:
+def _move_into_place(aside: Path, target: Path, origin: JsonObject) -> None:
     """Add the ORIGIN file to the finished folder `aside` and rename it to `target`."""
     write_json(aside / ORIGIN, origin)
     sync_folder(aside)  # before the rename, so that a power failure leaves no half export

@@ -172,7 +172,7 @@ def _target_of(home: Home, name: str) -> Target:
     ref = catalog.resolve_model(home, name)
     if ref.adapter is None:
         return Target(ref, name=ref.base_ref, adapter="", thinking=False)
-    config = home.run(ref.run_id).read_config()
+    config = home.run(ref.run_id).read_config() if ref.run_id else None
     thinking = isinstance(config, GRPOConfig) and config.settings.thinking
     return Target(ref, name=ref.ref, adapter=str(ref.adapter), thinking=thinking)
 

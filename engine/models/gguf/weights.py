@@ -156,7 +156,7 @@ def write(path: Path, stored: list[Stored]) -> None:
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for array in map(_array, stored):
-            file.write(memoryview(array).cast("B"))
+            file.write(array.tobytes())
         file.flush()
         os.fsync(file.fileno())
 

@@ -15,26 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.core.files import read_json, write_json
+from engine.models.adapters import NOT_PLAIN
 from engine.records.settings import CommonSettings
 from engine.worker.core.failures import WorkerFailure
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-# Options of PEFT with which a LoRA is another function than scale * B A on whole projections.
-NOT_PLAIN = (
-    "use_dora",
-    "use_qalora",
-    "use_bdlora",
-    "lora_bias",
-    "rank_pattern",
-    "alpha_pattern",
-    "modules_to_save",
-    "layers_to_transform",
-    "layer_replication",
-    "trainable_token_indices",
-    "target_parameters",
-    "fan_in_fan_out",
-)
 PREFIX = "base_model.model."  # of the names of tensors in the file
 
 
