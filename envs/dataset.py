@@ -20,6 +20,7 @@ from envs.row_shapes import shape_of, to_task
 
 MAX_ROW_BYTES = 16 << 20
 MAX_FILE_BYTES = 256 << 20
+PARQUET_ROWS = 1_000  # of a parquet file, decoded at once
 SHOWN = 20  # bad lines named in a refusal
 SHOWN_CHARS = 1700  # of all bad lines together: a push cuts a refusal at 2,000
 FAULT_CHARS = 200  # of one bad line
@@ -385,15 +386,36 @@ def _read_parquet(data: DataFile) -> None:
         raise _unusable_file(
             data.path,
             "reading parquet needs pyarrow, which is not installed",
-            "Name pyarrow in requirements.txt and push with install=true, or convert to JSONL.",
+            "Install honesmith[data] where the server runs, or name pyarrow in requirements.txt "
+            "and push with install=true, or convert to JSONL.",
         ) from error
     try:
-        rows = pyarrow.parquet.read_table(data.path).to_pylist()
+        number = 0
+        with pyarrow.parquet.ParquetFile(data.path) as file:
+            for batch in file.iter_batches(PARQUET_ROWS):  # the table as a whole takes far more
+                for row in batch.to_pylist():
+                    number += 1
+                    # Through JSON and back: values that JSON cannot hold make a bad row.
+                    _add_row(data, number, lambda row=row: json.loads(_to_json(row)))
     except (pyarrow.ArrowException, ValueError) as error:
         raise _unusable_file(data.path, f"is no readable parquet: {error}") from error
-    for number, row in enumerate(rows, 1):
-        # Through JSON and back: values that JSON cannot hold make a bad row.
-        _add_row(data, number, lambda row=row: json.loads(json.dumps(row, allow_nan=False)))
+
+
+def _to_json(row: JsonObject) -> str:
+    """A row of parquet as JSON, without the keys inside its values that hold nothing.
+
+    A column has one form for all rows, so a message without tool calls has `tool_calls` null there.
+    """
+    return json.dumps({key: _without_null(row[key]) for key in row}, allow_nan=False)
+
+
+def _without_null(value: Any) -> Any:
+    """`value` without the keys that are None, at every level."""
+    if isinstance(value, dict):
+        return {key: _without_null(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_null(item) for item in value]
+    return value
 
 
 def _add_row(data: DataFile, line: int, parse: Callable[[], Any]) -> None:

@@ -29,7 +29,6 @@ from engine.core.errors import UserError
 from engine.core.files import sync_folder
 from engine.environments.indexed import columns, scan, sides
 from engine.environments.indexed.rows import ROWS_INDEX, stored_row
-from engine.environments.snapshot import REASONS_TO_LEAVE_OUT
 from engine.home.run_dir import Home
 from engine.processes.launcher import spawn_detached
 from engine.records.data_index import DataIndex, FaultyLine, IndexedFile, Spread
@@ -206,12 +205,7 @@ def _key(request: _Request) -> str:
 def _is_pushed(path: Path) -> bool:
     """Whether a push would take a data file: a regular one, reached without links."""
     is_link = path.resolve() != path
-    return (
-        path.is_file()
-        and not is_link
-        and not path.name.startswith(".")
-        and (path.name not in REASONS_TO_LEAVE_OUT)
-    )
+    return path.is_file() and not is_link and not path.name.startswith(".")
 
 
 def _count_lines(path: Path) -> int:
