@@ -332,6 +332,9 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
     train = record.rows["train"]
     heldout = record.rows["heldout"]
     redact = Redactor({name: os.environ.get(name, "") for name in record.secrets})
+    dry_run_arguments: JsonObject = {"env_id": record.env_id}
+    if record.kind == "sft":  # the default, grpo, would only be refused
+        dry_run_arguments["algorithm"] = "sft"
     return PushReply(
         env_id=record.env_id,
         kind=record.kind,
@@ -348,7 +351,7 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         network=record.limits.network,
         summary=f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, "
         f"{record.kind}, audit {record.audit.verdict}.",
-        next=[Call("dry_run", {"env_id": record.env_id})],
+        next=[Call("dry_run", dry_run_arguments)],
         warnings=[redact.text(warning) for warning in warnings],
     )
 
