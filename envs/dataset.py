@@ -7,10 +7,11 @@ Formats: JSONL, JSON, CSV, TSV and, where pyarrow is installed, parquet. What a 
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from envs.base import SingleTurnEnv, Task, is_scored
 from envs.config.problem import EnvProblem
@@ -19,9 +20,13 @@ from envs.row_shapes import shape_of, to_task
 
 MAX_ROW_BYTES = 16 << 20
 MAX_FILE_BYTES = 256 << 20
+PARQUET_ROWS = 1_000  # of a parquet file, decoded at once
 SHOWN = 20  # bad lines named in a refusal
 SHOWN_CHARS = 1700  # of all bad lines together: a push cuts a refusal at 2,000
 FAULT_CHARS = 200  # of one bad line
+TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MB"  # of a line
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
+LINE_FORMATS = (".jsonl", ".ndjson")  # one row per line; these may be of any size
 FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 HELDOUT_NAMES = ("heldout", "test", "eval", "validation", "valid", "val", "dev")
 
@@ -201,23 +206,53 @@ def split_of(path: Path) -> str | None:
 
 def _read_jsonl(data: DataFile) -> None:
     """Read one object per line. Blank lines are skipped; a line that is too long is a bad row."""
-    # Read as bytes, so that a line that is not UTF-8 spoils only itself.
     with data.path.open("rb") as file:
-        line_number = 0
-        while line := file.readline(MAX_ROW_BYTES + 1):
-            line_number += 1
-            if len(line) > MAX_ROW_BYTES:
-                data.bad.append(BadRow(line_number, f"longer than {MAX_ROW_BYTES >> 20} MB"))
-                # Read on to the end of this line.
-                while line and not line.endswith(b"\n"):
-                    line = file.readline(MAX_ROW_BYTES)
-                continue
-            if line_number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of UTF-8
-            if line.strip():
-                # Without the line's end, so that an error at the end gets the right column.
-                content = line.rstrip(b"\r\n")
-                _add_row(data, line_number, lambda raw=content: _loads(raw.decode("utf-8")))
+        for line, _, content in jsonl_lines(file):
+            if content is None:
+                data.bad.append(BadRow(line, TOO_LONG))
+            else:
+                _add_row(data, line, lambda raw=content: _loads(raw.decode("utf-8")))
+
+
+def jsonl_lines(
+    file: BinaryIO, first_line: int = 1, end: float = math.inf
+) -> Iterator[tuple[int, int, bytes | None]]:
+    """Yields (line, byte offset, content) of each line that is not blank.
+
+    The content is None for a line that is too long, which is never held in memory as a whole.
+
+    Args:
+        file: open for reading at the beginning of the line `first_line`.
+        end: byte offset behind which no further line begins.
+    """
+    # Read as bytes, so that a line that is not UTF-8 spoils only itself.
+    line_number = first_line - 1
+    offset = file.tell()
+    while offset < end and (line := file.readline(MAX_ROW_BYTES + 1)):
+        line_number += 1
+        start, offset = offset, offset + len(line)
+        if len(line) > MAX_ROW_BYTES:
+            while line and not line.endswith(b"\n"):  # read on to the end of this line
+                line = file.readline(MAX_ROW_BYTES)
+                offset += len(line)
+            yield line_number, start, None
+            continue
+        if start == 0:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
+        if line.strip():
+            # Without the line's end, so that an error at the end gets the right column.
+            yield line_number, start, line.rstrip(b"\r\n")
+
+
+def parse_line(content: bytes) -> JsonObject:
+    """The row of one line of JSONL. Raises ValueError saying what is wrong with it."""
+    try:
+        row = _loads(content.removeprefix(_BYTE_ORDER_MARK).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(_fault_of(error)) from error
+    if not isinstance(row, dict):
+        raise ValueError(f"a row is an object, got {type(row).__name__}")
+    return row
 
 
 def _read_json(data: DataFile) -> None:
@@ -351,15 +386,36 @@ def _read_parquet(data: DataFile) -> None:
         raise _unusable_file(
             data.path,
             "reading parquet needs pyarrow, which is not installed",
-            "Name pyarrow in requirements.txt and push with install=true, or convert to JSONL.",
+            "Install honesmith[data] where the server runs, or name pyarrow in requirements.txt "
+            "and push with install=true, or convert to JSONL.",
         ) from error
     try:
-        rows = pyarrow.parquet.read_table(data.path).to_pylist()
+        number = 0
+        with pyarrow.parquet.ParquetFile(data.path) as file:
+            for batch in file.iter_batches(PARQUET_ROWS):  # the table as a whole takes far more
+                for row in batch.to_pylist():
+                    number += 1
+                    # Through JSON and back: values that JSON cannot hold make a bad row.
+                    _add_row(data, number, lambda row=row: json.loads(_to_json(row)))
     except (pyarrow.ArrowException, ValueError) as error:
         raise _unusable_file(data.path, f"is no readable parquet: {error}") from error
-    for number, row in enumerate(rows, 1):
-        # Through JSON and back: values that JSON cannot hold make a bad row.
-        _add_row(data, number, lambda row=row: json.loads(json.dumps(row, allow_nan=False)))
+
+
+def _to_json(row: JsonObject) -> str:
+    """A row of parquet as JSON, without the keys inside its values that hold nothing.
+
+    A column has one form for all rows, so a message without tool calls has `tool_calls` null there.
+    """
+    return json.dumps({key: _without_null(row[key]) for key in row}, allow_nan=False)
+
+
+def _without_null(value: Any) -> Any:
+    """`value` without the keys that are None, at every level."""
+    if isinstance(value, dict):
+        return {key: _without_null(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_null(item) for item in value]
+    return value
 
 
 def _add_row(data: DataFile, line: int, parse: Callable[[], Any]) -> None:

@@ -145,7 +145,7 @@ def _refuse_by_name(row: JsonObject, shape: str) -> None:
         )
 
 
-def _preference(row: JsonObject, shape: str) -> tuple[Any, dict[str, Any], set[str]]:
+def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]:
     """Read a preference row.
 
     Returns its prompt (a string or messages), {"chosen": messages, "rejected": messages} as plain
@@ -188,7 +188,7 @@ def _preference(row: JsonObject, shape: str) -> tuple[Any, dict[str, Any], set[s
     return prompt, pair, used
 
 
-def _pair_beside_answer(row: JsonObject) -> dict[str, Any]:
+def _pair_beside_answer(row: JsonObject) -> JsonObject:
     """The chosen and the rejected answer of a row that has an answer of its own besides.
 
     {} if it has none, or if they cannot be read as two answers: they stay plain metadata then.

@@ -47,6 +47,25 @@ class Lengths:
 
 
 @dataclass(frozen=True)
+class TokenLengths:
+    """Tokens of rows, counted with the tokenizer and the chat template of `model`.
+
+    Attributes:
+        counted: rows that were counted; a seeded sample where there are many.
+        prompt, answer, total: min, p50, p95, max.
+        refused_by_template: rows that the template refuses; `refusal` is what it says of the first.
+    """
+
+    model: str
+    counted: int
+    prompt: dict[str, int]
+    answer: dict[str, int]
+    total: dict[str, int]
+    refused_by_template: int = 0
+    refusal: str | None = None
+
+
+@dataclass(frozen=True)
 class SampleRow:
     """A row as a report shows it, with long texts cut."""
 
@@ -64,7 +83,8 @@ class DataReport(ReplyBase):
         hash: first 12 digits of its SHA-256.
         rows, bad: lines that are rows, and lines that are not; `bad_rows` are the first of those.
         shapes: rows by shape (envs/row_shapes.py names the shapes).
-        with_answer, with_tools: rows that have some.
+        with_answer, with_tools: rows that have some; a preference has answers.
+        tokens: None if no model was named.
         turns: assistant turns per row: min, p50, p95, max.
         splits: rows per side ("train", "heldout"), as a push would assign them.
     """
@@ -82,6 +102,7 @@ class DataReport(ReplyBase):
     splits: dict[str, int]
     lengths: Lengths
     sample: list[SampleRow]
+    tokens: TokenLengths | None = None
     summary: str = ""
     warnings: list[str] = field(default_factory=list)
 
@@ -115,7 +136,7 @@ def inspect(path: str | Path) -> DataReport:
             ShownBadRow(bad_row.line, bad_row.message) for bad_row in bad_rows[:MOST_BAD_ROWS]
         ],
         shapes=dict(shapes),
-        with_answer=sum(1 for task in tasks if task.answer_messages),
+        with_answer=sum(1 for task in tasks if task.answer_messages or task.preference),
         with_tools=sum(1 for task in tasks if task.metadata.get("tools")),
         turns=spread(assistant_turns),
         duplicates=_duplicates(tasks),
@@ -126,7 +147,17 @@ def inspect(path: str | Path) -> DataReport:
         ),
         sample=[_sample_row(task) for task in tasks[:SAMPLE_ROWS]],
     )
+    return with_words(report, warnings)
+
+
+def with_words(report: DataReport, warnings: list[str]) -> DataReport:
+    """The report with its summary and its warnings; `warnings` come first among them."""
     return replace(report, summary=_summary(report), warnings=warnings + _warnings(report))
+
+
+def valid_tasks(file: Path) -> list[Task]:
+    """The rows of a data file that are tasks. Raises EnvProblem if it cannot be read at all."""
+    return _valid_tasks(read_rows(file).rows, file)[0]
 
 
 def _valid_tasks(

@@ -148,7 +148,7 @@ def env_facts(
     cache_file = home.cache / "tokens" / file_name
     counts = _read_cache(cache_file)
     if counts is None:
-        counts = _count_rows(registry.read_tasks(record), record.tools, tokenizer, thinking)
+        counts = _count_rows(record, tokenizer, thinking)
         with contextlib.suppress(OSError):  # a full disk: the next call counts again
             cache_file.parent.mkdir(exist_ok=True)
             write_json(cache_file, counts.to_json(), fsync=False)
@@ -197,17 +197,14 @@ def _read_cache(path: Path) -> _CachedCounts | None:
 
 
 def _count_rows(
-    rows: list[TaskRow],
-    tools: list[ToolSchema],
-    tokenizer: tokens.ChatTokenizer,
-    thinking: bool,
+    record: "registry.EnvRecord", tokenizer: tokens.ChatTokenizer, thinking: bool
 ) -> _CachedCounts:
     """Count the tokens of at most `SAMPLE` train rows, a seeded sample if there are more.
 
     Rows that the chat template refuses get no lengths; `refused` is their number, and `refusal` has
     the template's message for the first one.
     """
-    train = [row for row in rows if row["split"] == "train"]
+    train = registry.read_tasks(record, "train")
     sample = train
     if len(train) > SAMPLE:
         sample = random.Random(0).sample(train, SAMPLE)
@@ -216,40 +213,46 @@ def _count_rows(
     refusal = ""
     for row in sample:
         try:
-            lengths.append(_row_lengths(row, tools, tokenizer, thinking))
+            row_length = row_lengths(row, record.tools, tokenizer, thinking)
+            lengths.append((row_length.prompt, row_length.total, list(row_length.turns)))
         except TemplateError as error:
             refused += 1
             if not refusal:
                 refusal = f"row {row['id']}: {error}"
-    prompts = {json.dumps(row["prompt"], sort_keys=True) for row in train}
+    if record.version.data:  # counted when it was read; each row has an answer or is a preference
+        prompts = record.version.distinct_prompts
+        answered = len(train) if record.kind == "sft" else 0
+    else:
+        prompts = len({json.dumps(row["prompt"], sort_keys=True) for row in train})
+        answered = sum(1 for row in train if row.get("gold"))
     return _CachedCounts(
         train_rows=len(train),
-        heldout_rows=len(rows) - len(train),
-        answered_rows=sum(1 for row in train if row.get("gold")),
+        heldout_rows=record.rows["heldout"],
+        answered_rows=answered,
         lengths=lengths,
-        duplicate_share=1 - len(prompts) / len(train) if train else 0.0,
+        duplicate_share=1 - prompts / len(train) if train else 0.0,
         refused=refused,
         refusal=refusal[:_REFUSAL_CHARS],
     )
 
 
-def _row_lengths(
+def row_lengths(
     row: TaskRow,
     tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
-    thinking: bool,
-) -> tuple[int, int, list[tuple[int, int]]]:
-    """Count the tokens of one task row: (prompt, total, turns), as in RowLengths.
+    thinking: bool = False,
+) -> RowLengths:
+    """Count the tokens of one stored task row.
 
-    For a row without a reference conversation ("gold") total equals prompt and turns is []. Raises
-    TemplateError if the chat template refuses the messages.
+    For a row without a reference conversation ("gold") total equals prompt and turns is empty.
+    Raises TemplateError if the chat template refuses the messages.
     """
     chat = tokenizer.format(thinking)
     prompt = len(chat.prompt(row["prompt"], tools))
     if not row.get("gold"):
-        return prompt, prompt, []
+        return RowLengths(prompt, prompt)
     conversation = chat.conversation(row["gold"], tools)
-    return prompt, len(conversation.ids), list(conversation.turns)
+    return RowLengths(prompt, len(conversation.ids), tuple(conversation.turns))
 
 
 def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:

@@ -6,6 +6,7 @@ engine/models/chat_format.py).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from engine.core.reply import ReplyBase
@@ -69,8 +70,9 @@ def sft_row(
     """
     tokenizer = tokens.load(model_folder)
     preview: RowPreview | None = None
-    rows_with_answer = [row for row in rows if row["split"] == "train" and row.get("gold")]
-    for row in rows_with_answer[:_MAX_ROWS]:
+    # Lazily: of a large dataset a row is read when it is asked for.
+    rows_with_answer = (row for row in rows if row["split"] == "train" and row.get("gold"))
+    for row in islice(rows_with_answer, _MAX_ROWS):
         tools_of_row = (row.get("metadata") or {}).get("tools") or tools
         try:
             chat = tokenizer.format().conversation(row["gold"], tools_of_row)

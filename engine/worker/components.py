@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,7 +199,7 @@ def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProc
         yield process
 
 
-def tasks_of(components: Components, split: str) -> list[TaskRow]:
+def tasks_of(components: Components, split: str) -> Sequence[TaskRow]:
     """The task rows of `split`, train or heldout."""
     return read_tasks(components.env, split)
 

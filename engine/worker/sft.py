@@ -10,9 +10,12 @@ has one of its own; the gradient is the same.
 import math
 import random
 import time
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
+from engine.environments.indexed.rows import IndexedRows
 from engine.records.run_config import SFTConfig
 from engine.worker.components import (
     Components,
@@ -24,12 +27,15 @@ from engine.worker.components import (
 )
 from engine.worker.core.batch import Row
 from engine.worker.core.job import Job, Result, require
+from engine.worker.core.rows_on_demand import RowsOnDemand
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.during_training import LossRow
 from engine.worker.network.policy import Policy
 from engine.worker.training import Training
 from engine.worker.update.losses import cross_entropy
 from envs.json_types import TaskRow, ToolSchema
+
+RENDERED_FIRST = 50_000  # rows of a large dataset that are tokenised before the first step
 
 
 def train(job: Job[SFTConfig]) -> Result:
@@ -42,7 +48,7 @@ def train(job: Job[SFTConfig]) -> Result:
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
-    train_tasks = [t for t in tasks_of(components, "train") if t["gold"]]
+    train_tasks = answered(tasks_of(components, "train"))
     require(train_tasks, "training rows with an answer", "Give the tasks an answer to learn from.")
     rows = render(job, components, sample_rows(train_tasks, settings.max_examples, settings.seed))
     eval_tasks = heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows)
@@ -135,12 +141,23 @@ def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]
     """
     per_epoch = math.ceil(count / batch_size)
     epoch, index = divmod(step - 1, per_epoch)
-    order = list(range(count))
-    random.Random(f"{seed}-{epoch}").shuffle(order)
-    return order[index * batch_size : (index + 1) * batch_size]
+    return list(_order_of_epoch(epoch, count, seed)[index * batch_size : (index + 1) * batch_size])
 
 
-def sample_rows(tasks: list[TaskRow], limit: int | None, seed: int) -> list[TaskRow]:
+@lru_cache(maxsize=1)
+def _order_of_epoch(epoch: int, count: int, seed: int) -> "array[int]":
+    """The indices of all rows in the order of an epoch; of millions of rows it is made once."""
+    order = array("Q", range(count))
+    random.Random(f"{seed}-{epoch}").shuffle(order)  # type: ignore[arg-type] - swaps elements alone
+    return order
+
+
+def answered(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
+    """The tasks with an answer. In a dataset that is read row by row every task has one."""
+    return tasks if isinstance(tasks, IndexedRows) else [task for task in tasks if task["gold"]]
+
+
+def sample_rows(tasks: Sequence[TaskRow], limit: int | None, seed: int) -> Sequence[TaskRow]:
     """Draw `limit` tasks by the seed and return them in their original order. All tasks are
     returned if `limit` is None or 0, or if there are not more."""
     if not limit or limit >= len(tasks):
@@ -149,15 +166,21 @@ def sample_rows(tasks: list[TaskRow], limit: int | None, seed: int) -> list[Task
     return [tasks[i] for i in sorted(indices)]
 
 
-def render(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[Row]:
+def render(
+    job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]
+) -> list[Row] | RowsOnDemand:
     """Render each task's conversation as a row of token ids with a loss mask, cut at max_length.
 
     A row without a supervised token, such as one that lost them by the cut, would train nothing and
-    is dropped. The event `data` says how many rows were cut and dropped.
+    is dropped. The event `data` says how many rows were cut and dropped. More than `RENDERED_FIRST`
+    rows of a large dataset are rendered when a step needs them.
 
     Raises:
         WorkerFailure: kind data, when no row is left.
     """
+    if isinstance(tasks, IndexedRows) and len(tasks) > RENDERED_FIRST:
+        job.event("data", f"{len(tasks)} rows, each read when it is trained on", rows=len(tasks))
+        return RowsOnDemand(tasks, lambda task: _row_of(job, components, task)[0])
     rows = []
     cut_rows = dropped_rows = 0
     for task in tasks:

@@ -428,14 +428,15 @@ def verify(home: Home, run_id: str) -> Reply:
     return with_head(provenance.verify(home, run_id).to_json(), f"Verified {run_id}.")
 
 
-def inspect_data(path: Path) -> Reply:
-    """List the shapes, bad rows, duplicates, lengths and splits of a data file.
+def inspect_data(home: Home, path: Path, model: str = "") -> Reply:
+    """List the shapes, bad rows, duplicates, lengths and splits of a data file, with `model` also
+    its lengths in tokens of that model.
 
     Raises UserError DATASET_INVALID if the file cannot be read as data.
     """
-    from engine.environments import datasets
+    from engine.environments import data_inspection
 
-    return with_head(datasets.inspect(path).to_json(), f"Looked into {path}.")
+    return with_head(data_inspection.inspect(home, path, model).to_json(), f"Looked into {path}.")
 
 
 def build_env(home: Home, folder: str) -> Reply:

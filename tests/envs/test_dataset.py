@@ -4,9 +4,11 @@ import json
 import sys
 from pathlib import Path
 
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from envs.base import Score
 from envs.config.problem import EnvProblem
@@ -139,15 +141,26 @@ def test_parquet_without_pyarrow_says_what_to_do(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(EnvProblem, match="needs pyarrow") as caught:
         read_rows(written(tmp_path, "r.parquet", b"PAR1"))
-    assert "install=true" in caught.value.hint
+    assert "install=true" in caught.value.hint and "honesmith[data]" in caught.value.hint
 
 
 def test_parquet_is_read_where_pyarrow_is(tmp_path: Path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     rows = [{"prompt": "a", "answer": "x"}, {"prompt": "b", "answer": None}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "r.parquet")
     assert [task.answer for task in read_tasks(tmp_path / "r.parquet")] == ["x", None]
+    assert [line for line, _ in read_rows(tmp_path / "r.parquet").rows] == [1, 2]
+
+
+def test_chats_in_parquet_lose_the_keys_that_other_rows_have(tmp_path: Path):
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    rows = [
+        {"messages": [USER, ASSISTANT]},
+        {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "r.parquet")
+    plain, calling = read_tasks(tmp_path / "r.parquet")
+    assert plain.answer_messages[0].to_dict() == ASSISTANT
+    assert calling.answer_messages[0].tool_calls[0].name == "f"
 
 
 def test_the_first_twenty_bad_lines_are_told(tmp_path: Path):

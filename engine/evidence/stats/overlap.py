@@ -18,7 +18,7 @@ import random
 import re
 import time
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ ANSWER_TOKENS = 8  # shorter answers cannot be told from others by their words
 LEAK_SHARE = 0.01  # above this share of leaked held-out tasks the exam as a whole is spoilt
 MOST_GRAMS = 500_000  # held-out sequences that are indexed; bounds the memory
 MOST_CHARS = 200_000  # of one text that are compared
+MOST_COMPARED = 200_000  # rows of one side that are compared
 BUDGET_S = 5.0  # seconds that a scan may take, as a submit waits for it
 SHOWN = 5  # examples in a result
 ID_CHARS = 60  # of an id in a sentence
@@ -484,13 +485,16 @@ def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
 
 def _shuffled(
     rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
+) -> Iterator[Mapping[str, Any]]:
     """`rows` in random order, so that those compared before a time limit are a fair sample.
 
     `others` are the rows that they are compared with. The random seed is the two numbers of rows,
-    so the order is the same every time.
+    so the order is the same every time. Of more than MOST_COMPARED rows only so many are given;
+    each is taken from `rows` when its turn comes.
     """
-    return random.Random(f"{len(rows)} {len(others)}").sample(list(rows), len(rows))
+    chance = random.Random(f"{len(rows)} {len(others)}")
+    order = chance.sample(range(len(rows)), min(len(rows), MOST_COMPARED))
+    return (rows[index] for index in order)
 
 
 def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:

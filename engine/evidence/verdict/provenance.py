@@ -272,7 +272,7 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
     curation = env / "source" / _CURATION
     env_files = [*_files(env / "source"), env / "env.json", env / "audit.json"]
     yield "environment", _hashes(env, [file for file in env_files if file != curation])
-    yield "data", _hashes(env, [env / "tasks.jsonl"])
+    yield "data", _hashes(env, [env / "tasks.jsonl", env / "rows.idx"])
     yield "curation", _hashes(env, [curation])
     inputs = [run.config, run.manifest, run.contamination, *_files(run.start_adapter)]
     inputs += _files(run.model_adapter(0).parent)

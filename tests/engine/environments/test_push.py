@@ -21,7 +21,6 @@ from engine.environments.push import push_env
 from engine.environments.registry import find_env, open_process, read_tasks
 from engine.home.run_dir import Home
 from engine.records.audit import Audit
-from envs.base import Task
 from envs.host.process import EnvProcess
 
 # Each push starts processes and syncs files: a busy disk may take its time.
@@ -179,35 +178,7 @@ def test_a_dataset_needs_no_scorer_and_no_code(home: Home, tmp_path: Path):
     assert (pushed.kind, pushed.rows) == ("sft", {"train": 30, "heldout": 30})
     record = find_env(home, pushed.env_id)
     assert not record.scored and read_tasks(record)[0]["gold"][-1]["content"] == "c0"
-
-
-def test_a_training_file_alone_gets_held_out_rows_like_any_other(home: Home, tmp_path: Path):
-    folder = tmp_path / "rows"
-    (folder / "datasets").mkdir(parents=True)
-    lines = [json.dumps({"prompt": f"p{n}", "completion": f"c{n}"}) for n in range(60)]
-    (folder / "datasets" / "train.jsonl").write_text("\n".join(lines))
-    alone = push_env(home, folder)
-    assert (alone.rows, alone.split) == ({"train": 30, "heldout": 30}, "hash")
-    assert not any("verdict" in warning for warning in alone.warnings)
-    (folder / "datasets" / "test.jsonl").write_text('{"prompt": "t", "completion": "c"}')
-    beside = push_env(home, folder)
-    assert (beside.rows, beside.split) == ({"train": 60, "heldout": 1}, "rows")
-
-
-def test_preferences_are_a_kind_of_their_own_and_not_mixed_with_answers(home: Home, tmp_path: Path):
-    folder = tmp_path / "pairs"
-    folder.mkdir()
-    lines = [json.dumps({"prompt": f"p{n}", "chosen": "a", "rejected": "b"}) for n in range(4)]
-    (folder / "rows.jsonl").write_text("\n".join(lines))
-    pushed = push_env(home, folder)
-    assert (pushed.kind, pushed.rows) == ("preference", {"train": 2, "heldout": 2})
-    row = read_tasks(find_env(home, pushed.env_id))[0]
-    assert row["gold"] is None and Task.from_row(row).preference is not None
-    lines.append(json.dumps({"prompt": "p", "completion": "c"}))
-    (folder / "rows.jsonl").write_text("\n".join(lines))
-    with pytest.raises(UserError, match="4 of 5 rows are preferences") as caught:
-        push_env(home, folder)
-    assert caught.value.code == "DATASET_INVALID"
+    assert pushed.next == [Call("dry_run", {"env_id": pushed.env_id, "algorithm": "sft"})]
 
 
 def test_tasks_that_do_not_repeat_themselves_are_a_warning(home: Home, write):

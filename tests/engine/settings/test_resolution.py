@@ -476,3 +476,10 @@ def test_a_longer_max_length_is_only_advised_where_the_model_has_room(length, ra
     with pytest.raises(UserError) as caught:
         resolve("grpo", {"max_tokens": 100_000} | length)
     assert ("raise max_length" in caught.value.hint) == raise_it
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
+def test_preferences_are_refused_by_name_where_they_cannot_be_used(algorithm: str):
+    pairs = EnvFacts("p@1", "preference", False, train_rows=9, heldout_rows=9, answered_rows=0)
+    with pytest.raises(UserError, match=f"chosen and rejected answers.*{algorithm} cannot use"):
+        defaults.check_env(algorithm, pairs)
