@@ -47,7 +47,7 @@ def test_a_question_does_not_say_its_own_answer() -> None:
 
 
 def test_what_is_named_first_counts() -> None:
-    row = task("Which is colder, ice or fire?")
+    row = task("Which is colder, ice or fire? Answer with one word.")
     assert is_right(row, "Ice is colder than fire.")
     assert not is_right(row, "Fire is colder than ice.")
     assert not is_right(row, "Neither.")
