@@ -27,7 +27,7 @@ from benchmarks.cases import LOSS_TOLERANCE
 from benchmarks.peer import BENCH, ROOT, Peer
 from engine.core.files import read_json
 from engine.home.run_dir import Home, RunDir
-from mcp_server.cli.demo_plans import PLANS
+from mcp_server.cli.demo.plans import PLANS
 
 RESULTS = BENCH / "demo.jsonl"
 LEAST_RATIO = 3.0

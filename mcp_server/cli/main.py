@@ -137,7 +137,7 @@ def demo(
     as_json: Json = False,
 ) -> int:
     """Train, judge, deploy and chat with a model on this machine, through a real MCP client."""
-    from mcp_server.cli.demo import run_demo
+    from mcp_server.cli.demo.loop import run_demo
 
     return run_demo(home, model=model, seed=seed, as_json=as_json)
 

@@ -17,8 +17,8 @@ from engine.home.store import Store
 from engine.models import library
 from engine.settings import resolution
 from mcp_server.api import verbs
-from mcp_server.cli import demo
-from mcp_server.cli.demo_plans import PLANS
+from mcp_server.cli.demo import loop as demo
+from mcp_server.cli.demo.plans import PLANS, DemoPlan
 from mcp_server.protocol.app import build_server
 from mcp_server.screen.display import Stage
 from mcp_server.screen.render import duration, sparkline
@@ -205,7 +205,7 @@ def test_a_model_without_a_demo_is_refused_with_those_that_have_one(home: Home):
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_a_plan_names_settings_and_environments_that_exist(plan: demo.DemoPlan):
+def test_a_plan_names_settings_and_environments_that_exist(plan: DemoPlan):
     assert [training.algorithm for training in plan.trainings] == ["sft", "grpo"]
     assert plan.trainings[-1].question, "the demo ends with an answer"
     for training in plan.trainings:

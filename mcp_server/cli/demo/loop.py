@@ -2,24 +2,21 @@
 
 Everything is as it is for agents: the server over stdio, runs as detached workers, the verdict from
 held-out answers. At the end the demo shows the verdict, the answers of the model before and after
-training to the same question, and the report. What is trained stands in `demo_plans.py`.
+training to the same question, and the report. What is trained stands in `plans.py`.
 """
 
 import asyncio
-import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 import envs
@@ -33,9 +30,9 @@ from engine.models.known_models import KNOWN
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import verbs
 from mcp_server.api.replies import clean
-from mcp_server.cli.demo_plans import DEFAULT, PLANS, DemoPlan, TrainingPlan
+from mcp_server.cli.demo.plans import DEFAULT, PLANS, DemoPlan, TrainingPlan
+from mcp_server.cli.demo.result import column, ending, is_better, show_result
 from mcp_server.screen.display import Stage, Step, progress_text, stage_console
-from mcp_server.screen.render import VERDICTS, duration
 from mcp_server.screen.terminal import FAILED, OK, show
 
 MAX_GPU_HOURS = 1.0
@@ -115,13 +112,13 @@ def run_demo(
         raise
     else:
         _clean_up(scene, cancel_reason="")
-    is_better = _is_better(scene.facts)
-    scene.facts |= {"better": is_better, "seconds": round(time.monotonic() - started, 1)}
+    better = is_better(scene.facts)
+    scene.facts |= {"better": better, "seconds": round(time.monotonic() - started, 1)}
     if "error" not in scene.facts:
-        _show_result(console, scene, is_better)
+        show_result(console, scene.plan, scene.facts)
     if as_json:
         show(scene.facts, as_json=True)
-    return OK if is_better else FAILED
+    return OK if better else FAILED
 
 
 async def _run_with_client(scene: Scene, console: Console) -> None:
@@ -401,102 +398,6 @@ class _ToolCaller:
 def _text_of(result: CallToolResult) -> str:
     """The text of a tool's result; parts of it that are no text are left out."""
     return "".join(getattr(part, "text", "") for part in result.content)
-
-
-def ending(reply: Reply) -> str:
-    """How a finished run went, such as "r-1  held-out success 0.310 -> 0.870  better".
-
-    The numbers are those before and after training. A run without them, such as an evaluation, gets
-    its summary.
-    """
-    result = reply.get("result") or {}
-    evidence = result.get("evidence") or {}
-    before = (evidence.get("before") or {}).get("value")
-    after = (evidence.get("after") or {}).get("value")
-    if before is None or after is None:
-        return str(result.get("summary") or reply["summary"])
-    verdict = str(reply.get("verdict", "")).replace("_", " ")
-    metric = evidence.get("metric", "success")
-    return f"{reply['run_id']}  held-out {metric} {before:.3f} -> {after:.3f}  {verdict}"
-
-
-def column(logs: Mapping[str, Any], name: str) -> list[float]:
-    """The numbers in the column `name` of a page of logs; [] if there is no such column.
-
-    `logs` has `columns` (names) and `rows` (lists of cells). Cells that hold no number are left
-    out.
-    """
-    columns: Sequence[str] = logs.get("columns") or []
-    if name not in columns:
-        return []
-    index = list(columns).index(name)
-    rows = logs.get("rows") or []
-    values = [row[index] for row in rows if len(row) > index]
-    return [float(value) for value in values if isinstance(value, int | float)]
-
-
-def _is_better(facts: Reply) -> bool:
-    """Whether the demo has shown that both runs made the model better.
-
-    For SFT and for GRPO the verdict of the run and that of the comparison must be "better", and the
-    interval of the comparison must lie above 0. `facts` is the field of `Scene`; what a demo that
-    failed has not reached is missing there.
-    """
-    for algorithm in ("sft", "grpo"):  # every plan trains by both
-        run = facts.get("runs", {}).get(algorithm, {})
-        comparison = facts.get("compared", {}).get(algorithm, {})
-        low, _ = _interval(comparison)
-        both_better = run.get("verdict") == "better" and comparison.get("verdict") == "better"
-        if not (both_better and low > 0):
-            return False
-    return True
-
-
-def _interval(comparison_reply: Reply) -> tuple[float, float]:
-    """The (low, high) interval of the first comparison in a reply of `compare_runs`.
-
-    It is (-infinity, infinity) if there is none.
-    """
-    comparisons = comparison_reply.get("comparisons") or [{}]
-    low, high = comparisons[0].get("interval") or (-math.inf, math.inf)
-    return low, high
-
-
-def _show_result(console: Console, scene: Scene, is_better: bool) -> None:
-    """Print the two verdicts, the answers of both models, the report's path and the time taken."""
-    facts = scene.facts
-    console.print()
-    for name in ("sft", "grpo"):
-        comparison = facts["compared"][name]
-        verdict = str(comparison.get("verdict", "unknown"))
-        line = Text(f"{name:<5}", style="bold")
-        line.append(verdict.replace("_", " "), style=VERDICTS.get(verdict, ""))
-        line.append(f"  {comparison['summary']}")
-        console.print(line, soft_wrap=True)
-    for training in scene.plan.trainings:
-        if training.question:
-            console.print()
-            console.print(f"“{training.question}”", soft_wrap=True)
-            console.print(_answers(facts["chats"][training.algorithm]))
-    console.print()
-    if is_better:
-        console.print(Text("Verdict: better", style="bold green"))
-    else:
-        console.print(Text("Verdict: not better", style="bold red"))
-    for report in facts["reports"]:
-        console.print(f"Report:  {report}", soft_wrap=True)
-    console.print(f"Time:    {duration(facts['seconds'])}")
-
-
-def _answers(chat: Reply) -> Table:
-    """The answers of a chat as a table, that of the model before training first."""
-    table = Table(box=None, show_header=False)
-    table.add_column(style="dim")
-    table.add_column()
-    # The chat asked the trained model first.
-    for answer in reversed(chat.get("answers") or []):
-        table.add_row(str(answer.get("model", "")), str(answer.get("answer", "")).strip())
-    return table
 
 
 def _clean_up(scene: Scene, cancel_reason: str) -> None:
