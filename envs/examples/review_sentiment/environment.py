@@ -59,32 +59,38 @@ FILLER = {"the", "this", "review", "is", "it", "a", "answer"}
 
 
 class ReviewSentiment(SingleTurnEnv):
-    """Reviews of an opinion and an ending each, a share of them held out."""
+    """Reviews of an opinion and an ending each; those held out are of other things."""
 
-    def __init__(self, reviews: int, heldout: int, seed: int) -> None:
-        self.reviews = reviews
-        self.heldout = heldout
+    def __init__(self, train_tasks: int, heldout_tasks: int, seed: int) -> None:
+        self.train_tasks = train_tasks
+        self.heldout_tasks = heldout_tasks
         self.seed = seed
 
     def tasks(self) -> list[Task]:
         rng = random.Random(self.seed)
-        every = [
-            (label, f"{opinion.format(thing=thing)}. {ending}")
-            for label, opinions in OPINIONS.items()
-            for opinion in opinions
-            for ending in ENDINGS[label]
-            for thing in THINGS
-        ]
-        return [
-            Task(
-                id=f"review-{index}",
-                prompt=QUESTION.format(review=review),
-                answer=label,
-                split="heldout" if index < self.heldout else "train",
-                metadata={"label": label},
-            )
-            for index, (label, review) in enumerate(rng.sample(every, self.reviews))
-        ]
+        tasks = []
+        for split, things, count in (
+            ("heldout", THINGS[::2], self.heldout_tasks),
+            ("train", THINGS[1::2], self.train_tasks),
+        ):
+            reviews = [
+                (label, f"{opinion.format(thing=thing)}. {ending}")
+                for label, opinions in OPINIONS.items()
+                for opinion in opinions
+                for ending in ENDINGS[label]
+                for thing in things
+            ]
+            for index, (label, review) in enumerate(rng.sample(reviews, count)):
+                tasks.append(
+                    Task(
+                        id=f"{split}-{index}",
+                        prompt=QUESTION.format(review=review),
+                        answer=label,
+                        split=split,
+                        metadata={"label": label},
+                    )
+                )
+        return tasks
 
     def score(self, task: Task, completion: str) -> Score:
         """1 if the label is all that the answer says."""
@@ -96,6 +102,8 @@ class ReviewSentiment(SingleTurnEnv):
         )
 
 
-def load_environment(reviews: int = 800, heldout: int = 400, seed: int = 800) -> ReviewSentiment:
+def load_environment(
+    train_tasks: int = 400, heldout_tasks: int = 400, seed: int = 800
+) -> ReviewSentiment:
     """800 reviews; every number can be set in environment.toml."""
-    return ReviewSentiment(reviews, heldout, seed)
+    return ReviewSentiment(train_tasks, heldout_tasks, seed)
