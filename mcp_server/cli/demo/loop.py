@@ -23,6 +23,7 @@ import envs
 from engine.core.errors import UserError
 from engine.core.reply import Reply
 from engine.evidence.report.html_report import write_report
+from engine.evidence.verdict.regression import kept_skills
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from engine.models import library
@@ -177,6 +178,7 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None
     scene.facts |= {
         "env_id": trained[-1].env_id,
         "runs": {each.plan.algorithm: each.run for each in trained},
+        "kept_skills": {each.plan.algorithm: _kept_skills(scene, each) for each in trained},
         "compared": comparisons,
         "chats": chats,
         "chat": chats[trained[-1].plan.algorithm],
@@ -198,6 +200,12 @@ class _Trained:
     def model(self) -> str:
         """The reference of the model that it made."""
         return f"{self.run['run_id']}@best"
+
+
+def _kept_skills(scene: Scene, each: _Trained) -> str:
+    """What became of the skills that the model had before a run; "" where they were not asked."""
+    skills = kept_skills(scene.home.run(each.run["run_id"]))
+    return skills.summary if skills else ""
 
 
 def _last_by_env(trained: Sequence[_Trained]) -> list[_Trained]:

@@ -85,6 +85,8 @@ def show_result(console: Console, plan: DemoPlan, facts: Reply) -> None:
         line.append(verdict.replace("_", " "), style=VERDICTS.get(verdict, ""))
         line.append(f"  {comparison['summary']}")
         console.print(line, soft_wrap=True)
+        if kept := facts["kept_skills"][name]:
+            console.print(Text(f"{'':<5} {kept}", style="dim"), soft_wrap=True)
     for training in plan.trainings:
         if training.question:
             console.print()
