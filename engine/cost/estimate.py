@@ -8,7 +8,6 @@ engine/cost/memory.py.
 """
 
 import contextlib
-import importlib.util
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -325,16 +324,16 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
 
     The worker chooses them in the same way:
     - for pebble our own questions, which are also assumed if `base_path` is None (unknown);
-    - for any other base model reasoning-gym, if it is installed;
+    - for any other base model the questions in English;
     - the user's environment "keep", if there is one. Its lengths need a tokenizer, so it is left
       out if `base_path` is None.
     """
     chosen = []
     if base_path is None or base_path == catalog.BUILTIN["pebble"]:
         chosen.append(flops.PEBBLE_SKILLS)
-    elif importlib.util.find_spec("reasoning_gym") is not None:
+    else:
         with contextlib.suppress(UserError):  # a tokenizer that cannot be read
-            chosen.append(_gym_battery(tokens.load(base_path)))
+            chosen.append(_language_battery(tokens.load(base_path)))
     if base_path is not None and home.db.is_file():
         with contextlib.suppress(UserError):  # usually there is no such environment
             record = registry.find_env(home, flops.KEEP)
@@ -365,17 +364,14 @@ def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
     return Battery(tasks=min(flops.KEEP_TASKS, max(1, len(rows))), answer=lengths)
 
 
-def _gym_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
-    """The questions of reasoning-gym, in tokens of one model.
+def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
+    """The questions in English, in tokens of one model; one question stands for all.
 
-    One question and one answer stand for all. A model may write twice the tokens of the answer and
-    16 more, as the worker allows; 12 tokens are taken as usual.
+    A model may write 24 tokens, as the worker allows; a sentence of 12 is taken as usual.
     """
-    question = [{"role": "user", "content": flops.GYM_QUESTION}]
+    question = [{"role": "user", "content": flops.LANGUAGE_QUESTION}]
     prompt = len(tokenizer.format().prompt(question))
-    most_tokens = 2 * (tokenizer.count(flops.GYM_ANSWER)) + 16
-    lengths = Lengths(prompt, turn_tokens=min(12, most_tokens), longest_turn=most_tokens)
-    return Battery(flops.GYM_TASKS, lengths)
+    return Battery(flops.LANGUAGE_TASKS, Lengths(prompt, turn_tokens=12, longest_turn=24))
 
 
 def summary(figures: Estimate) -> str:

@@ -95,14 +95,10 @@ class Battery:
     answer: Lengths
 
 
-# The skills of pebble, and the questions of reasoning-gym for every other base model.
+# The skills of pebble, and the questions in English for every other base model.
 PEBBLE_SKILLS = Battery(48, Lengths(prompt=24, turn_tokens=8, longest_turn=24))
-GYM_TASKS = 40
-GYM_QUESTION = (
-    "Find the Greatest Common Divisor (GCD) of these numbers: 49, 8. Give only the GCD as your "
-    "final answer. Reply with the answer alone."
-)
-GYM_ANSWER = "kelt"
+LANGUAGE_TASKS = 48
+LANGUAGE_QUESTION = "What is the opposite of the word early?"
 KEEP, KEEP_TASKS = "keep", 40  # a user's environment of this name adds so many tasks at most
 
 
