@@ -98,7 +98,7 @@ class Served:
         choices = []
         for index, completion in enumerate(completions):
             text = text_before_stop(self.renderer.completion_text(completion.ids), params.stop)
-            message = self.renderer.assistant_message(text, tools=bool(request.tools))
+            message = self.renderer.assistant_message(text, request.tools)
             finish_reason = "stop" if completion.finished else "length"
             if message.get("tool_calls"):
                 message["tool_calls"] = [
