@@ -6,6 +6,7 @@ refuses such a conversation, or leaves calls out, the marks in its source decide
 """
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,6 +61,7 @@ DIALECTS = (
     Dialect("llama", json_calls.llama, ("<|python_tag|>",)),
     Dialect("pythonic", python_calls.pythonic, ("<|python_start|>",)),
 )
+_BEGINS_SOMETHING = re.compile(r"[<\[{]")  # a mark, a list or an object
 _QUESTION = "What is the weather?"
 _CALL = FoundCall("get_weather", {"city": "Bern", "days": 3})
 _TOOL: ToolSchema = {
@@ -130,6 +132,16 @@ class ReplyReader:
             ]
         faults = [fault_of(call, tools) for call in found.calls]
         return Reply(message, (*found.faults, *(fault for fault in faults if fault)))
+
+    def certain(self, text: str, tools: Sequence[ToolSchema]) -> str:
+        """The beginning of an unfinished reply that is content whatever follows.
+
+        With `tools`, or where a reply has channels, it ends before the first character that may
+        begin a call or a thought. Without them it is all of the text: tags of thoughts stay in it.
+        """
+        if self.dialect.thoughts is not None:
+            return ""
+        return _BEGINS_SOMETHING.split(text, maxsplit=1)[0] if tools else text
 
     def _as_openai(self, call: FoundCall, number: int) -> JsonObject:
         """A call in OpenAI's form; its id is the model's own, or made of its number."""

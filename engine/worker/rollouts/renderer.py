@@ -163,6 +163,19 @@ class Renderer:
         calls are invalid; see `ReplyReader.read`."""
         return self._replies.read(text, tools)
 
+    def certain_text(self, text: str, tools: Sequence[ToolSchema]) -> str:
+        """The beginning of an unfinished reply that can be sent on as content; see
+        `ReplyReader.certain`. "" where a thought comes first that the prompt has opened, unless
+        nothing is read from the reply because there are no `tools`."""
+        if tools and self._is_in_thought:
+            return ""
+        return self._replies.certain(text, tools)
+
+    @cached_property
+    def _is_in_thought(self) -> bool:
+        """`opens_thought`, tried once."""
+        return self.opens_thought
+
     def assistant_message(self, text: str, tools: Sequence[ToolSchema]) -> ChatMessage:
         """The text of a completion as an assistant message, with `reasoning_content` and
         `tool_calls` where there are any; see `ReplyReader.read`."""
