@@ -4,11 +4,23 @@ A reader is a function from the text of a reply (its reasoning taken off) to `Fo
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from envs.json_types import JsonObject, ToolSchema
 
+
+def finite(text: str) -> float:
+    """The number that a text is. Raises ValueError for one that JSON does not have: NaN, and
+    whatever a float cannot hold."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"no number: {text}")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_float=finite, parse_constant=finite)
 _SHOWN_CHARS = 60  # of a text that cannot be read, in the fault
 _CONSTANTS = {"True": True, "False": False, "None": None}
 
@@ -107,10 +119,11 @@ def json_value(text: str, at: int) -> tuple[object, int]:
     Malformed."""
     at = skip_space(text, at)
     try:
-        return json.JSONDecoder().raw_decode(text, at)
+        return _DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
         raise Malformed(f"not JSON ({error.msg}): {shown(text[at:])}") from error
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; nesting
+    # ValueError: NaN, 1e999, an integer of thousands of digits. RecursionError: nested too deeply.
+    except (ValueError, RecursionError) as error:
         raise Malformed(f"not JSON: {shown(text[at:])}") from error
 
 
@@ -209,11 +222,6 @@ def _literal(text: str) -> object:
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return _DECODER.decode(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _no_constant(name: str) -> object:
-    """NaN and Infinity are no JSON."""
-    raise ValueError(name)

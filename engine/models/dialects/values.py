@@ -7,7 +7,7 @@ the notation's own: a `Texts` reads one that begins at a position.
 import re
 from collections.abc import Callable
 
-from engine.models.dialects.reading import Malformed, shown, skip_mark, skip_space
+from engine.models.dialects.reading import Malformed, finite, shown, skip_mark, skip_space
 from envs.json_types import JsonObject
 
 # A text that begins at a position, and the position after it; None where none begins there.
@@ -70,7 +70,10 @@ def _read_value(text: str, at: int, texts: Texts, depth: int) -> tuple[object, i
         if len(number.group()) > _MOST_DIGITS:
             raise Malformed(f"a number of {len(number.group())} characters")
         whole = number["fraction"] is None and number["exponent"] is None
-        return (int if whole else float)(number.group()), number.end()
+        try:
+            return (int if whole else finite)(number.group()), number.end()
+        except ValueError as error:
+            raise Malformed(str(error)) from error
     for word, value in _WORDS.items():
         if text.startswith(word, at):
             return value, at + len(word)

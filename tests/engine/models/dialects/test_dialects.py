@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.models.chat_format import ChatFormat, TemplateError
-from engine.models.dialects.dialects import ReplyReader, reader_of
+from engine.models.dialects.dialects import DIALECTS, Dialect, ReplyReader, reader_of
+from engine.models.dialects.reasoning import OTHER_TAGS, THINK, tagged_thoughts
 
 TOOLS = [
     {
@@ -253,3 +256,47 @@ def test_a_call_inside_a_thought_is_a_thought() -> None:
     reply = reader.read(text, TOOLS)
     assert reply.message["content"] == "No." and reply.invalid_calls == ()
     assert reply.message["reasoning_content"] == "I could <tool_call>{</tool_call>"
+
+
+# What stands in replies of some family, in an order that none would write.
+PIECES = (
+    *(mark for dialect in DIALECTS for mark in dialect.marks),
+    *"<tool_call> </tool_call> <think> </think> <function=f> </function> <parameter=city>".split(),
+    *"</parameter> <arg_value> </arg_key> </arg_value> <|/tool_call|> [ARGS] [CALL_ID]".split(),
+    *"<|start|>assistant <|message|> <|end|> to=functions.f to=self <tool_call|> call:f{".split(),
+    *'<｜tool▁sep｜> <｜tool▁call▁end｜> <|tool_call_end|> [f(city= f.call( <|"|> ```json'.split(),
+    *('{"name": "get_weather", "arguments": {"city": "Bern"}}', '<atem:invoke name="f">'),
+    *(
+        "{",
+        "}",
+        "[",
+        "]",
+        "(",
+        ")",
+        '"',
+        "'",
+        "\\",
+        ":",
+        ",",
+        "=",
+        "1e999",
+        "-",
+        "null",
+        "a",
+        " ",
+        "\n",
+    ),
+    *("\x00", "\ud800", "İ"),
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.sampled_from(DIALECTS))
+def test_no_reply_breaks_a_reader(pieces: list[str], dialect: Dialect) -> None:
+    """Models under training write anything, and a run must not end by it."""
+    text = "".join(pieces)
+    reader = ReplyReader(dialect, dialect.thoughts or tagged_thoughts((THINK, *OTHER_TAGS)))
+    for tools in (TOOLS, []):
+        reply = reader.read(text, tools)
+        assert isinstance(reply.message["content"], str)
+        for each in reply.message.get("tool_calls", []):
+            json.dumps(each["function"]["arguments"], allow_nan=False)

@@ -25,6 +25,7 @@ def test_values_of_every_type_are_read() -> None:
         ("call:f{:1}", "no name of an argument"),
         ("call:f{a:" + "9" * 5000 + "}", "a number of 5000"),
         ("call:f{a:" + "[" * 5000, "nested"),
+        ("call:f{a:1e999}", "no number"),
     ],
 )
 def test_a_call_that_cannot_be_read_says_why(call: str, why: str) -> None:

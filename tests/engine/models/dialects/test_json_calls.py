@@ -81,6 +81,8 @@ def test_calls_are_read_as_they_were_published(reader: Reader, text: str, found:
         (hermes, f"<tool_call>{ADD_JSON} and", "</tool_call> should follow"),
         (hermes, '<tool_call>{"name": "ad', "not JSON"),
         (hermes, "<tool_call>" + "[" * 100_000, "not JSON"),
+        (hermes, '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "not JSON"),
+        (hermes, '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', "not JSON"),
         (mistral, "[TOOL_CALLS] []", "no calls"),
         (mistral, "[TOOL_CALLS](", "a list of calls or a name"),
         (mistral, "[TOOL_CALLS]add[ARGS]{", "not JSON"),
