@@ -21,6 +21,7 @@ from engine.evidence.stats.overlap import HeldOut
 from engine.evidence.stats.results import text_of
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor, clip, json_chars, redactor_for
+from engine.records.lines.answer import OUT_OF_TOKENS
 from engine.records.lines.line_record import skipped_lines
 from envs.json_types import TaskRow
 
@@ -36,7 +37,7 @@ REASONS = {
     "error": "it could not be scored",
     "where": "its task does not match where",
     "not_correct": "select keeps correct answers only",
-    "truncated": "the answer was cut off at max_tokens",
+    "truncated": "the answer was cut off at max_tokens or max_length",
     "empty": "the model said nothing",
     "contaminated": "it holds a held-out task",
     "duplicate": "the same conversation is kept already",
@@ -256,7 +257,7 @@ def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
 
     If it holds a held-out task, its closest match is counted in `outcome.overlaps`.
     """
-    if attempt.stop_reason == "length":
+    if attempt.stop_reason in OUT_OF_TOKENS:
         return "truncated"
     last_message = attempt.messages[-1]
     if last_message.get("role") != "assistant" or not text_of([last_message]).strip():

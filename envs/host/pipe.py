@@ -44,12 +44,20 @@ class Fault(Exception):
     Attributes:
         alive: whether the process is still usable. If not, it has to be closed.
         problem: the environment's own problem, where that is the cause.
+        timed_out: whether the call took longer than it may.
     """
 
-    def __init__(self, text: str, alive: bool = False, problem: EnvProblem | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        alive: bool = False,
+        problem: EnvProblem | None = None,
+        timed_out: bool = False,
+    ) -> None:
         super().__init__(text)
         self.alive = alive
         self.problem = problem
+        self.timed_out = timed_out
 
 
 class Pipe:
@@ -288,7 +296,7 @@ class Pipe:
         poller.register(fd, event)
         remaining = deadline - time.monotonic()
         if remaining <= 0 or not poller.poll(math.ceil(remaining * 1000)):
-            raise Fault(f"{doing} did not answer within {seconds:g} s")
+            raise Fault(f"{doing} did not answer within {seconds:g} s", timed_out=True)
 
     def _lost_message(self, doing: str) -> str:
         """The message that the parent process itself is gone.

@@ -35,7 +35,15 @@ KINDS = ("single", "multi", "sft")
 
 
 class EpisodeFailed(Exception):
-    """A rollout cannot go on; the text says why."""
+    """A rollout cannot go on; the text says why.
+
+    Attributes:
+        timed_out: whether a call of the environment took longer than it may.
+    """
+
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        super().__init__(text)
+        self.timed_out = timed_out
 
 
 class EnvProcess:
@@ -201,7 +209,7 @@ class EnvProcess:
                 value = self._call(op, body, self.limits.call_seconds)
             score = _checked_score(value)
         except Fault as fault:
-            score = failed_score(str(fault))
+            score = failed_score(str(fault), timed_out=fault.timed_out)
         except EnvProblem as problem:
             score = failed_score(str(problem))
         score["seconds"] = time.monotonic() - began
@@ -281,7 +289,7 @@ class Episode:
         self.task = task
         self.number = number
         self._history: list[tuple[ChatMessage, Any]] = []  # (message sent, reply), to replay
-        self._failed = ""  # why it failed; "" while it has not
+        self._failed: EpisodeFailed | None = None  # once it has
         self._generation = -1  # of the process that has this episode; -1 for none yet
         with process._lock:
             self._begin()
@@ -304,12 +312,14 @@ class Episode:
         A failed episode gets a failed score with the reason and 0 seconds, never an exception.
         """
         if self._failed:
-            return {**failed_score(self._failed), "seconds": 0.0}
+            failed = failed_score(str(self._failed), timed_out=self._failed.timed_out)
+            return {**failed, "seconds": 0.0}
         with self.process._lock:
             try:
                 self._resume()  # the process may have been restarted since the last step
             except EpisodeFailed as error:
-                return {**failed_score(str(error)), "seconds": 0.0}
+                failed = failed_score(str(error), timed_out=error.timed_out)
+                return {**failed, "seconds": 0.0}
             return self.process._ask_for_score("finish", {"episode": self.number})
 
     def close(self) -> None:
@@ -340,16 +350,16 @@ class Episode:
         from those that it gave the first time.
         """
         if self._failed:
-            raise EpisodeFailed(self._failed)
+            raise self._failed
         if self._state_is_in_process():
             return
         self._begin()
         for message, reply in self._history:
             if self._send("step", {"message": message}) != reply:
-                self._failed = (
+                self._failed = EpisodeFailed(
                     "the env process was restarted and the environment did not repeat itself"
                 )
-                raise EpisodeFailed(self._failed)
+                raise self._failed
 
     def _send(self, op: str, body: Request) -> Any:
         """Send one request (`op` is start or step) about this episode.
@@ -361,15 +371,16 @@ class Episode:
             seconds = self.process.limits.call_seconds
             value = self.process._call(op, body | {"episode": self.number}, seconds)
         except (Fault, EnvProblem) as fault:
-            self._failed = str(fault)
-            raise EpisodeFailed(self._failed) from None
+            timed_out = isinstance(fault, Fault) and fault.timed_out
+            self._failed = EpisodeFailed(str(fault), timed_out=timed_out)
+            raise self._failed from None
         if op == "start" or value is None:
             return None
         try:
             return [Message.from_dict(message).to_dict() for message in value]
         except (TypeError, ValueError) as error:
-            self._failed = f"step() answered with no messages: {error}"
-            raise EpisodeFailed(self._failed) from error
+            self._failed = EpisodeFailed(f"step() answered with no messages: {error}")
+            raise self._failed from error
 
 
 @functools.cache
@@ -389,9 +400,12 @@ def isolation_here(sandbox: Sandbox | None = None) -> Confinement:
         return process.confinement
 
 
-def failed_score(error: str) -> ScoreReply:
+def failed_score(error: str, *, timed_out: bool = False) -> ScoreReply:
     """The score of a sample that could not be scored: reward 0, and the reason as `error`."""
-    return {"reward": 0.0, "success": False, "metrics": {}, "error": error}
+    failed: ScoreReply = {"reward": 0.0, "success": False, "metrics": {}, "error": error}
+    if timed_out:
+        failed["timed_out"] = True
+    return failed
 
 
 def _checked_description(received: Mapping[str, Any]) -> EnvDescription:

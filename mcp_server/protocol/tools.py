@@ -228,7 +228,7 @@ class Tools:
         pick: Pick = "worst",
         step: Annotated[int, Field(ge=-1, description="-1: the latest")] = -1,
         where: Annotated[
-            str, Field(description="e.g. \"reward < 0.5 and stop_reason == 'length'\"")
+            str, Field(description="e.g. \"reward < 0.5 and stop_reason == 'max_tokens'\"")
         ] = "",
         tokens: Annotated[bool, Field(description="Also token ids and loss mask.")] = False,
         limit: Limit = 3,

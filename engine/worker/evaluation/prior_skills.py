@@ -155,7 +155,7 @@ class PriorSkills:
                 reward=float(is_right),
                 success=is_right,
                 error=None,
-                stop_reason="stop" if completion.finished else "length",
+                stop_reason="stop" if completion.finished else "max_tokens",
                 tokens=len(completion.ids),
             )
 

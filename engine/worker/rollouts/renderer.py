@@ -1,21 +1,19 @@
 """Messages to token ids through the model's own chat template, and back.
 
-`engine/models/chat_format.py` renders and masks; here its refusals become failures of the run.
+`engine/models/chat_format.py` renders and masks, `engine/models/dialects/` reads what the model
+wrote; here refusals become failures of the run.
 """
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
 from engine.models.chat_format import ChatFormat, RewrittenHistory
+from engine.models.dialects.dialects import Reply, ReplyReader, reader_of
 from engine.worker.core.failures import WorkerFailure
 from envs.json_types import ChatMessage, ToolSchema
-
-TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-THINK_END = "</think>"
 
 
 @dataclass(frozen=True)
@@ -155,49 +153,30 @@ class Renderer:
         prompt = self.text([{"role": "user", "content": "?"}], (), prompt=True)
         return prompt.rstrip().endswith("<think>")
 
-    def assistant_message(self, text: str, *, tools: bool) -> ChatMessage:
-        """Turn the text of a completion into an assistant message.
+    @cached_property
+    def _replies(self) -> ReplyReader:
+        """Reads replies in the dialect that the chat template writes."""
+        return reader_of(self._format)
 
-        - `reasoning_content`: the text before </think>; missing where there is none.
-        - `content`: the rest of the text.
-        - `tool_calls`: with `tools`, the tool calls written in the content, which are then removed
-          from the content. If one call is malformed, all stay there, and the environment sees them.
-        """
-        message: ChatMessage = {"role": "assistant", "content": text}
-        if THINK_END in text:
-            thought, _, answer = text.partition(THINK_END)
-            message["reasoning_content"] = thought.removeprefix("<think>").strip()
-            message["content"] = answer.lstrip("\n")
-        if tools:
-            tool_calls = _parse_calls(message["content"])
-            if tool_calls:
-                message["tool_calls"] = tool_calls
-                message["content"] = TOOL_CALL.sub("", message["content"]).strip()
-        return message
+    def reply(self, text: str, tools: Sequence[ToolSchema]) -> Reply:
+        """What the text of a completion says, in the model's own dialect, and which of its tool
+        calls are invalid; see `ReplyReader.read`."""
+        return self._replies.read(text, tools)
 
+    def certain_text(self, text: str, tools: Sequence[ToolSchema]) -> str:
+        """The beginning of an unfinished reply that can be sent on as content; see
+        `ReplyReader.certain`. "" where a thought comes first that the prompt has opened, unless
+        nothing is read from the reply because there are no `tools`."""
+        if tools and self._is_in_thought:
+            return ""
+        return self._replies.certain(text, tools)
 
-def _parse_calls(content: str) -> list[dict[str, object]]:
-    """The tool calls written in the text, in order; [] if there is none or one is malformed."""
-    tool_calls = []
-    for number, call_match in enumerate(TOOL_CALL.finditer(content), start=1):
-        tool_call = _parse_call(call_match.group(1), number)
-        if tool_call is None:
-            return []
-        tool_calls.append(tool_call)
-    return tool_calls
+    @cached_property
+    def _is_in_thought(self) -> bool:
+        """`opens_thought`, tried once."""
+        return self.opens_thought
 
-
-def _parse_call(text: str, number: int) -> dict[str, object] | None:
-    """Parse a tool call that a model wrote as JSON into OpenAI's form, with the id
-    `call_<number>`. None if the text is not a JSON object with a `name`."""
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):  # ValueError: no JSON; RecursionError: nested too deeply
-        return None
-    if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
-        return None
-    return {
-        "id": f"call_{number}",
-        "type": "function",
-        "function": {"name": parsed["name"], "arguments": parsed.get("arguments", {})},
-    }
+    def assistant_message(self, text: str, tools: Sequence[ToolSchema]) -> ChatMessage:
+        """The text of a completion as an assistant message, with `reasoning_content` and
+        `tool_calls` where there are any; see `ReplyReader.read`."""
+        return self.reply(text, tools).message

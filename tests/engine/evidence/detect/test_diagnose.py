@@ -64,7 +64,7 @@ def test_examples_show_what_the_finding_says(home: Home, make_run: Make):
     assert first["id"] == "truncation" and len(first["examples"]) == 2
     rows = simulated.rollouts[max(simulated.rollouts)]
     for example in first["examples"]:
-        assert example["stop_reason"] == "length" and example["step"] == max(simulated.rollouts)
+        assert example["stop_reason"] == "max_tokens" and example["step"] == max(simulated.rollouts)
         (row,) = [
             r for r in rows if (r["group"], r["member"]) == (example["group"], example["member"])
         ]

@@ -87,8 +87,8 @@ def test_completion_text_hides_nothing_but_the_end_token(renderer: Renderer) -> 
 
 def test_tool_calls_are_parsed_only_where_there_are_tools(renderer: Renderer) -> None:
     text = 'Let me see.<tool_call>\n{"name": "lookup", "arguments": {"a": 1}}\n</tool_call>'
-    assert renderer.assistant_message(text, tools=False)["content"] == text
-    message = renderer.assistant_message(text, tools=True)
+    assert renderer.assistant_message(text, [])["content"] == text
+    message = renderer.assistant_message(text, [TOOL])
     assert message["content"] == "Let me see."
     assert message["tool_calls"][0]["function"] == {"name": "lookup", "arguments": {"a": 1}}
 
@@ -96,14 +96,15 @@ def test_tool_calls_are_parsed_only_where_there_are_tools(renderer: Renderer) ->
 @pytest.mark.parametrize("broken", ["{no json", "[1, 2]", '{"arguments": {}}', '{"name": 5}'])
 def test_a_call_that_is_no_call_stays_in_the_content(renderer: Renderer, broken: str) -> None:
     text = f"<tool_call>\n{broken}\n</tool_call>"
-    message = renderer.assistant_message(text, tools=True)
-    assert message["content"] == text and "tool_calls" not in message
+    reply = renderer.reply(text, [TOOL])
+    assert reply.message["content"] == text and "tool_calls" not in reply.message
+    assert len(reply.invalid_calls) == 1
 
 
 def test_thought_is_kept_apart_from_what_is_said(pebble: Base) -> None:
     thinking = Renderer(pebble.tokenizer, pebble.stop_ids, thinking=True)
     assert thinking.text(TALK[:1], [], prompt=True).endswith("assistant\n<think>\n")
-    message = thinking.assistant_message("1+1=2\n</think>\n\n2", tools=False)
+    message = thinking.assistant_message("1+1=2\n</think>\n\n2", [])
     assert message["content"] == "2" and message["reasoning_content"] == "1+1=2"
 
 
