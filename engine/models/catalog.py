@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from engine.models.known_models import KNOWN
 from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.record import DamagedRecord
 from engine.records.run_config import RunConfig, TrainConfig
-from engine.records.settings import PROJECTIONS
 
 __all__ = ["BUILTIN", "ModelFacts", "ModelRef", "resolve_model", "usable_models"]
 
@@ -246,8 +246,8 @@ def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelR
     if checkpoint is None:
         raise _no_checkpoint(run, checkpoint_name)
     base_ref, base_path = _base_of(config, run)
-    adapter = _adapter_facts(checkpoint)
     facts = model_files.read_facts(base_path)
+    adapter = _adapter_facts(checkpoint, facts)
     _check_adapter(checkpoint, adapter, facts)
     return ModelRef(
         ref,
@@ -308,11 +308,12 @@ def _no_checkpoint(run: RunDir, checkpoint_name: str) -> UserError:
     return _not_found(f"{run.id} has no checkpoint {checkpoint_name}", f"It has {references}.")
 
 
-def _adapter_facts(checkpoint: Path) -> AdapterFacts:
+def _adapter_facts(checkpoint: Path, facts: ModelFacts) -> AdapterFacts:
     """The shape of the adapter in `checkpoint`, from its adapter_config.json (PEFT's format).
 
-    Raises UserError ADAPTER_MISMATCH if it is not a LoRA, or if it adapts no projection that is
-    trained here, and MODEL_UNSUPPORTED if the file cannot be read.
+    `facts` are those of its base. Raises UserError ADAPTER_MISMATCH if it is not a LoRA, or if it
+    adapts no projection of the base that is trained here, and MODEL_UNSUPPORTED if the file cannot
+    be read.
     """
     config = model_files.load_json(checkpoint / "adapter_config.json")
     rank = config.get("r")
@@ -323,9 +324,9 @@ def _adapter_facts(checkpoint: Path) -> AdapterFacts:
     # PEFT writes a single target as a text.
     names = [targets] if isinstance(targets, str) else [str(name) for name in targets]
     if "all-linear" in names:
-        projections = list(PROJECTIONS)
+        projections = facts.targets
     else:
-        projections = [name for name in PROJECTIONS if name in names]
+        projections = [name for name in facts.targets if name in names]
     if not projections:
         raise _adapter_mismatch(
             f"{checkpoint} adapts {', '.join(names)}, which are not trained here"
@@ -344,17 +345,20 @@ def _check_adapter(checkpoint: Path, adapter: AdapterFacts, facts: ModelFacts) -
         raise _adapter_mismatch(f"{checkpoint} has no adapter_model.safetensors")
     tensors = model_files.read_header(weights)
     for name in adapter.targets:
-        inputs, outputs = facts.projection(name)
-        expected_shapes = {"lora_A": (adapter.rank, inputs), "lora_B": (outputs, adapter.rank)}
+        wanted = facts.projection_shapes(name)
+        expected_shapes = {
+            "lora_A": [(adapter.rank, inputs) for inputs, _ in wanted],
+            "lora_B": [(outputs, adapter.rank) for _, outputs in wanted],
+        }
         for matrix, expected in expected_shapes.items():
             stored_shapes = [
                 tensor.shape for key, tensor in tensors.items() if f".{name}.{matrix}." in key
             ]
-            if stored_shapes == [expected] * facts.layers:
+            if Counter(stored_shapes) == Counter(expected):
                 continue
             message = (
-                f"{checkpoint} does not fit its base: {facts.layers} {name}.{matrix} of "
-                f"{list(expected)} expected, {len(stored_shapes)} there"
+                f"{checkpoint} does not fit its base: {len(expected)} {name}.{matrix} of "
+                f"{list(expected[0])} expected, {len(stored_shapes)} there"
             )
             if stored_shapes:
                 message += f", the first {list(stored_shapes[0])}"
