@@ -12,7 +12,7 @@ LOCK := requirements.lock
 export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu faults clients browser vllm mutants scale evidence
+.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu faults clients browser vllm families mutants scale evidence
 
 help:
 	@echo "make setup    create .venv with what the demo and the tests need"
@@ -26,7 +26,7 @@ help:
 	@echo "make fix      mend what lint and format can mend by themselves"
 	@echo "make docs     write the generated reference pages again"
 	@echo "make pebble   build the built-in model again"
-	@echo "opt-in suites: make faults clients browser vllm bench bench-gpu mutants scale evidence"
+	@echo "opt-in suites: make faults clients browser vllm families bench bench-gpu mutants scale evidence"
 
 setup: $(STAMP)$(if $(filter-out 0,$(LOCKED)),-locked)
 
@@ -95,7 +95,7 @@ quick: setup
 
 test: check
 	$(PY) -m pytest -n 2 --dist loadfile \
-		-m "not faults and not clients and not browser and not vllm and not bench and not scale and not evidence"
+		-m "not faults and not clients and not browser and not vllm and not families and not bench and not scale and not evidence"
 
 docs: setup
 	$(PY) docs/generate.py
@@ -113,7 +113,7 @@ clients: setup
 	$(PY) -m pytest tests/clients
 
 # pytest leaves with 5 when a marker selects nothing: a suite nobody has written must not look green.
-browser scale evidence: setup
+browser families scale evidence: setup
 	@$(PY) -m pytest -m $@; status=$$?; \
 	if [ $$status -eq 5 ]; then echo "make $@: there is no such suite yet, nothing was tested." >&2; exit 1; fi; \
 	exit $$status

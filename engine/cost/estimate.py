@@ -35,7 +35,7 @@ from engine.install import vllm_env
 from engine.models import catalog, hub, tokens
 from engine.models.model_files import ModelFacts
 from engine.records.estimate import Estimate, PeakMemory, Range, TokenCounts, Workload
-from engine.records.settings import PROJECTIONS, SFTSettings, TrainSettings
+from engine.records.settings import SFTSettings, TrainSettings
 from engine.settings import resolution as settings_schema
 from engine.settings.defaults import SamplingLimits
 
@@ -284,7 +284,7 @@ def evaluation_hours(
             precision,
             quantization="none",
             lora_rank=_USUAL_RANK,
-            lora_targets=PROJECTIONS,
+            lora_targets=model_facts.targets,
         )
         unknown_prompt = limits.max_length / 4  # a guess, if no prompt was counted
         plan = SamplingPlan(loaded, env, device, limits, seen, unknown_prompt)

@@ -1,11 +1,11 @@
 """How much a run computes: operations, tokens and bytes read, from its settings alone.
 
-Operations per token, for N parameters in the layers' projections and a frozen base: 2N forward and
-2N backward to the activations. The adapter adds 6 per parameter of its own. Attention takes 4 x
-heads x head_dim x (tokens before it) x layers forward, and twice that backward. The output layer
-counts only for tokens with a loss or a sample. Recomputation adds a forward pass. These are the
-usual formulas of such estimates. engine/cost/throughput.py turns operations into seconds;
-engine/cost/memory.py computes memory.
+Operations per token, for N parameters in the layers' matrices (of experts those that one token runs
+through) and a frozen base: 2N forward and 2N backward to the activations. The adapter adds 6 per
+parameter of its own. Attention takes 4 x heads x head_dim x (tokens before it) x layers forward,
+and twice that backward. The output layer counts only for tokens with a loss or a sample.
+Recomputation adds a forward pass. These are the usual formulas of such estimates.
+engine/cost/throughput.py turns operations into seconds; engine/cost/memory.py computes memory.
 """
 
 import math
@@ -154,11 +154,12 @@ class LoadedModel:
 
     @property
     def weights(self) -> float:
-        """Bytes of the frozen weights; quantization puts the layers' projections into 4 bits."""
+        """Bytes of the frozen weights, all experts included; quantization puts the layers' matrices
+        into 4 bits, but not those of experts."""
         if self.quantization == "none":
             return self.model.params * self.width
-        linear = self.model.linear_params
-        return linear * _NF4_WIDTH + (self.model.params - linear) * self.width
+        dense = self.model.dense_params
+        return dense * _NF4_WIDTH + (self.model.params - dense) * self.width
 
     @property
     def adapter(self) -> int:
@@ -476,14 +477,13 @@ def rollouts(
     # Two operations, a multiplication and an addition, for each parameter.
     operations_per_token = 2 * (model.linear_params + model.head_params) + 2 * loaded.adapter
     tokens_written = rows * episode.turn_tokens * episode.turns
-    attention_per_token = 4 * model.heads * model.head_dim * context * model.layers
+    attention_per_token = 4 * model.attention_width * context
     # Every turn after the first reads the conversation so far again.
     tokens_read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
     # A batch takes as many steps as its longest answer has tokens.
     batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
     steps = batch_count * episode.longest_turn * episode.turns
-    # 2: keys and values.
-    cache_bytes_per_token = 2 * model.layers * model.kv_heads * model.head_dim * loaded.width
+    cache_bytes_per_token = model.cached_numbers * loaded.width
     decode_operations = tokens_written * (operations_per_token + attention_per_token)
     return Work(
         sample_operations=decode_operations + 2 * model.linear_params * tokens_read,
@@ -531,7 +531,7 @@ def update_operations(
     """
     # Attention takes 4 operations forward and 8 backward. A frozen parameter takes 2 and 2, one of
     # the adapter 2 and 4, because it also gets a gradient.
-    attention = 12 * model.heads * model.head_dim * pairs * model.layers
+    attention = 12 * model.attention_width * pairs
     layers = tokens * (4 * model.linear_params + 6 * adapter)
     return layers + attention + 4 * model.head_params * scored
 
@@ -540,7 +540,7 @@ def _forward_operations(plan: Plan, rows: float, tokens: float) -> float:
     """Operations of a forward pass without output layer: `rows` rows of `tokens` tokens each."""
     model = plan.model
     # 4 operations for each token before it, which are half of the row on average.
-    attention = 2 * model.heads * model.head_dim * tokens * model.layers
+    attention = 2 * model.attention_width * tokens
     return rows * tokens * (2 * model.linear_params + 2 * plan.loaded.adapter + attention)
 
 

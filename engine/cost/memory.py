@@ -66,9 +66,11 @@ def memory(plan: Plan) -> PeakMemory:
 def _weight_copy_bytes(plan: Plan) -> float:
     """Bytes of one copy of the layers' weights; 0 if the worker makes none.
 
-    On a CPU with enough memory training keeps a copy with the adapter merged in, and sampling makes
-    another one in its own layout.
+    On a CPU with enough memory our own forward keeps a copy with the adapter merged in for
+    training, and makes another one in its own layout for sampling.
     """
+    if not plan.model.own_forward:
+        return 0.0
     has_room = 4 * plan.loaded.weights < plan.device.memory_total
     if plan.device.kind != "cpu" or not has_room:
         return 0.0
@@ -123,9 +125,9 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
         at_once = max(at_once, plan.rows)
     at_once = min(at_once, CONCURRENT[plan.device.kind])
     # Bytes of the keys and values of one token.
-    cache_per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.loaded.width
+    cache_per_token = model.cached_numbers * plan.loaded.width
     # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
-    copies = 1 + 1 / model.layers
+    copies = 1 + 1 / max(1, model.attention_layers)
     cache_bytes = at_once * longest * cache_per_token * copies
     logit_bytes = at_once * model.vocab * 4 * 3  # three float32 tensors at once
     return cache_bytes, logit_bytes

@@ -5,6 +5,7 @@
     catalog.py      a model reference: built in, path, hub id, run
     chat_format.py  conversations to token ids and loss masks, here and in the worker
     chat_template.py  chat templates rendered in jinja's sandbox
+    families.py     families that are refused, which matrices of a model take an adapter
     gguf/           a GGUF file turned into a model folder; a process of its own
     hashes.py       SHA-256 of large files, remembered
     hub.py          models by hub id, from caches or over HTTP

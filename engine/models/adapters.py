@@ -4,6 +4,7 @@ An adapter comes from a run of this home, from a folder (an export of ours among
 hub. One of ours says in honesmith.json which weights its base had.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from engine.models import model_files
 from engine.models.hashes import file_hashes
 from engine.models.hub import ADAPTER_FILES
 from engine.models.model_files import AdapterFacts, ModelFacts
-from engine.records.settings import PROJECTIONS
 
 CONFIG, WEIGHTS = ADAPTER_FILES
 ORIGIN = "honesmith.json"  # beside an export: where it came from
@@ -54,11 +54,11 @@ def is_adapter(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
-def read_facts(folder: Path) -> AdapterFacts:
+def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
     """The shape of the adapter in `folder`, from its adapter_config.json.
 
-    Raises UserError ADAPTER_MISMATCH if it is no plain LoRA, or if it adapts no projection that is
-    trained here, and MODEL_UNSUPPORTED if the file cannot be read.
+    `base` are the facts of its base. Raises UserError ADAPTER_MISMATCH if it is no plain LoRA, or
+    if it adapts a projection that is not trained in such a model, and MODEL_UNSUPPORTED if the file cannot be read.
     """
     config = model_files.load_json(folder / CONFIG)
     rank = config.get("r")
@@ -70,9 +70,9 @@ def read_facts(folder: Path) -> AdapterFacts:
     # PEFT writes a single target as a text.
     names = [targets] if isinstance(targets, str) else [str(name) for name in targets]
     if "all-linear" in names:
-        projections = list(PROJECTIONS)
+        projections = list(base.targets)
     else:
-        projections = [name for name in PROJECTIONS if name in names]
+        projections = [name for name in base.targets if name in names]
     unknown = sorted(set(names) - set(projections) - {"all-linear"})
     if unknown or not projections:
         raise mismatch(f"{folder} adapts {', '.join(unknown)}, which are not trained here")
@@ -104,17 +104,21 @@ def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
         raise mismatch(f"{folder} has no {WEIGHTS}")
     tensors = model_files.read_header(weights)
     for name in adapter.targets:
-        inputs, outputs = facts.projection(name)
-        expected_shapes = {"lora_A": (adapter.rank, inputs), "lora_B": (outputs, adapter.rank)}
+        sizes = facts.projection_shapes(name)
+        expected_shapes = {
+            "lora_A": [(adapter.rank, inputs) for inputs, _ in sizes],
+            "lora_B": [(outputs, adapter.rank) for _, outputs in sizes],
+        }
         for matrix, expected in expected_shapes.items():
             stored_shapes = [
                 tensor.shape for key, tensor in tensors.items() if f".{name}.{matrix}." in key
             ]
-            if stored_shapes == [expected] * facts.layers:
+            # Layers of one model may have different sizes.
+            if Counter(stored_shapes) == Counter(expected):
                 continue
             message = (
-                f"{folder} does not fit its base: {facts.layers} {name}.{matrix} of "
-                f"{list(expected)} expected, {len(stored_shapes)} there"
+                f"{folder} does not fit its base: {len(expected)} {name}.{matrix} of "
+                f"{list(expected[0])} expected, {len(stored_shapes)} there"
             )
             if stored_shapes:
                 message += f", the first {list(stored_shapes[0])}"

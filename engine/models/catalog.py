@@ -272,7 +272,7 @@ def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelR
 
 def _adapted(base: ModelRef, folder: Path) -> ModelRef:
     """`base` with the adapter in `folder`. Raises UserError ADAPTER_MISMATCH if it does not fit."""
-    adapter = adapters.read_facts(folder)
+    adapter = adapters.read_facts(folder, base.facts)
     adapters.require_fit(folder, adapter, base.facts)
     return replace(base, adapter=folder, adapter_facts=adapter)
 

@@ -27,6 +27,40 @@ GivenSettings = Mapping[str, Any]
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = ATTENTION + MLP
+# These, and what stands in their place in other families: several projections in one, mixers
+# without softmax, latent attention, MLPs without a gate.
+ProjectionName = Literal[
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "qkv_proj",
+    "out_proj",
+    "in_proj",
+    "in_proj_qkv",
+    "in_proj_qkvz",
+    "in_proj_z",
+    "q_a_proj",
+    "q_b_proj",
+    "kv_a_proj_with_mqa",
+    "kv_b_proj",
+    "query_key_value",
+    "dense",
+    "gate_up_proj",
+    "w1",
+    "w2",
+    "w3",
+    "fc1",
+    "fc2",
+    "dense_h_to_4h",
+    "dense_4h_to_h",
+]
+KNOWN_PROJECTIONS: tuple[str, ...] = get_args(ProjectionName)
+# Those of an MLP; all others belong to attention or what takes its place.
+ANY_MLP = (*MLP, "gate_up_proj", "w1", "w2", "w3", "fc1", "fc2", "dense_h_to_4h", "dense_4h_to_h")
 
 _TARGET_GROUPS = {
     "all-linear": list(PROJECTIONS),
@@ -56,7 +90,8 @@ def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: 
 
 
 def _expand_target_group(value: Any) -> Any:
-    """The list of projections that a group such as "attention" stands for. Any other value is
+    """The list of projections that a group such as "attention" stands for in most families; in
+    others it is read as the same group (engine/settings/lora_targets.py). Any other value is
     returned as it is, for validation to judge."""
     if not isinstance(value, str):
         return value
@@ -71,7 +106,7 @@ def _refuse_repeats(value: list[str]) -> list[str]:
 
 
 Targets = Annotated[
-    list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]],
+    list[ProjectionName],
     BeforeValidator(_expand_target_group),
     AfterValidator(_refuse_repeats),
 ]
@@ -113,7 +148,7 @@ class CommonSettings(Settings):
         "Projections that get an adapter: a list of names, or all-linear, attention or mlp.",
         "all-linear",
         min_length=1,
-        max_length=7,
+        max_length=len(KNOWN_PROJECTIONS),
     )
     max_length: int = _setting(
         "Longest sequence in tokens, prompt included. SFT cuts rows there; GRPO drops tasks whose "
@@ -329,7 +364,8 @@ def expects(field: FieldInfo) -> str:
     if get_origin(plain_type) is list:
         item_type = _plain_type(get_args(plain_type)[0])
         if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
-            return "all-linear, attention, mlp or a list of " + ", ".join(get_args(item_type))
+            names = ", ".join(PROJECTIONS)
+            return f"all-linear, attention, mlp or a list of the model's projections, as {names}"
         max_items = _limit(field, "max_length")
         return f"a list of at most {max_items} texts" if max_items else "a list of texts"
     if plain_type is bool:

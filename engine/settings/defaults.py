@@ -17,7 +17,7 @@ from engine.core.errors import UserError
 from engine.core.hardware import Hardware
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
-from engine.records.settings import PROJECTIONS, GivenSettings
+from engine.records.settings import GivenSettings
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
 EVAL_ROWS = 400
@@ -149,7 +149,7 @@ def _adapter_defaults(filled: Filled, facts: Facts) -> None:
             filled.sources[name] = PARENT
     filled.default("lora_rank", 16)
     filled.default("lora_alpha", 32)
-    filled.default("lora_targets", list(PROJECTIONS))
+    filled.default("lora_targets", facts.model.targets)
     filled.default("lora_dropout", 0.0)
     if filled["lora_rank"] > facts.model.hidden:
         filled.warnings.append(

@@ -33,6 +33,7 @@ from engine.records.settings import (
     expects,
 )
 from engine.settings import aliases, defaults
+from engine.settings.lora_targets import with_own_targets
 
 _VALUE_HINTS = {
     "group_size": "With one completion per task every advantage is zero; 4 to 16 is usual.",
@@ -171,7 +172,7 @@ def resolve(
 
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
     """
-    user_settings = validate(algorithm, settings)
+    user_settings = with_own_targets(validate(algorithm, settings), model)
     check_algorithm(algorithm)
     defaults.check_loss(user_settings)
     defaults.check_sampler(user_settings, vllm)

@@ -33,12 +33,15 @@ class LoraSpec:
         alpha: the adapter's output is scaled by alpha / rank.
         dropout: of the adapter's input, while training.
         targets: names of the projections that get an adapter, or ("all-linear",) for all.
+        excluded: modules with such names that get none, as a pattern of their whole name; "" where
+            the base has none.
     """
 
     rank: int
     alpha: float
     dropout: float
     targets: tuple[str, ...]
+    excluded: str = ""
 
     @property
     def scale(self) -> float:
@@ -111,6 +114,7 @@ class LoraSpec:
             "lora_alpha": int(self.alpha) if self.alpha == int(self.alpha) else self.alpha,
             "lora_dropout": self.dropout,
             "target_modules": self.named_targets,
+            **({"exclude_modules": self.excluded} if self.excluded else {}),
             "bias": "none",
             "fan_in_fan_out": False,
             "init_lora_weights": True,

@@ -7,7 +7,7 @@ import torch
 from engine.core.hardware import detect
 from engine.worker.network.adapter import Factors
 from engine.worker.network.cache import Prompts
-from engine.worker.network.decoder import AdaptedLinear, Decoder, Layer, Weights
+from engine.worker.network.decoder import AdaptedLinear, Decoder, Layer, Weights, unturned
 from engine.worker.network.shape import Shape
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.compiled import Eps
@@ -48,6 +48,7 @@ class Forward:
         cos, sin = decoder.rope(length)
         self.rope = (torch.cat([cos, cos], -1), sin)  # cos for both halves at once
         self.head_norms = [_head_norm(layer, self.shape) for layer in decoder.layers]
+        self.has_flat_layers = any(not layer.rotated for layer in decoder.layers)
         self.functions = decoder.functions
         self.eps = Eps(decoder.eps, torch.full((1,), decoder.eps, device=decoder.device))
 
@@ -124,11 +125,13 @@ class Forward:
                 only those after its attention. None: all tokens.
         """
         shape, functions, eps = self.shape, self.functions, self.eps
-        cos, sin = (table.index_select(0, positions) for table in self.rope)
-        x = self.decoder.embedding.index_select(0, ids)
+        turned = tuple(table.index_select(0, positions) for table in self.rope)
+        flat = unturned(*turned) if self.has_flat_layers else turned
+        x = self.decoder.embed(ids)
         for number, (layer, (qkv, o, gate_up, down)) in enumerate(self.layers):
             y = functions.plain_norm(x, layer.norm_in, eps)
             heads = qkv(y).view(len(x), -1, shape.head_dim)
+            cos, sin = turned if layer.rotated else flat
             functions.plain_apply_rope(
                 heads, self.head_norms[number], shape.heads, shape.kv, cos, sin, eps
             )

@@ -191,13 +191,10 @@ def load_transformers(
     Raises:
         WorkerFailure: kind config, when the folder holds no model that can be loaded.
     """
-    # Imported late, as our own forward does without it.
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415
-
     hub.ensure_weights(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
+        model = _model_class(path).from_pretrained(
             path,
             dtype=pick_dtype(precision, device),
             use_safetensors=True,
@@ -216,6 +213,21 @@ def load_transformers(
         if hasattr(module, "support_avx512bf16_for_cpu"):
             vars(module)["support_avx512bf16_for_cpu"] = False
     return model, tokenizer
+
+
+def _model_class(path: Path) -> Any:
+    """The class of transformers that loads the model in `path`: the one for causal language models,
+    or, for a family that has none, the one for a language model with other parts, which reads text
+    alone as well."""
+    # Imported late, as our own forward does without them.
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: PLC0415
+    from transformers.models.auto.modeling_auto import (  # noqa: PLC0415
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    is_causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
 
 
 def _four_bit_arguments(device: torch.device, quantization: str) -> dict[str, Any]:
@@ -285,7 +297,8 @@ def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> 
     generation = read_object(path / "generation_config.json")
     ids: list[int] = []
     # Each is an id, a list of ids, or None.
-    for value in (tokenizer.eos_token_id, config.eos_token_id, generation.get("eos_token_id")):
+    configured = getattr(config.get_text_config(), "eos_token_id", None)
+    for value in (tokenizer.eos_token_id, configured, generation.get("eos_token_id")):
         for token in value if isinstance(value, list) else [value]:
             if isinstance(token, int) and token not in ids:
                 ids.append(token)

@@ -20,6 +20,7 @@ prepare()
 import torch
 
 from engine.core.files import read_json
+from engine.models.families import text_part
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.network.adapter import LoraSpec, read_adapter
 from engine.worker.network.hub_network import HubNetwork
@@ -38,7 +39,8 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
         WorkerFailure: when the adapter does not fit the base, or the difference is more than
             `ALLOWED_GAP`.
     """
-    saved_dtype = read_json(base_path / "config.json").get("dtype", "float32")
+    config = text_part(read_json(base_path / "config.json"))
+    saved_dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
     network = HubNetwork(model, known_ids(model.config, tokenizer), "exported by transformers")
     # Any seed: the initial weights are replaced at once.
