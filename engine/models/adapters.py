@@ -58,7 +58,8 @@ def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
     """The shape of the adapter in `folder`, from its adapter_config.json.
 
     `base` are the facts of its base. Raises UserError ADAPTER_MISMATCH if it is no plain LoRA, or
-    if it adapts a projection that is not trained in such a model, and MODEL_UNSUPPORTED if the file cannot be read.
+    if it adapts a projection that is not trained in such a model, and MODEL_UNSUPPORTED if the file
+    cannot be read.
     """
     config = model_files.load_json(folder / CONFIG)
     rank = config.get("r")
