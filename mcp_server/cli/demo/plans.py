@@ -116,11 +116,11 @@ PLANS: Mapping[str, DemoPlan] = {
                 algorithm="grpo",
                 env="review_sentiment",
                 settings={
-                    "steps": 20,
+                    "steps": 12,
                     "prompts_per_step": 8,
                     "group_size": 8,
                     "max_tokens": 12,
-                    "eval_every": 10,
+                    "eval_every": 6,
                     "eval_rows": 120,
                 },
                 note="say which reviews are positive",
