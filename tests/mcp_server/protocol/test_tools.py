@@ -52,7 +52,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "5382a33cbe456226a0212cd57e1934180ab27380c55283600f7ef00c7f9c64af"
+SURFACE = "3a91a32077c1ee75ec0601e17e0beb020f458bc6a35ee0970b05a7999a29d663"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
