@@ -343,7 +343,7 @@ def deploy(
         home: the home that holds the run.
         run_id: a run or one of its checkpoints, such as RUN@best.
         action: start, stop or export.
-        format: only for an export: adapter or merged.
+        format: only for an export: adapter, merged, gguf-f16 or gguf-q8_0.
         path: folder that an export is written to; "": one in the home.
         roots: folders that `path` must lie in; None: it may lie anywhere.
         key: the caller; it may have a limit of deployments.

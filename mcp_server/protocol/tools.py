@@ -328,9 +328,10 @@ class Tools:
         ],
         ctx: Context,
         action: Literal["start", "stop", "export"] = "start",
-        format: Annotated[Literal["adapter", "merged"], Field(description="Of an export.")] = (
-            "adapter"
-        ),
+        format: Annotated[
+            Literal["adapter", "merged", "gguf-f16", "gguf-q8_0"],
+            Field(description="Of an export."),
+        ] = "adapter",
         path: Annotated[str, Field(description='Of an export, e.g. "out/arith".')] = "",
     ) -> Reply:
         """Serve a trained model over the OpenAI chat API (returns a healthy base URL and model

@@ -65,7 +65,7 @@ PRE_TOKENIZERS = {
     "llama-bpe": lambda: _split(_LLAMA3),  # Llama 3, 3.1, 3.2
     "gpt-2": lambda: pre.ByteLevel(add_prefix_space=False, use_regex=True),
 }
-_NORMALIZED = {"qwen2", "deepseek-r1-qwen"}  # these models bring text to Unicode's form NFC first
+NORMALIZED = {"qwen2", "deepseek-r1-qwen"}  # these models bring text to Unicode's form NFC first
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of token
 _SPECIAL = {
     "bos_token": "tokenizer.ggml.bos_token_id",
@@ -73,7 +73,7 @@ _SPECIAL = {
     "unk_token": "tokenizer.ggml.unknown_token_id",
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
-_WORD_START = "\u2581"  # what SentencePiece writes for a space
+WORD_START = "\u2581"  # what SentencePiece writes for a space
 
 
 def write(folder: Path, values: Values) -> None:
@@ -155,7 +155,7 @@ def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
     # Llama 3 takes a word that is in the vocabulary as it is.
     bpe = models.BPE(vocab, pairs, ignore_merges=rule == "llama-bpe")
     tokenizer = Tokenizer(bpe)
-    if rule in _NORMALIZED:
+    if rule in NORMALIZED:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[rule]()
     tokenizer.decoder = decoders.ByteLevel()
@@ -188,10 +188,10 @@ def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
         vocab, _merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
     )
     tokenizer = Tokenizer(bpe)
-    steps: list[Any] = [normalizers.Replace(" ", _WORD_START)]
-    ends: list[Any] = [decoders.Replace(_WORD_START, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[Any] = [normalizers.Replace(" ", WORD_START)]
+    ends: list[Any] = [decoders.Replace(WORD_START, " "), decoders.ByteFallback(), decoders.Fuse()]
     if values.get("tokenizer.ggml.add_space_prefix") is not False:  # the default is to add one
-        steps.insert(0, normalizers.Prepend(_WORD_START))
+        steps.insert(0, normalizers.Prepend(WORD_START))
         ends.append(decoders.Strip(" ", 1, 0))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.decoder = decoders.Sequence(ends)
