@@ -133,7 +133,7 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     # A rule may use every metric that any attempt has.
     rule = Rule(choices.where, {metric for attempt in attempts for metric in attempt.metrics})
     records = {source.record.hash: source.record for source in sources}
-    tasks = {env_hash: registry.read_tasks(record) for env_hash, record in sorted(records.items())}
+    tasks = {env_hash: _tasks_to_curate(record) for env_hash, record in sorted(records.items())}
     groups = groups_of(attempts, choices.pool_models)
     outcome = _keep_or_drop(groups, tasks, rule, choices)
     reply = _reply_of(outcome, groups, tasks, sources, _redactor_of_sources(home, sources))
@@ -193,6 +193,11 @@ def _reply_of(
         },
         contaminated=outcome.overlaps or None,
     )
+
+
+def _tasks_to_curate(record: registry.EnvRecord) -> list[TaskRow]:
+    """The rows of a version; of large data, which nothing scores, those that models were asked."""
+    return list(registry.read_tasks(record, "heldout" if record.version.data else None))
 
 
 def _keep_or_drop(

@@ -204,7 +204,13 @@ def _count_rows(
     Rows that the chat template refuses get no lengths; `refused` is their number, and `refusal` has
     the template's message for the first one.
     """
-    train = registry.read_tasks(record, "train")
+    if record.version.data:  # large data, of which each row is read when it is asked for
+        train = registry.read_tasks(record, "train")
+        heldout_count = record.rows["heldout"]
+    else:
+        rows = registry.read_tasks(record)
+        train = [row for row in rows if row["split"] == "train"]
+        heldout_count = len(rows) - len(train)
     sample = train
     if len(train) > SAMPLE:
         sample = random.Random(0).sample(train, SAMPLE)
@@ -227,7 +233,7 @@ def _count_rows(
         answered = sum(1 for row in train if row.get("gold"))
     return _CachedCounts(
         train_rows=len(train),
-        heldout_rows=record.rows["heldout"],
+        heldout_rows=heldout_count,
         answered_rows=answered,
         lengths=lengths,
         duplicate_share=1 - prompts / len(train) if train else 0.0,

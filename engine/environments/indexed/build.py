@@ -222,6 +222,7 @@ class _Reading:
         self.files: list[IndexedFile] = []
         self.parts: list[scan.Part] = []
         self.rows_of_file: list[int] = []
+        self.repeated_ids = 0
         self.total = scan.PartFound()  # its arrays stay empty; the columns hold the numbers
         self.offsets = columns.Column(folder / "offsets", "Q")
         self.lines = columns.Column(folder / "lines", "Q")
@@ -275,11 +276,12 @@ class _Reading:
 
     def _name_repeated_ids(self) -> None:
         """Make a fault of every row whose id an earlier row has."""
-        for place, earlier in columns.repeated(self.ids.values()):
+        repeated = columns.repeated(self.ids.values())
+        for place, earlier in heapq.nsmallest(2 * scan.MOST_FAULTS, self._counted(repeated)):
             task_id = self._task_row(place)["id"]
-            if task_id != self._task_row(earlier)["id"]:
-                continue  # two ids of one hash
-            self.total.bad += 1
+            if task_id != self._task_row(earlier)["id"]:  # two ids of one hash
+                self.repeated_ids -= 1
+                continue
             self.total.faults.append(
                 FaultyLine(
                     file=self._file_of(place).name,
@@ -288,8 +290,14 @@ class _Reading:
                     f"{self._file_of(earlier).name}:{self.lines.values()[earlier]}",
                 )
             )
-            if len(self.total.faults) > 2 * scan.MOST_FAULTS:
-                break
+
+        self.total.bad += self.repeated_ids
+
+    def _counted(self, pairs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Pass the pairs on and count them in `repeated_ids`."""
+        for pair in pairs:
+            self.repeated_ids += 1
+            yield pair
 
     def _write_rows(self, decided: sides.Sides) -> None:
         """Write the held-out rows and the index of the training rows."""
@@ -321,7 +329,7 @@ class _Reading:
         place_of = {file.name: index for index, file in enumerate(self.files)}
         return DataIndex(
             files=tuple(self.files),
-            rows=count,
+            rows=count - self.repeated_ids,
             bad=total.bad,
             faults=_first(total.faults, place_of),
             unanswered=total.unanswered,

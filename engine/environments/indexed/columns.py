@@ -6,7 +6,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
+Code = Literal["B", "Q"]  # numbers of 8 and of 64 bits, as `array` names them
 # Hashes are looked at in portions of about this many, so that a set of them stays small.
 PORTION = 500_000
 _HASHES = 1 << 64  # a hash is a number below this
@@ -20,7 +22,7 @@ class Column:
         code: type code of `array`, such as "Q" for 64 bits.
     """
 
-    def __init__(self, path: Path, code: str) -> None:
+    def __init__(self, path: Path, code: Code) -> None:
         self.path = path
         self.code = code
         path.write_bytes(b"")
@@ -35,15 +37,14 @@ class Column:
         return mapped(self.path, self.code)
 
 
-def mapped(path: Path, code: str, first_byte: int = 0, count: int | None = None) -> Sequence[int]:
+def mapped(path: Path, code: Code, first_byte: int = 0, count: int | None = None) -> Sequence[int]:
     """`count` numbers of a file from `first_byte` on, mapped into memory; None: up to its end."""
     size = path.stat().st_size
     if size == 0:
         return array(code)
     with open(path, "rb") as file:
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    item = array(code).itemsize
-    last_byte = size if count is None else first_byte + count * item
+    last_byte = size if count is None else first_byte + count * array(code).itemsize
     return view[first_byte:last_byte].cast(code)
 
 

@@ -65,7 +65,11 @@ def test_every_faulty_line_is_named_with_its_file(home: Home, files: list[Path])
         ("b.jsonl", 25),
     ]
     assert found.faults[1].message == "the id 'a3' is also that of a.jsonl:4"
-    assert (found.bad, found.unanswered, found.unanswered_lines[0].line) == (4, 1, 26)
+    assert found.rows == 51 and (found.bad, found.unanswered, found.unanswered_lines[0].line) == (
+        4,
+        1,
+        26,
+    )
 
 
 def test_a_reading_that_dies_is_told_and_begun_anew(home: Home, files: list[Path], monkeypatch):
