@@ -29,7 +29,7 @@ _SUPPORTED_HINT = (
     "Choose a decoder-only model that transformers loads by itself, such as a Qwen3 or a Llama."
 )
 # Ends of the names of the weights that turn ids into vectors, and vectors into logits.
-_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "embed_in.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "embed_in.weight", "wte.weight")
 _HEADS = ("lm_head.weight", "embed_out.weight")
 # Names that some families have for a size, beside the usual one.
 _OTHER_NAMES = {
@@ -420,7 +420,7 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
         layers=layers,
         heads=heads,
         kv_heads=_positive_int(text, "num_key_value_heads", heads),
-        head_dim=_positive_int(text, "head_dim", max(1, hidden // heads)),
+        head_dim=families.head_width(text.get) or max(1, hidden // heads),
         intermediate=families.active_width(text.get) or 4 * hidden,
         vocab=_positive_int(text, "vocab_size"),
         tied=_is_tied(config, tensors),
@@ -500,7 +500,8 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
     Compared are the embedding, the output layer, and how many layers there are; of families that
     our own forward computes, one projection too.
     """
-    expected = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
+    # Ends of names, one of which must have the shape.
+    expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
     if facts.own_forward:
         fused = "qkv_proj" in facts.targets
         heads = facts.heads + 2 * facts.kv_heads if fused else facts.heads
