@@ -8,7 +8,7 @@ truncated file is recognised before anything loads it (format: the safetensors R
 import json
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
 
@@ -126,7 +126,7 @@ class ModelFacts:
         """Whether the family is one that our own forward computes."""
         return not self.family or self.family in families.OWN_FORWARD
 
-    @property
+    @cached_property
     def projections(self) -> tuple[Projection, ...]:
         """The projections that can carry an adapter, in the order in which settings name them."""
         if self.inside is not None:
@@ -159,9 +159,12 @@ class ModelFacts:
 
         Each projection takes rank x (inputs + outputs).
         """
-        return rank * sum(
-            inputs + outputs for name in targets for inputs, outputs in self.projection_shapes(name)
-        )
+        return rank * sum(self._projection_sizes.get(name, 0) for name in targets)
+
+    @cached_property
+    def _projection_sizes(self) -> dict[str, int]:
+        """Of each projection inputs + outputs, summed over its layers."""
+        return {each.name: sum(map(sum, each.shapes)) for each in self.projections}
 
 
 @dataclass(frozen=True)
