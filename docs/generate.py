@@ -75,7 +75,8 @@ def models_reference() -> str:
         "Whatever transformers loads as a causal language model is trained, also as the part of a "
         "larger model that reads text (`text_config`). A model is refused by name, with the "
         "reason, if it needs its own Python code, is quantized, reads its prompt in an encoder, "
-        "has no attention at all, or is unknown to the transformers installed.",
+        "has no attention at all, or is unknown to the transformers installed. One that samples "
+        "with a cache what it does not compute without one is refused when it is loaded.",
         "",
         "Each family below was trained by its tests on a tiny random model: SFT and GRPO, stopped "
         "after a step and resumed, the log-probabilities of sampled tokens held against the "

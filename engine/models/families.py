@@ -31,6 +31,9 @@ REFUSED = {
     "falcon_mamba": _NO_ATTENTION,
     "rwkv": _NO_ATTENTION,
     "xlstm": _NO_ATTENTION,
+    "recurrent_gemma": "its recurrent state is kept outside the cache, so what is sampled would "
+    "not be what is trained",
+    "minimax": "it samples with a cache of its own alone",
     "bart": _IN_ENCODER,
     "mbart": _IN_ENCODER,
     "t5gemma": _IN_ENCODER,
@@ -236,6 +239,17 @@ def active_width(value: Lookup) -> int:
     expert = _first(value, _EXPERT_WIDTH) or dense
     shared = _first(value, _SHARED_WIDTH) or expert * _first(value, _SHARED_EXPERTS)
     return max(dense, chosen * expert + shared)
+
+
+def head_width(value: Lookup) -> int:
+    """Numbers of a key or value of one head; 0 where the configuration does not say it. In latent
+    attention (DeepSeek), whose keys and values differ in size, it is the mean of both."""
+    latent = _first(value, ("kv_lora_rank",))
+    values = _first(value, ("v_head_dim",))
+    if latent and values:
+        keys = _first(value, ("qk_nope_head_dim",)) + _first(value, ("qk_rope_head_dim",))
+        return (keys + values) // 2
+    return _first(value, ("head_dim",))
 
 
 def _first(value: Lookup, names: tuple[str, ...]) -> int:

@@ -8,7 +8,7 @@ truncated file is recognised before anything loads it (format: the safetensors R
 import json
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
 
@@ -29,7 +29,7 @@ _SUPPORTED_HINT = (
     "Choose a decoder-only model that transformers loads by itself, such as a Qwen3 or a Llama."
 )
 # Ends of the names of the weights that turn ids into vectors, and vectors into logits.
-_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "embed_in.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "embed_in.weight", "wte.weight")
 _HEADS = ("lm_head.weight", "embed_out.weight")
 # Names that some families have for a size, beside the usual one.
 _OTHER_NAMES = {
@@ -126,7 +126,7 @@ class ModelFacts:
         """Whether the family is one that our own forward computes."""
         return not self.family or self.family in families.OWN_FORWARD
 
-    @property
+    @cached_property
     def projections(self) -> tuple[Projection, ...]:
         """The projections that can carry an adapter, in the order in which settings name them."""
         if self.inside is not None:
@@ -159,9 +159,12 @@ class ModelFacts:
 
         Each projection takes rank x (inputs + outputs).
         """
-        return rank * sum(
-            inputs + outputs for name in targets for inputs, outputs in self.projection_shapes(name)
-        )
+        return rank * sum(self._projection_sizes.get(name, 0) for name in targets)
+
+    @cached_property
+    def _projection_sizes(self) -> dict[str, int]:
+        """Of each projection inputs + outputs, summed over its layers."""
+        return {each.name: sum(map(sum, each.shapes)) for each in self.projections}
 
 
 @dataclass(frozen=True)
@@ -420,7 +423,7 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
         layers=layers,
         heads=heads,
         kv_heads=_positive_int(text, "num_key_value_heads", heads),
-        head_dim=_positive_int(text, "head_dim", max(1, hidden // heads)),
+        head_dim=families.head_width(text.get) or max(1, hidden // heads),
         intermediate=families.active_width(text.get) or 4 * hidden,
         vocab=_positive_int(text, "vocab_size"),
         tied=_is_tied(config, tensors),
@@ -500,7 +503,8 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
     Compared are the embedding, the output layer, and how many layers there are; of families that
     our own forward computes, one projection too.
     """
-    expected = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
+    # Ends of names, one of which must have the shape.
+    expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
     if facts.own_forward:
         fused = "qkv_proj" in facts.targets
         heads = facts.heads + 2 * facts.kv_heads if fused else facts.heads

@@ -117,6 +117,32 @@ FAMILIES: dict[str, Family] = {
         SLIDING
         | {"global_head_dim": 8, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
     ),
+    "gemma4": Family(
+        "Gemma 4",
+        "gemma4",
+        SLIDING
+        | {
+            "global_head_dim": 8,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "final_logit_softcapping": 5.0,
+        },
+        VISION,
+    ),
+    "qwen3-vl": Family(
+        "Qwen3-VL",
+        "qwen3_vl",
+        {},
+        {
+            "depth": 1,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        },
+    ),
     "phi3": Family("Phi-3, Phi-4", "phi3", {"sliding_window": None, "pad_token_id": 0}),
     "smollm3": Family("SmolLM3", "smollm3", {"no_rope_layers": [1, 0], "pad_token_id": 0}),
     "olmo2": Family("OLMo 2", "olmo2"),
@@ -197,7 +223,7 @@ FAMILIES: dict[str, Family] = {
 
 
 # Those of the daily tests: each stands for a kind of layer or of cache. The others are opt-in.
-LEAN = ("qwen3.5", "gemma3", "phi3", "gpt-oss", "lfm2", "falcon-h1")
+LEAN = ("qwen3.5", "gemma3", "gpt-oss", "falcon-h1")
 
 
 def save(name: str, folder: Path) -> Path:

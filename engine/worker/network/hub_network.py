@@ -21,7 +21,7 @@ from engine.worker.core.failures import WorkerFailure
 from engine.worker.network.adapter import Adapter, LoraSpec, require_same_shapes
 from engine.worker.network.hub_sampler import HubSampler
 from engine.worker.network.network import Micro
-from engine.worker.network.sampler import Sampler, SamplerNeeds
+from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
 from engine.worker.network.shape import Shape
 from engine.worker.ops.kernels import TokenLogprobs
 
@@ -37,6 +37,11 @@ SCALED_LOGITS = (
     "lm_head_multiplier",
 )
 PROBE = (1, 3, 2, 5)  # ids on which the head alone is held against the model's own logits
+# Prompts of different lengths, and how many tokens are sampled from each, to hold the sampler
+# against the forward pass; by how much log-probabilities may differ, which rounding explains.
+PROBE_PROMPTS = ((1, 3, 2, 5, 4, 7, 6), (3, 2))
+PROBE_TOKENS = 3
+SAME_LOGPROBS = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.1}
 SAME_LOGITS = 1e-3  # the largest difference of both, as a share of the logits' norm
 
 
@@ -130,6 +135,7 @@ class HubNetwork:
         self.shape = Shape.of(model.config)
         disable_dropout(model)
         self._head = self._plain_head()
+        self._sampling_checked = False
         self._peft: PeftModel | None = None
         self._adapters_made = 0  # the next adapter's number, part of its name
 
@@ -175,11 +181,14 @@ class HubNetwork:
     def _excluded(self, spec: LoraSpec) -> str:
         """The pattern of modules that have the name of a target but take no adapter, such as those
         of a part that sees pictures; "" if there are none."""
-        names = [name for name, part in self.model.named_modules() if _takes_adapter(part)]
-        wanted = [name for name in names if name.rpartition(".")[2] in spec.targets]
-        if "all-linear" in spec.targets:
-            wanted = names
-        return NOT_ADAPTED if any(re.fullmatch(NOT_ADAPTED, name) for name in wanted) else ""
+        every = "all-linear" in spec.targets
+        for name, module in self.model.named_modules():
+            is_wanted = name.rpartition(".")[2] in spec.targets
+            if every:
+                is_wanted = isinstance(module, torch.nn.Linear)
+            if is_wanted and re.fullmatch(NOT_ADAPTED, name):
+                return NOT_ADAPTED
+        return ""
 
     def drop_adapter(self, adapter: Adapter) -> None:
         """Delete an adapter. With the last one, PEFT's wrapping of the model is undone too."""
@@ -280,7 +289,37 @@ class HubNetwork:
             return self.model(torch.tensor([ids], device=self.device)).logits[0].float()
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        return HubSampler(self.model, needs, self.vocab, self.with_adapter)
+        """A sampler on this model; the first one is held against the model's own forward.
+
+        Raises:
+            WorkerFailure: kind config, when sampling with a cache gives other log-probabilities
+                than reading whole rows does, or does not work at all.
+        """
+        sampler = HubSampler(self.model, needs, self.vocab, self.with_adapter)
+        if not self._sampling_checked:
+            self._check_sampling(sampler)
+            self._sampling_checked = True
+        return sampler
+
+    def _check_sampling(self, sampler: HubSampler) -> None:
+        """Sample a few tokens from prompts of different lengths and compute their
+        log-probabilities again without a cache; raises as `sampler`."""
+        prompts = [[token % self.vocab for token in prompt] for prompt in PROBE_PROMPTS]
+        try:
+            groups = sampler.generate(prompts, 2, SamplingParams(PROBE_TOKENS, temperature=0.0))
+        # ValueError, TypeError: a cache that the model does not take. AttributeError: one without a
+        # part that it asks for. RuntimeError: states of another shape.
+        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise _not_sampled(f"{type(error).__name__}: {error}") from error
+        gap = 0.0
+        for prompt, group in zip(prompts, groups, strict=True):
+            for each in group:
+                logits = self.logits([*prompt, *each.ids], None)[len(prompt) - 1 : -1, : self.vocab]
+                ids = torch.tensor(each.ids, device=logits.device)
+                read = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].cpu()
+                gap = max(gap, float((read - torch.tensor(each.logprobs)).abs().max()))
+        if not gap <= SAME_LOGPROBS[self.dtype]:  # nan too
+            raise _not_sampled(f"log-probabilities differ by {gap:.1e}")
 
     @contextmanager
     def with_adapter(self, adapter: Adapter | None) -> Iterator[None]:
@@ -296,9 +335,14 @@ class HubNetwork:
             yield
 
 
-def _takes_adapter(module: torch.nn.Module) -> bool:
-    """Whether PEFT can put an adapter on a module: a linear layer, or one that has some."""
-    return isinstance(module, torch.nn.Linear) or hasattr(module, "lora_A")
+def _not_sampled(evidence: str) -> WorkerFailure:
+    """The failure of a run whose model cannot be sampled as it is trained."""
+    return WorkerFailure(
+        "config",
+        "This model does not sample with a cache what it computes without one.",
+        evidence=evidence[:300],
+        hint="Use a model of another family; docs/models.md lists those that were tried.",
+    )
 
 
 def disable_dropout(model: torch.nn.Module) -> None:

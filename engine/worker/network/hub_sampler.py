@@ -202,4 +202,4 @@ def _take_rows(cache: DynamicCache, index: torch.Tensor) -> None:
     What transformers calls reordering is the one such operation that every kind of layer has: keys
     and values, and the states of convolutions and linear attention.
     """
-    cache.reorder_cache(index)
+    cache.reorder_cache(index)  # pyright: ignore[reportArgumentType] - any int64 tensor will do

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from engine.models.families import OWN_FORWARD, active_width
+from engine.models.families import OWN_FORWARD, active_width, head_width
 from engine.worker.ops.fused_ops import Sizes
 
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
@@ -34,15 +34,18 @@ class Shape:
         text model."""
         config = config.get_text_config()
         heads = config.num_attention_heads
+
+        def value(name: str) -> Any:
+            return getattr(config, name, None)
+
         # Each default is the usual one where a configuration leaves the field out.
         return cls(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            intermediate=active_width(lambda name: getattr(config, name, None))
-            or 4 * config.hidden_size,
+            intermediate=active_width(value) or 4 * config.hidden_size,
             heads=heads,
             kv=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            head_dim=head_width(value) or config.hidden_size // heads,
             vocab=config.vocab_size,
             context=int(getattr(config, "max_position_embeddings", None) or 4096),
         )

@@ -159,3 +159,13 @@ def test_a_width_is_what_one_token_runs_through():
     shared = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1}
     assert width(moe_intermediate_size=16, **shared) == 48
     assert width() == 0
+
+
+def test_keys_and_values_of_latent_attention_count_by_their_mean_size():
+    def width(**config: int) -> int:
+        return families.head_width(config.get)
+
+    latent = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+    assert width(head_dim=64, v_head_dim=128, **latent) == (192 + 128) // 2
+    assert width(head_dim=64) == 64
+    assert width() == 0

@@ -20,6 +20,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.models import catalog
 from engine.serving.export import export
 from engine.worker.core.batch import Row
+from engine.worker.evaluation.prior_skills import PriorSkills
 from engine.worker.network.adapter import LoraSpec, read_adapter
 from engine.worker.network.policy import Base, load_base, load_transformers
 from engine.worker.network.sampler import SamplerNeeds, SamplingParams
@@ -70,8 +71,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "name", [pytest.param(n, marks=[] if n in LEAN else [pytest.mark.families]) for n in FAMILIES]
 )
 def test_a_family_trains_resumes_is_exported_and_answers(
-    name: str, home: Home, tmp_path: Path
+    name: str, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A random model answers questions about kept skills at full length, which takes most of a run.
+    monkeypatch.setattr(PriorSkills, "evaluate", lambda self, when: None)
     model = save(name, tmp_path / "model")
     env_id = push(home, tmp_path / "sums", ENVIRONMENT)
     seen: dict[str, str] = {}
