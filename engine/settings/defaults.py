@@ -543,7 +543,7 @@ def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
     SETTING_INVALID if the model's template cannot switch it on, SETTING_NOT_APPLICABLE for a
     length penalty while it is off.
     """
-    if values.get("thinking") and not model.thinking:
+    if values.get("thinking") is True and not model.thinking:
         raise _invalid_setting(
             "thinking",
             "thinking = true, but the model's chat template has no think block to switch on",
