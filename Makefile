@@ -33,23 +33,28 @@ setup: $(STAMP)$(if $(filter-out 0,$(LOCKED)),-locked)
 NEW_ENOUGH := import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Honesmith needs Python 3.11 or newer, this is %d.%d; name another with make PYTHON=..." % v[:2])
 PIP := $(PY) -m pip install --disable-pip-version-check --quiet
 
-$(STAMP): pyproject.toml
+# Official chat templates for the tests: trl's files without what trl needs.
+ORACLE := $(PIP) --no-deps --upgrade --target $(VENV)/oracle -r tests/oracle.txt
+
+$(STAMP): pyproject.toml tests/oracle.txt
 	@$(PYTHON) -c '$(NEW_ENOUGH)'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e ".[train,dev]"
+	$(ORACLE)
 	@touch $@
 
 # torch is not in the lock: which build is right depends on the machine's index and accelerator. It
 # is taken within its bound, and what it needs beside that is locked or comes with it.
 TORCH := import tomllib; wanted = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["train"]; print(next(each for each in wanted if each.startswith("torch")))
 
-$(STAMP)-locked: pyproject.toml $(LOCK)
+$(STAMP)-locked: pyproject.toml tests/oracle.txt $(LOCK)
 	@$(PYTHON) -c '$(NEW_ENOUGH)'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) --require-hashes --no-deps -r $(LOCK)
 	$(PIP) "$$($(PY) -c '$(TORCH)')"
 	$(PIP) --no-deps --no-build-isolation -e .
 	$(PY) -m pip check --disable-pip-version-check
+	$(ORACLE)
 	@touch $(STAMP) $@
 
 # One lock for every supported Python and platform; only metadata is fetched, from where uv's own

@@ -203,7 +203,7 @@ class DryRun:
             self.home,
             required(self.facts.record),
             ref.base_path,
-            thinking=resolution.is_switched_on(self.settings, "thinking"),
+            thinking=resolution.counted_thinking(self.algorithm, self.settings),
         )
         self.facts.rows = rows
         resolved = self.facts.resolved = resolution.resolve(

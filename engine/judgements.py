@@ -153,9 +153,22 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
     if rows.refused:
         return Outcome(
             "fail",
-            f"the chat template refuses {rows.refused} rows; {rows.refusal}",
-            "Correct these rows: roles and content must be what the template takes.",
+            f"the model's chat template cannot write {rows.refused} rows; {rows.refusal}",
+            "Train a model whose template takes such messages, or leave out of the rows what this "
+            "one names.",
             "DATASET_INVALID",
+        )
+    if rows.without_reasoning and not statistics["counted"]:
+        return Outcome(
+            "fail",
+            "thinking = require leaves out every row: none has reasoning in all its turns",
+            "Put reasoning_content into the assistant's messages, or set thinking = keep.",
+            "DATASET_INVALID",
+        )
+    if statistics["split"] and isinstance(settings, SFTSettings):
+        detail += (
+            f"; the chat template writes earlier turns differently, so {statistics['split']} "
+            "conversations are trained as several rows, each turn after the prompt it has in use"
         )
     if misfit := none_fit(statistics, settings):
         return Outcome("fail", misfit, "Raise max_length.", "DATASET_INVALID")
@@ -200,6 +213,9 @@ def _data_weaknesses(
         weaknesses.append(
             (f"{statistics['dropped']} rows do not fit and are left out", "Raise max_length.")
         )
+    if rows.without_reasoning:
+        left_out = f"{rows.without_reasoning} rows have a turn without reasoning and are left out"
+        weaknesses.append((left_out, "Set thinking = keep to train them too."))
     if statistics["truncated_share"] > _MANY_TRUNCATED:
         if isinstance(settings, SFTSettings):
             limit_name, limit = "max_length", settings.max_length

@@ -91,7 +91,7 @@ def estimate_cost(
     record = registry.find_env(home, env_id)
     model_ref = catalog.resolve_model(home, model)
     hardware = machine.detect(home.root)
-    thinking = settings_schema.is_switched_on(settings, "thinking")
+    thinking = settings_schema.counted_thinking(algorithm, settings)
     facts = env_facts.env_facts(home, record, model_ref.base_path, thinking=thinking)
     resolved = settings_schema.resolve(
         algorithm,

@@ -323,7 +323,8 @@ class Plan:
         """The limits of an answer: those in the settings, or in SFT the limits of evaluations."""
         settings = self.settings
         if isinstance(settings, SFTSettings):
-            return exam_limits(self.env, self.model.max_positions, settings.max_length)
+            length, thinks = settings.max_length, settings.thinking == "require"
+            return exam_limits(self.env, self.model.max_positions, length, thinking=thinks)
         return SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
 
     def episode(self, level: str) -> Lengths:

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,51 +19,59 @@ from engine.environments import registry
 from engine.environments.datasets import spread
 from engine.home.run_dir import Home
 from engine.models import tokens
-from engine.models.chat_format import TemplateError
+from engine.models.chat_format import NoReasoning, RowShape, TemplateError
+from engine.models.template_messages import has_reasoning
 from engine.records.record import DamagedRecord, Record
-from engine.records.settings import SFTSettings, TrainSettings
+from engine.records.settings import Reasoning, SFTSettings, TrainSettings
 from envs.json_types import TaskRow, ToolSchema
 
 SAMPLE = 2000
-_VERSION = 1  # of the cache file; raise it when the counting changes
+_VERSION = 2  # of the cache file; raise it when the counting changes
+# (length, known, turns) of a training row, as in RowShape.
+_StoredRow = tuple[int, int, list[tuple[int, int]]]
 _REFUSAL_CHARS = 300  # of the template's message that are kept
 
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Tokens of one row.
+    """Tokens of one task's row.
 
     Attributes:
         prompt: the prompt, with the opening of the assistant's turn.
-        total: the reference conversation up to the end of its last assistant turn; equal to
-            `prompt` where a row has no answer.
-        turns: (start, end) of each assistant turn of the reference conversation.
+        total: the reference conversation up to the end of its last assistant turn, as far as one
+            training row holds it; equal to `prompt` where there is no answer.
+        turns: (start, end) of each assistant turn in those tokens.
+        later: the further training rows of the conversation, where the chat template splits it.
     """
 
     prompt: int
     total: int
     turns: tuple[tuple[int, int], ...] = ()
+    later: tuple[RowShape, ...] = ()
+
+    @property
+    def rows(self) -> list[RowShape]:
+        """The training rows of the conversation; [] where there is no answer."""
+        first = RowShape(self.total, self.turns, is_last=not self.later)
+        return [first, *self.later] if self.turns else []
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest of the training rows."""
+        return max(self.total, *(row.length for row in self.later), 0)
+
+    @property
+    def _all_turns(self) -> list[tuple[int, int]]:
+        return [turn for row in self.rows for turn in row.turns]
 
     def supervised(self, loss_on: str, max_length: int | None = None) -> int:
-        """Number of tokens that carry loss; 0 for a row without an answer.
-
-        Args:
-            loss_on: which tokens carry loss. "all": every token but the first, which nothing
-                predicts; "last": the last assistant turn; any other value: all assistant turns.
-            max_length: the length at which the row is cut; None if it is not cut.
-        """
-        # A turn that begins after the cut contributes 0.
-        row_end = self.total if max_length is None else min(self.total, max_length)
-        if not self.turns:
-            return 0
-        if loss_on == "all":
-            return max(0, row_end - 1)
-        turns = self.turns[-1:] if loss_on == "last" else self.turns
-        return sum(max(0, min(turn_end, row_end) - turn_start) for turn_start, turn_end in turns)
+        """Number of tokens that carry loss in all rows of the conversation; 0 without an answer.
+        The arguments are those of `supervised`."""
+        return sum(supervised(row, loss_on, max_length) for row in self.rows)
 
     @property
     def longest_turn(self) -> int:
-        return max((stop - start for start, stop in self.turns), default=0)
+        return max((stop - start for start, stop in self._all_turns), default=0)
 
     @property
     def answer(self) -> int:
@@ -70,11 +79,23 @@ class RowLengths:
 
         A prompt may hold assistant turns of its own; those end before the prompt does.
         """
-        return sum(stop - start for start, stop in self.turns if stop > self.prompt)
+        return sum(stop - start for start, stop in self._all_turns if stop > self.prompt)
 
     @property
     def answer_turns(self) -> int:
-        return sum(1 for _, stop in self.turns if stop > self.prompt)
+        return sum(1 for _, stop in self._all_turns if stop > self.prompt)
+
+
+def supervised(row: RowShape, loss_on: str, max_length: int | None = None) -> int:
+    """Number of tokens of a training row that carry loss.
+
+    Args:
+        loss_on: which tokens carry loss, as in `RowShape.trained`.
+        max_length: the length at which the row is cut; None if it is not cut.
+    """
+    # A turn that begins after the cut contributes 0.
+    end = row.length if max_length is None else min(row.length, max_length)
+    return sum(max(0, min(stop, end) - start) for start, stop in row.trained(loss_on))
 
 
 @dataclass(frozen=True)
@@ -92,6 +113,9 @@ class EnvFacts:
         score_s: seconds one score takes (95th percentile of the audit); 0 if unknown.
         refused: number of counted rows that the chat template refuses.
         refusal: the template's message for the first refused row; "" if there are none.
+        without_reasoning: number of counted answers that are left out because thinking is required
+            and one of their turns has no reasoning.
+        reasoned: number of counted answers whose every turn has reasoning.
     """
 
     env_id: str
@@ -105,6 +129,26 @@ class EnvFacts:
     refused: int = 0
     refusal: str = ""
     score_s: float = 0.0
+    without_reasoning: int = 0
+    reasoned: int = 0
+
+    @property
+    def sft_rows(self) -> int:
+        """Training rows of SFT: answers, times the rows that the template splits each into."""
+        if not self.answered_lengths:
+            return self.answered_rows
+        rows = sum(len(row.rows) for row in self.lengths)
+        return round(self.answered_rows * rows / self.answered_lengths)
+
+    @property
+    def answered_lengths(self) -> int:
+        """Number of answers that were counted."""
+        return sum(1 for row in self.lengths if row.turns) + self.without_reasoning
+
+    @property
+    def split_rows(self) -> int:
+        """Number of counted answers that are trained as several rows."""
+        return sum(1 for row in self.lengths if row.later)
 
     @property
     def multi_turn(self) -> bool:
@@ -116,7 +160,7 @@ class EnvFacts:
 
     @cached_property
     def longest_total(self) -> int:
-        return max((row.total for row in self.lengths), default=0)
+        return max((row.longest for row in self.lengths), default=0)
 
     @cached_property
     def longest_turn(self) -> int:
@@ -130,14 +174,19 @@ class EnvFacts:
 
 
 def env_facts(
-    home: Home, record: "registry.EnvRecord", model_folder: Path, *, thinking: bool = False
+    home: Home,
+    record: "registry.EnvRecord",
+    model_folder: Path,
+    *,
+    thinking: bool | Reasoning = False,
 ) -> EnvFacts:
     """Collect the facts of a pushed environment, counted in tokens of the model in `model_folder`.
 
     Counts come from the home's cache if it has them; otherwise they are made and cached there.
 
     Args:
-        thinking: whether prompts are counted with the think block switched on.
+        thinking: the setting of this name. True and "require" count prompts with the think block
+            switched on; False and "drop" count answers without their reasoning.
 
     Raises UserError MODEL_UNSUPPORTED if the tokenizer or chat template cannot be read.
     """
@@ -152,9 +201,7 @@ def env_facts(
         with contextlib.suppress(OSError):  # a full disk: the next call counts again
             cache_file.parent.mkdir(exist_ok=True)
             write_json(cache_file, counts.to_json(), fsync=False)
-    lengths = tuple(
-        RowLengths(prompt, total, tuple(turns)) for prompt, total, turns in counts.lengths
-    )
+    lengths = tuple(_lengths_of(prompt, rows) for prompt, rows in counts.lengths)
     return EnvFacts(
         env_id=record.env_id,
         kind=record.kind,
@@ -167,14 +214,28 @@ def env_facts(
         refused=counts.refused,
         refusal=counts.refusal,
         score_s=record.audit.score_seconds_p95,
+        without_reasoning=counts.without_reasoning,
+        reasoned=counts.reasoned,
     )
+
+
+def _lengths_of(prompt: int, rows: Sequence[_StoredRow]) -> RowLengths:
+    """The lengths of a task from what the cache holds of it."""
+    shapes = [
+        RowShape(length, tuple(turns), known, is_last=number == len(rows))
+        for number, (length, known, turns) in enumerate(rows, start=1)
+    ]
+    if not shapes:
+        return RowLengths(prompt, prompt)
+    first = shapes[0]
+    return RowLengths(prompt, first.length, tuple(first.turns), tuple(shapes[1:]))
 
 
 class _CachedCounts(Record):
     """The counts of a version's rows, as the home's cache keeps them.
 
     Attributes:
-        lengths: (prompt, total, turns) of each counted row, as in RowLengths.
+        lengths: tokens of the prompt, and the training rows, of each counted row.
 
     All other fields mean the same as in EnvFacts.
     """
@@ -182,10 +243,12 @@ class _CachedCounts(Record):
     train_rows: int
     heldout_rows: int
     answered_rows: int
-    lengths: list[tuple[int, int, list[tuple[int, int]]]]
+    lengths: list[tuple[int, list[_StoredRow]]]
     duplicate_share: float
     refused: int
     refusal: str
+    without_reasoning: int
+    reasoned: int
 
 
 def _read_cache(path: Path) -> _CachedCounts | None:
@@ -197,7 +260,7 @@ def _read_cache(path: Path) -> _CachedCounts | None:
 
 
 def _count_rows(
-    record: "registry.EnvRecord", tokenizer: tokens.ChatTokenizer, thinking: bool
+    record: "registry.EnvRecord", tokenizer: tokens.ChatTokenizer, thinking: bool | Reasoning
 ) -> _CachedCounts:
     """Count the tokens of at most `SAMPLE` train rows, a seeded sample if there are more.
 
@@ -214,13 +277,14 @@ def _count_rows(
     sample = train
     if len(train) > SAMPLE:
         sample = random.Random(0).sample(train, SAMPLE)
-    lengths: list[tuple[int, int, list[tuple[int, int]]]] = []
-    refused = 0
+    lengths: list[tuple[int, list[_StoredRow]]] = []
+    refused = without_reasoning = 0
     refusal = ""
     for row in sample:
         try:
-            row_length = row_lengths(row, record.tools, tokenizer, thinking)
-            lengths.append((row_length.prompt, row_length.total, list(row_length.turns)))
+            lengths.append(_stored_lengths(row, record.tools, tokenizer, thinking))
+        except NoReasoning:
+            without_reasoning += 1
         except TemplateError as error:
             refused += 1
             if not refusal:
@@ -239,6 +303,8 @@ def _count_rows(
         duplicate_share=1 - prompts / len(train) if train else 0.0,
         refused=refused,
         refusal=refusal[:_REFUSAL_CHARS],
+        without_reasoning=without_reasoning,
+        reasoned=sum(1 for row in sample if row.get("gold") and has_reasoning(row["gold"])),
     )
 
 
@@ -246,26 +312,43 @@ def row_lengths(
     row: TaskRow,
     tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
-    thinking: bool = False,
+    thinking: bool | Reasoning = False,
 ) -> RowLengths:
     """Count the tokens of one stored task row.
 
-    For a row without a reference conversation ("gold") total equals prompt and turns is empty.
-    Raises TemplateError if the chat template refuses the messages.
+    Raises TemplateError if the chat template refuses the messages, and NoReasoning if reasoning is
+    required and a turn of the answer has none.
     """
-    chat = tokenizer.format(thinking)
+    return _lengths_of(*_stored_lengths(row, tools, tokenizer, thinking))
+
+
+def _stored_lengths(
+    row: TaskRow,
+    tools: list[ToolSchema],
+    tokenizer: tokens.ChatTokenizer,
+    thinking: bool | Reasoning,
+) -> tuple[int, list[_StoredRow]]:
+    """Count the tokens of one task row as the cache keeps them: (the prompt, the training rows of
+    its answer). Raises as `row_lengths` does.
+    """
+    tools = (row.get("metadata") or {}).get("tools") or tools
+    chat = tokenizer.format(thinking in (True, "require"))
     prompt = len(chat.prompt(row["prompt"], tools))
     if not row.get("gold"):
-        return RowLengths(prompt, prompt)
-    conversation = chat.conversation(row["gold"], tools)
-    return RowLengths(prompt, len(conversation.ids), tuple(conversation.turns))
+        return prompt, []
+    reasoning: Reasoning = "keep" if thinking is True else thinking or "drop"
+    shapes = [made.shape for made in chat.rows(row["gold"], tools, reasoning)]
+    return prompt, [(shape.length, shape.known, list(shape.turns)) for shape in shapes]
 
 
 def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
     """Token statistics of the train rows under the resolved `settings`, as a JSON object.
 
     - rows: number of all train rows.
-    - counted: number of the rows that the figures below are about; in SFT only rows with an answer.
+    - counted: number of the rows that the figures below are about; in SFT the training rows that
+      answers become.
+    - split: number of answers that the chat template splits into several training rows.
+    - without_reasoning: number of answers that thinking = require leaves out.
     - prompt, target, total: percentiles of tokens. `target` is what is learnt: tokens with loss in
       SFT, the reference answer in GRPO.
     - truncated_share: share of rows that max_length (in GRPO max_tokens) would cut.
@@ -275,27 +358,34 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
     - without_answer: number of train rows without a reference answer.
     - refused_by_template: number of rows that the chat template refuses.
     """
-    rows = facts.lengths
     max_length = settings.max_length
     if isinstance(settings, SFTSettings):
         loss_on = settings.loss_on
-        rows = tuple(row for row in rows if row.turns)  # SFT learns from rows with an answer only
-        target_tokens = [row.supervised(loss_on) for row in rows]
-        dropped = [row for row in rows if row.supervised(loss_on, max_length) == 0]
-        truncated = [row for row in rows if row.total > max_length]
+        # SFT learns from rows with an answer only.
+        answered = [row for row in facts.lengths if row.turns]
+        rows = [shape for row in answered for shape in row.rows if shape.trained(loss_on)]
+        prompts = [row.prompt for row in answered]
+        totals = [row.length for row in rows]
+        target_tokens = [supervised(row, loss_on) for row in rows]
+        dropped = sum(1 for row in rows if supervised(row, loss_on, max_length) == 0)
+        truncated = sum(1 for row in rows if row.length > max_length)
     else:
+        rows = facts.lengths
+        prompts, totals = [row.prompt for row in rows], [row.longest for row in rows]
         target_tokens = list(facts.answers)
         # An answer of full length would not fit after the prompt.
-        dropped = [row for row in rows if row.prompt + settings.max_tokens > max_length]
-        truncated = [row for row in rows if row.answer and row.longest_turn > settings.max_tokens]
+        dropped = sum(1 for row in rows if row.prompt + settings.max_tokens > max_length)
+        truncated = sum(1 for r in rows if r.answer and r.longest_turn > settings.max_tokens)
     return {
         "rows": facts.train_rows,
         "counted": len(rows),
-        "prompt": spread([row.prompt for row in rows]),
+        "split": facts.split_rows,
+        "without_reasoning": facts.without_reasoning,
+        "prompt": spread(prompts),
         "target": spread(target_tokens),
-        "total": spread([row.total for row in rows]),
-        "truncated_share": _share(len(truncated), len(rows)),
-        "dropped": len(dropped),
+        "total": spread(totals),
+        "truncated_share": _share(truncated, len(rows)),
+        "dropped": dropped,
         "duplicate_share": round(facts.duplicate_share, 4),
         "zero_supervision": target_tokens.count(0),
         "without_answer": facts.train_rows - facts.answered_rows,

@@ -13,5 +13,6 @@
     library.py      the models of this home: added by name or file, removed
     model_origin.py  model.json: where an imported model came from
     model_files.py  what a model folder is, from config.json and safetensors headers
+    template_messages.py  tools, calls and reasoning in the form that a chat template takes
     tokens.py       chat templates and token counts without torch
 """

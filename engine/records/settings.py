@@ -110,6 +110,7 @@ Targets = Annotated[
     BeforeValidator(_expand_target_group),
     AfterValidator(_refuse_repeats),
 ]
+Reasoning = Literal["keep", "drop", "require"]
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -215,6 +216,12 @@ class SFTSettings(CommonSettings):
     )
     loss_on: Literal["assistant", "last", "all"] = _setting(
         "Tokens that carry loss: every assistant turn, the last one, or all.", "assistant"
+    )
+    thinking: Reasoning = _setting(
+        "Reasoning in the rows: keep trains it where a turn has some, drop leaves it out, require "
+        "leaves out rows with a turn that has none, and has the model think when it is asked.",
+        "require where every answer has reasoning, else keep",
+        default="keep",
     )
 
 

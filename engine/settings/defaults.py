@@ -200,17 +200,22 @@ def _sft_defaults(filled: Filled, facts: Facts) -> None:
     The batch is an eighth of the rows, from 1 to 32. If the user gave no `steps`, they follow from
     `epochs`, which are 3 by default.
     """
+    env = facts.env
     rows = filled["max_examples"]
+    if rows is not None and env is not None and env.answered_rows:
+        rows = round(rows * env.sft_rows / env.answered_rows)  # the template may split answers
     filled.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
     filled.default("loss_on", "assistant")
     filled.default("packing", True)
+    all_reasoned = env is not None and 0 < env.reasoned == env.answered_lengths
+    filled.default("thinking", "require" if all_reasoned else "keep")
     if filled.values.get("steps") is None:
         filled.default("epochs", 3)
         steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])
         filled.default("steps", filled["epochs"] * steps_per_epoch)
     else:
         filled.default("epochs", None)
-    longest_row = facts.env.longest_total if facts.env else 0  # tokens; 0: not known
+    longest_row = env.longest_total if env else 0  # tokens; 0: not known
     _length_default(filled, facts, longest_row or _UNKNOWN_ROW_LENGTH)
     if filled["batch_size"] > _LARGE_BATCH:
         filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
@@ -293,7 +298,9 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
     return max(limit, 1024) if thinking else limit
 
 
-def exam_limits(env: EnvFacts, context: int, max_length: int) -> SamplingLimits:
+def exam_limits(
+    env: EnvFacts, context: int, max_length: int, *, thinking: bool = False
+) -> SamplingLimits:
     """The limits of sampling in the evaluations of an SFT run, which has no settings for that.
 
     They are the defaults of GRPO and of evaluations, so that results can be compared.
@@ -302,9 +309,10 @@ def exam_limits(env: EnvFacts, context: int, max_length: int) -> SamplingLimits:
         context: the longest context of the model in tokens.
         max_length: the setting of the run, which limits its train rows. For sampling it is raised,
             up to `context`, if an episode of full length would not fit.
+        thinking: whether the model is asked to think first.
     """
     turns = _default_turns(env)
-    tokens_per_turn = _fit_into_context(context, env, max_tokens(env, thinking=False))
+    tokens_per_turn = _fit_into_context(context, env, max_tokens(env, thinking))
     longest_episode = env.longest_prompt + _tokens_after_prompt(turns, tokens_per_turn)
     return SamplingLimits(
         max_tokens=tokens_per_turn,
@@ -538,7 +546,7 @@ def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
     SETTING_INVALID if the model's template cannot switch it on, SETTING_NOT_APPLICABLE for a
     length penalty while it is off.
     """
-    if values.get("thinking") and not model.thinking:
+    if values.get("thinking") is True and not model.thinking:
         raise _invalid_setting(
             "thinking",
             "thinking = true, but the model's chat template has no think block to switch on",

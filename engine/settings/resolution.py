@@ -10,7 +10,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -26,6 +26,7 @@ from engine.records.settings import (
     CommonSettings,
     GivenSettings,
     GRPOSettings,
+    Reasoning,
     SamplingSettings,
     Settings,
     SFTSettings,
@@ -90,6 +91,14 @@ class TrainFile(NamedTuple):
 def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"]) -> bool:
     """Whether a caller switched this setting on, before the settings are resolved."""
     return given.get(name) is True
+
+
+def counted_thinking(algorithm: str, given: GivenSettings) -> bool | Reasoning:
+    """The setting `thinking` that rows are counted with before the settings are resolved. What is
+    no value of it counts as left out; it is refused later."""
+    if algorithm != "sft":
+        return is_switched_on(given, "thinking")
+    return next((word for word in get_args(Reasoning) if word == given.get("thinking")), "keep")
 
 
 def check_algorithm(algorithm: str) -> None:

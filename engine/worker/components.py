@@ -98,6 +98,7 @@ def loading_of(config: RunConfig) -> Loading:
                 precision=settings.precision,
                 quantization=settings.quantization,
                 steps=settings.steps,
+                thinking=settings.thinking == "require",
             )
         case GRPOConfig(settings=settings) | ProbeConfig(settings=settings):
             return Loading(
@@ -209,8 +210,11 @@ def evaluation_limits(job: Job[SFTConfig], components: Components) -> Evaluation
     from the lengths in the dataset and the model's context."""
     config = job.config
     context = components.base.network.shape.context
-    facts = env_facts(job.run.home, components.env, Path(config.base.path))
-    limits = defaults.exam_limits(facts, context, config.settings.max_length)
+    thinking = config.settings.thinking
+    facts = env_facts(job.run.home, components.env, Path(config.base.path), thinking=thinking)
+    limits = defaults.exam_limits(
+        facts, context, config.settings.max_length, thinking=thinking == "require"
+    )
     return EvaluationLimits(limits.max_tokens, limits.max_turns, limits.max_length)
 
 

@@ -169,34 +169,47 @@ def sample_rows(tasks: Sequence[TaskRow], limit: int | None, seed: int) -> Seque
 def render(
     job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> list[Row] | RowsOnDemand:
-    """Render each task's conversation as a row of token ids with a loss mask, cut at max_length.
+    """Render each task's conversation as rows of token ids with loss masks, cut at max_length.
 
-    A row without a supervised token, such as one that lost them by the cut, would train nothing and
-    is dropped. The event `data` says how many rows were cut and dropped. More than `RENDERED_FIRST`
-    rows of a large dataset are rendered when a step needs them.
+    A conversation is one row, or several where the chat template writes earlier turns differently
+    once more messages follow. A row without a supervised token, such as one that lost them by the
+    cut, would train nothing and is dropped. The event `data` says how many rows were cut and
+    dropped, and how many conversations were split.
+
+    More than `RENDERED_FIRST` rows of a large dataset are rendered when a step needs them; of a
+    conversation that the template splits, only the last row is trained then.
 
     Raises:
         WorkerFailure: kind data, when no row is left.
     """
     if isinstance(tasks, IndexedRows) and len(tasks) > RENDERED_FIRST:
-        job.event("data", f"{len(tasks)} rows, each read when it is trained on", rows=len(tasks))
-        return RowsOnDemand(tasks, lambda task: _row_of(job, components, task)[0])
+        message = (
+            f"{len(tasks)} rows, each read when it is trained on; of a conversation that the chat "
+            "template splits, the last turn"
+        )
+        job.event("data", message, rows=len(tasks))
+        return RowsOnDemand(tasks, lambda task: _last_row_of(job, components, task))
     rows = []
-    cut_rows = dropped_rows = 0
+    cut_rows = dropped_rows = split_tasks = 0
     for task in tasks:
-        row, full_length = _row_of(job, components, task)
-        if not any(row.loss_mask):
-            dropped_rows += 1
-            continue
-        if len(row.ids) < full_length:
-            cut_rows += 1
-        rows.append(row)
+        rendered = _rows_of(job, components, task)
+        split_tasks += len(rendered) > 1
+        dropped_rows += not rendered
+        for row, full_length in rendered:
+            if not any(row.loss_mask):
+                dropped_rows += 1
+                continue
+            if len(row.ids) < full_length:
+                cut_rows += 1
+            rows.append(row)
+    split = f", {split_tasks} conversations split by the chat template" if split_tasks else ""
     job.event(
         "data",
-        f"{len(rows)} rows, {cut_rows} cut at max_length, {dropped_rows} dropped",
+        f"{len(rows)} rows, {cut_rows} cut at max_length, {dropped_rows} dropped{split}",
         rows=len(rows),
         truncated=cut_rows,
         dropped=dropped_rows,
+        split=split_tasks,
         tokens=sum(len(r.ids) for r in rows),
         supervised_tokens=sum(sum(r.loss_mask) for r in rows),
     )
@@ -214,23 +227,27 @@ def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow])
     """Render the held-out tasks as the training rows are, so that their loss can be measured. Left
     out are tasks without an answer, and rows that have no supervised token after the cut at
     max_length."""
-    rows = []
-    for task in tasks:
-        if not task["gold"]:
-            continue
-        row, _ = _row_of(job, components, task)
-        if any(row.loss_mask):
-            rows.append(LossRow(task["id"], row))
-    return rows
+    return [
+        LossRow(task["id"], row)
+        for task in tasks
+        if task["gold"]
+        for row, _ in _rows_of(job, components, task)
+        if any(row.loss_mask)
+    ]
 
 
-def _row_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> tuple[Row, int]:
-    """Render a task's conversation. Returns (the row, cut at max_length; how many ids it has
-    uncut)."""
+def _rows_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> list[tuple[Row, int]]:
+    """Render a task's conversation. Returns for each of its rows (the row, cut at max_length; how
+    many ids it has uncut)."""
     settings = job.config.settings
-    conversation = components.renderer.conversation(
-        task["gold"], tools_of(components, task), settings.loss_on
+    rendered = components.renderer.rows(
+        task["gold"], tools_of(components, task), settings.loss_on, settings.thinking
     )
     limit = settings.max_length
-    row = Row(conversation.ids[:limit], conversation.loss_mask[:limit])
-    return row, len(conversation.ids)
+    return [(Row(row.ids[:limit], row.loss_mask[:limit]), len(row.ids)) for row in rendered]
+
+
+def _last_row_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> Row:
+    """The last row of a task's conversation; one without ids where there is none to train on."""
+    rows = _rows_of(job, components, task)
+    return rows[-1][0] if rows else Row([], [])

@@ -28,7 +28,11 @@ COMMON: dict[str, Any] = {
     "stop_early": "none",
     "steps": 4,
 }
-SFT = COMMON | {"epochs": None, "batch_size": 8, "packing": True, "loss_on": "assistant"}
+SFT = (
+    COMMON
+    | {"epochs": None, "batch_size": 8, "packing": True, "loss_on": "assistant"}
+    | {"thinking": "keep"}
+)
 GRPO = COMMON | {
     "prompts_per_step": 4,
     "group_size": 4,

@@ -29,7 +29,7 @@ from envs.json_types import TaskRow
 
 @dataclass(frozen=True)
 class LossRow:
-    """A held-out conversation to measure the loss on."""
+    """A held-out conversation, or one of the rows it is split into, to measure the loss on."""
 
     task_id: str
     row: Row
@@ -190,9 +190,8 @@ class HeldoutEvaluation:
         """Measure the loss of held-out conversations. Returns (mean cross-entropy over all their
         supervised tokens; for each conversation a row with its loss, for the evaluation file)."""
         network = self.policy.base.network
-        total = 0.0  # of the cross-entropies
-        total_tokens = 0
-        measured_rows: list[EvaluationRow] = []
+        losses: dict[str, float] = {}  # summed cross-entropy of each task
+        tokens: dict[str, int] = {}
         for members in network.split([r.row for r in rows], self.budget):
             batch = network.collate([rows[i].row for i in members])
             logprobs, _ = network.logprobs(batch, self.policy.adapter)
@@ -200,11 +199,14 @@ class HeldoutEvaluation:
             sums = torch.zeros(len(members)).index_add(0, batch.row.cpu(), -logprobs.cpu())
             counts = torch.bincount(batch.row.cpu(), minlength=len(members))
             for position, index in enumerate(members):
-                row_sum, tokens = float(sums[position]), int(counts[position])
-                total += row_sum
-                total_tokens += tokens
-                row_loss = row_sum / max(1, tokens)
-                measured_rows.append(self._loss_row(rows[index].task_id, half, row_loss, tokens))
+                task = rows[index].task_id
+                losses[task] = losses.get(task, 0.0) + float(sums[position])
+                tokens[task] = tokens.get(task, 0) + int(counts[position])
+        measured_rows = [
+            self._loss_row(task, half, loss / max(1, tokens[task]), tokens[task])
+            for task, loss in losses.items()
+        ]
+        total, total_tokens = sum(losses.values()), sum(tokens.values())
         return total / max(1, total_tokens), measured_rows
 
     def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> EvaluationRow:

@@ -274,7 +274,9 @@ def _continue_rollout(
     if replies is None:
         return False
     earlier_messages = [*trajectory.prompt, *trajectory.messages]
-    reply_ids = context.renderer.between_turns(earlier_messages, replies, context.tools)
+    reply_ids = context.renderer.between_turns(
+        earlier_messages, replies, context.tools, last_id=trajectory.ids[-1]
+    )
     next_prompt_length = len(trajectory.prompt_ids) + len(trajectory.ids) + len(reply_ids)
     if next_prompt_length + params.max_tokens > context.max_length:
         trajectory.stop_reason = "max_context"

@@ -10,8 +10,9 @@ from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
-from engine.models.chat_format import ChatFormat, RewrittenHistory
+from engine.models.chat_format import ChatFormat, NoReasoning, TemplateError
 from engine.models.dialects.dialects import Reply, ReplyReader, reader_of
+from engine.records.settings import Reasoning
 from engine.worker.core.failures import WorkerFailure
 from envs.json_types import ChatMessage, ToolSchema
 
@@ -93,50 +94,66 @@ class Renderer:
         before: Sequence[ChatMessage],
         replies: Sequence[ChatMessage],
         tools: Sequence[ToolSchema] = (),
+        *,
+        last_id: int | None = None,
     ) -> list[int]:
-        """The ids to append after the end token of an assistant turn: what the template writes from
-        there to the opening of the next assistant turn, including `replies`.
+        """The ids to append after an assistant turn: what the template writes from its end to the
+        opening of the next assistant turn, including `replies`.
 
         Args:
             before: the conversation so far; it ends with that assistant turn.
             replies: the environment's messages.
             tools: the same that the prompt was written with.
+            last_id: the last id of that turn as it was sampled; None: its end token. A turn that
+                did not end with such a token gets one.
 
         Raises:
-            WorkerFailure: kind config, when the template rewrites earlier turns.
+            WorkerFailure: kind config, when the template refuses the replies.
         """
         try:
-            return self._format.between_turns(before, replies, tools)
-        except RewrittenHistory as error:
+            return self._format.between_turns(before, replies, tools, last_id=last_id)
+        except TemplateError as error:
+            roles = ", ".join(str(reply.get("role")) for reply in replies)
             raise WorkerFailure(
                 "config",
-                "The chat template rewrites earlier turns, so several turns cannot be trained.",
-                hint="Set thinking false, or use a model whose template keeps history unchanged.",
+                f"The environment's reply cannot be written: {error}",
+                evidence=f"roles of the reply: {roles}",
+                hint="Let the environment reply with roles that this template takes, or take "
+                "another model.",
             ) from error
 
-    def conversation(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], loss_on: str
-    ) -> Rendered:
-        """A finished conversation with its loss mask.
+    def rows(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema],
+        loss_on: str,
+        reasoning: Reasoning = "keep",
+    ) -> list[Rendered]:
+        """A finished conversation as training rows with their loss masks: one, or several where the
+        template writes earlier turns differently once more messages follow. Rows without a token
+        to train are left out.
 
         Args:
             loss_on: `assistant` trains every assistant turn with its end token, `last` only the
                 last of them, `all` every token but the first.
+            reasoning: "keep" trains the reasoning that messages have, "drop" leaves it out, and
+                "require" gives [] for a conversation with a turn that has none.
 
         Raises:
-            WorkerFailure: kind data, when a turn does not continue the prompt that precedes it, so
-                that no mask would be right.
+            WorkerFailure: kind data, when the template refuses the messages.
         """
         try:
-            chat = self._format.conversation(messages, tools)
-        except RewrittenHistory as error:
+            chats = self._format.rows(messages, tools, reasoning)
+        except NoReasoning:
+            return []
+        except TemplateError as error:
             raise WorkerFailure(
                 "data",
-                "The chat template does not continue its own prompt, so a loss mask would lie.",
-                evidence=f"turn {error.index} of {len(messages)} messages",
-                hint="Use loss_on=last with single-turn rows, or another model's template.",
+                f"A conversation cannot be written: {error}",
+                hint="Leave out what the template does not take, or train another model.",
             ) from error
-        return Rendered(chat.ids, chat.mask(loss_on))
+        rendered = [Rendered(chat.ids, chat.mask(loss_on)) for chat in chats]
+        return [row for row in rendered if any(row.loss_mask)]
 
     def completion_text(self, ids: Sequence[int]) -> str:
         """The text of a completion's ids. If the last id ended the turn, it is left out; other

@@ -97,7 +97,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("grpo", {"stop_sequences": ["x"]}, "SETTING_UNKNOWN", "stop"),
     ("sft", {"save_at_steps": [1, 2]}, "SETTING_UNKNOWN", "save_every"),
     ("grpo", {"thinking_length_penalty_coef": 0.5}, "SETTING_UNKNOWN", "thinking_length_penalty"),
-    ("sft", {"anything": 1}, "SETTING_UNKNOWN", "Settings of sft"),
+    ("sft", {"zzz": 1}, "SETTING_UNKNOWN", "Settings of sft"),
     # not built yet
     ("grpo", {"packing": True}, "SETTING_NOT_APPLICABLE", "forward passes"),
     ("sft", {"packing": 1}, "SETTING_INVALID", "settings reference"),
