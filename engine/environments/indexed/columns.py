@@ -24,7 +24,7 @@ class Column:
 
     def __init__(self, path: Path, code: Code) -> None:
         self.path = path
-        self.code = code
+        self.code: Code = code
         path.write_bytes(b"")
 
     def extend(self, values: array) -> None:
