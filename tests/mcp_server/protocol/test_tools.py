@@ -52,7 +52,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "47138f8861246120b662febc02e2e3f89b44d047939f1d126c3c5243c711a53b"
+SURFACE = "ca39029b53bc5122990dd056437357dbaf539d8ecc4628bb62cd20eb74a8bc62"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
