@@ -8,9 +8,10 @@
     dialects/       tool calls and reasoning as each family writes them
     families.py     families that are refused, which matrices of a model take an adapter
     gguf/           a GGUF file turned into a model folder; a process of its own
-    hashes.py       SHA-256 of large files, remembered
     hub.py          models by hub id, from caches or over HTTP
-    library/        the models of this home: added by name or file, removed
+    known_models.py  models that a package index has
+    library.py      the models of this home: added by name or file, removed
+    model_origin.py  model.json: where an imported model came from
     model_files.py  what a model folder is, from config.json and safetensors headers
     template_messages.py  tools, calls and reasoning in the form that a chat template takes
     tokens.py       chat templates and token counts without torch

@@ -82,7 +82,7 @@ def chat(
 @command
 def list_models(home: HomeFolder = None, as_json: Json = False) -> None:
     """The models that can be used without a download, and those that can be fetched by name."""
-    from engine.models.library.known_models import KNOWN
+    from engine.models.known_models import KNOWN
 
     located = home_of(home)
     reply = verbs.get_status(located, "models", _LISTED)
@@ -105,7 +105,7 @@ def add_model(
 ) -> None:
     """Fetch a model by its name, or import a GGUF file, so that it can be named as `model`."""
 
-    from engine.models.library import library
+    from engine.models import library
 
     def print_progress(line: str) -> None:
         typer.echo(line, err=True)
@@ -131,7 +131,7 @@ def show_model(
 @command
 def remove_model(name: ModelName, home: HomeFolder = None, as_json: Json = False) -> None:
     """Delete a model of this home. Runs trained on it can no longer be loaded."""
-    from engine.models.library import library
+    from engine.models import library
 
     reply = call_and_record(home_of(home), "remove_model", library.remove, name=name)
     show(reply, as_json)

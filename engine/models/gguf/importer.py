@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, sync_folder
-from engine.models import model_files
+from engine.models import model_files, model_origin
 from engine.models.gguf import names, tokenizer, weights
 from engine.models.gguf.tokenizer import NotImportable
-from engine.models.library import model_origin
-from engine.models.library.model_origin import ModelOrigin
+from engine.models.model_origin import ModelOrigin
 
 if TYPE_CHECKING:
     import numpy as np

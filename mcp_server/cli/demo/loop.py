@@ -26,8 +26,8 @@ from engine.evidence.report.html_report import write_report
 from engine.evidence.verdict.regression import kept_skills
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
-from engine.models.library import library
-from engine.models.library.known_models import KNOWN
+from engine.models import library
+from engine.models.known_models import KNOWN
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import verbs
 from mcp_server.api.replies import clean

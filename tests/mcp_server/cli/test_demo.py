@@ -15,7 +15,7 @@ from engine.evidence.verdict.regression import KeptSkills
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.models.library import library
+from engine.models import library
 from engine.settings import resolution
 from mcp_server.api import verbs
 from mcp_server.cli.demo import loop as demo

@@ -17,8 +17,7 @@ from stand_ins import stand_in
 
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
-from engine.models import catalog
-from engine.models.library import library
+from engine.models import catalog, library
 from engine.processes import launcher
 
 pytestmark = pytest.mark.timeout(60)
