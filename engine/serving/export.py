@@ -160,10 +160,16 @@ def _stem(model: ModelRef) -> str:
 
 
 def _add_card(home: Home, model: ModelRef, folder: Path) -> None:
-    """Write the model card of the run that trained the model to `folder`, if this home has it."""
-    if model.run_id:
+    """Write the model card of the run that trained the model to `folder`, if this home lists it."""
+    if not model.run_id:
+        return
+    try:
         card = html_report.model_card(home, model.run_id)
-        (folder / _CARD).write_text(card, encoding="utf-8")
+    except UserError as error:
+        if error.code == "RUN_NOT_FOUND":  # a folder of a run that the database does not know
+            return
+        raise
+    (folder / _CARD).write_text(card, encoding="utf-8")
 
 
 def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) -> bool:

@@ -288,7 +288,7 @@ def test_a_view_counts_what_its_rows_say():
     rows = [
         row(0, "4", reward=1.0, success=True),
         row(0, "5", metrics={"parsed": 0.0}),
-        row(0, "4 and so", stop_reason="length", tokens=40),
+        row(0, "4 and so", stop_reason="max_tokens", tokens=40),
         row(1, "7"),
         row(1, "7"),
         row(1, "x", error="ValueError", success=None),
