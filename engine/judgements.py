@@ -11,7 +11,7 @@ from engine.cost.estimate import none_fit
 from engine.environments.env_facts import EnvFacts
 from engine.evidence.stats.learnability import BROKEN
 from engine.records.probe_result import ProbeResult
-from engine.records.settings import SFTSettings, TrainSettings
+from engine.records.settings import DPOSettings, RowSettings, TrainSettings
 from envs.audit.audit_summary import best_degenerate
 
 # Below these many held-out rows a verdict can show only large gains.
@@ -177,15 +177,16 @@ def _data_weaknesses(
             (f"{statistics['dropped']} rows do not fit and are left out", "Raise max_length.")
         )
     if statistics["truncated_share"] > _MANY_TRUNCATED:
-        if isinstance(settings, SFTSettings):
+        if isinstance(settings, RowSettings):
             limit_name, limit = "max_length", settings.max_length
         else:
             limit_name, limit = "max_tokens", settings.max_tokens
         share = f"{statistics['truncated_share']:.0%} of the answers"
         weaknesses.append((f"{share} are cut at {limit_name} = {limit}", f"Raise {limit_name}."))
-    if isinstance(settings, SFTSettings) and statistics["without_answer"]:
+    if isinstance(settings, RowSettings) and statistics["without_answer"]:
+        lacking = "pair" if isinstance(settings, DPOSettings) else "answer"
         weaknesses.append(
-            (f"{statistics['without_answer']} rows have no answer and are left out", "")
+            (f"{statistics['without_answer']} rows have no {lacking} and are left out", "")
         )
     if statistics["duplicate_share"] > _MANY_DUPLICATES:
         weaknesses.append(

@@ -32,7 +32,7 @@ FAULT_CHARS = 200  # of one bad line
 FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 # Keys of a prompt with the keys its answer may have; the first pair that fits a row is taken.
 PAIRS = (
-    ("prompt", ("completion", "response", "answer")),
+    ("prompt", ("completion", "response", "answer", "chosen")),
     ("instruction", ("output", "response", "completion")),
     ("question", ("answer",)),
     ("input", ("output",)),

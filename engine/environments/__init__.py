@@ -4,6 +4,7 @@
     datasets.py      checks and describes a data file
     draft.py         a version while it is made, and its folder
     env_facts.py     an environment's rows in tokens of a given model
+    pairs.py         the worse answer beside a task's reference answer
     push.py          a folder becomes a version
     push_audit.py    its reward audit, made again once secrets are set
     push_limits.py   seconds a push may take

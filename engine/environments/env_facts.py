@@ -16,16 +16,18 @@ from typing import Any
 from engine.core.files import write_json
 from engine.environments import registry
 from engine.environments.datasets import spread
+from engine.environments.pairs import rejected_of
 from engine.home.run_dir import Home
 from engine.models import tokens
 from engine.models.chat_format import TemplateError
 from engine.records.record import DamagedRecord, Record
-from engine.records.settings import SFTSettings, TrainSettings
+from engine.records.settings import DPOSettings, SFTSettings, TrainSettings
 from envs.json_types import TaskRow, ToolSchema
 
 SAMPLE = 2000
-_VERSION = 1  # of the cache file; raise it when the counting changes
+_VERSION = 2  # of the cache file; raise it when the counting changes
 _REFUSAL_CHARS = 300  # of the template's message that are kept
+_Lengths = tuple[int, int, list[tuple[int, int]], int]  # of a row, in the order of RowLengths
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,14 @@ class RowLengths:
         prompt: the prompt, with the opening of the assistant's turn.
         total: the reference conversation up to the end of its last assistant turn; equal to
             `prompt` where a row has no answer.
+        rejected: the same of the conversation with the worse answer; 0 where a row has no pair.
         turns: (start, end) of each assistant turn of the reference conversation.
     """
 
     prompt: int
     total: int
     turns: tuple[tuple[int, int], ...] = ()
+    rejected: int = 0
 
     def supervised(self, loss_on: str, max_length: int | None = None) -> int:
         """Number of tokens that carry loss; 0 for a row without an answer.
@@ -87,6 +91,7 @@ class EnvFacts:
         scored: whether it can score a completion.
         train_rows, heldout_rows: rows of each side.
         answered_rows: train rows with a reference answer, the ones SFT can learn from.
+        paired_rows: train rows with a worse answer beside it, the ones DPO can learn from.
         lengths: token counts of the train rows that were counted.
         duplicate_share: share of train rows whose prompt an earlier train row has.
         score_s: seconds one score takes (95th percentile of the audit); 0 if unknown.
@@ -105,6 +110,7 @@ class EnvFacts:
     refused: int = 0
     refusal: str = ""
     score_s: float = 0.0
+    paired_rows: int = 0
 
     @property
     def multi_turn(self) -> bool:
@@ -116,7 +122,7 @@ class EnvFacts:
 
     @cached_property
     def longest_total(self) -> int:
-        return max((row.total for row in self.lengths), default=0)
+        return max((max(row.total, row.rejected) for row in self.lengths), default=0)
 
     @cached_property
     def longest_turn(self) -> int:
@@ -153,7 +159,8 @@ def env_facts(
             cache_file.parent.mkdir(exist_ok=True)
             write_json(cache_file, counts.to_json(), fsync=False)
     lengths = tuple(
-        RowLengths(prompt, total, tuple(turns)) for prompt, total, turns in counts.lengths
+        RowLengths(prompt, total, tuple(turns), rejected)
+        for prompt, total, turns, rejected in counts.lengths
     )
     return EnvFacts(
         env_id=record.env_id,
@@ -167,6 +174,7 @@ def env_facts(
         refused=counts.refused,
         refusal=counts.refusal,
         score_s=record.audit.score_seconds_p95,
+        paired_rows=counts.paired_rows,
     )
 
 
@@ -174,7 +182,7 @@ class _CachedCounts(Record):
     """The counts of a version's rows, as the home's cache keeps them.
 
     Attributes:
-        lengths: (prompt, total, turns) of each counted row, as in RowLengths.
+        lengths: (prompt, total, turns, rejected) of each counted row, as in RowLengths.
 
     All other fields mean the same as in EnvFacts.
     """
@@ -182,7 +190,8 @@ class _CachedCounts(Record):
     train_rows: int
     heldout_rows: int
     answered_rows: int
-    lengths: list[tuple[int, int, list[tuple[int, int]]]]
+    paired_rows: int
+    lengths: list[_Lengths]
     duplicate_share: float
     refused: int
     refusal: str
@@ -211,7 +220,7 @@ def _count_rows(
     sample = train
     if len(train) > SAMPLE:
         sample = random.Random(0).sample(train, SAMPLE)
-    lengths: list[tuple[int, int, list[tuple[int, int]]]] = []
+    lengths: list[_Lengths] = []
     refused = 0
     refusal = ""
     for row in sample:
@@ -226,6 +235,7 @@ def _count_rows(
         train_rows=len(train),
         heldout_rows=len(rows) - len(train),
         answered_rows=sum(1 for row in train if row.get("gold")),
+        paired_rows=sum(1 for row in train if rejected_of(row)),
         lengths=lengths,
         duplicate_share=1 - len(prompts) / len(train) if train else 0.0,
         refused=refused,
@@ -238,8 +248,8 @@ def _row_lengths(
     tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
     thinking: bool,
-) -> tuple[int, int, list[tuple[int, int]]]:
-    """Count the tokens of one task row: (prompt, total, turns), as in RowLengths.
+) -> _Lengths:
+    """Count the tokens of one task row: (prompt, total, turns, rejected), as in RowLengths.
 
     For a row without a reference conversation ("gold") total equals prompt and turns is []. Raises
     TemplateError if the chat template refuses the messages.
@@ -247,26 +257,30 @@ def _row_lengths(
     chat = tokenizer.format(thinking)
     prompt = len(chat.prompt(row["prompt"], tools))
     if not row.get("gold"):
-        return prompt, prompt, []
+        return prompt, prompt, [], 0
     conversation = chat.conversation(row["gold"], tools)
-    return prompt, len(conversation.ids), list(conversation.turns)
+    worse = rejected_of(row)
+    rejected = len(chat.conversation(worse, tools).ids) if worse else 0
+    return prompt, len(conversation.ids), list(conversation.turns), rejected
 
 
 def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
     """Token statistics of the train rows under the resolved `settings`, as a JSON object.
 
     - rows: number of all train rows.
-    - counted: number of the rows that the figures below are about; in SFT only rows with an answer.
+    - counted: number of the rows that the figures below are about; in SFT only rows with an answer,
+      in DPO only those with a pair.
     - prompt, target, total: percentiles of tokens. `target` is what is learnt: tokens with loss in
-      SFT, the reference answer in GRPO.
+      SFT, the reference answer in GRPO and DPO.
     - truncated_share: share of rows that max_length (in GRPO max_tokens) would cut.
     - dropped: number of rows that are too long to learn from.
     - duplicate_share: share of train rows whose prompt an earlier one has.
     - zero_supervision: number of rows without a token to learn.
-    - without_answer: number of train rows without a reference answer.
+    - without_answer: number of train rows without a reference answer, in DPO without a pair.
     - refused_by_template: number of rows that the chat template refuses.
     """
     rows = facts.lengths
+    usable_rows = facts.answered_rows
     max_length = settings.max_length
     if isinstance(settings, SFTSettings):
         loss_on = settings.loss_on
@@ -274,6 +288,12 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
         target_tokens = [row.supervised(loss_on) for row in rows]
         dropped = [row for row in rows if row.supervised(loss_on, max_length) == 0]
         truncated = [row for row in rows if row.total > max_length]
+    elif isinstance(settings, DPOSettings):
+        rows = tuple(row for row in rows if row.rejected)
+        usable_rows = facts.paired_rows
+        target_tokens = [row.answer for row in rows]
+        dropped = [row for row in rows if row.prompt >= max_length]
+        truncated = [row for row in rows if max(row.total, row.rejected) > max_length]
     else:
         target_tokens = list(facts.answers)
         # An answer of full length would not fit after the prompt.
@@ -289,7 +309,7 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
         "dropped": len(dropped),
         "duplicate_share": round(facts.duplicate_share, 4),
         "zero_supervision": target_tokens.count(0),
-        "without_answer": facts.train_rows - facts.answered_rows,
+        "without_answer": facts.train_rows - usable_rows,
         "refused_by_template": facts.refused,
     }
 

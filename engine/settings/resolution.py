@@ -23,7 +23,9 @@ from engine.records.settings import (
     ALGORITHMS,
     GIVEN,
     SCHEMAS,
+    TRAINERS,
     CommonSettings,
+    DPOSettings,
     GivenSettings,
     GRPOSettings,
     SamplingSettings,
@@ -92,15 +94,15 @@ def wants(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"])
 
 
 def check_algorithm(algorithm: str) -> None:
-    """Raise UserError BAD_ARGUMENT unless `algorithm` is "sft" or "grpo"."""
+    """Raise UserError BAD_ARGUMENT unless `algorithm` is one of ALGORITHMS."""
     if algorithm in ALGORITHMS:
         return
     meant_algorithm = aliases.suggest_algorithm(str(algorithm))
     raise UserError(
         "BAD_ARGUMENT",
-        f"algorithm {algorithm!r} does not exist; there are sft and grpo",
+        f"algorithm {algorithm!r} does not exist; there are {', '.join(ALGORITHMS)}",
         hint=Hint(
-            f"Use {meant_algorithm}." if meant_algorithm else "Use grpo or sft.",
+            f"Use {meant_algorithm}." if meant_algorithm else "Use one of these.",
             change=Change(arguments={"algorithm": meant_algorithm}) if meant_algorithm else None,
         ),
         field="algorithm",
@@ -113,7 +115,7 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     A setting whose value is None counts as not given and is left out.
 
     Args:
-        algorithm: "sft", "grpo" or "evaluate".
+        algorithm: "evaluate", or one of ALGORITHMS.
 
     Raises UserError:
     - BAD_ARGUMENT: the settings are not an object, or there is no such algorithm;
@@ -163,7 +165,7 @@ def resolve(
     """All settings of a training run with their sources: those given, and defaults for the rest.
 
     Args:
-        algorithm: "sft" or "grpo".
+        algorithm: one of ALGORITHMS.
         env: the environment's facts; None gives defaults that do not depend on one.
         hardware: of this machine; None counts as a CPU.
         inherited: shape of the adapter that the run continues; None for a new one.
@@ -183,7 +185,7 @@ def resolve(
     facts = defaults.Facts(model, env, hardware, inherited, vllm=vllm)
     filled = defaults.fill_defaults(algorithm, user_settings, facts)
     defaults.check_together(algorithm, filled, model, env)
-    schema = SFTSettings if algorithm == "sft" else GRPOSettings
+    schema = TRAINERS[algorithm]
     return Resolved(
         algorithm,
         settings=schema.model_validate(filled.values),
@@ -305,15 +307,17 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
 
 
 def _other_owner(name: str, algorithm: str) -> str:
-    """The algorithm that has the setting `name` if `algorithm` does not: "sft" or "grpo".
+    """The algorithms that have the setting `name` if `algorithm` does not, as "sft and dpo".
 
-    "training" if both have it, which happens for `algorithm` "evaluate". "" if `algorithm` has the
-    setting itself, or if there is no such setting at all.
+    "training" if all have it, which happens for `algorithm` "evaluate". "" if `algorithm` has the
+    setting itself or calls it otherwise, or if there is no such setting at all.
     """
     owners = [other for other in ALGORITHMS if name in SCHEMAS[other].model_fields]
     if not owners or algorithm in owners:
         return ""
-    return "training" if len(owners) > 1 else owners[0]
+    if aliases.other_name(name, algorithm, SCHEMAS[algorithm].model_fields):
+        return ""
+    return "training" if len(owners) == len(ALGORITHMS) else " and ".join(owners)
 
 
 def _list_names(names: list[str]) -> str:
@@ -470,7 +474,7 @@ def load_toml(path: Path) -> TrainFile:
 
 def _unknown_key_error(place: str, name: str, value: Any) -> UserError:
     """The error for an unknown key or table of a settings file; `place` is file and line."""
-    if name in SFTSettings.model_fields or name in GRPOSettings.model_fields:
+    if any(name in schema.model_fields for schema in TRAINERS.values()):
         hint = f"Put {name} under [settings]."
     else:
         # The algorithm makes no difference here: these are keys, no settings.
@@ -507,8 +511,9 @@ def _line_of(text: str, name: str) -> int:
 def settings_reference() -> str:
     """The reference page of all settings as Markdown, made from the schema."""
     tables = (
-        ("Both algorithms", CommonSettings, ()),
+        ("All algorithms", CommonSettings, ()),
         ("SFT", SFTSettings, tuple(CommonSettings.model_fields)),
+        ("DPO", DPOSettings, tuple(CommonSettings.model_fields)),
         ("GRPO", GRPOSettings, tuple(CommonSettings.model_fields)),
         ("Evaluation", SamplingSettings, ()),
     )
@@ -519,7 +524,7 @@ def settings_reference() -> str:
     for title, schema, described_before in tables:
         rows = ["| setting | takes | default | what it does |", "|---|---|---|---|"]
         for name, field in schema.model_fields.items():
-            if name not in described_before:  # in the table of both algorithms
+            if name not in described_before:  # in the table of all algorithms
                 extra = field.json_schema_extra
                 rule = extra["rule"] if isinstance(extra, dict) else ""
                 rows.append(f"| `{name}` | {expects(field)} | {rule} | {field.description} |")

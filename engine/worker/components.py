@@ -16,6 +16,7 @@ from engine.cost import flops
 from engine.environments.env_facts import env_facts
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.records.run_config import (
+    DPOConfig,
     EvaluateConfig,
     GRPOConfig,
     ProbeConfig,
@@ -92,7 +93,7 @@ def loading_of(config: RunConfig) -> Loading:
         ValueError: for a regrade, which loads no model.
     """
     match config:
-        case SFTConfig(settings=settings):
+        case SFTConfig(settings=settings) | DPOConfig(settings=settings):
             return Loading(settings.precision, settings.quantization, settings.steps)
         case GRPOConfig(settings=settings) | ProbeConfig(settings=settings):
             return Loading(
@@ -199,9 +200,11 @@ def tasks_of(components: Components, split: str) -> list[TaskRow]:
     return read_tasks(components.env, split)
 
 
-def evaluation_limits(job: Job[SFTConfig], components: Components) -> EvaluationLimits:
-    """The limits of answers in the evaluations of an SFT run, whose settings have none. They follow
-    from the lengths in the dataset and the model's context."""
+def evaluation_limits(
+    job: Job[SFTConfig] | Job[DPOConfig], components: Components
+) -> EvaluationLimits:
+    """The limits of answers in the evaluations of an SFT or DPO run, whose settings have none. They
+    follow from the lengths in the dataset and the model's context."""
     config = job.config
     context = components.base.network.shape.context
     facts = env_facts(job.run.home, components.env, Path(config.base.path))

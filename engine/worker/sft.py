@@ -25,7 +25,7 @@ from engine.worker.components import (
 from engine.worker.core.batch import Row
 from engine.worker.core.job import Job, Result, require
 from engine.worker.evaluation import heldout
-from engine.worker.evaluation.during_training import LossRow
+from engine.worker.evaluation.heldout_loss import CrossEntropy, LossRow
 from engine.worker.network.policy import Policy
 from engine.worker.training import Training
 from engine.worker.update.losses import cross_entropy
@@ -56,7 +56,7 @@ def train(job: Job[SFTConfig]) -> Result:
             eval_tasks,
             context=components.context(process, limits) if process else None,
             limits=limits,
-            loss_rows=loss_rows(job, components, eval_tasks),
+            losses=CrossEntropy(loss_rows(job, components, eval_tasks)),
             budget=budget,
         )
         for step in training.steps():

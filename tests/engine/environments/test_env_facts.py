@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from run_configs import grpo_settings, sft_settings
+from run_configs import dpo_settings, grpo_settings, sft_settings
 
 from engine.core.files import append_line
 from engine.environments import env_facts
@@ -165,3 +165,22 @@ def test_statistics_of_grpo_say_which_prompts_leave_no_room():
     found = env_facts.statistics(facts, grpo_settings(max_length=32, max_tokens=8))
     assert found["dropped"] == 1
     assert found["truncated_share"] == 0.5  # the turn of ten tokens is longer than eight
+
+
+def test_pairs_are_counted_with_the_length_of_the_worse_answer(home: Home, model: Path) -> None:
+    rows = [
+        row(1, metadata={"rejected": "four, I think, or five"}),
+        row(2),
+        row(3, metadata={"rejected": "4"}),  # the same as the better one
+        row(4, split="heldout", metadata={"rejected": "five"}),
+    ]
+    facts = env_facts.env_facts(home, stored(home, rows), model)
+    assert facts.paired_rows == 1 and facts.answered_rows == 3
+    pair, plain, equal = facts.lengths
+    assert pair.rejected > pair.total > pair.prompt
+    assert plain.rejected == equal.rejected == 0
+    assert facts.longest_total == pair.rejected
+    settings = dpo_settings(max_length=pair.rejected - 1)
+    found = env_facts.statistics(facts, settings)
+    assert (found["counted"], found["truncated_share"], found["dropped"]) == (1, 1.0, 0)
+    assert found["without_answer"] == 2
