@@ -33,9 +33,8 @@ def some_pairs(seed: int, count: int = 4) -> list[Pair]:
         start = draw(number % 2)
         answers = [prompt + start + draw(1 + (number * 5 + side * 3) % 11) for side in (0, 1)]
         masks = [[0] * len(prompt) + [1] * (len(ids) - len(prompt)) for ids in answers]
-        pair = make_pair(
-            str(number), *(Rendered(i, m) for i, m in zip(answers, masks, strict=True)), 64
-        )
+        better, worse = (Rendered(i, m) for i, m in zip(answers, masks, strict=True))
+        pair = make_pair(str(number), better, worse, 64)
         assert pair is not None
         pairs.append(pair)
     return pairs
