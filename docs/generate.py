@@ -1,19 +1,22 @@
 """Writes the reference pages that are made from the code: `make docs`.
 
 `docs/settings.md` comes from the settings schema, `docs/tools.md` from the tools a server offers,
-`docs/metrics.md` from the list of metric names.
+`docs/metrics.md` from the list of metric names, `docs/models.md` from what the tests of model
+families saw (`tests/families.json`).
 `tests/test_docs.py` fails when a page differs from what this makes.
 """
 
 from pathlib import Path
 from typing import Any
 
+from engine.core.files import read_json
 from engine.core.metrics import METRICS
 from engine.home.run_dir import Home
 from engine.settings.resolution import settings_reference
 from mcp_server.protocol.tools import all_tools
 
 DOCS = Path(__file__).parent
+TESTS = DOCS.parent / "tests"
 NOTE = "<!-- made by docs/generate.py (`make docs`); edit the code, not this page -->\n\n"
 
 
@@ -23,6 +26,7 @@ def pages() -> dict[Path, str]:
         DOCS / "settings.md": NOTE + settings_reference().strip() + "\n",
         DOCS / "tools.md": NOTE + tools_reference(),
         DOCS / "metrics.md": NOTE + metrics_reference(),
+        DOCS / "models.md": NOTE + models_reference(),
     }
 
 
@@ -59,6 +63,44 @@ def metrics_reference() -> str:
         when = " at evaluations" if metric.where == "evaluation" else ""
         by = ", ".join(metric.algorithms) + when
         lines.append(f"| `{metric.name}` | {metric.meaning} | {metric.unit} | {by} |")
+    return "\n".join(lines) + "\n"
+
+
+def models_reference() -> str:
+    """Families of models, and what the tests saw of each, as Markdown."""
+    families = read_json(TESTS / "families.json")
+    lines = [
+        "# Models",
+        "",
+        "Whatever transformers loads as a causal language model is trained, also as the part of a "
+        "larger model that reads text (`text_config`). A model is refused by name, with the "
+        "reason, if it needs its own Python code, is quantized, reads its prompt in an encoder, "
+        "has no attention at all, or is unknown to the transformers installed. One that samples "
+        "with a cache what it does not compute without one is refused when it is loaded.",
+        "",
+        "Each family below was trained by its tests on a tiny random model: SFT and GRPO, stopped "
+        "after a step and resumed, the log-probabilities of sampled tokens held against the "
+        "trainer's, the adapter exported and read by PEFT itself, merged, served "
+        "(`make families`).",
+        "",
+        "| family | model_type | forward | SFT | GRPO | export | deploy | `all-linear` means |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in families.values():
+        columns = ("path", "sft", "grpo", "export", "deploy", "targets")
+        cells = [row["models"], f"`{row['model_type']}`", *(row[name] for name in columns)]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "*forward*: `own` is Honesmith's own, held to transformers' logits when a model is loaded; "
+        "`transformers` runs the family's own class with PEFT's adapters, and so does a model of "
+        "an `own` family with a part that the own forward lacks (sliding windows, dynamic or "
+        "partial rotary positions, 4 bits).",
+        "",
+        "*Experts* are not adapted: of a mixture only attention, and what takes its place, carries "
+        "an adapter, because PEFT takes the names of an MLP there for the fused experts. Estimates "
+        "count all experts as memory and the chosen ones as work.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -195,7 +195,7 @@ def database(home: Home) -> Iterator[Finding]:
         store.check()
         count = len(store.list_runs(1000))  # not more: only to show that rows can be read
     detail = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
-    damaged_names = [path.name for path in home.dbs_aside()]  # kept when it was made again
+    damaged_names = [path.name for path in home.damaged_databases()]
     if damaged_names:
         yield Finding(
             "database",
@@ -226,11 +226,13 @@ def isolation(home: Home) -> Iterator[Finding]:
     detail = f"{confinement.level}: {', '.join(confinement.holds)}"
     if confinement.gaps:
         detail += f"; not prevented: {'; '.join(confinement.gaps)}"
-    fix = (
+    # The levels from the weakest to the strongest: limits, no-namespaces, full.
+    advice = (
         "Landlock, seccomp and user namespaces (Linux 6.12 or newer) hold more; "
         'sandbox = "required" in config.toml refuses to run below no-namespaces.'
     )
-    yield Finding("isolation", "warn" if confinement.level == LIMITS else "pass", detail, fix)
+    status = "warn" if confinement.level == LIMITS else "pass"
+    yield Finding("isolation", status, detail, advice)
 
 
 def devices(home: Home) -> Iterator[Finding]:

@@ -91,14 +91,14 @@ def dry_run(
     algorithm: str = "grpo",
     settings: GivenSettings | None = None,
     samples: int = 0,
-    afford: Callable[[float], float] | None = None,
+    cap_function: Callable[[float], float] | None = None,
 ) -> Reply:
     """Check a run that could be submitted with the same arguments, without training anything.
 
     Args:
         samples: how many tasks the model answers, `group_size` times each, in a probe: a short run
             of its own, which starts only when no check fails. 0 for no probe.
-        afford: the quota of the caller's key: returns the probe's cap on device hours for an
+        cap_function: the quota of the caller's key: returns the probe's cap on device hours for an
             estimate of them, or raises a UserError. None where no quota applies.
 
     Returns `checks` ({"name", "status" pass|warn|fail|skip, "detail", "fix"}), `settings` with
@@ -122,7 +122,7 @@ def dry_run(
     report = _report(plan)
     if samples:
         needs = [check.name for check in check_list.checks if check.status != "skip"]
-        check_list.run_check("probe", needs, lambda: plan.check_probe(samples, began, afford))
+        check_list.run_check("probe", needs, lambda: plan.check_probe(samples, began, cap_function))
     return report | {
         "checks": [check.to_json() for check in check_list.checks],
         "probe": plan.facts.probe,
@@ -183,7 +183,7 @@ class DryRun:
         ref = self.facts.model = catalog.resolve_model(self.home, self.model)
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
         if ref.adapter is not None:
-            detail += f", continued from {ref.adapter.name} of {ref.run_id}"
+            detail += f", continued from {ref.adapter.name} of {ref.run_id or ref.adapter.parent}"
         missing = hub.missing_bytes(ref.base_path)
         if missing:
             return Outcome("warn", f"{detail}; {size(missing)} of weights come when the run starts")
@@ -203,7 +203,7 @@ class DryRun:
             self.home,
             required(self.facts.record),
             ref.base_path,
-            thinking=resolution.wants(self.settings, "thinking"),
+            thinking=resolution.counted_thinking(self.algorithm, self.settings),
         )
         self.facts.rows = rows
         resolved = self.facts.resolved = resolution.resolve(
@@ -308,7 +308,7 @@ class DryRun:
         if audit.get("verdict") != "risk":
             return Outcome("pass", headline)
         fix = "Mend the reward and push again"
-        is_accepted = resolution.wants(self.settings, "accept_reward_risk")
+        is_accepted = resolution.is_switched_on(self.settings, "accept_reward_risk")
         if self.algorithm == "grpo" and not is_accepted:
             fix += ", or set accept_reward_risk = true to train on it knowingly."
             return Outcome("fail", headline, fix, "REWARD_RISK")
@@ -411,7 +411,7 @@ class DryRun:
         return {name: self.settings[name] for name in _SHARED_SETTINGS if name in self.settings}
 
     def check_probe(
-        self, samples: int, began: float, afford: Callable[[float], float] | None
+        self, samples: int, began: float, cap_function: Callable[[float], float] | None
     ) -> Outcome:
         """Sample the model in a run of its own, and judge whether GRPO has something to learn from.
 
@@ -424,7 +424,7 @@ class DryRun:
         # A probe takes settings of GRPO; SFT has only a few of them.
         probe_settings = self.settings if self.algorithm == "grpo" else self._shared_settings()
         request = ProbeRequest(record.env_id, self.model, samples, probe_settings)
-        answer = lifecycle.submit_probe(self.home, request, afford)
+        answer = lifecycle.submit_probe(self.home, request, cap_function)
         run_id = self.facts.probe_run_id = answer["run_id"]
         seconds_left = max(0.0, CALL_S - (time.monotonic() - began))
         status = lifecycle.wait(self.home, run_id, "end", seconds_left)

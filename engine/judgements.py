@@ -5,19 +5,27 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from engine.core.errors import UserError
-from engine.core.hints import Call, Hint, hint_of
+from engine.core.hints import Call, Change, Hint, hint_of
 from engine.core.reply import Reply
 from engine.cost.estimate import none_fit
 from engine.environments.env_facts import EnvFacts
 from engine.evidence.stats.learnability import BROKEN
 from engine.records.probe_result import ProbeResult
-from engine.records.settings import DPOSettings, RowSettings, TrainSettings
+from engine.records.settings import (
+    DPOSettings,
+    GRPOSettings,
+    RowSettings,
+    SFTSettings,
+    TrainSettings,
+)
 from envs.audit.audit_summary import best_degenerate
 
 # Below these many held-out rows a verdict can show only large gains.
 FEW_HELDOUT = 100
 # Shares from which data or a probe gets a warning.
 _MANY_TRUNCATED = 0.02
+# With more reference answers above max_tokens than this share GRPO could not reach what is asked.
+_TOO_MANY_TRUNCATED = 0.1
 _MANY_DUPLICATES = 0.2
 _MANY_CUT_SAMPLES = 0.1
 # With fewer groups of differing rewards than this share GRPO has next to nothing to learn from.
@@ -133,8 +141,9 @@ def required(fact: Fact | None) -> Fact:
 def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:
     """Judge whether the training rows fit the settings.
 
-    The outcome is a failure where no row can be trained on or the chat template refuses rows. It is
-    a warning where rows are cut, repeated, left out or too few.
+    The outcome is a failure where no row can be trained on, the chat template refuses rows, or GRPO
+    could not write the reference answers. It is a warning where rows are cut, repeated, left out or
+    too few.
 
     Args:
         statistics: statistics of the training rows under these settings, from
@@ -150,18 +159,50 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
     if rows.refused:
         return Outcome(
             "fail",
-            f"the chat template refuses {rows.refused} rows; {rows.refusal}",
-            "Correct these rows: roles and content must be what the template takes.",
+            f"the model's chat template cannot write {rows.refused} rows; {rows.refusal}",
+            "Train a model whose template takes such messages, or leave out of the rows what this "
+            "one names.",
             "DATASET_INVALID",
+        )
+    if rows.without_reasoning and not statistics["counted"]:
+        return Outcome(
+            "fail",
+            "thinking = require leaves out every row: none has reasoning in all its turns",
+            "Put reasoning_content into the assistant's messages, or set thinking = keep.",
+            "DATASET_INVALID",
+        )
+    if statistics["split"] and isinstance(settings, SFTSettings):
+        detail += (
+            f"; the chat template writes earlier turns differently, so {statistics['split']} "
+            "conversations are trained as several rows, each turn after the prompt it has in use"
         )
     if misfit := none_fit(statistics, settings):
         return Outcome("fail", misfit, "Raise max_length.", "DATASET_INVALID")
+    if isinstance(settings, GRPOSettings) and (statistics["truncated_share"] > _TOO_MANY_TRUNCATED):
+        return _answers_do_not_fit(statistics, rows, settings)
     weaknesses = _data_weaknesses(statistics, rows, settings)
     if not weaknesses:
         return Outcome("pass", detail)
     text = "; ".join(weakness for weakness, _ in weaknesses)
     fixes = " ".join(fix for _, fix in weaknesses if fix)
     return Outcome("warn", f"{detail}; {text}", fixes)
+
+
+def _answers_do_not_fit(statistics: Reply, rows: EnvFacts, settings: GRPOSettings) -> Outcome:
+    """The failure of a GRPO run whose max_tokens cuts the reference answers, with the number that
+    would do for all of them. max_length is raised too where it would leave no room."""
+    needed = rows.longest_turn
+    advice = f"Set max_tokens = {needed}, which all of them fit into"
+    changed: dict[str, object] = {"max_tokens": needed}
+    room = rows.longest_prompt + needed
+    if room > settings.max_length:
+        advice += f", and max_length = {room}"
+        changed["max_length"] = room
+    detail = (
+        f"{statistics['truncated_share']:.0%} of the reference answers do not fit into max_tokens "
+        f"= {settings.max_tokens}: no sample could be that answer"
+    )
+    return Outcome("fail", detail, Hint(f"{advice}.", change=Change(settings=changed)))
 
 
 def _data_weaknesses(
@@ -172,10 +213,13 @@ def _data_weaknesses(
     The remedy is "" where there is none. The arguments are those of `judge_data`.
     """
     weaknesses: list[tuple[str, str]] = []
-    if statistics["dropped"]:
+    if statistics["dropped"]:  # by max_length, under every algorithm
         weaknesses.append(
             (f"{statistics['dropped']} rows do not fit and are left out", "Raise max_length.")
         )
+    if rows.without_reasoning:
+        left_out = f"{rows.without_reasoning} rows have a turn without reasoning and are left out"
+        weaknesses.append((left_out, "Set thinking = keep to train them too."))
     if statistics["truncated_share"] > _MANY_TRUNCATED:
         if isinstance(settings, RowSettings):
             limit_name, limit = "max_length", settings.max_length

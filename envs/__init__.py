@@ -7,6 +7,7 @@ json_schema.py  a subset of JSON Schema
 json_types.py   JSON objects that pass between processes, by name
 judge.py        rubrics; a model as judge behind hard checks
 rewards.py      scorers to combine
+row_shapes.py   the shapes of a data row, each as a task
 """
 
 from envs.base import Env, Message, MultiTurnEnv, Score, SingleTurnEnv, Task, ToolCall

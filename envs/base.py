@@ -40,6 +40,8 @@ from typing import Any
 from envs.json_types import ChatMessage, JsonObject, TaskRow, ToolSchema
 
 ROLES = ("system", "user", "assistant", "tool")
+# Keys of a task's metadata that hold the two answers of a preference.
+CHOSEN, REJECTED = "chosen", "rejected"
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,23 @@ class Task:
         """The text of the reference completion's last assistant message; "" without one."""
         texts = [m.content for m in self.answer_messages if m.role == "assistant"]
         return texts[-1] if texts else ""
+
+    @property
+    def preference(self) -> tuple[list[Message], list[Message]] | None:
+        """The better and the worse answer, each as messages after the prompt; None without both.
+
+        They are the metadata `chosen` and `rejected`, each a string or a list of messages.
+        """
+        answers = []
+        for key in (CHOSEN, REJECTED):
+            try:
+                answers.append(
+                    _as_messages(_conversation(self.metadata.get(key), key), "assistant")
+                )
+            except ValueError:  # the author's own metadata of that name
+                return None
+        chosen, rejected = answers
+        return (chosen, rejected) if chosen and rejected else None
 
     def to_row(self) -> TaskRow:
         """The task as a row of plain JSON values; `from_row` makes an equal task of it.

@@ -1,46 +1,34 @@
 """Rows of a data file become tasks; every bad line is named by its number.
 
-Formats: JSONL, JSON, CSV, TSV and, where pyarrow is installed, parquet. Shapes of a row:
-
-    {"messages": [...], "tools": [...]}          a chat; its first assistant message is the target
-    {"prompt": ..., "completion": ...}           text or messages; "response" and "answer" too
-    {"input": ..., "output": ...}
-    {"instruction": ..., "input": ..., "output": ...}
-    {"question": ..., "answer": ...}
-
-The answer may be missing where an environment scores. `id`, `split`, `system`, `metadata` are read;
-any other key goes into the task's metadata.
+Formats: JSONL, JSON, CSV, TSV and, where pyarrow is installed, parquet. What a row may look like:
+`row_shapes.py`.
 """
 
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from envs.base import Message, SingleTurnEnv, Task, is_scored
+from envs.base import SingleTurnEnv, Task, is_scored
 from envs.config.problem import EnvProblem
 from envs.json_types import JsonObject
+from envs.row_shapes import shape_of, to_task
 
 MAX_ROW_BYTES = 16 << 20
 MAX_FILE_BYTES = 256 << 20
+PARQUET_ROWS = 1_000  # of a parquet file, decoded at once
 SHOWN = 20  # bad lines named in a refusal
 SHOWN_CHARS = 1700  # of all bad lines together: a push cuts a refusal at 2,000
 FAULT_CHARS = 200  # of one bad line
+TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MB"  # of a line
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
+LINE_FORMATS = (".jsonl", ".ndjson")  # one row per line; these may be of any size
 FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-# Keys of a prompt with the keys its answer may have; the first pair that fits a row is taken.
-PAIRS = (
-    ("prompt", ("completion", "response", "answer", "chosen")),
-    ("instruction", ("output", "response", "completion")),
-    ("question", ("answer",)),
-    ("input", ("output",)),
-)
-RESERVED = ("id", "split", "system", "metadata", "tools")
 HELDOUT_NAMES = ("heldout", "test", "eval", "validation", "valid", "val", "dev")
-SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
-SHAREGPT |= {"system": "system", "tool": "tool", "function": "tool"}
 
 
 @dataclass(frozen=True)
@@ -70,8 +58,9 @@ class DatasetEnv(SingleTurnEnv):
     """Tasks read from data files. Derive from it and define `score` to make it an environment.
 
     Args:
-        files: data files, in order; one named train or heldout (test, eval, validation) gives its
-            rows that split where they do not say one.
+        files: data files, in order; one named heldout (test, eval, validation) gives its rows that
+            split where they do not say one, and one named train that of training where another
+            file is named heldout. Otherwise the push decides, so train.jsonl alone is divided.
     """
 
     def __init__(self, *files: str | Path) -> None:
@@ -116,11 +105,12 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
     Raises EnvProblem DATASET_INVALID if a file cannot be read or a row is bad; the message lists up
     to 20 bad lines of all files together, by line number.
     """
+    splits = splits_of([Path(name) for name in files])
     tasks: list[Task] = []
     place_of_id: dict[str, str] = {}  # such as "train.jsonl:12", to name an id that occurs twice
     data_of_files: list[DataFile] = []
     file_problems: list[EnvProblem] = []  # of files that cannot be read at all
-    for name in files:
+    for name, split in zip(files, splits, strict=True):
         try:
             data = read_rows(Path(name))
             if not data.rows and not data.bad:
@@ -129,11 +119,10 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
             file_problems.append(problem)
             data = DataFile(Path(name), bad=[BadRow(0, problem.message)])
         data_of_files.append(data)
-        split = split_of(data.path)
         for line, row in data.rows:
             try:
                 task = to_task(row, default_id=f"{data.path.stem}-{line}", split=split)
-                _check_answer(task, required=require_answer)
+                check_answer(task, required=require_answer)
                 if task.id in place_of_id:
                     raise ValueError(f"the id {task.id!r} is also that of {place_of_id[task.id]}")
             except ValueError as problem:
@@ -149,10 +138,13 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
     return tasks
 
 
-def _check_answer(task: Task, required: bool) -> None:
-    """Raises ValueError if the answer has no assistant message, or is missing and `required`."""
+def check_answer(task: Task, required: bool) -> None:
+    """Raises ValueError if the answer has no assistant message, or is missing and `required`.
+
+    A preference needs none: its two answers are what is learnt from.
+    """
     answer = task.answer_messages
-    if required and not answer:
+    if required and not answer and not task.preference:
         raise ValueError("has no answer to learn from")
     if answer and all(message.role != "assistant" for message in answer):
         raise ValueError("its answer has no assistant message")
@@ -191,86 +183,14 @@ def read_rows(path: Path) -> DataFile:
     return data
 
 
-def shape_of(row: JsonObject) -> str:
-    """The name of a row's shape, made of the keys that hold its prompt and its answer.
+def splits_of(files: Sequence[Path]) -> list[str | None]:
+    """The split that the names of the files of one dataset say, in order.
 
-    - "messages" or "conversations": a chat under that key
-    - such as "question/answer": a prompt and an answer under these keys
-    - such as "question": a prompt without an answer
-    - "": none of these
+    A name says "train" only if another one says "heldout": a training file alone is a dataset like
+    any other, of which a push holds some rows out.
     """
-    for chat_key in ("messages", "conversations"):
-        if isinstance(row.get(chat_key), list):
-            return chat_key
-    for prompt_key, answer_keys in PAIRS:
-        if not _has_value(row.get(prompt_key)):
-            continue
-        for answer_key in answer_keys:
-            if _has_value(row.get(answer_key)):
-                return f"{prompt_key}/{answer_key}"
-        if prompt_key != "input":  # alone it may be anything; it is a prompt only beside an output
-            return prompt_key
-    return ""
-
-
-def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
-    """Make a task of one row.
-
-    Keys of the row that nothing else uses become metadata; keys of the row's own `metadata` replace
-    them. `default_id` and `split` apply if the row has no id or split; a `split` of None leaves it
-    open.
-
-    Raises ValueError saying what is wrong with the row.
-    """
-    prompt, answer, used = _prompt_and_answer(row)
-    metadata = row.get("metadata")
-    if metadata is not None and not isinstance(metadata, dict):
-        raise ValueError(f"metadata is an object, got {type(metadata).__name__}")
-    unused = {key: row[key] for key in row if key not in used and key not in RESERVED}
-    if row.get("tools"):
-        unused["tools"] = _tools(row["tools"])
-    task_split = row.get("split") if _has_value(row.get("split")) else split
-    task_id = row["id"] if _has_value(row.get("id")) else default_id
-    if isinstance(task_id, bool) or not isinstance(task_id, str | int):
-        raise ValueError(f"id is a string, got {type(task_id).__name__}")
-    return Task(str(task_id), prompt, answer, task_split, unused | (metadata or {}))
-
-
-def _prompt_and_answer(row: JsonObject) -> tuple[Any, Any, set[str]]:
-    """Read the prompt and the answer of a row.
-
-    A `system` text becomes the first message of the prompt. An `input` beside an `instruction` is
-    appended to it as a paragraph.
-
-    Returns:
-        The prompt (a string or messages), the answer (the same; None if the row has none), and the
-        row's keys that hold the two, which therefore do not become metadata.
-
-    Raises ValueError if there is no prompt, or it is neither text nor a chat.
-    """
-    shape = shape_of(row)
-    if not shape:
-        empty_key = next((key for key, _ in PAIRS if key in row and not _has_value(row[key])), "")
-        if empty_key:
-            raise ValueError(f"{empty_key} is empty")
-        keys = ", ".join(sorted(row)[:8]) or "none"
-        raise ValueError(f"no prompt found among its keys ({keys})")
-    if shape in ("messages", "conversations"):
-        prompt, answer = _chat(row[shape])
-        return prompt, answer, {shape}
-    prompt_key, _, answer_key = shape.partition("/")
-    prompt = _text_or_chat(row[prompt_key], prompt_key)
-    answer = None
-    used = {prompt_key, answer_key}  # `answer_key` is "" for a prompt alone, which harms nothing
-    if answer_key:
-        answer = _text_or_chat(row[answer_key], answer_key)
-    if prompt_key == "instruction" and _has_value(row.get("input")):
-        prompt = f"{prompt}\n\n{row['input']}"
-        used.add("input")
-    if _has_value(row.get("system")):
-        messages = prompt if isinstance(prompt, list) else [Message("user", prompt)]
-        prompt = [Message("system", str(row["system"])), *messages]
-    return prompt, answer, used
+    splits = [split_of(path) for path in files]
+    return splits if "heldout" in splits else [None] * len(splits)
 
 
 def split_of(path: Path) -> str | None:
@@ -284,81 +204,55 @@ def split_of(path: Path) -> str | None:
     return "train" if "train" in words else None
 
 
-def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
-    """Split a chat into (prompt, answer) before its first assistant message.
-
-    `items` are messages of OpenAI ("role", "content") or ShareGPT ("from", "value"). The answer is
-    None if the assistant says nothing.
-
-    Raises ValueError if the chat is empty, begins with the assistant, has an answer but does not
-    end with the assistant, or holds a message that cannot be read.
-    """
-    messages = []
-    for item in items:
-        if isinstance(item, dict) and "role" not in item and "from" in item:
-            role = SHAREGPT.get(str(item["from"]))
-            if role is None:
-                raise ValueError(f"unknown speaker {item['from']!r}")
-            item = {"role": role, "content": item.get("value")}
-        messages.append(Message.from_dict(item))
-    if not messages:
-        raise ValueError("messages is empty")
-    roles = [message.role for message in messages]
-    if "assistant" not in roles:
-        return messages, None
-    answer_start = roles.index("assistant")
-    if answer_start == 0:
-        raise ValueError("messages begins with the assistant; there is no prompt")
-    if roles[-1] != "assistant":
-        raise ValueError(f"messages ends with {roles[-1]}, not with the assistant")
-    return messages[:answer_start], messages[answer_start:]
-
-
-def _text_or_chat(value: Any, key: str) -> str | list[Message]:
-    """`value` as a string, or as a list of messages if it is a list. A number becomes a string.
-
-    Raises ValueError for any other type; `key` names the value in the message.
-    """
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return [Message.from_dict(item) for item in value]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise ValueError(f"{key} is text or messages, got {type(value).__name__}")
-
-
-def _tools(value: Any) -> list[Any]:
-    """Return a row's `tools`. Raises ValueError unless they are a list of objects."""
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise ValueError("tools is a list of function schemas")
-    return value
-
-
-def _has_value(value: Any) -> bool:
-    """Whether a value counts as given: it is not None, "" or [] (0 and False count)."""
-    return value is not None and value != "" and value != []
-
-
 def _read_jsonl(data: DataFile) -> None:
     """Read one object per line. Blank lines are skipped; a line that is too long is a bad row."""
-    # Read as bytes, so that a line that is not UTF-8 spoils only itself.
     with data.path.open("rb") as file:
-        line_number = 0
-        while line := file.readline(MAX_ROW_BYTES + 1):
-            line_number += 1
-            if len(line) > MAX_ROW_BYTES:
-                data.bad.append(BadRow(line_number, f"longer than {MAX_ROW_BYTES >> 20} MB"))
-                # Read on to the end of this line.
-                while line and not line.endswith(b"\n"):
-                    line = file.readline(MAX_ROW_BYTES)
-                continue
-            if line_number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")  # the byte order mark of UTF-8
-            if line.strip():
-                # Without the line's end, so that an error at the end gets the right column.
-                content = line.rstrip(b"\r\n")
-                _add_row(data, line_number, lambda raw=content: _loads(raw.decode("utf-8")))
+        for line, _, content in jsonl_lines(file):
+            if content is None:
+                data.bad.append(BadRow(line, TOO_LONG))
+            else:
+                _add_row(data, line, lambda raw=content: _loads(raw.decode("utf-8")))
+
+
+def jsonl_lines(
+    file: BinaryIO, first_line: int = 1, end: float = math.inf
+) -> Iterator[tuple[int, int, bytes | None]]:
+    """Yields (line, byte offset, content) of each line that is not blank.
+
+    The content is None for a line that is too long, which is never held in memory as a whole.
+
+    Args:
+        file: open for reading at the beginning of the line `first_line`.
+        end: byte offset behind which no further line begins.
+    """
+    # Read as bytes, so that a line that is not UTF-8 spoils only itself.
+    line_number = first_line - 1
+    offset = file.tell()
+    while offset < end and (line := file.readline(MAX_ROW_BYTES + 1)):
+        line_number += 1
+        start, offset = offset, offset + len(line)
+        if len(line) > MAX_ROW_BYTES:
+            while line and not line.endswith(b"\n"):  # read on to the end of this line
+                line = file.readline(MAX_ROW_BYTES)
+                offset += len(line)
+            yield line_number, start, None
+            continue
+        if start == 0:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
+        if line.strip():
+            # Without the line's end, so that an error at the end gets the right column.
+            yield line_number, start, line.rstrip(b"\r\n")
+
+
+def parse_line(content: bytes) -> JsonObject:
+    """The row of one line of JSONL. Raises ValueError saying what is wrong with it."""
+    try:
+        row = _loads(content.removeprefix(_BYTE_ORDER_MARK).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(_fault_of(error)) from error
+    if not isinstance(row, dict):
+        raise ValueError(f"a row is an object, got {type(row).__name__}")
+    return row
 
 
 def _read_json(data: DataFile) -> None:
@@ -492,15 +386,36 @@ def _read_parquet(data: DataFile) -> None:
         raise _unusable_file(
             data.path,
             "reading parquet needs pyarrow, which is not installed",
-            "Name pyarrow in requirements.txt and push with install=true, or convert to JSONL.",
+            "Install honesmith[data] where the server runs, or name pyarrow in requirements.txt "
+            "and push with install=true, or convert to JSONL.",
         ) from error
     try:
-        rows = pyarrow.parquet.read_table(data.path).to_pylist()
+        number = 0
+        with pyarrow.parquet.ParquetFile(data.path) as file:
+            for batch in file.iter_batches(PARQUET_ROWS):  # the table as a whole takes far more
+                for row in batch.to_pylist():
+                    number += 1
+                    # Through JSON and back: values that JSON cannot hold make a bad row.
+                    _add_row(data, number, lambda row=row: json.loads(_to_json(row)))
     except (pyarrow.ArrowException, ValueError) as error:
         raise _unusable_file(data.path, f"is no readable parquet: {error}") from error
-    for number, row in enumerate(rows, 1):
-        # Through JSON and back: values that JSON cannot hold make a bad row.
-        _add_row(data, number, lambda row=row: json.loads(json.dumps(row, allow_nan=False)))
+
+
+def _to_json(row: JsonObject) -> str:
+    """A row of parquet as JSON, without the keys inside its values that hold nothing.
+
+    A column has one form for all rows, so a message without tool calls has `tool_calls` null there.
+    """
+    return json.dumps({key: _without_null(row[key]) for key in row}, allow_nan=False)
+
+
+def _without_null(value: Any) -> Any:
+    """`value` without the keys that are None, at every level."""
+    if isinstance(value, dict):
+        return {key: _without_null(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_null(item) for item in value]
+    return value
 
 
 def _add_row(data: DataFile, line: int, parse: Callable[[], Any]) -> None:

@@ -30,10 +30,12 @@ class EnvDescription(TypedDict):
 
 
 class ScoreReply(TypedDict):
-    """What one completion earned (see `Score`); `seconds` once it was measured."""
+    """What one completion earned (see `Score`); `seconds` once it was measured, `timed_out` where
+    the environment took longer than it may."""
 
     reward: float
     success: bool | None
     metrics: dict[str, float]
     error: str | None
     seconds: NotRequired[float]
+    timed_out: NotRequired[bool]

@@ -61,6 +61,8 @@ LOADS_LATE = Path("mcp_server/api/verbs.py")  # a verb loads what it needs when 
 # be too long. These test no single module.
 OF_NO_SINGLE_MODULE = {
     "benchmarks/test_harness.py": "what several benchmarks read off runs and processes",
+    "engine/worker/test_architectures.py": "whole runs: every family of models",
+    "engine/worker/test_families.py": "whole runs: official chat templates, turns, tools, thought",
     "engine/worker/test_every_setting.py": "whole runs: each setting changes what a run does",
     "engine/worker/test_loop_settings.py": "whole runs: settings of both loops",
     "engine/worker/test_loops.py": "whole runs: curves, checkpoints and ends of both loops",

@@ -75,7 +75,10 @@ def wanted() -> list[Requirement]:
         *extras["dev"],
         *project["build-system"]["requires"],
     ]
-    return [Requirement(text) for text in texts]
+    needed = [Requirement(text) for text in texts]
+    own = [each for each in needed if each.name == project["project"]["name"]]  # honesmith[gguf]
+    of_own = [Requirement(text) for each in own for extra in each.extras for text in extras[extra]]
+    return [each for each in needed if each not in own] + of_own
 
 
 @pytest.mark.parametrize("python", PYTHONS)

@@ -25,6 +25,7 @@ CODES: dict[str, str] = {
     "ENV_SANDBOX": "User code cannot be confined here as config.toml asks.",
     "ENV_LIMITS": "The environment is larger than a push may be.",
     "DATASET_INVALID": "Rows of a data file cannot be read.",
+    "DATASET_READING": "A large data file is still being read.",
     "MODEL_NOT_FOUND": "No model matches the reference.",
     "MODEL_UNSUPPORTED": "The model cannot be trained here.",
     "ADAPTER_MISMATCH": "An adapter does not belong to this base model.",

@@ -253,21 +253,21 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
     return Chunk(rows, damaged=len(lines) - len(rows), end=start + complete_bytes)
 
 
-def keep_lines(path: Path, is_wanted: Callable[[JsonObject], bool]) -> None:
-    """Rewrite a file of JSON lines, keeping only the complete lines for which `is_wanted` returns
+def keep_lines(path: Path, should_keep: Callable[[JsonObject], bool]) -> None:
+    """Rewrite a file of JSON lines, keeping only the complete lines for which `should_keep` returns
     True.
 
-    A line that is not valid JSON, or for which `is_wanted` raises KeyError, is removed too. Readers
-    see either the old file or the new one. A missing file stays missing.
+    A line that is not valid JSON, or for which `should_keep` raises KeyError, is removed too.
+    Readers see either the old file or the new one. A missing file stays missing.
     """
     if not path.exists():
         return
     kept_lines = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:
-            if line.endswith(b"\n") and is_wanted(json.loads(line)):
+            if line.endswith(b"\n") and should_keep(json.loads(line)):
                 kept_lines.append(line)
-        except (ValueError, KeyError):  # no valid JSON; `is_wanted` misses a key
+        except (ValueError, KeyError):  # no valid JSON; `should_keep` misses a key
             continue
     new_file = path.with_name(f".{path.name}.{os.getpid()}")
     with new_file.open("wb") as file:

@@ -73,6 +73,17 @@ _OPERATORS = simpleeval.DEFAULT_OPERATORS | {
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
+def _renew(tree: ast.expr, former_values: Mapping[str, Mapping[str, str]]) -> None:
+    """Replace texts that are compared with a value and are no longer written there, in place."""
+    for comparison in (node for node in ast.walk(tree) if isinstance(node, ast.Compare)):
+        sides = [comparison.left, *comparison.comparators]
+        names = {side.id for side in sides if isinstance(side, ast.Name)}
+        renewed = {old: new for name in names for old, new in former_values.get(name, {}).items()}
+        for node in (node for side in sides for node in ast.walk(side)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                node.value = renewed.get(node.value, node.value)
+
+
 class Where:
     """One parsed expression.
 
@@ -83,6 +94,8 @@ class Where:
         field: the argument the text came in, for the error.
         shown: the text as it was given, where `expression` is a rewriting of it.
         example: what the error shows as a right one.
+        former_values: names of values with texts that they were written with in earlier versions,
+            and what they are written with now; an expression may use either.
 
     Raises UserError BAD_ARGUMENT on a syntax error, an unknown name or anything not allowed.
     """
@@ -95,6 +108,7 @@ class Where:
         *,
         shown: str = "",
         example: str = "reward < 0.5 and length > 20",
+        former_values: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         """Parse and check the expression. The docstring of the class describes the arguments and
         the error."""
@@ -106,6 +120,7 @@ class Where:
         self._tree: ast.expr | None = None
         if self.expression:
             self._tree = self._parse()
+            _renew(self._tree, former_values or {})
         self._used: set[str] = set()  # the names of values that the expression uses
         if self._tree is not None:
             names_in_tree = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}

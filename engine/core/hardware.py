@@ -76,7 +76,13 @@ def detect(disk: Path | None = None) -> Hardware:
         )
         all_devices = (cpu,)
     disk_free = _disk_free(disk or Path.cwd())
-    return Hardware(all_devices, _cores(), ram_total, ram_free, disk_free)
+    return Hardware(
+        devices=all_devices,
+        cores=_cores(),
+        ram_total=ram_total,
+        ram_free=ram_free,
+        disk_free=disk_free,
+    )
 
 
 def devices() -> list[str]:
@@ -249,10 +255,10 @@ def _cgroup_folders(controller: str) -> list[Path]:
         hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controller:
-            is_wanted = controller in controllers.split(",")
+            is_in_hierarchy = controller in controllers.split(",")
         else:
-            is_wanted = hierarchy == "0"  # the hierarchy of version 2, which names no controllers
-        if is_wanted:
+            is_in_hierarchy = hierarchy == "0"  # that of version 2, which names no controllers
+        if is_in_hierarchy:
             relative = path.strip("/")
     folders = [root]
     for part in Path(relative).parts:

@@ -57,7 +57,14 @@ _LIST = (
     Metric("length_p95", "Length that 95 of 100 completions do not exceed.", "tokens", (GRPO,)),
     Metric(
         "truncated_share",
-        "Share of completions that were cut by `max_tokens` or ran out of turns.",
+        "Share of completions that were cut by `max_tokens` or `max_length`, or ran out of turns.",
+        "share",
+        (GRPO,),
+    ),
+    Metric(
+        "invalid_calls",
+        "Share of completions with an invalid tool call in any turn: one that cannot be read in "
+        "the dialect of the chat template, names no tool there is, or breaks that tool's schema.",
         "share",
         (GRPO,),
     ),

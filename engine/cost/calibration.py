@@ -24,7 +24,7 @@ from engine.records.settings import ALGORITHMS
 RUNS = 20  # the newest of each algorithm are used
 CALIBRATE_FROM = 3  # with fewer finished runs nothing is corrected
 # Phase of an estimate -> key of its measured seconds. The rest of a run's time is its start.
-MEASURED = {
+MEASURED_KEY_OF_PHASE = {
     "training": "train_s",
     "rollouts": "sample_s",
     "rewards": "reward_s",
@@ -47,7 +47,7 @@ class FinishedRun:
         predicted: seconds of each phase as the estimate would predict them now, uncorrected.
         total: seconds of the whole run.
         base: path of its base model.
-        written_per_limit, turns, effective_share: see `Seen`; None if the run did not measure it.
+        answer_length_share, turns, effective_share: see `Seen`; None if the run did not measure it.
         memory, predicted_memory: peak bytes, measured and predicted.
     """
 
@@ -56,7 +56,7 @@ class FinishedRun:
     predicted: Mapping[str, float]
     total: float
     base: str
-    written_per_limit: float | None
+    answer_length_share: float | None
     turns: float | None
     effective_share: float | None
     memory: float
@@ -88,8 +88,8 @@ class Experience:
         runs = [run for run in self.past if run.base == base]
         return Seen(
             runs=len(runs),
-            written_per_limit=_mean(
-                [run.written_per_limit for run in runs if run.written_per_limit is not None]
+            answer_length_share=_mean(
+                [run.answer_length_share for run in runs if run.answer_length_share is not None]
             ),
             turns=_mean([run.turns for run in runs if run.turns is not None]),
             effective_share=_mean(
@@ -103,7 +103,7 @@ class Experience:
         It is 1 for a phase that too few runs have measured.
         """
         factors = {}
-        for phase in ("startup", *MEASURED):
+        for phase in ("startup", *MEASURED_KEY_OF_PHASE):
             # Start, evaluations and checkpoints are the same work under every algorithm.
             runs = self.past if phase in SHARED else self.of(algorithm)
             actual_and_predicted = [
@@ -140,13 +140,13 @@ class Experience:
         return log_ratios
 
 
-def experience(home: Home, rate: Speed, kind: str) -> Experience:
+def experience(home: Home, speed: Speed, kind: str) -> Experience:
     """Collect the finished runs of a home that can correct an estimate.
 
     Runs whose files are gone, damaged or of an earlier version are left out.
 
     Args:
-        rate: speed of the machine as it is known now. The runs' work is predicted with it again, so
+        speed: of the machine, as it is known now. The runs' work is predicted with it again, so
             that a prediction made before the machine was measured does no harm.
         kind: the kind of device that the estimate is for, "cpu" or "cuda"; runs on the other kind
             are left out.
@@ -167,7 +167,7 @@ def experience(home: Home, rate: Speed, kind: str) -> Experience:
             run = home.run(str(features["run_id"]))
             total_seconds = 3600 * float(row["actual"])  # the database has hours
             try:
-                finished_run = _finished_run(run, rate, algorithm, total_seconds)
+                finished_run = _finished_run(run, speed, algorithm, total_seconds)
             except DamagedRecord as damage:  # one bad file must not stop every estimate
                 left_out.append(f"{run.id} is left out of this estimate: {damage.message}")
                 continue
@@ -176,13 +176,14 @@ def experience(home: Home, rate: Speed, kind: str) -> Experience:
     return Experience(tuple(runs), tuple(left_out))
 
 
-def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> FinishedRun | None:
-    """Read what a run measured, and predict it again with the speed `rate`.
+def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> FinishedRun | None:
+    """Read what a run measured, and predict its time again.
 
     None if its files were deleted, if it is not a training run, or if an earlier version wrote its
     files. Raises DamagedRecord, naming the file and the key at fault.
 
     Args:
+        speed: of the machine, as it is known now.
         total: seconds of the whole run.
     """
     try:
@@ -197,13 +198,13 @@ def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> Fin
         return None
     works = {name: Work(*values) for name, values in predicted_work.works.items()}
     # The time of a score belongs to the environment, so it is the one of that run.
-    predicted = replace(rate, score_s=predicted_work.score_s).phases(
+    predicted = replace(speed, score_s=predicted_work.score_s).phases(
         works, predicted_work.layers, predicted_work.weight_bytes, is_first_run=predicted_work.first
     )
     seconds = {
-        phase: measured.seconds[name]
-        for phase, name in MEASURED.items()
-        if name in measured.seconds
+        phase: measured.seconds[key]
+        for phase, key in MEASURED_KEY_OF_PHASE.items()
+        if key in measured.seconds
     }
     # The start is not measured; it is what the other phases leave of the total.
     seconds["startup"] = max(LEAST_START_S, total - sum(seconds.values()))
@@ -213,7 +214,7 @@ def _finished_run(run: RunDir, rate: Speed, algorithm: str, total: float) -> Fin
         predicted=predicted,
         total=total,
         base=config.base.path,
-        written_per_limit=measured.said_share,
+        answer_length_share=measured.said_share,
         turns=measured.turns_mean,
         effective_share=measured.effective_share,
         memory=measured.peak_memory,

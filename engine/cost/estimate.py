@@ -8,7 +8,6 @@ engine/cost/memory.py.
 """
 
 import contextlib
-import importlib.util
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -36,7 +35,7 @@ from engine.install import vllm_env
 from engine.models import catalog, hub, tokens
 from engine.models.model_files import ModelFacts
 from engine.records.estimate import Estimate, PeakMemory, Range, TokenCounts, Workload
-from engine.records.settings import PROJECTIONS, RowSettings, TrainSettings
+from engine.records.settings import RowSettings, TrainSettings
 from engine.settings import resolution as settings_schema
 from engine.settings.defaults import SamplingLimits
 
@@ -92,7 +91,7 @@ def estimate_cost(
     record = registry.find_env(home, env_id)
     model_ref = catalog.resolve_model(home, model)
     hardware = machine.detect(home.root)
-    thinking = settings_schema.wants(settings, "thinking")
+    thinking = settings_schema.counted_thinking(algorithm, settings)
     facts = env_facts.env_facts(home, record, model_ref.base_path, thinking=thinking)
     resolved = settings_schema.resolve(
         algorithm,
@@ -169,8 +168,8 @@ def estimate(
     """
     device = hardware.device
     precision = resolved.settings.precision
-    rate = throughput.load(home, device, hardware.cores, precision)
-    past_runs = experience(home, rate, device.kind)
+    speed = throughput.load(home, device, hardware.cores, precision)
+    past_runs = experience(home, speed, device.kind)
     plan = Plan(
         resolved.settings,
         model,
@@ -179,10 +178,12 @@ def estimate(
         seen=past_runs.seen(str(base_path or "")),
         batteries=batteries(home, base_path),
     )
-    rate = _with_score_time(rate, env)
-    phases = _corrected_phases(plan, rate, past_runs.factors(resolved.algorithm), download)
+    speed = _with_score_time(speed, env)
+    phases = _corrected_phases(plan, speed, past_runs.factors(resolved.algorithm), download)
     totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
-    hours, basis, runs = _band(past_runs.log_time_ratios(resolved.algorithm), totals, rate.measured)
+    hours, basis, runs = _band(
+        past_runs.log_time_ratios(resolved.algorithm), totals, speed.measured
+    )
     price = home.user_config().gpu_hour_price
     raw_memory = footprint.memory(plan)
     memory = _corrected_memory(raw_memory, past_runs.memory_factor(resolved.algorithm))
@@ -207,33 +208,33 @@ def estimate(
         fit=memory_fit,
         disk_bytes=disk_bytes,
         disk_fits=disk_bytes + DISK_RESERVE <= hardware.disk_free,
-        lower_this=lowering.lowered(plan, rate, bytes_to_save),
+        lower_this=lowering.lowered(plan, speed, bytes_to_save),
         basis=basis,
         calibrated_on_runs=runs,
-        uncalibrated=_workload(plan, rate.score_s, raw_memory.total),
+        uncalibrated=_workload(plan, speed.score_s, raw_memory.total),
     )
-    lower_to = lowering.lower_until_it_fits(plan, rate, memory.total / raw_memory.total)
+    lower_to = lowering.lower_until_it_fits(plan, speed, memory.total / raw_memory.total)
     return Forecast(figures, lower_to, past_runs.left_out)
 
 
-def _with_score_time(rate: throughput.Speed, env: EnvFacts) -> throughput.Speed:
+def _with_score_time(speed: throughput.Speed, env: EnvFacts) -> throughput.Speed:
     """The speed with the time of a score that the environment's audit measured, if it did."""
-    return replace(rate, score_s=env.score_s + _TRANSFER_S) if env.score_s else rate
+    return replace(speed, score_s=env.score_s + _TRANSFER_S) if env.score_s else speed
 
 
 def _corrected_phases(
-    plan: Plan, rate: throughput.Speed, factors: Mapping[str, float], download: int
+    plan: Plan, speed: throughput.Speed, factors: Mapping[str, float], download: int
 ) -> dict[str, dict[str, float]]:
     """Seconds by level ("low", "likely", "high") and phase, corrected by `factors`.
 
     The download of `download` bytes is a part of the start. A phase without a factor stays as it
     is.
     """
-    phases = {level: phases_of(plan, rate, level) for level in LEVELS}
-    for seconds_of in phases.values():
-        seconds_of["startup"] += download / _DOWNLOAD_RATE
-        for name in seconds_of:
-            seconds_of[name] *= factors.get(name, 1.0)
+    phases = {level: phases_of(plan, speed, level) for level in LEVELS}
+    for seconds_by_phase in phases.values():
+        seconds_by_phase["startup"] += download / _DOWNLOAD_RATE
+        for name in seconds_by_phase:
+            seconds_by_phase[name] *= factors.get(name, 1.0)
     return phases
 
 
@@ -272,9 +273,9 @@ def evaluation_hours(
     """
     device = hardware.device
     precision = "bfloat16" if device.bf16 else "float32"
-    rate = throughput.load(home, device, hardware.cores, precision)
-    past_runs = experience(home, rate, device.kind)
-    rate = _with_score_time(rate, env)
+    speed = throughput.load(home, device, hardware.cores, precision)
+    past_runs = experience(home, speed, device.kind)
+    speed = _with_score_time(speed, env)
     seconds = 0.0
     for model_facts, base_path in models:
         seen = past_runs.seen(str(base_path))
@@ -283,22 +284,22 @@ def evaluation_hours(
             precision,
             quantization="none",
             lora_rank=_USUAL_RANK,
-            lora_targets=PROJECTIONS,
+            lora_targets=model_facts.targets,
         )
         unknown_prompt = limits.max_length / 4  # a guess, if no prompt was counted
         plan = SamplingPlan(loaded, env, device, limits, seen, unknown_prompt)
         factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
-        seconds += _sampling_seconds(plan, rate, factors, rows=rows, answers=rows * attempts)
+        seconds += _sampling_seconds(plan, speed, factors, rows=rows, answers=rows * attempts)
         seconds += hub.missing_bytes(base_path) / _DOWNLOAD_RATE
         if env.multi_turn:  # step() was not timed; assume a score's time for each turn
             seconds += rows * attempts * plan.turns("high") * env.score_s
-    _, high_factor = _SPREAD["measured" if rate.measured else "model"]
+    _, high_factor = _SPREAD["measured" if speed.measured else "model"]
     return high_factor * seconds / 3600
 
 
 def _sampling_seconds(
     plan: SamplingPlan,
-    rate: throughput.Speed,
+    speed: throughput.Speed,
     factors: Mapping[str, float],
     rows: int,
     answers: int,
@@ -313,24 +314,26 @@ def _sampling_seconds(
     work = flops.rollouts(plan, rows, answers, plan.episode("high"))
     works = {"training": flops.Work(), "evaluation": work, "saving": flops.Work()}
     model = plan.loaded.model
-    phases = rate.phases(works, model.layers, model.weight_bytes, is_first_run=not plan.seen.runs)
+    phases = speed.phases(works, model.layers, model.weight_bytes, is_first_run=not plan.seen.runs)
     return sum(seconds * max(1.0, factors.get(phase, 1.0)) for phase, seconds in phases.items())
 
 
 def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
-    """The questions about kept skills that a run on this base model is asked.
+    """The batteries that a run on this base model is asked: sets of questions by which it is
+    measured what the model forgets. Each has its number of tasks and their lengths in tokens.
 
     The worker chooses them in the same way:
     - for pebble our own questions, which are also assumed if `base_path` is None (unknown);
-    - for any other base model reasoning-gym, if it is installed;
-    - the user's environment "keep", if there is one.
+    - for any other base model the questions in English;
+    - the user's environment "keep", if there is one. Its lengths need a tokenizer, so it is left
+      out if `base_path` is None.
     """
     chosen = []
     if base_path is None or base_path == catalog.BUILTIN["pebble"]:
         chosen.append(flops.PEBBLE_SKILLS)
-    elif importlib.util.find_spec("reasoning_gym") is not None:
+    else:
         with contextlib.suppress(UserError):  # a tokenizer that cannot be read
-            chosen.append(_gym_battery(tokens.load(base_path)))
+            chosen.append(_language_battery(tokens.load(base_path)))
     if base_path is not None and home.db.is_file():
         with contextlib.suppress(UserError):  # usually there is no such environment
             record = registry.find_env(home, flops.KEEP)
@@ -347,10 +350,11 @@ def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
     A model's answers are assumed to be 1.5 times as long as the reference answers, the longest 3
     times. If no rows were counted, a prompt counts as 32 tokens and a reference answer as 16.
     """
-    mean_prompt, mean_answer = 32.0, 16.0
     if rows:
         mean_prompt = statistics.fmean([row.prompt for row in rows])
         mean_answer = statistics.fmean([row.total - row.prompt for row in rows])
+    else:
+        mean_prompt, mean_answer = 32.0, 16.0
     usual_answer = 1.5 * mean_answer
     lengths = Lengths(
         prompt=mean_prompt,
@@ -360,17 +364,14 @@ def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
     return Battery(tasks=min(flops.KEEP_TASKS, max(1, len(rows))), answer=lengths)
 
 
-def _gym_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
-    """The questions of reasoning-gym, in tokens of one model.
+def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
+    """The questions in English, in tokens of one model; one question stands for all.
 
-    One question and one answer stand for all. A model may write twice the tokens of the answer and
-    16 more, as the worker allows; 12 tokens are taken as usual.
+    A model may write 24 tokens, as the worker allows; a sentence of 12 is taken as usual.
     """
-    question = [{"role": "user", "content": flops.GYM_QUESTION}]
+    question = [{"role": "user", "content": flops.LANGUAGE_QUESTION}]
     prompt = len(tokenizer.format().prompt(question))
-    most_tokens = 2 * (tokenizer.count(flops.GYM_ANSWER)) + 16
-    lengths = Lengths(prompt, turn_tokens=min(12, most_tokens), longest_turn=most_tokens)
-    return Battery(flops.GYM_TASKS, lengths)
+    return Battery(flops.LANGUAGE_TASKS, Lengths(prompt, turn_tokens=12, longest_turn=24))
 
 
 def summary(figures: Estimate) -> str:
@@ -436,7 +437,7 @@ def check_budget(
             f"home's max_gpu_hours_total = {total_cap:g}",
             hint=f"The owner may raise max_gpu_hours_total in {home.config_file}"
             + (f"; or {advice}." if advice else "."),
-            field="max_gpu_hours",
+            field="max_gpu_hours",  # the call has no argument for the total
         )
     if high > cap:
         return [f"at worst the run takes {high:.2f} GPU-hours; it is stopped at {cap:g}"]

@@ -1,11 +1,11 @@
 """How much a run computes: operations, tokens and bytes read, from its settings alone.
 
-Operations per token, for N parameters in the layers' projections and a frozen base: 2N forward and
-2N backward to the activations. The adapter adds 6 per parameter of its own. Attention takes 4 x
-heads x head_dim x (tokens before it) x layers forward, and twice that backward. The output layer
-counts only for tokens with a loss or a sample. Recomputation adds a forward pass. These are the
-usual formulas of such estimates. engine/cost/throughput.py turns operations into seconds;
-engine/cost/memory.py computes memory.
+Operations per token, for N parameters in the layers' matrices (of experts those that one token runs
+through) and a frozen base: 2N forward and 2N backward to the activations. The adapter adds 6 per
+parameter of its own. Attention takes 4 x heads x head_dim x (tokens before it) x layers forward,
+and twice that backward. The output layer counts only for tokens with a loss or a sample.
+Recomputation adds a forward pass. These are the usual formulas of such estimates.
+engine/cost/throughput.py turns operations into seconds; engine/cost/memory.py computes memory.
 """
 
 import math
@@ -61,13 +61,13 @@ class Seen:
 
     Attributes:
         runs: number of these runs.
-        written_per_limit: mean tokens that the model wrote in an episode, divided by max_tokens.
+        answer_length_share: mean tokens that the model wrote in an episode, divided by max_tokens.
         turns: mean turns of an episode.
         effective_share: mean share of the groups whose rewards differ.
     """
 
     runs: int = 0
-    written_per_limit: float | None = None
+    answer_length_share: float | None = None
     turns: float | None = None
     effective_share: float | None = None
 
@@ -90,14 +90,10 @@ class Battery:
     answer: Lengths
 
 
-# The skills of pebble, and the questions of reasoning-gym for every other base model.
+# The skills of pebble, and the questions in English for every other base model.
 PEBBLE_SKILLS = Battery(48, Lengths(prompt=24, turn_tokens=8, longest_turn=24))
-GYM_TASKS = 40
-GYM_QUESTION = (
-    "Find the Greatest Common Divisor (GCD) of these numbers: 49, 8. Give only the GCD as your "
-    "final answer. Reply with the answer alone."
-)
-GYM_ANSWER = "kelt"
+LANGUAGE_TASKS = 48
+LANGUAGE_QUESTION = "What is the opposite of the word early?"
 KEEP, KEEP_TASKS = "keep", 40  # a user's environment of this name adds so many tasks at most
 
 
@@ -153,11 +149,12 @@ class LoadedModel:
 
     @property
     def weights(self) -> float:
-        """Bytes of the frozen weights; quantization puts the layers' projections into 4 bits."""
+        """Bytes of the frozen weights, all experts included; quantization puts the layers' matrices
+        into 4 bits, but not those of experts."""
         if self.quantization == "none":
             return self.model.params * self.width
-        linear = self.model.linear_params
-        return linear * _NF4_WIDTH + (self.model.params - linear) * self.width
+        dense = self.model.dense_params
+        return dense * _NF4_WIDTH + (self.model.params - dense) * self.width
 
     @property
     def adapter(self) -> int:
@@ -203,9 +200,9 @@ class SamplingPlan:
             longest_turn = 1.5 * reference_tokens
         elif level == "high":
             turn_tokens = float(limit)
-        elif self.seen.written_per_limit is not None:
+        elif self.seen.answer_length_share is not None:
             # It is measured per episode, in multiples of max_tokens.
-            turn_tokens = self.seen.written_per_limit * limit / turns
+            turn_tokens = self.seen.answer_length_share * limit / turns
         else:
             turn_tokens = 1.5 * reference_tokens
         mean_prompt = _mean([row.prompt for row in self.env.lengths])  # 0: none was counted
@@ -264,10 +261,10 @@ class Plan:
         settings = self.settings
         return LoadedModel(
             self.model,
-            settings.precision,
-            settings.quantization,
-            settings.lora_rank,
-            settings.lora_targets,
+            precision=settings.precision,
+            quantization=settings.quantization,
+            lora_rank=settings.lora_rank,
+            lora_targets=settings.lora_targets,
         )
 
     @cached_property
@@ -331,7 +328,9 @@ class Plan:
         """The limits of an answer: those in the settings, or for rows those of evaluations."""
         settings = self.settings
         if isinstance(settings, RowSettings):
-            return exam_limits(self.env, self.model.max_positions, settings.max_length)
+            thinks = isinstance(settings, SFTSettings) and settings.thinking == "require"
+            length = settings.max_length
+            return exam_limits(self.env, self.model.max_positions, length, thinking=thinks)
         return SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
 
     def episode(self, level: str) -> Lengths:
@@ -353,20 +352,24 @@ class Plan:
         loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
         limit = settings.max_length
         if isinstance(settings, DPOSettings):
-            rows = [row for row in self.env.lengths if row.rejected]
-            totals = [total for row in rows for total in (row.total, row.rejected)]
-            supervised = [total - row.prompt for row in rows for total in (row.total, row.rejected)]
+            pairs = [
+                (row.prompt, total) for row in self.env.lengths if row.pair for total in row.pair
+            ]
+            totals = [total for _, total in pairs]
+            supervised = [max(0, total - prompt) for prompt, total in pairs]
         else:
             rows = [row for row in self.env.lengths if row.turns]
             totals = [row.total for row in rows]
             supervised = [row.supervised(loss_on, limit) for row in rows]
-        if not rows:
+        if not totals:
             return Lengths(prompt=limit / 2, turn_tokens=limit / 2, longest_turn=limit / 2)
         row_lengths = [min(total, limit) for total in totals]
         mean_length = _mean(row_lengths)
-        mean_supervised = min(_mean(supervised), mean_length)
+        mean_supervised = _mean(supervised)
+        if isinstance(settings, DPOSettings):  # its rows were not cut above
+            mean_supervised = min(mean_supervised, mean_length)
         return Lengths(
-            prompt=mean_length - mean_supervised,
+            prompt=mean_length - min(mean_supervised, mean_length),
             turn_tokens=mean_supervised,
             longest_turn=max(row_lengths),
         )
@@ -388,14 +391,13 @@ def rollouts(
     # Two operations, a multiplication and an addition, for each parameter.
     operations_per_token = 2 * (model.linear_params + model.head_params) + 2 * loaded.adapter
     tokens_written = rows * episode.turn_tokens * episode.turns
-    attention_per_token = 4 * model.heads * model.head_dim * context * model.layers
+    attention_per_token = 4 * model.attention_width * context
     # Every turn after the first reads the conversation so far again.
     tokens_read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
     # A batch takes as many steps as its longest answer has tokens.
     batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
     steps = batch_count * episode.longest_turn * episode.turns
-    # 2: keys and values.
-    cache_bytes_per_token = 2 * model.layers * model.kv_heads * model.head_dim * loaded.width
+    cache_bytes_per_token = model.cached_numbers * loaded.width
     decode_operations = tokens_written * (operations_per_token + attention_per_token)
     return Work(
         sample_operations=decode_operations + 2 * model.linear_params * tokens_read,
@@ -443,7 +445,7 @@ def update_operations(
     """
     # Attention takes 4 operations forward and 8 backward. A frozen parameter takes 2 and 2, one of
     # the adapter 2 and 4, because it also gets a gradient.
-    attention = 12 * model.heads * model.head_dim * pairs * model.layers
+    attention = 12 * model.attention_width * pairs
     layers = tokens * (4 * model.linear_params + 6 * adapter)
     return layers + attention + 4 * model.head_params * scored
 
@@ -452,7 +454,7 @@ def forward_operations(plan: Plan, rows: float, tokens: float) -> float:
     """Operations of a forward pass without output layer: `rows` rows of `tokens` tokens each."""
     model = plan.model
     # 4 operations for each token before it, which are half of the row on average.
-    attention = 2 * model.heads * model.head_dim * tokens * model.layers
+    attention = 2 * model.attention_width * tokens
     return rows * tokens * (2 * model.linear_params + 2 * plan.loaded.adapter + attention)
 
 

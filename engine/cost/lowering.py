@@ -9,7 +9,7 @@ from engine.cost import memory as footprint
 from engine.cost.flops import Plan
 from engine.cost.run_work import works
 from engine.cost.throughput import Speed
-from engine.records.settings import RowSettings
+from engine.records.settings import DPOSettings, RowSettings
 
 Fit = Literal["fits", "tight", "too_big"]
 _Lowering = tuple[str, object, object]  # name of a setting, its value, the value to lower it to
@@ -22,16 +22,16 @@ _LEAST_TURN = 8  # tokens
 _ROWS_TO_KEEP = 0.95  # share of the rows that a lower limit must not cut
 
 
-def phases_of(plan: Plan, rate: Speed, level: str) -> dict[str, float]:
+def phases_of(plan: Plan, speed: Speed, level: str) -> dict[str, float]:
     """Seconds of each phase of the run, before they are corrected by finished runs.
 
     Args:
-        rate: the speed of the machine.
+        speed: the speed of the machine.
         level: "low", "likely" or "high".
     """
     model = plan.model
     is_first_run = not plan.seen.runs
-    return rate.phases(
+    return speed.phases(
         works(plan, level), model.layers, model.weight_bytes, is_first_run=is_first_run
     )
 
@@ -46,26 +46,26 @@ def fit_of(total: int, available: int) -> Fit:
     return "tight" if total > _TIGHT * available else "fits"
 
 
-def lowered(plan: Plan, rate: Speed, peak_bytes: int | None) -> str:
+def lowered(plan: Plan, speed: Speed, peak_bytes: int | None) -> str:
     """The one setting to lower, as "max_length from 512 to 256"; "" if nothing helps.
 
     Args:
         peak_bytes: the memory of the run now, to save memory; None to save time instead.
     """
-    lowering = _best_lowering(plan, rate, peak_bytes)
+    lowering = _best_lowering(plan, speed, peak_bytes)
     if lowering is None:
         return ""
     name, old_value, new_value = lowering
     return f"{name} from {json.dumps(old_value)} to {json.dumps(new_value)}"
 
 
-def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str, object]:
+def lower_until_it_fits(plan: Plan, speed: Speed, correction: float) -> dict[str, object]:
     """Lower one setting after another, until the run fits into memory.
 
     Returns the new values by name; {} if the run fits as it is, or if no values make it fit.
 
     Args:
-        rate: the speed of the machine.
+        speed: the speed of the machine.
         correction: the factor for predicted memory, from finished runs.
     """
     changed: dict[str, object] = {}
@@ -73,7 +73,7 @@ def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str,
         total = footprint.memory(plan).total
         if fit_of(int(total * correction), plan.device.memory_total) != "too_big":
             return changed
-        lowering = _best_lowering(plan, rate, total)
+        lowering = _best_lowering(plan, speed, total)
         if lowering is None:
             break
         name, _, new_value = lowering
@@ -82,7 +82,7 @@ def lower_until_it_fits(plan: Plan, rate: Speed, correction: float) -> dict[str,
     return {}
 
 
-def _best_lowering(plan: Plan, rate: Speed, peak_bytes: int | None) -> _Lowering | None:
+def _best_lowering(plan: Plan, speed: Speed, peak_bytes: int | None) -> _Lowering | None:
     """Find the single setting whose lowering saves most; None if no lowering helps.
 
     Args:
@@ -90,13 +90,13 @@ def _best_lowering(plan: Plan, rate: Speed, peak_bytes: int | None) -> _Lowering
     """
     best: _Lowering | None = None
     most_saved = 0.0
-    likely_s = _likely_seconds(plan, rate) if peak_bytes is None else 0.0
+    likely_s = _likely_seconds(plan, speed) if peak_bytes is None else 0.0
     for name, old_value, new_value in candidates(plan):
         smaller_plan = _with_setting(plan, name, new_value)
         if peak_bytes is not None:
             saved = peak_bytes - footprint.memory(smaller_plan).total
         else:
-            saved = likely_s - _likely_seconds(smaller_plan, rate)
+            saved = likely_s - _likely_seconds(smaller_plan, speed)
         if saved > most_saved:
             best = (name, old_value, new_value)
             most_saved = saved
@@ -108,9 +108,9 @@ def _with_setting(plan: Plan, name: str, value: object) -> Plan:
     return replace(plan, settings=plan.settings.model_copy(update={name: value}))
 
 
-def _likely_seconds(plan: Plan, rate: Speed) -> float:
+def _likely_seconds(plan: Plan, speed: Speed) -> float:
     """The likely seconds of the whole run."""
-    return sum(phases_of(plan, rate, "likely").values())
+    return sum(phases_of(plan, speed, "likely").values())
 
 
 def candidates(plan: Plan) -> list[tuple[str, int, int]]:
@@ -156,7 +156,10 @@ def _needed_lengths(plan: Plan) -> dict[str, int]:
     rows = plan.env.lengths
     settings = plan.settings
     if isinstance(settings, RowSettings):
-        lengths = [max(row.total, row.rejected) for row in rows if row.turns]
+        if isinstance(settings, DPOSettings):
+            lengths = [max(row.pair) for row in rows if row.pair]
+        else:
+            lengths = [row.total for row in rows if row.turns]
         return {"max_length": _length_of_most(lengths)}
     prompt = _length_of_most([row.prompt for row in rows])
     return {

@@ -66,9 +66,11 @@ def memory(plan: Plan) -> PeakMemory:
 def _weight_copy_bytes(plan: Plan) -> float:
     """Bytes of one copy of the layers' weights; 0 if the worker makes none.
 
-    On a CPU with enough memory training keeps a copy with the adapter merged in, and sampling makes
-    another one in its own layout.
+    On a CPU with enough memory our own forward keeps a copy with the adapter merged in for
+    training, and makes another one in its own layout for sampling.
     """
+    if not plan.model.own_forward:
+        return 0.0
     has_room = 4 * plan.loaded.weights < plan.device.memory_total
     if plan.device.kind != "cpu" or not has_room:
         return 0.0
@@ -100,7 +102,7 @@ def _episode_level(plan: Plan) -> str:
 
     It is "likely" only if finished runs of the base model have measured how long its answers are.
     """
-    return "high" if plan.seen.written_per_limit is None else "likely"
+    return "high" if plan.seen.answer_length_share is None else "likely"
 
 
 def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
@@ -123,9 +125,9 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
         at_once = max(at_once, plan.rows)
     at_once = min(at_once, CONCURRENT[plan.device.kind])
     # Bytes of the keys and values of one token.
-    cache_per_token = 2 * model.layers * model.kv_heads * model.head_dim * plan.loaded.width
+    cache_per_token = model.cached_numbers * plan.loaded.width
     # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
-    copies = 1 + 1 / model.layers
+    copies = 1 + 1 / max(1, model.attention_layers)
     cache_bytes = at_once * longest * cache_per_token * copies
     logit_bytes = at_once * model.vocab * 4 * 3  # three float32 tensors at once
     return cache_bytes, logit_bytes
@@ -137,7 +139,7 @@ def _longest_trained_sequence(plan: Plan) -> float:
         return _longest_sampled_sequence(plan)
     limit = plan.settings.max_length
     if isinstance(plan.settings, DPOSettings):  # both answers of a pair go together
-        pairs = [(row.total, row.rejected) for row in plan.env.lengths if row.rejected]
+        pairs = [row.pair for row in plan.env.lengths if row.pair]
         return max((min(a, limit) + min(b, limit) for a, b in pairs), default=2 * limit)
     longest_row = plan.env.longest_total or limit  # 0: no rows were counted
     return min(limit, longest_row)
@@ -148,10 +150,13 @@ def _longest_sampled_sequence(plan: Plan) -> float:
 
     It is assumed to have max_turns turns of max_tokens tokens each. If finished runs have measured
     the turns, 1.5 times their mean is assumed, but not more than max_turns.
+
+    SFT or DPO on an environment that does not score samples only answers to the batteries (see
+    `Plan.batteries`). These are shorter than its longest trained sequence, which is returned.
     """
     if isinstance(plan.settings, RowSettings) and not plan.env.scored:
-        return _longest_trained_sequence(plan)  # only kept skills are tested, with short answers
-    turns = plan.turns("high")
+        return _longest_trained_sequence(plan)
+    turns = plan.turns("high")  # max_turns
     if plan.seen.turns is not None:
         turns = min(turns, math.ceil(1.5 * plan.seen.turns))
     sampled = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)

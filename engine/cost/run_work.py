@@ -119,8 +119,8 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     for battery in plan.batteries:
         questions = 2 * battery.tasks  # asked at step 0 and at the end
         answer = battery.answer
-        if plan.seen.written_per_limit is not None and level == "likely":
-            share_of_limit = min(1.0, plan.seen.written_per_limit)
+        if plan.seen.answer_length_share is not None and level == "likely":
+            share_of_limit = min(1.0, plan.seen.answer_length_share)
             answer = replace(answer, turn_tokens=share_of_limit * answer.longest_turn)
         work += rollouts(
             plan.sampling, prompts=questions, rows=questions, episode=answer, batches=2

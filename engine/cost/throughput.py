@@ -120,6 +120,14 @@ class Speed:
         }
 
 
+def _gpu_rates(name: str) -> tuple[float, float]:
+    """(operations per second in bfloat16, bytes moved per second) of the GPU called `name`."""
+    for part_of_name, flops_per_s, bytes_per_s in _GPUS:
+        if part_of_name in name:
+            return flops_per_s, bytes_per_s
+    return _UNKNOWN_GPU
+
+
 def table(device: Device, cores: int, precision: str) -> Speed:
     """The speed of a device without any measurement.
 
@@ -142,13 +150,13 @@ def table(device: Device, cores: int, precision: str) -> Speed:
             startup_s=14.0,
             loaded_bytes_per_s=4e8,
         )
-    peak, moved = next((rates for name, *rates in _GPUS if name in device.name), _UNKNOWN_GPU)
+    peak_flops_per_s, moved_bytes_per_s = _gpu_rates(device.name)
     if precision == "float32":  # about eight times slower than bf16
-        peak /= 8
+        peak_flops_per_s /= 8
     return Speed(
-        train_flops_per_s=0.2 * peak,
-        sample_flops_per_s=0.1 * peak,
-        moved_bytes_per_s=0.4 * moved,
+        train_flops_per_s=0.2 * peak_flops_per_s,
+        sample_flops_per_s=0.1 * peak_flops_per_s,
+        moved_bytes_per_s=0.4 * moved_bytes_per_s,
         layer_decode_s=1.0e-3,
         layer_update_s=2.5e-3,
         score_s=5e-4,
@@ -194,7 +202,7 @@ def _speed_fields(probe: dict[str, float]) -> dict[str, float]:
     if {"decode_step_s", "update_s", "layers"} <= probe.keys():
         speed["layer_decode_s"] = probe["decode_step_s"] / probe["layers"]
         speed["layer_update_s"] = probe["update_s"] / probe["layers"]
-    # It stands for the start of a run too: a run imports less, but also starts an environment.
+    # The start of a run takes about as long: it imports less, but also starts an environment.
     if "startup_s" in probe:
         speed["startup_s"] = probe["startup_s"]
     return speed

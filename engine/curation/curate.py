@@ -30,6 +30,7 @@ from engine.evidence.stats.overlap import HeldOut
 from engine.evidence.stats.results import text_of
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor, clip, json_chars, redactor_for
+from engine.records.lines.answer import OUT_OF_TOKENS
 from engine.records.lines.line_record import skipped_lines
 from envs.json_types import TaskRow
 
@@ -45,7 +46,7 @@ REASONS = {
     "error": "it could not be scored",
     "where": "its task does not match where",
     "not_correct": "select keeps correct answers only",
-    "truncated": "the answer was cut off at max_tokens",
+    "truncated": "the answer was cut off at max_tokens or max_length",
     "empty": "the model said nothing",
     "contaminated": "it holds a held-out task",
     "duplicate": "the same conversation is kept already",
@@ -144,7 +145,7 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     # A rule may use every metric that any attempt has.
     rule = Rule(choices.where, {metric for attempt in attempts for metric in attempt.metrics})
     records = {source.record.hash: source.record for source in sources}
-    tasks = {env_hash: registry.read_tasks(record) for env_hash, record in sorted(records.items())}
+    tasks = {env_hash: _tasks_to_curate(record) for env_hash, record in sorted(records.items())}
     groups = groups_of(attempts, choices.pool_models)
     outcome = _keep_or_drop(groups, tasks, rule, choices)
     reply = _reply_of(outcome, groups, tasks, sources, _redactor_of_sources(home, sources))
@@ -205,6 +206,11 @@ def _reply_of(
         },
         contaminated=outcome.overlaps or None,
     )
+
+
+def _tasks_to_curate(record: registry.EnvRecord) -> list[TaskRow]:
+    """The rows of a version; of large data, which nothing scores, those that models were asked."""
+    return list(registry.read_tasks(record, "heldout" if record.version.data else None))
 
 
 def _keep_or_drop(
@@ -296,7 +302,7 @@ def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
 
     If it holds a held-out task, its closest match is counted in `outcome.overlaps`.
     """
-    if attempt.stop_reason == "length":
+    if attempt.stop_reason in OUT_OF_TOKENS:
         return "truncated"
     last_message = attempt.messages[-1]
     if last_message.get("role") != "assistant" or not text_of([last_message]).strip():

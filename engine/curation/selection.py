@@ -275,10 +275,11 @@ def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[A
     Returns two lists: the attempts that may be taken, in this order; and those that are ruled out.
     correct and shortest rule out attempts that are not correct, the others rule out none.
     """
-    candidates, ruled_out = list(group), []
     if select in ("correct", "shortest"):
         candidates = [attempt for attempt in group if attempt.correct]
         ruled_out = [attempt for attempt in group if not attempt.correct]
+    else:
+        candidates, ruled_out = list(group), []
     if select == "shortest":
         candidates.sort(key=lambda attempt: (attempt.tokens, -attempt.reward, attempt.sort_key))
     elif select == "all":

@@ -167,7 +167,15 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
             field="source_ids",
         )
     record = registry.find_env(home, row.env_id)
-    return Source(ref, row, record, attempts, hashes, skipped, config)
+    return Source(
+        ref=ref,
+        row=row,
+        record=record,
+        attempts=attempts,
+        files=hashes,
+        skipped=skipped,
+        config=config,
+    )
 
 
 def _how_to_get_rollouts(row: RunRow) -> Hint:

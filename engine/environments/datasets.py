@@ -14,7 +14,8 @@ from engine.core.reply import SHOWN_AS_NULL, ReplyBase
 from engine.core.split import UnknownSplit, prompt_key, split_rows
 from envs.base import Task
 from envs.config.problem import EnvProblem
-from envs.dataset import BadRow, read_rows, shape_of, split_of, to_task
+from envs.dataset import BadRow, data_files, read_rows, splits_of
+from envs.row_shapes import shape_of, to_task
 
 MOST_BAD_ROWS = 20  # in a report, so that it stays short
 SAMPLE_ROWS = 2
@@ -46,6 +47,25 @@ class Lengths:
 
 
 @dataclass(frozen=True)
+class TokenLengths:
+    """Tokens of rows, counted with the tokenizer and the chat template of `model`.
+
+    Attributes:
+        counted: rows that were counted; a seeded sample where there are many.
+        prompt, answer, total: min, p50, p95, max.
+        refused_by_template: rows that the template refuses; `refusal` is what it says of the first.
+    """
+
+    model: str
+    counted: int
+    prompt: dict[str, int]
+    answer: dict[str, int]
+    total: dict[str, int]
+    refused_by_template: int = 0
+    refusal: str | None = None
+
+
+@dataclass(frozen=True)
 class SampleRow:
     """A row as a report shows it, with long texts cut."""
 
@@ -62,8 +82,9 @@ class DataReport(ReplyBase):
     Attributes:
         hash: first 12 digits of its SHA-256.
         rows, bad: lines that are rows, and lines that are not; `bad_rows` are the first of those.
-        shapes: rows by shape (envs/dataset.py names the shapes).
-        with_answer, with_tools: rows that have some.
+        shapes: rows by shape (envs/row_shapes.py names the shapes).
+        with_answer, with_tools: rows that have some; a preference has answers.
+        tokens: None if no model was named.
         turns: assistant turns per row: min, p50, p95, max.
         splits: rows per side ("train", "heldout"), as a push would assign them.
     """
@@ -81,6 +102,7 @@ class DataReport(ReplyBase):
     splits: dict[str, int]
     lengths: Lengths
     sample: list[SampleRow]
+    tokens: TokenLengths | None = None
     summary: str = ""
     warnings: list[str] = field(default_factory=list)
 
@@ -114,7 +136,7 @@ def inspect(path: str | Path) -> DataReport:
             ShownBadRow(bad_row.line, bad_row.message) for bad_row in bad_rows[:MOST_BAD_ROWS]
         ],
         shapes=dict(shapes),
-        with_answer=sum(1 for task in tasks if task.answer_messages),
+        with_answer=sum(1 for task in tasks if task.answer_messages or task.preference),
         with_tools=sum(1 for task in tasks if task.metadata.get("tools")),
         turns=spread(assistant_turns),
         duplicates=_duplicates(tasks),
@@ -125,7 +147,17 @@ def inspect(path: str | Path) -> DataReport:
         ),
         sample=[_sample_row(task) for task in tasks[:SAMPLE_ROWS]],
     )
+    return with_words(report, warnings)
+
+
+def with_words(report: DataReport, warnings: list[str]) -> DataReport:
+    """The report with its summary and its warnings; `warnings` come first among them."""
     return replace(report, summary=_summary(report), warnings=warnings + _warnings(report))
+
+
+def valid_tasks(file: Path) -> list[Task]:
+    """The rows of a data file that are tasks. Raises EnvProblem if it cannot be read at all."""
+    return _valid_tasks(read_rows(file).rows, file)[0]
 
 
 def _valid_tasks(
@@ -140,9 +172,10 @@ def _valid_tasks(
     shapes: Counter[str] = Counter()
     invalid_rows: list[BadRow] = []
     line_by_id: dict[str, int] = {}
+    split = _split_said(file)
     for line, row in rows:
         try:
-            task = to_task(row, f"{file.stem}-{line}", split_of(file))
+            task = to_task(row, f"{file.stem}-{line}", split)
             if task.id in line_by_id:
                 raise ValueError(f"the id {task.id!r} is also that of line {line_by_id[task.id]}")
         except ValueError as error:
@@ -152,6 +185,12 @@ def _valid_tasks(
         shapes[shape_of(row)] += 1
         tasks.append(task)
     return tasks, shapes, invalid_rows
+
+
+def _split_said(file: Path) -> str | None:
+    """The split that the file's name says, beside the other data files of its folder."""
+    beside = [path for path in data_files(file.parent) if path.name != file.name]
+    return splits_of([file, *beside])[0]
 
 
 def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,57 +17,68 @@ from typing import Any
 from engine.core.files import write_json
 from engine.environments import registry
 from engine.environments.datasets import spread
-from engine.environments.pairs import rejected_of
+from engine.environments.pairs import pair_of
 from engine.home.run_dir import Home
 from engine.models import tokens
-from engine.models.chat_format import TemplateError
+from engine.models.chat_format import ChatFormat, NoReasoning, RowShape, TemplateError
+from engine.models.template_messages import has_reasoning
 from engine.records.record import DamagedRecord, Record
-from engine.records.settings import DPOSettings, SFTSettings, TrainSettings
+from engine.records.settings import DPOSettings, Reasoning, SFTSettings, TrainSettings
 from envs.json_types import TaskRow, ToolSchema
 
 SAMPLE = 2000
-_VERSION = 2  # of the cache file; raise it when the counting changes
+_VERSION = 3  # of the cache file; raise it when the counting changes
+# (length, known, turns) of a training row, as in RowShape.
+_StoredRow = tuple[int, int, list[tuple[int, int]]]
+# (prompt, training rows, pair) of a task's row, the first and the last as in RowLengths.
+_StoredLengths = tuple[int, list[_StoredRow], tuple[int, int] | None]
 _REFUSAL_CHARS = 300  # of the template's message that are kept
 _Lengths = tuple[int, int, list[tuple[int, int]], int]  # of a row, in the order of RowLengths
 
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Tokens of one row.
+    """Tokens of one task's row.
 
     Attributes:
         prompt: the prompt, with the opening of the assistant's turn.
-        total: the reference conversation up to the end of its last assistant turn; equal to
-            `prompt` where a row has no answer.
-        rejected: the same of the conversation with the worse answer; 0 where a row has no pair.
-        turns: (start, end) of each assistant turn of the reference conversation.
+        total: the reference conversation up to the end of its last assistant turn, as far as one
+            training row holds it; equal to `prompt` where there is no answer.
+        turns: (start, end) of each assistant turn in those tokens.
+        later: the further training rows of the conversation, where the chat template splits it.
+        pair: the conversations with the better and with the worse answer, as DPO trains them; None
+            where there is no such pair.
     """
 
     prompt: int
     total: int
     turns: tuple[tuple[int, int], ...] = ()
-    rejected: int = 0
+    later: tuple[RowShape, ...] = ()
+    pair: tuple[int, int] | None = None
+
+    @property
+    def rows(self) -> list[RowShape]:
+        """The training rows of the conversation; [] where there is no answer."""
+        first = RowShape(self.total, self.turns, is_last=not self.later)
+        return [first, *self.later] if self.turns else []
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest of the training rows."""
+        return max(self.total, *(row.length for row in self.later), 0)
+
+    @property
+    def _all_turns(self) -> list[tuple[int, int]]:
+        return [turn for row in self.rows for turn in row.turns]
 
     def supervised(self, loss_on: str, max_length: int | None = None) -> int:
-        """Number of tokens that carry loss; 0 for a row without an answer.
-
-        Args:
-            loss_on: which tokens carry loss. "all": every token but the first, which nothing
-                predicts; "last": the last assistant turn; any other value: all assistant turns.
-            max_length: the length at which the row is cut; None if it is not cut.
-        """
-        # A turn that begins after the cut contributes 0.
-        row_end = self.total if max_length is None else min(self.total, max_length)
-        if not self.turns:
-            return 0
-        if loss_on == "all":
-            return max(0, row_end - 1)
-        turns = self.turns[-1:] if loss_on == "last" else self.turns
-        return sum(max(0, min(turn_end, row_end) - turn_start) for turn_start, turn_end in turns)
+        """Number of tokens that carry loss in all rows of the conversation; 0 without an answer.
+        The arguments are those of `supervised`."""
+        return sum(supervised(row, loss_on, max_length) for row in self.rows)
 
     @property
     def longest_turn(self) -> int:
-        return max((stop - start for start, stop in self.turns), default=0)
+        return max((stop - start for start, stop in self._all_turns), default=0)
 
     @property
     def answer(self) -> int:
@@ -74,11 +86,23 @@ class RowLengths:
 
         A prompt may hold assistant turns of its own; those end before the prompt does.
         """
-        return sum(stop - start for start, stop in self.turns if stop > self.prompt)
+        return sum(stop - start for start, stop in self._all_turns if stop > self.prompt)
 
     @property
     def answer_turns(self) -> int:
-        return sum(1 for _, stop in self.turns if stop > self.prompt)
+        return sum(1 for _, stop in self._all_turns if stop > self.prompt)
+
+
+def supervised(row: RowShape, loss_on: str, max_length: int | None = None) -> int:
+    """Number of tokens of a training row that carry loss.
+
+    Args:
+        loss_on: which tokens carry loss, as in `RowShape.trained`.
+        max_length: the length at which the row is cut; None if it is not cut.
+    """
+    # A turn that begins after the cut contributes 0.
+    end = row.length if max_length is None else min(row.length, max_length)
+    return sum(max(0, min(stop, end) - start) for start, stop in row.trained(loss_on))
 
 
 @dataclass(frozen=True)
@@ -87,16 +111,19 @@ class EnvFacts:
 
     Attributes:
         env_id: `name@hash12`.
-        kind: "single", "multi" or "sft" (no scorer).
+        kind: "single", "multi", or without a scorer "sft" or "preference".
         scored: whether it can score a completion.
         train_rows, heldout_rows: rows of each side.
         answered_rows: train rows with a reference answer, the ones SFT can learn from.
-        paired_rows: train rows with a worse answer beside it, the ones DPO can learn from.
+        paired_rows: train rows with a better and a worse answer, the ones DPO can learn from.
         lengths: token counts of the train rows that were counted.
         duplicate_share: share of train rows whose prompt an earlier train row has.
         score_s: seconds one score takes (95th percentile of the audit); 0 if unknown.
         refused: number of counted rows that the chat template refuses.
         refusal: the template's message for the first refused row; "" if there are none.
+        without_reasoning: number of counted answers that are left out because thinking is required
+            and one of their turns has no reasoning.
+        reasoned: number of counted answers whose every turn has reasoning.
     """
 
     env_id: str
@@ -111,6 +138,26 @@ class EnvFacts:
     refusal: str = ""
     score_s: float = 0.0
     paired_rows: int = 0
+    without_reasoning: int = 0
+    reasoned: int = 0
+
+    @property
+    def sft_rows(self) -> int:
+        """Training rows of SFT: answers, times the rows that the template splits each into."""
+        if not self.answered_lengths:
+            return self.answered_rows
+        rows = sum(len(row.rows) for row in self.lengths)
+        return round(self.answered_rows * rows / self.answered_lengths)
+
+    @property
+    def answered_lengths(self) -> int:
+        """Number of answers that were counted."""
+        return sum(1 for row in self.lengths if row.turns) + self.without_reasoning
+
+    @property
+    def split_rows(self) -> int:
+        """Number of counted answers that are trained as several rows."""
+        return sum(1 for row in self.lengths if row.later)
 
     @property
     def multi_turn(self) -> bool:
@@ -122,7 +169,11 @@ class EnvFacts:
 
     @cached_property
     def longest_total(self) -> int:
-        return max((max(row.total, row.rejected) for row in self.lengths), default=0)
+        return max((row.longest for row in self.lengths), default=0)
+
+    @cached_property
+    def longest_in_pairs(self) -> int:
+        return max((max(row.pair) for row in self.lengths if row.pair), default=0)
 
     @cached_property
     def longest_turn(self) -> int:
@@ -136,14 +187,19 @@ class EnvFacts:
 
 
 def env_facts(
-    home: Home, record: "registry.EnvRecord", model_folder: Path, *, thinking: bool = False
+    home: Home,
+    record: "registry.EnvRecord",
+    model_folder: Path,
+    *,
+    thinking: bool | Reasoning = False,
 ) -> EnvFacts:
     """Collect the facts of a pushed environment, counted in tokens of the model in `model_folder`.
 
     Counts come from the home's cache if it has them; otherwise they are made and cached there.
 
     Args:
-        thinking: whether prompts are counted with the think block switched on.
+        thinking: the setting of this name. True and "require" count prompts with the think block
+            switched on; False and "drop" count answers without their reasoning.
 
     Raises UserError MODEL_UNSUPPORTED if the tokenizer or chat template cannot be read.
     """
@@ -154,14 +210,11 @@ def env_facts(
     cache_file = home.cache / "tokens" / file_name
     counts = _read_cache(cache_file)
     if counts is None:
-        counts = _count_rows(registry.read_tasks(record), record.tools, tokenizer, thinking)
+        counts = _count_rows(record, tokenizer, thinking)
         with contextlib.suppress(OSError):  # a full disk: the next call counts again
             cache_file.parent.mkdir(exist_ok=True)
             write_json(cache_file, counts.to_json(), fsync=False)
-    lengths = tuple(
-        RowLengths(prompt, total, tuple(turns), rejected)
-        for prompt, total, turns, rejected in counts.lengths
-    )
+    lengths = tuple(_lengths_of(*stored) for stored in counts.lengths)
     return EnvFacts(
         env_id=record.env_id,
         kind=record.kind,
@@ -175,14 +228,30 @@ def env_facts(
         refusal=counts.refusal,
         score_s=record.audit.score_seconds_p95,
         paired_rows=counts.paired_rows,
+        without_reasoning=counts.without_reasoning,
+        reasoned=counts.reasoned,
     )
+
+
+def _lengths_of(
+    prompt: int, rows: Sequence[_StoredRow], pair: tuple[int, int] | None
+) -> RowLengths:
+    """The lengths of a task from what the cache holds of it."""
+    shapes = [
+        RowShape(length, tuple(turns), known, is_last=number == len(rows))
+        for number, (length, known, turns) in enumerate(rows, start=1)
+    ]
+    if not shapes:
+        return RowLengths(prompt, prompt, pair=pair)
+    first = shapes[0]
+    return RowLengths(prompt, first.length, tuple(first.turns), tuple(shapes[1:]), pair)
 
 
 class _CachedCounts(Record):
     """The counts of a version's rows, as the home's cache keeps them.
 
     Attributes:
-        lengths: (prompt, total, turns, rejected) of each counted row, as in RowLengths.
+        lengths: tokens of the prompt, the training rows and the pair of each counted row.
 
     All other fields mean the same as in EnvFacts.
     """
@@ -191,10 +260,12 @@ class _CachedCounts(Record):
     heldout_rows: int
     answered_rows: int
     paired_rows: int
-    lengths: list[_Lengths]
+    lengths: list[_StoredLengths]
     duplicate_share: float
     refused: int
     refusal: str
+    without_reasoning: int
+    reasoned: int
 
 
 def _read_cache(path: Path) -> _CachedCounts | None:
@@ -206,70 +277,110 @@ def _read_cache(path: Path) -> _CachedCounts | None:
 
 
 def _count_rows(
-    rows: list[TaskRow],
-    tools: list[ToolSchema],
-    tokenizer: tokens.ChatTokenizer,
-    thinking: bool,
+    record: "registry.EnvRecord", tokenizer: tokens.ChatTokenizer, thinking: bool | Reasoning
 ) -> _CachedCounts:
     """Count the tokens of at most `SAMPLE` train rows, a seeded sample if there are more.
 
     Rows that the chat template refuses get no lengths; `refused` is their number, and `refusal` has
     the template's message for the first one.
     """
-    train = [row for row in rows if row["split"] == "train"]
+    if record.version.data:  # large data, of which each row is read when it is asked for
+        train = registry.read_tasks(record, "train")
+        heldout_count = record.rows["heldout"]
+    else:
+        rows = registry.read_tasks(record)
+        train = [row for row in rows if row["split"] == "train"]
+        heldout_count = len(rows) - len(train)
     sample = train
     if len(train) > SAMPLE:
         sample = random.Random(0).sample(train, SAMPLE)
-    lengths: list[_Lengths] = []
-    refused = 0
+    lengths: list[_StoredLengths] = []
+    refused = without_reasoning = 0
     refusal = ""
     for row in sample:
         try:
-            lengths.append(_row_lengths(row, tools, tokenizer, thinking))
+            lengths.append(_stored_lengths(row, record.tools, tokenizer, thinking))
+        except NoReasoning:
+            without_reasoning += 1
         except TemplateError as error:
             refused += 1
             if not refusal:
                 refusal = f"row {row['id']}: {error}"
-    prompts = {json.dumps(row["prompt"], sort_keys=True) for row in train}
+    if record.version.data:  # counted when it was read; each row has an answer or is a preference
+        prompts = record.version.distinct_prompts
+        answered = len(train) if record.kind == "sft" else 0
+        paired_in_sample = sum(1 for row in sample if pair_of(row))
+        paired = round(len(train) * paired_in_sample / max(1, len(sample)))
+    else:
+        prompts = len({json.dumps(row["prompt"], sort_keys=True) for row in train})
+        answered = sum(1 for row in train if row.get("gold"))
+        paired = sum(1 for row in train if pair_of(row))
     return _CachedCounts(
         train_rows=len(train),
-        heldout_rows=len(rows) - len(train),
-        answered_rows=sum(1 for row in train if row.get("gold")),
-        paired_rows=sum(1 for row in train if rejected_of(row)),
+        heldout_rows=heldout_count,
+        answered_rows=answered,
+        paired_rows=paired,
         lengths=lengths,
-        duplicate_share=1 - len(prompts) / len(train) if train else 0.0,
+        duplicate_share=1 - prompts / len(train) if train else 0.0,
         refused=refused,
         refusal=refusal[:_REFUSAL_CHARS],
+        without_reasoning=without_reasoning,
+        reasoned=sum(1 for row in sample if row.get("gold") and has_reasoning(row["gold"])),
     )
 
 
-def _row_lengths(
+def row_lengths(
     row: TaskRow,
     tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
-    thinking: bool,
-) -> _Lengths:
-    """Count the tokens of one task row: (prompt, total, turns, rejected), as in RowLengths.
+    thinking: bool | Reasoning = False,
+) -> RowLengths:
+    """Count the tokens of one stored task row.
 
-    For a row without a reference conversation ("gold") total equals prompt and turns is []. Raises
-    TemplateError if the chat template refuses the messages.
+    Raises TemplateError if the chat template refuses the messages, and NoReasoning if reasoning is
+    required and a turn of the answer has none.
     """
-    chat = tokenizer.format(thinking)
+    return _lengths_of(*_stored_lengths(row, tools, tokenizer, thinking))
+
+
+def _stored_lengths(
+    row: TaskRow,
+    tools: list[ToolSchema],
+    tokenizer: tokens.ChatTokenizer,
+    thinking: bool | Reasoning,
+) -> _StoredLengths:
+    """Count the tokens of one task row as the cache keeps them. Raises as `row_lengths` does."""
+    tools = (row.get("metadata") or {}).get("tools") or tools
+    chat = tokenizer.format(thinking in (True, "require"))
     prompt = len(chat.prompt(row["prompt"], tools))
+    pair = _pair_lengths(row, tools, chat)
     if not row.get("gold"):
-        return prompt, prompt, [], 0
-    conversation = chat.conversation(row["gold"], tools)
-    worse = rejected_of(row)
-    rejected = len(chat.conversation(worse, tools).ids) if worse else 0
-    return prompt, len(conversation.ids), list(conversation.turns), rejected
+        return prompt, [], pair
+    reasoning: Reasoning = "keep" if thinking is True else thinking or "drop"
+    shapes = [made.shape for made in chat.rows(row["gold"], tools, reasoning)]
+    return prompt, [(shape.length, shape.known, list(shape.turns)) for shape in shapes], pair
+
+
+def _pair_lengths(
+    row: TaskRow, tools: list[ToolSchema], chat: ChatFormat
+) -> tuple[int, int] | None:
+    """Tokens of the two conversations of a task row's pair, as far as DPO trains them; None where
+    there is no pair. Raises TemplateError if the chat template refuses one of them."""
+    pair = pair_of(row)
+    if pair is None:
+        return None
+    chosen, rejected = (chat.rows(chat_messages, tools)[-1].shape for chat_messages in pair)
+    return chosen.length, rejected.length
 
 
 def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
     """Token statistics of the train rows under the resolved `settings`, as a JSON object.
 
     - rows: number of all train rows.
-    - counted: number of the rows that the figures below are about; in SFT only rows with an answer,
-      in DPO only those with a pair.
+    - counted: number of the rows that the figures below are about; in SFT the training rows that
+      answers become, in DPO the rows with a pair.
+    - split: number of answers that the chat template splits into several training rows.
+    - without_reasoning: number of answers that thinking = require leaves out.
     - prompt, target, total: percentiles of tokens. `target` is what is learnt: tokens with loss in
       SFT, the reference answer in GRPO and DPO.
     - truncated_share: share of rows that max_length (in GRPO max_tokens) would cut.
@@ -279,34 +390,42 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
     - without_answer: number of train rows without a reference answer, in DPO without a pair.
     - refused_by_template: number of rows that the chat template refuses.
     """
-    rows = facts.lengths
-    usable_rows = facts.answered_rows
     max_length = settings.max_length
+    usable_rows = facts.answered_rows
     if isinstance(settings, SFTSettings):
         loss_on = settings.loss_on
-        rows = tuple(row for row in rows if row.turns)  # SFT learns from rows with an answer only
-        target_tokens = [row.supervised(loss_on) for row in rows]
-        dropped = [row for row in rows if row.supervised(loss_on, max_length) == 0]
-        truncated = [row for row in rows if row.total > max_length]
+        # SFT learns from rows with an answer only.
+        answered = [row for row in facts.lengths if row.turns]
+        rows = [shape for row in answered for shape in row.rows if shape.trained(loss_on)]
+        prompts = [row.prompt for row in answered]
+        totals = [row.length for row in rows]
+        target_tokens = [supervised(row, loss_on) for row in rows]
+        dropped = sum(1 for row in rows if supervised(row, loss_on, max_length) == 0)
+        truncated = sum(1 for row in rows if row.length > max_length)
     elif isinstance(settings, DPOSettings):
-        rows = tuple(row for row in rows if row.rejected)
+        rows = [(row.prompt, *row.pair) for row in facts.lengths if row.pair]
         usable_rows = facts.paired_rows
-        target_tokens = [row.answer for row in rows]
-        dropped = [row for row in rows if row.prompt >= max_length]
-        truncated = [row for row in rows if max(row.total, row.rejected) > max_length]
+        prompts, totals = [prompt for prompt, _, _ in rows], [chosen for _, chosen, _ in rows]
+        target_tokens = [max(0, chosen - prompt) for prompt, chosen, _ in rows]
+        dropped = sum(1 for prompt in prompts if prompt >= max_length)
+        truncated = sum(1 for _, *answers in rows if max(answers) > max_length)
     else:
+        rows = facts.lengths
+        prompts, totals = [row.prompt for row in rows], [row.longest for row in rows]
         target_tokens = list(facts.answers)
         # An answer of full length would not fit after the prompt.
-        dropped = [row for row in rows if row.prompt + settings.max_tokens > max_length]
-        truncated = [row for row in rows if row.answer and row.longest_turn > settings.max_tokens]
+        dropped = sum(1 for row in rows if row.prompt + settings.max_tokens > max_length)
+        truncated = sum(1 for r in rows if r.answer and r.longest_turn > settings.max_tokens)
     return {
         "rows": facts.train_rows,
         "counted": len(rows),
-        "prompt": spread([row.prompt for row in rows]),
+        "split": facts.split_rows,
+        "without_reasoning": facts.without_reasoning,
+        "prompt": spread(prompts),
         "target": spread(target_tokens),
-        "total": spread([row.total for row in rows]),
-        "truncated_share": _share(len(truncated), len(rows)),
-        "dropped": len(dropped),
+        "total": spread(totals),
+        "truncated_share": _share(truncated, len(rows)),
+        "dropped": dropped,
         "duplicate_share": round(facts.duplicate_share, 4),
         "zero_supervision": target_tokens.count(0),
         "without_answer": facts.train_rows - usable_rows,

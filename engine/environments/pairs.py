@@ -1,24 +1,39 @@
-"""Preference pairs: a task's reference answer as the better one, and a worse one beside it.
+"""Preference pairs: a better and a worse answer to one task.
 
-The one place that knows where a stored row keeps the worse answer: under `rejected` in its
-metadata, as text, as messages, or as a whole conversation that begins with the row's prompt.
+The one place that knows where a stored row keeps them: in its metadata, the better answer under
+`chosen`, or else as the row's reference answer, and the worse one under `rejected`; each as text,
+as messages, or as a whole conversation that begins with the row's prompt.
 """
 
+from typing import NamedTuple
+
+from envs.base import CHOSEN, REJECTED
 from envs.json_types import ChatMessage, TaskRow
 
-REJECTED = "rejected"
+
+class Preference(NamedTuple):
+    """Two whole conversations: the row's prompt, then the better or the worse answer."""
+
+    chosen: list[ChatMessage]
+    rejected: list[ChatMessage]
 
 
-def rejected_of(row: TaskRow) -> list[ChatMessage] | None:
-    """The whole conversation with the worse answer: the row's prompt, then that answer.
+def pair_of(row: TaskRow) -> Preference | None:
+    """The pair of a stored row; None for one that has none.
 
-    None for a row that is no pair: one without a reference answer or without a worse one, or whose
-    `rejected` is neither text nor messages that end with the assistant's, or the better answer over
-    again.
+    That is a row without a better or without a worse answer, whose `rejected` is neither text nor
+    messages that end with the assistant's, or is the better answer over again.
     """
-    if not row.get("gold"):
+    rejected = _conversation(row, REJECTED)
+    chosen = _conversation(row, CHOSEN) or row.get("gold")
+    if not chosen or rejected is None or chosen == rejected:
         return None
-    answer = (row.get("metadata") or {}).get(REJECTED)
+    return Preference(list(chosen), rejected)
+
+
+def _conversation(row: TaskRow, key: str) -> list[ChatMessage] | None:
+    """The row's prompt with the answer in its metadata under `key`; None where that is none."""
+    answer = (row.get("metadata") or {}).get(key)
     if isinstance(answer, str) and answer:
         answer = [{"role": "assistant", "content": answer}]
     if not isinstance(answer, list) or not all(_is_message(message) for message in answer):
@@ -28,8 +43,7 @@ def rejected_of(row: TaskRow) -> list[ChatMessage] | None:
         answer = answer[len(prompt) :]
     if not answer or answer[-1]["role"] != "assistant":
         return None
-    conversation = [*prompt, *answer]
-    return conversation if conversation != row["gold"] else None
+    return [*prompt, *answer]
 
 
 def _is_message(message: object) -> bool:

@@ -22,6 +22,7 @@ from engine.core.reply import ReplyBase
 from engine.core.split import Split
 from engine.environments import (
     push_audit,
+    push_large,
     push_limits,
     registry,
     snapshot,
@@ -107,14 +108,17 @@ def push_env(
             None allows everything.
 
     Raises UserError PATH_OUTSIDE_ROOTS, ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_LIMITS,
-    DATASET_INVALID, BAD_ARGUMENT or DISK_FULL; nothing is stored then.
+    DATASET_INVALID, BAD_ARGUMENT or DISK_FULL; nothing is stored then. DATASET_READING if the data
+    is large and could not be read in the time of a push: the next push goes on from there.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
     allowed_roots = None if roots is None else [*roots, *_root_of_stored_version(home, path)]
     source = snapshot.resolve_inside(path, allowed_roots)
     name = _version_name(name, source)
+    large = push_large.find(home, source, deadline)
     with staging(home, name) as folder:
-        copied = snapshot.take(source, folder / SOURCE)
+        referenced = {file.name: file.sha256 for file in large.found.files} if large else None
+        copied = snapshot.take(source, folder / SOURCE, referenced)
         try:
             settings = read_settings(folder / SOURCE)
             draft = Draft(home, name, folder, copied, settings, deadline)
@@ -122,7 +126,10 @@ def push_env(
             if database_row(version_folder) is None:
                 if allowed is not None:
                     allowed(draft.settings)
-                _build_version(draft, install)
+                if large:
+                    push_large.build_version(draft, large)
+                else:
+                    _build_version(draft, install)
                 _publish_version(draft, version_folder)
             else:
                 if install:
@@ -187,6 +194,7 @@ def _build_version(draft: Draft, install: bool) -> None:
         second_process = push_audit.SecondProcess(
             second_env, first_rows, start_seconds, tasks_seconds, draft.deadline
         )
+        kind = task_rows.kind_of(description["kind"], rows)
         split = task_rows.assign_split(rows, draft)
         task_rows.add_gold(env, rows, description["kind"], draft)
         audit = push_audit.run_audit(env, rows, description["kind"], second_process, draft)
@@ -198,7 +206,7 @@ def _build_version(draft: Draft, install: bool) -> None:
     contamination = overlap.scan(train, heldout, scan_limit)
     task_rows.write(draft.folder / TASKS, rows)
     write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(audit))
-    version = _env_version(draft, description, split, contamination, isolation)
+    version = _env_version(draft, {**description, "kind": kind}, split, contamination, isolation)
     version.write(draft.folder / FACTS)  # last, because it makes the folder a version
 
 
@@ -324,6 +332,9 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
     train = record.rows["train"]
     heldout = record.rows["heldout"]
     redact = Redactor({name: os.environ.get(name, "") for name in record.secrets})
+    dry_run_arguments: JsonObject = {"env_id": record.env_id}
+    if not record.scored:  # the default, grpo, would only be refused
+        dry_run_arguments["algorithm"] = "dpo" if record.kind == "preference" else "sft"
     return PushReply(
         env_id=record.env_id,
         kind=record.kind,
@@ -340,7 +351,7 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         network=record.limits.network,
         summary=f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, "
         f"{record.kind}, audit {record.audit.verdict}.",
-        next=[Call("dry_run", {"env_id": record.env_id})],
+        next=[Call("dry_run", dry_run_arguments)],
         warnings=[redact.text(warning) for warning in warnings],
     )
 

@@ -136,7 +136,7 @@ def repeat_audit(draft: Draft, version_folder: Path) -> None:
     """
     record = registry.read_version(draft.home, draft.name, draft.hash)
     draft.python = registry.env_python(record)
-    rows = registry.read_tasks(record)
+    rows = list(registry.read_tasks(record))
     with draft.process() as env, draft.process() as second_env:
         _, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
         # With `repeat_warnings` given, tasks() is not called again: the stored rows stay.

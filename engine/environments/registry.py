@@ -9,7 +9,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from engine.core.errors import UserError
 from engine.core.files import JsonObject
 from engine.core.hints import Call, Hint
 from engine.core.reply import ReplyBase
+from engine.environments.indexed.rows import ROWS_INDEX, IndexedRows, check_files
 from engine.home.rows import EnvRow, taken_as
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -56,7 +57,7 @@ class EnvRecord:
 
     @property
     def kind(self) -> str:
-        """single, multi or sft."""
+        """single, multi, sft or preference."""
         return self.version.kind
 
     @property
@@ -233,12 +234,21 @@ def secrets_of(names: tuple[str, ...]) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def read_tasks(record: EnvRecord, split: str | None = None) -> list[TaskRow]:
-    """The stored rows of a version: those of `split` ("train" or "heldout"), or all for None."""
-    return [row for row in _read_rows(record.dir / TASKS) if split is None or row["split"] == split]
+def read_tasks(record: EnvRecord, split: str | None = None) -> Sequence[TaskRow]:
+    """The rows of a version: those of `split` ("train" or "heldout"), or all for None.
+
+    They are a list, except the training rows of a version whose data stayed where it was: those are
+    read one by one when they are asked for. For these None gives the training rows alone.
+
+    Raises UserError DATASET_INVALID if such data is gone or changed.
+    """
+    if record.version.data and split != "heldout":
+        check_files(record.version.data, record.env_id)
+        return IndexedRows(record.version.data, record.dir / ROWS_INDEX)
+    return [row for row in read_rows(record.dir / TASKS) if split is None or row["split"] == split]
 
 
-def _read_rows(path: Path) -> Iterator[TaskRow]:
+def read_rows(path: Path) -> Iterator[TaskRow]:
     """The rows of a tasks.jsonl, one after the other."""
     with open(path, "rb") as file:
         for line in file:

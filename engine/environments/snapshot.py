@@ -11,6 +11,7 @@ import hashlib
 import os
 import stat
 import zlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
         "ENV_INVALID",
         f"the folder {shown!r} {fault}",
         field="path",
-        hint=f"path is the folder that holds environment.py.{advice}",
+        hint=f"path is the folder that holds environment.py or data files.{advice}",
     )
 
 
@@ -108,13 +109,18 @@ def _hint_for_outside(path: str) -> str:
     return f"Name it as it stands in one of these folders, or in full; check the spelling. {move}"
 
 
-def take(source: Path, target: Path) -> Snapshot:
+def take(source: Path, target: Path, by_reference: Mapping[str, str] | None = None) -> Snapshot:
     """Copy the folder `source` to `target`, which must not exist yet, and hash what was copied.
+
+    Args:
+        by_reference: path -> SHA-256 of files that are part of the version, but stay where they
+            are: they count in the digest as if they had been copied.
 
     Raises UserError ENV_LIMITS (too large) or ENV_INVALID (a link, a device, an unreadable file),
     and OSError if the disk is full.
     """
-    copier = _Copier(target)
+    referenced = by_reference or {}
+    copier = _Copier(target, referenced)
     try:
         folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -133,7 +139,7 @@ def take(source: Path, target: Path) -> Snapshot:
         _check_packed(target, sorted(copier.digests))
     # With its length before each name, no two different folders give the same bytes to hash.
     content_hash = hashlib.sha256()
-    for name, digest in sorted(copier.digests.items()):
+    for name, digest in sorted({**copier.digests, **referenced}.items()):
         encoded = name.encode()
         content_hash.update(b"%d:%s:%s\n" % (len(encoded), encoded, digest.encode()))
     return Snapshot(
@@ -156,8 +162,9 @@ class _Copier:
         left_out: "path (reason)" of what was not copied.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, by_reference: Collection[str]) -> None:
         self.target = target
+        self.by_reference = by_reference  # paths that are not copied
         self.digests: dict[str, str] = {}
         self.size = 0
         self.left_out: list[str] = []
@@ -191,6 +198,8 @@ class _Copier:
                     self.folder(subfolder, path + "/")
                 finally:
                     os.close(subfolder)
+            elif path in self.by_reference:
+                continue
             elif stat.S_ISREG(info.st_mode):
                 self.file(fd, name, path)
             else:

@@ -38,6 +38,28 @@ def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
     return decided_split
 
 
+def kind_of(kind: str, rows: list[TaskRow]) -> str:
+    """The kind of a version whose env process calls itself `kind` and gave these rows.
+
+    A dataset without a scorer is "preference" where no row has an answer to imitate, because each
+    has a chosen and a rejected one instead. Raises UserError DATASET_INVALID if only some are so.
+    """
+    if kind != "sft":
+        return kind
+    unanswered = [row["id"] for row in rows if not row["answer"]]
+    if not unanswered:
+        return "sft"
+    if len(unanswered) == len(rows):
+        return "preference"
+    raise UserError(
+        "DATASET_INVALID",
+        f"{len(unanswered)} of {len(rows)} rows are preferences (chosen and rejected), such as "
+        f"{unanswered[0]!r}, and the others have one answer",
+        field="path",
+        hint="Push them as two datasets, each in a folder of its own.",
+    )
+
+
 def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> None:
     """Set each row's `gold` to the whole conversation with the reference answer, or to None.
 

@@ -249,12 +249,12 @@ def _open_if_mended(home: Home) -> sqlite3.Connection | None:
 
 def _replace_damaged(home: Home) -> sqlite3.Connection:
     """Rename the damaged database and its write-ahead log, and open a new one in its place."""
-    aside = home.db_aside(time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
+    damaged = home.damaged_database(time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
     # The log first: if this process dies in between, no old log may lie beside a new database,
     # because SQLite would apply it.
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{home.db}{suffix}", f"{aside}{suffix}")
+            os.rename(f"{home.db}{suffix}", f"{damaged}{suffix}")
     sync_folder(home.root)
     return _open(home)
 

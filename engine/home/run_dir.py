@@ -63,11 +63,11 @@ class Home:
         """Shared by whoever has the database open; whoever mends a damaged one holds it alone."""
         return self.root / "db.lock"
 
-    def db_aside(self, stamp: str) -> Path:
-        """Where a damaged database is kept."""
+    def damaged_database(self, stamp: str) -> Path:
+        """Where a database that was found damaged at the time `stamp` is kept."""
         return self.root / f"{self.db.name}.damaged-{stamp}"
 
-    def dbs_aside(self) -> list[Path]:
+    def damaged_databases(self) -> list[Path]:
         """Damaged databases that were kept, oldest first, without the logs beside them."""
         paths = self.root.glob(f"{self.db.name}.damaged-*")
         return sorted(path for path in paths if not path.name.endswith(("-wal", "-shm")))

@@ -1,8 +1,8 @@
 """`honesmith setup`: the training environment of a light install, in the home.
 
 The server and the command line need no torch; workers do. This builds a virtual environment with
-what our own package metadata lists under `train`, for CPU or CUDA as the machine has, and lets it
-import this very installation, so that server and worker never differ in version.
+what our own package metadata lists under `train` and `gguf`, for CPU or CUDA as the machine has,
+and lets it import this very installation, so that server and worker never differ in version.
 """
 
 import importlib.metadata
@@ -21,12 +21,15 @@ from engine.install.venvs import GB, Run, Say, ignore_line, run_on_stderr
 
 # Free bytes that building the environment takes.
 NEEDED = {"cpu": 3 * GB, "gpu": 12 * GB}
-PROOF = "import torch, transformers, peft; print(torch.__version__, torch.cuda.is_available())"
+PROOF = (
+    "import torch, transformers, peft, gguf; print(torch.__version__, torch.cuda.is_available())"
+)
+EXTRAS = ("train", "gguf")  # what workers and the importer of GGUF files need
 IMPORT_S = 300  # seconds that the proof may take
 
 
-def requirements(extra: str = "train") -> list[str]:
-    """The requirements of honesmith itself and of its extra `extra`, from its package metadata.
+def requirements(*extras: str) -> list[str]:
+    """The requirements of honesmith itself and of its `extras`, from its package metadata.
 
     Raises UserError NO_TORCH if honesmith is not an installed package and so has no metadata.
     """
@@ -43,7 +46,7 @@ def requirements(extra: str = "train") -> list[str]:
         requirement, _, marker = line.partition(";")
         # Metadata lists a requirement of an extra as: torch>=2.5; extra == "train".
         extra_of_line = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", marker)
-        if extra_of_line is None or extra_of_line.group(1) == extra:
+        if extra_of_line is None or extra_of_line.group(1) in extras:
             needed.append(requirement.strip())
     return needed
 
@@ -68,7 +71,7 @@ def setup(
     Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_TORCH (the installation
     failed; what was there before stays).
     """
-    with venvs.alone(home.cache / "setup.lock", "honesmith setup"):
+    with venvs.only_builder(home.cache / "setup.lock", "honesmith setup"):
         if not again and works(home.train_python, proof):
             say("The training environment works; --again builds it anew.")
             return _reply(home, "It was there and works.")
@@ -84,30 +87,30 @@ def works(python: Path, proof: str = PROOF) -> bool:
 
 
 def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
-    """Build the training environment beside its final place, test it, and move it there. `setup`
-    describes the arguments, the reply and the errors."""
+    """Build the training environment beside its final place, test it by running the code `proof`,
+    and move it there. Returns the reply of `setup`; raises UserError DISK_FULL or NO_TORCH."""
     device = hardware.detect(home.root).device.kind
     venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
-    packages = requirements()
-    aside = venvs.aside(home.train_venv)
-    shutil.rmtree(aside, ignore_errors=True)
+    packages = requirements(*EXTRAS)
+    build_folder = venvs.build_folder(home.train_venv)
+    shutil.rmtree(build_folder, ignore_errors=True)
     try:
         say(f"Building the training environment for {device} in {home.train_venv}")
         uv = shutil.which("uv")
-        venv.create(aside, with_pip=uv is None, symlinks=True)
-        python = venvs.python_of(aside)
+        venv.create(build_folder, with_pip=uv is None, symlinks=True)
+        python = venvs.python_of(build_folder)
         _install(python, packages, uv, device, run, say)
         _make_honesmith_importable(python)
         say("Checking it")
         if not works(python, proof):
             raise UserError(
                 "NO_TORCH",
-                "the new environment cannot import torch, transformers and peft",
+                "the new environment cannot import torch, transformers, peft and gguf",
                 hint=f"Try: {python} -c {proof.split(';')[0]!r}",
             )
         venvs.take_place(home.train_venv)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(build_folder, ignore_errors=True)
     return _reply(home, f"Built for {device}.")
 
 

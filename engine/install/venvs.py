@@ -32,7 +32,7 @@ def ignore_line(line: str) -> None:
     """Ignore the line: a `Say` for callers that want no report."""
 
 
-def aside(folder: Path) -> Path:
+def build_folder(folder: Path) -> Path:
     """The folder beside `folder` in which an environment is built before it is moved there."""
     return folder.with_name(folder.name + ".building")
 
@@ -43,13 +43,13 @@ def python_of(folder: Path) -> Path:
 
 
 def take_place(folder: Path) -> None:
-    """Move the environment in `aside(folder)` to `folder`, replacing what was there."""
+    """Move the environment in `build_folder(folder)` to `folder`, replacing what was there."""
     shutil.rmtree(folder, ignore_errors=True)
-    aside(folder).rename(folder)
+    build_folder(folder).rename(folder)
 
 
 @contextlib.contextmanager
-def alone(lock: Path, command: str) -> Iterator[None]:
+def only_builder(lock: Path, command: str) -> Iterator[None]:
     """Hold the file `lock`, so that only one process builds at a time.
 
     Raises UserError RUN_STATE if another process holds it; `command` names what that process runs,

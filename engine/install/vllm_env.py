@@ -84,23 +84,23 @@ def setup_vllm(
         NO_VLLM: the installation failed. An earlier environment stays as it was, and the next call
             continues where this one stopped.
     """
-    with venvs.alone(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
+    with venvs.only_builder(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
         device = hardware.detect(home.root).device.kind
-        aside = venvs.aside(home.vllm_venv)
+        build_folder = venvs.build_folder(home.vllm_venv)
         if again:  # otherwise a half-built environment is continued
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(build_folder, ignore_errors=True)
         elif _is_complete(home.vllm_venv, device):
             say("vLLM is there; --again builds its environment anew.")
             return _reply(home, "It was there.")
         venvs.require_space(home.root, NEEDED[device])
         say(f"Building vLLM's environment for {device} in {home.vllm_venv}")
-        python = venvs.python_of(aside)
+        python = venvs.python_of(build_folder)
         if not python.is_file():
-            venv.create(aside, with_pip=True, symlinks=True, clear=True)
+            venv.create(build_folder, with_pip=True, symlinks=True, clear=True)
         _install(python, device, run, say)
         say("Checking it; importing vLLM takes a while")
         _prove(python, proof)
-        write_json(aside / MARKER, {"device": device, "packages": list(PACKAGES[device])})
+        write_json(build_folder / MARKER, {"device": device, "packages": list(PACKAGES[device])})
         venvs.take_place(home.vllm_venv)
         return _reply(home, f"Built for {device}.")
 

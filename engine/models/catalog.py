@@ -18,12 +18,11 @@ from engine.core.reply import Reply, ReplyBase
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.models import hub, library, model_files, model_origin
+from engine.models import adapters, hub, library, model_files, model_origin
 from engine.models.known_models import KNOWN
 from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.record import DamagedRecord
 from engine.records.run_config import RunConfig, TrainConfig
-from engine.records.settings import PROJECTIONS
 
 __all__ = ["BUILTIN", "ModelFacts", "ModelRef", "resolve_model", "usable_models"]
 
@@ -43,13 +42,13 @@ class ModelRef:
 
     Attributes:
         ref: the reference as it was given.
-        kind: "builtin", "home", "path", "hub" or "run".
+        kind: "builtin", "home", "path", "hub", "run", or "adapter" (a folder or hub id of one).
         base_ref: the reference of the base model ("pebble", a name in the home, a path, a hub id).
         base_path: folder with config.json, weights and tokenizer. The weights of a hub model may
             still have to be downloaded (`hub.ensure_weights`).
         adapter: checkpoint folder in PEFT format; None for a base model.
         adapter_facts: shape of the adapter; None for a base model.
-        run_id: the run that trained the adapter; "" for a base model.
+        run_id: the run of this home that trained the adapter; "" for others and for a base model.
         facts: sizes of the base model.
     """
 
@@ -67,7 +66,8 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
     """Find the model that `ref` names: `pebble`, a model of the home, a path, a hub id, RUN,
     RUN@best or RUN@stepN.
 
-    A path may be that of a GGUF file, which is imported first. A name with a slash is a path if
+    A path may be that of a GGUF file, which is imported first; a path or hub id also that of an
+    adapter in PEFT's format, which names its base model. A name with a slash is a path if
     such a folder exists, otherwise a hub id. A hub model that is in no cache is looked up over
     HTTP.
 
@@ -79,21 +79,39 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
             f"{ref[:60]!r}... cannot name a model: it is too long or has a NUL in it",
             "Give `pebble`, a folder (/path/to/model), a hub id (ORG/NAME) or a run id.",
         )
-    if ref in BUILTIN:
-        return _base_model(ref, "builtin", ref, BUILTIN[ref])
-    run_and_checkpoint = _referenced_run(home, ref)
+    run_and_checkpoint = None if ref in BUILTIN else _referenced_run(home, ref)
     if run_and_checkpoint is not None:
         return _from_run(home, ref, *run_and_checkpoint)
+    found = _found(home, ref)
+    if adapters.is_adapter(found.folder):
+        return _from_adapter(home, ref, found.folder)
+    return _base_model(ref, found.kind, found.ref, found.folder)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A folder that a reference names; `ref` as it is recorded, with links resolved."""
+
+    kind: str
+    ref: str
+    folder: Path
+
+
+def _found(home: Home, ref: str) -> _Found:
+    """The folder that `ref` names, unless it is that of a run. Raises UserError as `resolve_model`
+    does."""
+    if ref in BUILTIN:
+        return _Found("builtin", ref, BUILTIN[ref])
     if (folder := library.folder_of(home, ref)) is not None:
-        return _base_model(ref, "home", ref, folder)
+        return _Found("home", ref, folder)
     if ref.endswith(GGUF):
         file = _gguf_file(ref)
-        return _base_model(ref, "path", str(file), library.from_file(home, file))
+        return _Found("path", str(file), library.from_file(home, file))
     folder = _local_folder(ref)
     if folder is not None:
-        return _base_model(ref, "path", str(folder), folder)
+        return _Found("path", str(folder), folder)
     if hub.HUB_ID.fullmatch(ref):
-        return _base_model(ref, "hub", ref, hub.look_up(home, ref))
+        return _Found("hub", ref, hub.look_up(home, ref))
     raise _unknown_reference(home, ref)
 
 
@@ -136,16 +154,18 @@ def check_in_sight(home: Home, ref: str) -> None:
     Raises UserError MODEL_NOT_FOUND.
     """
     ref = ref.strip()
-    is_path = "/" in ref or ref.startswith((".", "~"))  # else a run or a built-in model
+    is_file = ref.endswith(GGUF)
+    # Else it names a run, a model of the home or a built-in one.
+    is_path = is_file or "/" in ref or ref.startswith((".", "~"))
     if not is_path or not _can_be_a_path(ref):  # `resolve_model` refuses the latter at once
         return
-    is_hub_id = hub.HUB_ID.fullmatch(ref) is not None
+    is_hub_id = not is_file and hub.HUB_ID.fullmatch(ref) is not None
     try:
         # A GGUF file is only usable here if its owner has imported it before.
-        folder = (
-            library.imported(home, _gguf_file(ref)) if ref.endswith(GGUF) else _local_folder(ref)
-        )
-        if folder is not None:
+        folder = library.imported(home, _gguf_file(ref)) if is_file else _local_folder(ref)
+        if folder is not None and adapters.is_adapter(folder):
+            resolve_model(home, str(folder))
+        elif folder is not None:
             model_files.read_facts(folder)
         is_usable = folder is not None or is_hub_id
     # UserError: no folder, or no usable model in it. OSError: it may not be read. ValueError: a
@@ -246,18 +266,38 @@ def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelR
     if checkpoint is None:
         raise _no_checkpoint(run, checkpoint_name)
     base_ref, base_path = _base_of(config, run)
-    adapter = _adapter_facts(checkpoint)
-    facts = model_files.read_facts(base_path)
-    _check_adapter(checkpoint, adapter, facts)
-    return ModelRef(
-        ref,
-        "run",
-        base_ref,
-        base_path,
-        adapter=checkpoint,
-        adapter_facts=adapter,
-        run_id=run.id,
-        facts=facts,
+    base = _base_model(ref, "run", base_ref, base_path)
+    return replace(_adapted(base, checkpoint), run_id=run.id)
+
+
+def _adapted(base: ModelRef, folder: Path) -> ModelRef:
+    """`base` with the adapter in `folder`. Raises UserError ADAPTER_MISMATCH if it does not fit."""
+    adapter = adapters.read_facts(folder, base.facts)
+    adapters.require_fit(folder, adapter, base.facts)
+    return replace(base, adapter=folder, adapter_facts=adapter)
+
+
+def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
+    """The adapter in `folder` on the base model that it names.
+
+    Raises UserError MODEL_NOT_FOUND if the base is not here, ADAPTER_MISMATCH if it is another one.
+    """
+    named = adapters.named_base(folder)
+    reasons = []
+    for name in named.names:
+        try:
+            found = _found(home, name)
+            base = _base_model(name, found.kind, found.ref, found.folder)
+        except UserError as error:
+            reasons.append(f"{name}: {error.message}")
+            continue
+        adapters.require_same_weights(home, folder, named, base.base_path)
+        return replace(_adapted(base, folder), ref=ref, kind="adapter")
+    hint = "Put the base where adapter_config.json names it (base_model_name_or_path)."
+    to_fetch = next((name for name in named.names if name in KNOWN), "")
+    raise _not_found(
+        f"the base model of {folder} is not here: {'; '.join(reasons) or 'it names none'}",
+        f"Fetch it once: `honesmith models add {to_fetch}`." if to_fetch else hint,
     )
 
 
@@ -306,66 +346,6 @@ def _no_checkpoint(run: RunDir, checkpoint_name: str) -> UserError:
         )
     references = ", ".join(f"{run.id}@step{step}" for step in steps[-_NAMED_STEPS:])
     return _not_found(f"{run.id} has no checkpoint {checkpoint_name}", f"It has {references}.")
-
-
-def _adapter_facts(checkpoint: Path) -> AdapterFacts:
-    """The shape of the adapter in `checkpoint`, from its adapter_config.json (PEFT's format).
-
-    Raises UserError ADAPTER_MISMATCH if it is not a LoRA, or if it adapts no projection that is
-    trained here, and MODEL_UNSUPPORTED if the file cannot be read.
-    """
-    config = model_files.load_json(checkpoint / "adapter_config.json")
-    rank = config.get("r")
-    alpha = config.get("lora_alpha")
-    targets = config.get("target_modules")
-    if not isinstance(rank, int) or not isinstance(alpha, int | float) or not targets:
-        raise _adapter_mismatch(f"{checkpoint} is no LoRA adapter in PEFT's format")
-    # PEFT writes a single target as a text.
-    names = [targets] if isinstance(targets, str) else [str(name) for name in targets]
-    if "all-linear" in names:
-        projections = list(PROJECTIONS)
-    else:
-        projections = [name for name in PROJECTIONS if name in names]
-    if not projections:
-        raise _adapter_mismatch(
-            f"{checkpoint} adapts {', '.join(names)}, which are not trained here"
-        )
-    return AdapterFacts(rank, int(alpha), tuple(projections))
-
-
-def _check_adapter(checkpoint: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
-    """Raise UserError ADAPTER_MISMATCH unless the adapter's matrices fit the base model.
-
-    Every layer must have both matrices of each adapted projection, in the right shape. Only the
-    header of the weights is read.
-    """
-    weights = checkpoint / "adapter_model.safetensors"
-    if not weights.is_file():
-        raise _adapter_mismatch(f"{checkpoint} has no adapter_model.safetensors")
-    tensors = model_files.read_header(weights)
-    for name in adapter.targets:
-        inputs, outputs = facts.projection(name)
-        expected_shapes = {"lora_A": (adapter.rank, inputs), "lora_B": (outputs, adapter.rank)}
-        for matrix, expected in expected_shapes.items():
-            stored_shapes = [
-                tensor.shape for key, tensor in tensors.items() if f".{name}.{matrix}." in key
-            ]
-            if stored_shapes == [expected] * facts.layers:
-                continue
-            message = (
-                f"{checkpoint} does not fit its base: {facts.layers} {name}.{matrix} of "
-                f"{list(expected)} expected, {len(stored_shapes)} there"
-            )
-            if stored_shapes:
-                message += f", the first {list(stored_shapes[0])}"
-            raise _adapter_mismatch(message)
-
-
-def _adapter_mismatch(message: str) -> UserError:
-    """The error for an adapter that cannot be used on its base model."""
-    return UserError(
-        "ADAPTER_MISMATCH", message, hint="Start from the base model instead.", field="model"
-    )
 
 
 def _can_be_a_path(ref: str) -> bool:

@@ -3,64 +3,97 @@
 The control side counts tokens with this module (`tokens.py`) and the worker trains and samples
 with it (`engine/worker/rollouts/renderer.py`), so both see the same tokens.
 
-The text is split where the model starts and stops writing, and each part is tokenised by itself.
-So the prompt of a training row has exactly the ids of the prompt that the sampler gets. A template
-that rewrites history (the longer conversation does not begin with the prompt) is refused for
-training rows.
+What was sampled is never rendered again. The prompt of a later turn is the ids so far and, after
+them, the text that the template writes between two turns. That text is found with a stand-in for
+what the model said: a mark, after which the template's own text begins. So it does not matter that
+many templates write earlier turns differently once more messages follow (Qwen3 drops their think
+blocks, gpt-oss ends them with another token).
+
+A training row is split where a template does that: each turn is trained after exactly the prompt
+that the model is given at that turn in use. The text is split where the model starts and stops
+writing, and each part is tokenised by itself, so those prompts have the ids that the sampler gets.
+
+The package `renderers` (0.1.12) does the same with code by hand for each family. It was measured
+and not taken: 0.4 s to import (870 modules, `openai` among them, and it fails where `httpx` is
+missing), 120 MB installed; it knows a family by the hub's name of the model, so a local folder gets
+its fallback, which continues no conversation; Gemma 1 to 3, Phi, LFM2 and Cohere have nothing else.
+The rule here needs the template alone.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from engine.core.errors import UserError
+from engine.models import template_messages
+from engine.models.template_messages import Abilities
+from engine.records.settings import Reasoning
 from envs.json_types import ChatMessage, ToolSchema
 
-_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+_QUESTION: ChatMessage = {"role": "user", "content": "?"}
+_MARK = "zqmark"  # stands for what the model said; lengthened where a message holds it
+_MARKER = re.compile(r"<[|｜]?[^<>\s]+>")  # as the special tokens of chat templates look
+# What opens and closes a thought, where the template does not write it by itself.
+_THINK = ("<think>\n", "\n</think>\n\n")
+_CHANNEL = ("<|channel>thought\n", "\n<channel|>")  # Gemma 4
 
 
 class TemplateError(ValueError):
-    """A chat template refused a conversation, or rewrites its beginning."""
+    """A chat template refused a conversation, or leaves out what the model is to learn."""
 
 
-class RewrittenHistory(TemplateError):
-    """A template changes the text of earlier messages when more messages follow.
+class NoReasoning(TemplateError):
+    """An assistant turn without reasoning, where reasoning is required."""
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """Where a training row carries loss; all numbers count tokens from its beginning.
 
     Attributes:
-        index: position of the message whose turn does not continue its own prompt.
+        length: the whole row.
+        turns: (start, end) of each assistant turn that this row trains. The end-of-turn token
+            belongs to the turn; the opening that the generation prompt contains does not.
+        known: how many tokens at the beginning the row before holds too, which are not trained
+            again; at least 1, since nothing predicts the first token.
+        is_last: whether the conversation ends with this row.
     """
 
-    def __init__(self, index: int) -> None:
-        super().__init__(
-            f"the chat template does not continue its own prompt at message {index + 1}"
-        )
-        self.index = index
+    length: int
+    turns: Sequence[tuple[int, int]]
+    known: int = 1
+    is_last: bool = True
+
+    def trained(self, loss_on: str = "assistant") -> Sequence[tuple[int, int]]:
+        """(start, end) of each stretch of tokens that carries loss.
+
+        Args:
+            loss_on: "assistant" (all assistant turns), "last" (the last one of the conversation)
+                or "all" (every token that the row before does not have).
+        """
+        if loss_on == "all":
+            return [(self.known, self.length)] if self.turns and self.known < self.length else []
+        if loss_on == "last":
+            return self.turns[-1:] if self.is_last else []
+        return self.turns
 
 
 @dataclass(frozen=True)
 class TokenizedChat:
-    """A conversation as tokens.
-
-    Attributes:
-        ids: the token ids.
-        turns: (start, end) of each assistant turn in `ids`. The end-of-turn token belongs to the
-            turn; the opening that the generation prompt contains does not.
-    """
+    """A conversation as tokens, or as much of it as one training row can hold."""
 
     ids: list[int]
-    turns: list[tuple[int, int]]
+    shape: RowShape
+
+    @property
+    def turns(self) -> list[tuple[int, int]]:
+        return list(self.shape.turns)
 
     def mask(self, loss_on: str = "assistant") -> list[int]:
-        """One number per token: 1 if it carries loss, else 0.
-
-        Args:
-            loss_on: "assistant" (all assistant turns), "last" (the last one) or "all" (every token
-                but the first, which nothing predicts).
-        """
-        if loss_on == "all":
-            return [0, *[1] * (len(self.ids) - 1)] if self.ids else []
+        """One number per token: 1 if it carries loss, else 0; `loss_on` as in `RowShape`."""
         mask = [0] * len(self.ids)
-        turns = self.turns[-1:] if loss_on == "last" else self.turns
-        for start, end in turns:
+        for start, end in self.shape.trained(loss_on):
             mask[start:end] = [1] * (end - start)
         return mask
 
@@ -86,31 +119,36 @@ class ChatFormat:
     tool_template: str = ""
 
     def text(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = (), *, prompt: bool
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+        *,
+        prompt: bool,
+        thinking: bool | None = None,
     ) -> str:
-        """The conversation as the template writes it.
+        """The conversation as the template writes it. Tools, calls and results that the template
+        does not write by itself are written into the messages (`template_messages.py`).
 
         Args:
             prompt: whether the text ends with the opening of an assistant turn, so that the model
                 goes on from there.
+            thinking: whether the template is asked to open a think block; None: as `self.thinking`.
 
         Raises TemplateError with the template's own message if it refuses the conversation, and
         UserError MODEL_UNSUPPORTED if the template does not compile.
         """
-        # jinja2 takes 40 ms to import, which a start of the server does not need.
-        from engine.models import chat_template  # noqa: PLC0415
-
+        source = self.tool_template if tools and self.tool_template else self.template
+        messages = [template_messages.clean(message) for message in messages]
+        if template_messages.needs_abilities(messages, tools):
+            can = _abilities(source, tuple(sorted(self.special_tokens.items())))
+            messages, tools = template_messages.adapt(messages, tools, can)
         variables = {
             **self.special_tokens,
-            "messages": [_for_template(message) for message in messages],
-            "tools": list(tools) or None,  # templates test for None
-            "documents": None,
-            "add_generation_prompt": prompt,
-            "enable_thinking": self.thinking,
+            **_variables(messages, tools, prompt),
+            "enable_thinking": self.thinking if thinking is None else thinking,
         }
-        source = self.tool_template if tools and self.tool_template else self.template
         try:
-            return chat_template.render(source, variables)
+            return _render(source, variables)
         except UserError:  # the template does not compile
             raise
         except Exception as error:  # a template is code from a model repository
@@ -130,71 +168,298 @@ class ChatFormat:
         before: Sequence[ChatMessage],
         replies: Sequence[ChatMessage],
         tools: Sequence[ToolSchema] = (),
+        *,
+        last_id: int | None = None,
     ) -> list[int]:
-        """Token ids of what stands between two assistant turns.
+        """Token ids of what stands between two assistant turns, to be appended to the ids so far.
 
-        They begin after the end token of the last turn in `before`, and end with the opening of the
-        next turn.
+        They end with the opening of the next turn. They begin after the token that ended the turn,
+        or with that token where the turn has none (a stop string ended it).
 
         Args:
             before: the conversation so far; its last message is the assistant's.
             replies: the messages that answer it.
+            last_id: the last id of the assistant's turn as it was sampled; None: its end token.
 
-        Raises RewrittenHistory if the template changes the text of `before` once `replies` follow,
-        else as `text` does.
+        Raises as `text` does, if the template refuses the replies.
         """
-        text_before = self.text(before, tools, prompt=False)
-        next_prompt = self.text([*before, *replies], tools, prompt=True)
-        if not next_prompt.startswith(text_before):
-            raise RewrittenHistory(len(before) - 1)
-        return self.encode(next_prompt[self._end_of_turn(text_before) :])
+        refusal: TemplateError | None = None
+        for history, stand_in, mark in _stand_ins(before, replies):
+            try:
+                return self._after_turn(history, stand_in, mark, replies, tools, last_id)
+            except TemplateError as error:
+                refusal = refusal or error
+        assert refusal is not None  # there are always candidates
+        raise refusal
 
-    def conversation(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
-    ) -> TokenizedChat:
-        """A finished conversation as tokens, up to the end of its last assistant turn.
+    def _after_turn(
+        self,
+        history: Sequence[ChatMessage],
+        stand_in: ChatMessage,
+        mark: str,
+        replies: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema],
+        last_id: int | None,
+    ) -> list[int]:
+        """Token ids that follow an assistant turn, as `between_turns` returns them.
 
-        The text is encoded in parts, split where a turn of the assistant begins and ends, so that
-        every prompt has the ids that the sampler gets. Raises RewrittenHistory if a turn does not
-        continue the text of its own prompt, else as `text` does.
+        Args:
+            history: the messages before that turn.
+            stand_in: takes the place of the turn's message; its text ends with `mark`.
         """
-        ids: list[int] = []
-        turns: list[tuple[int, int]] = []
-        encoded_text = ""  # the text that `ids` stands for
+        turn_end, rest = self._rest(history, stand_in, mark, replies, tools)
+        if turn_end and rest.startswith(turn_end):
+            after = self.encode(rest[len(turn_end) :])
+            return after if self._is_end(last_id) else [*self.encode(turn_end), *after]
+        if turn_end:
+            # Within a conversation the template ends turns with another token (gpt-oss), whose
+            # place the sampled one has taken.
+            marker = _MARKER.match(rest)
+            is_token = marker is not None and len(self.encode(marker.group())) == 1
+            if marker and is_token and self._is_end(last_id):
+                rest = rest[marker.end() :]
+            return self.encode(rest)
+        # The turn ends with the opening of the next message (GLM), which may have been sampled.
+        opening = next((stop for stop in self.stop_texts if rest.startswith(stop)), "")
+        if opening and (last_id is None or self.encode(opening) == [last_id]):
+            return self.encode(rest[len(opening) :])
+        return self.encode(rest)
+
+    def _rest(
+        self,
+        history: Sequence[ChatMessage],
+        stand_in: ChatMessage,
+        mark: str,
+        replies: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema],
+    ) -> tuple[str, str]:
+        """What the template writes after what the model says in the turn of `stand_in`.
+
+        Returns (the text that ends the turn where nothing follows it, "" if there is none; the text
+        from there to the opening of the next turn, where `replies` follow).
+        """
+        said = [*history, stand_in]
+        closed = _after(mark, self.text(said, tools, prompt=False))
+        full = _after(mark, self.text([*said, *replies], tools, prompt=True))
+        found = [(closed.find(stop), stop) for stop in self.stop_texts if stop in closed]
+        if found:
+            end, stop = min(found)
+            if full[:end] == closed[:end]:
+                return stop, full[end:]
+        return "", full[_common_start(closed, full) :]
+
+    def _is_end(self, last_id: int | None) -> bool:
+        """Whether this last id of a turn is a token that ends turns; None stands for one."""
+        return last_id is None or any(self.encode(stop) == [last_id] for stop in self.stop_texts)
+
+    def rows(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema] = (),
+        reasoning: Reasoning = "keep",
+    ) -> list[TokenizedChat]:
+        """A finished conversation as training rows: one, or several where the template writes
+        earlier turns differently once more messages follow. [] if no turn is the assistant's.
+
+        A turn with reasoning stands after a prompt that opens a think block, if the template has
+        one to open; any other turn after a prompt that does not.
+
+        Args:
+            reasoning: "keep" trains what the messages have; "drop" leaves it out; "require" raises
+                NoReasoning for a turn without.
+
+        Raises TemplateError if a turn's text cannot be found in what the template writes, else as
+        `text` does.
+        """
+        messages = [_as_trained(message, reasoning) for message in messages]
+        rows: list[TokenizedChat] = []
+        text = ""  # that the last row stands for
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            # The text up to the opening of this turn, and the text with the whole, closed turn.
-            prompt = self.text(messages[:index], tools, prompt=True)
-            closed = self.text(messages[: index + 1], tools, prompt=False)
-            if not (prompt.startswith(encoded_text) and closed.startswith(prompt)):
-                raise RewrittenHistory(index)
-            end = self._end_of_turn(closed)
-            ids += self.encode(prompt[len(encoded_text) :])
+            if reasoning == "require" and "reasoning_content" not in message:
+                raise NoReasoning(f"message {index + 1} has no reasoning, and thinking requires it")
+            prompt, said = self._turn(messages[:index], message, tools)
+            if rows and prompt.startswith(text):
+                ids = rows[-1].ids + self.encode(prompt[len(text) :])
+                turns, known = rows[-1].turns, rows.pop().shape.known
+            else:
+                ids, turns = self.encode(prompt), []
+                known = _common_start(ids, rows[-1].ids) if rows else 0
             start = len(ids)
-            ids += self.encode(closed[len(prompt) : end])
-            turns.append((start, len(ids)))
-            encoded_text = closed[:end]
-        return TokenizedChat(ids, turns)
+            ids = ids + self.encode(said)
+            shape = RowShape(len(ids), [*turns, (start, len(ids))], max(1, known))
+            rows = [TokenizedChat(row.ids, replace(row.shape, is_last=False)) for row in rows]
+            rows.append(TokenizedChat(ids, shape))
+            text = prompt + said
+        return rows
 
-    def _end_of_turn(self, closed: str) -> int:
-        """The position after the end token of the last turn in the text `closed`.
+    def _turn(
+        self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
+    ) -> tuple[str, str]:
+        """An assistant turn as text: (the prompt it answers, what the model has to say, with the
+        end of the turn). The message is in the form of `split_reasoning`."""
+        thought = message.get("reasoning_content", "")
+        thinking = bool(thought)
+        prompt = self.text(history, tools, prompt=True, thinking=thinking)
+        closed = self.text([*history, message], tools, prompt=False, thinking=thinking)
+        said = closed[len(prompt) :]
+        if not (closed.startswith(prompt) and self._writes_thought(history, message, tools)):
+            opens = prompt.rstrip().endswith(_THINK[0].rstrip())
+            start, end = _CHANNEL if _CHANNEL[1].strip() in self.template else _THINK
+            lead = f"{'' if opens else start}{thought}{end}" if thought or opens else ""
+            said = lead + self._answer(history, message, tools)
+        return prompt, self._ended(said, history, message, tools)
 
-        Templates may write a newline after that token, which does not belong to the turn. In a text
-        without an end token the turn ends with the text.
+    def _answer(
+        self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
+    ) -> str:
+        """What the template writes of an assistant's message, without its reasoning.
+
+        Raises TemplateError if it writes nothing of it that can be found.
         """
-        ends = [closed.rfind(stop) + len(stop) for stop in self.stop_texts if stop in closed]
-        return max(ends) if ends else len(closed)
+        plain = template_messages.without_reasoning(message)
+        prompt = self.text(history, tools, prompt=True, thinking=False)
+        closed = self.text([*history, plain], tools, prompt=False, thinking=False)
+        if closed.startswith(prompt):
+            return closed[len(prompt) :]
+        mark = _unused_mark([*history, message])
+        marked = {**plain, "content": f"{mark}{plain.get('content') or ''}"}
+        text = self.text([*history, marked], tools, prompt=False, thinking=False)
+        if mark not in text and plain.get("tool_calls"):  # the content of calls is left out
+            return closed[_common_start(prompt, closed) :]
+        answer = _after(mark, text)
+        return answer if plain.get("content") else answer.lstrip("\n")
+
+    def _writes_thought(
+        self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
+    ) -> bool:
+        """Whether the template writes the reasoning of this message, or it has none."""
+        if "reasoning_content" not in message:
+            return True
+        mark = _unused_mark([*history, message])
+        marked = {**message, "reasoning_content": mark}
+        return mark in self.text([*history, marked], tools, prompt=False, thinking=True)
+
+    def _ended(
+        self,
+        said: str,
+        history: Sequence[ChatMessage],
+        message: ChatMessage,
+        tools: Sequence[ToolSchema],
+    ) -> str:
+        """The text of a turn up to and with the token that ends it.
+
+        Templates may write more after that token, which does not belong to the turn: a newline, or
+        a second token. Where they write no such token, the turn ends with the opening of the
+        message that would follow, if that is one.
+        """
+        ends = [said.rfind(stop) + len(stop) for stop in self.stop_texts if stop in said]
+        if ends:
+            said = said[: max(ends)]
+            while stop := next((s for s in self.stop_texts if said.endswith(s)), ""):
+                earlier = said.removesuffix(stop).rstrip()
+                if not earlier.endswith(tuple(self.stop_texts)):
+                    break
+                said = earlier
+            return said
+        reply: ChatMessage = _QUESTION
+        calls = message.get("tool_calls")
+        if calls:
+            name = calls[0].get("function", calls[0]).get("name", "")
+            reply = {"role": "tool", "content": "?", "name": name}
+            reply["tool_call_id"] = calls[0].get("id", "")
+        try:
+            for before, stand_in, mark in _stand_ins([*history, message], [reply]):
+                _, rest = self._rest(before, stand_in, mark, [reply], tools)
+                return said + next((s for s in self.stop_texts if rest.startswith(s)), "")
+        except TemplateError:  # the template takes no reply: the turn ends with its text
+            pass
+        return said
 
 
-def _for_template(message: ChatMessage) -> ChatMessage:
-    """A copy of `message` in the form that transformers passes to a template.
+def _stand_ins(
+    before: Sequence[ChatMessage], replies: Sequence[ChatMessage]
+) -> Iterator[tuple[Sequence[ChatMessage], ChatMessage, str]]:
+    """What may take the place of a conversation to find the text after its last turn.
 
-    Keys with the value None are left out, because templates test whether a key is there. Reasoning
-    is given as "thinking" and as "reasoning_content", the two names that templates look for.
+    Yields (the messages before the turn, a message for the turn, the mark its text ends with): the
+    conversation as it is; then a question alone before the turn, for a template that refuses
+    something of the conversation; then with one call alone, for one that takes no more at once.
     """
-    message = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((message[key] for key in _REASONING_FIELDS if key in message), None)
-    if reasoning is None:
+    mark = _unused_mark([*before, *replies])
+    calls = before[-1].get("tool_calls") or []
+    everything = _stand_in(mark, calls)
+    yield before[:-1], everything, mark
+    yield [_QUESTION], everything, mark
+    if len(calls) > 1:
+        yield [_QUESTION], _stand_in(mark, calls[:1]), mark
+
+
+def _stand_in(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
+    """An assistant's message whose text ends with `mark`, with the same tools called."""
+    if not calls:
+        return {"role": "assistant", "content": mark}
+    marked = []
+    for call in calls:
+        function = {**call.get("function", call), "arguments": {"a": mark}}
+        marked.append({**call, "function": function} if "function" in call else function)
+    return {"role": "assistant", "content": "", "tool_calls": marked}
+
+
+def _common_start(first: Sequence[object], second: Sequence[object]) -> int:
+    """How many items at the beginning of both are the same."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _unused_mark(messages: Sequence[ChatMessage]) -> str:
+    """A text that none of the messages holds."""
+    mark = _MARK
+    while any(mark in str(message) for message in messages):
+        mark += "z"
+    return mark
+
+
+def _after(mark: str, text: str) -> str:
+    """The text after the last `mark`. Raises TemplateError if there is none."""
+    if mark not in text:
+        raise TemplateError("the chat template leaves out what the assistant says")
+    return text.rpartition(mark)[2]
+
+
+def _as_trained(message: ChatMessage, reasoning: Reasoning) -> ChatMessage:
+    """The message with its reasoning in one field, or without it."""
+    if message["role"] != "assistant":
         return message
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    message = template_messages.split_reasoning(message)
+    return template_messages.without_reasoning(message) if reasoning == "drop" else message
+
+
+def _variables(
+    messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], prompt: bool
+) -> dict[str, object]:
+    """The variables of a template that hold the conversation."""
+    return {
+        "messages": list(messages),
+        "tools": list(tools) or None,  # templates test for None
+        "documents": None,
+        "add_generation_prompt": prompt,
+    }
+
+
+@lru_cache(maxsize=16)
+def _abilities(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Abilities:
+    """What the template `source` writes of a conversation with tools."""
+    return template_messages.abilities(
+        lambda messages, tools, prompt: _render(
+            source, {**dict(special_tokens), **_variables(messages, tools, prompt)}
+        )
+    )
+
+
+def _render(source: str, variables: Mapping[str, object]) -> str:
+    # jinja2 takes 40 ms to import, which a start of the server does not need.
+    from engine.models import chat_template  # noqa: PLC0415
+
+    return chat_template.render(source, variables)

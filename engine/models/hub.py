@@ -63,6 +63,7 @@ _SMALL_FILES = (
     "chat_template.json",
     "model.safetensors.index.json",
 )
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _SMALL_LIMIT = 64 << 20  # bytes; the largest tokenizers have about a third of it
 _FIRST_BYTES = 1 << 18  # enough for most headers, so that one request will do
 _PLAN = "download.json"
@@ -153,7 +154,10 @@ def cached_ids(home: Home) -> list[str]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder has config.json and every weight file that it declares."""
+    """Whether the folder has config.json and every weight file that it declares, or the two files
+    of an adapter."""
+    if all((folder / name).is_file() for name in ADAPTER_FILES):
+        return True
     try:
         names = model_files.weight_files(folder)
     except UserError:
@@ -386,10 +390,20 @@ def _fetch_small(home: Home, remote: _HubVersion) -> Path:
     written last, because it makes the folder a part of the cache. Raises UserError
     MODEL_UNSUPPORTED, or httpx.HTTPError.
     """
-    _require_config(remote)
+    is_adapter = "config.json" not in remote.files and set(ADAPTER_FILES) <= set(remote.files)
+    if not is_adapter:
+        _require_config(remote)
     root = _model_folder(home.cache / "hub", remote.repo)
     folder = root / "snapshots" / remote.commit
     folder.mkdir(parents=True, exist_ok=True)
+    if is_adapter:  # small beside a model: its weights are fetched at once
+        config, weights = ADAPTER_FILES
+        write_text(folder / config, _fetch_text(remote, config))
+        if not (folder / weights).is_file():
+            _download(remote.client, remote.url(weights), folder, remote.files[weights], _unseen)
+        (root / "refs").mkdir(exist_ok=True)
+        write_text(root / "refs" / "main", remote.commit)
+        return folder
     for name in _SMALL_FILES:
         if name in remote.files and not (folder / name).is_file():
             write_text(folder / name, _fetch_text(remote, name))
@@ -411,17 +425,17 @@ def _fetch_small(home: Home, remote: _HubVersion) -> Path:
     return folder
 
 
+def _unseen(_bytes: int) -> None:
+    """For a download whose progress nobody follows."""
+
+
 def _require_config(remote: _HubVersion) -> None:
     """Raise UserError MODEL_UNSUPPORTED for a repository without config.json.
 
-    Such a repository holds only an adapter, or a model for a library other than transformers.
+    Such a repository holds a model for a library other than transformers.
     """
     if "config.json" in remote.files:
         return
-    if "adapter_config.json" in remote.files:
-        raise model_files.unsupported(
-            f"{remote.repo} is only a LoRA adapter", hint="Name the base model it was made for."
-        )
     raise model_files.unsupported(
         f"{remote.repo} is no transformers model", hint="It has no config.json."
     )

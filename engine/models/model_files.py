@@ -8,21 +8,14 @@ truncated file is recognised before anything loads it (format: the safetensors R
 import json
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, open_file
-
-# Architectures whose projections have the names in PROJECTIONS. The worker's forward pass is tested
-# on them, or they have exactly the same layout as a tested one.
-ARCHITECTURES = (
-    "Qwen3ForCausalLM",
-    "Qwen2ForCausalLM",
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-)
+from engine.models import families
+from engine.models.families import LayerFacts, Projection, text_part
 
 HEADER = ".header"  # after a weight file's name: its header alone, fetched before the weights
 
@@ -33,8 +26,18 @@ _DEFAULT_CONTEXT = 2048  # tokens, where config.json names no max_position_embed
 _MAX_HEADER = 100_000_000  # the limit of the safetensors library itself
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SUPPORTED_HINT = (
-    "Choose a model with one of these architectures: " + ", ".join(ARCHITECTURES) + "."
+    "Choose a decoder-only model that transformers loads by itself, such as a Qwen3 or a Llama."
 )
+# Ends of the names of the weights that turn ids into vectors, and vectors into logits.
+_EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "embed_in.weight", "wte.weight")
+_HEADS = ("lm_head.weight", "embed_out.weight")
+# Names that some families have for a size, beside the usual one.
+_OTHER_NAMES = {
+    "hidden_size": ("n_embd", "d_model", "dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "max_position_embeddings": ("n_positions", "max_seq_len"),
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class ModelFacts:
         dtype: of the stored weights ("float32", "bfloat16", "float16").
         weight_bytes: bytes of all tensors.
         thinking: whether the chat template can switch a think block on and off.
+        inside: what the layers hold, where the shapes of their weights were read; None counts as a
+            dense decoder of these sizes.
+        family: model_type of the part that reads text.
+
+    Of experts, `intermediate` is the width of all that one token runs through together.
     """
 
     architecture: str
@@ -75,6 +83,8 @@ class ModelFacts:
     dtype: str
     weight_bytes: int
     thinking: bool = False
+    inside: LayerFacts | None = None
+    family: str = ""
 
     @property
     def head_params(self) -> int:
@@ -83,16 +93,47 @@ class ModelFacts:
 
     @property
     def linear_params(self) -> int:
-        """Parameters of the seven projections of all layers, which every token runs through."""
+        """Parameters of the layers' matrices that every token runs through: of experts, only the
+        share that one token chooses."""
+        if self.inside is not None:
+            return self.inside.active_params
         # Query and output have `heads` heads, key and value have `kv_heads`.
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
-    def projection(self, name: str) -> tuple[int, int]:
-        """(inputs, outputs) of the projection `name`, such as `q_proj`, in each layer."""
+    @property
+    def dense_params(self) -> int:
+        """Parameters of all matrices of the layers but the experts', used by a token or not."""
+        return self.linear_params if self.inside is None else self.inside.linear_params
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that keep the keys and values of every token."""
+        return self.layers if self.inside is None else self.inside.attention_layers
+
+    @property
+    def attention_width(self) -> int:
+        """Numbers of the queries of one token, in all layers that have attention."""
+        return self.attention_layers * self.heads * self.head_dim
+
+    @property
+    def cached_numbers(self) -> int:
+        """Numbers of the keys and values of one token, in all layers that keep them."""
+        return 2 * self.attention_layers * self.kv_heads * self.head_dim
+
+    @property
+    def own_forward(self) -> bool:
+        """Whether the family is one that our own forward computes."""
+        return not self.family or self.family in families.OWN_FORWARD
+
+    @cached_property
+    def projections(self) -> tuple[Projection, ...]:
+        """The projections that can carry an adapter, in the order in which settings name them."""
+        if self.inside is not None:
+            return self.inside.projections
         query = self.heads * self.head_dim
         key = self.kv_heads * self.head_dim  # also the size of the values
-        return {
+        shapes = {
             "q_proj": (self.hidden, query),
             "k_proj": (self.hidden, key),
             "v_proj": (self.hidden, key),
@@ -100,15 +141,30 @@ class ModelFacts:
             "gate_proj": (self.hidden, self.intermediate),
             "up_proj": (self.hidden, self.intermediate),
             "down_proj": (self.intermediate, self.hidden),
-        }[name]
+        }
+        return tuple(Projection(name, (shape,) * self.layers) for name, shape in shapes.items())
+
+    @property
+    def targets(self) -> list[str]:
+        """Names of the projections that can carry an adapter."""
+        return [projection.name for projection in self.projections]
+
+    def projection_shapes(self, name: str) -> tuple[tuple[int, int], ...]:
+        """(inputs, outputs) of the projection `name`, such as `q_proj`, in each layer that has it;
+        none if no layer has."""
+        return next((each.shapes for each in self.projections if each.name == name), ())
 
     def adapter_params(self, rank: int, targets: list[str] | tuple[str, ...]) -> int:
         """Parameters of a LoRA with this rank on the projections `targets` of every layer.
 
         Each projection takes rank x (inputs + outputs).
         """
-        per_layer = sum(sum(self.projection(name)) for name in targets)
-        return self.layers * rank * per_layer
+        return rank * sum(self._projection_sizes.get(name, 0) for name in targets)
+
+    @cached_property
+    def _projection_sizes(self) -> dict[str, int]:
+        """Of each projection inputs + outputs, summed over its layers."""
+        return {each.name: sum(map(sum, each.shapes)) for each in self.projections}
 
 
 @dataclass(frozen=True)
@@ -324,7 +380,7 @@ def check_config(config: JsonObject, where: str) -> None:
     """Refuse a model whose config.json shows that it cannot be trained here.
 
     `where` names the model in the error. Raises UserError MODEL_UNSUPPORTED if the model needs its
-    own code, is quantized, or has none of our ARCHITECTURES.
+    own code, is quantized, or is of a family that is not trained (engine/models/families.py).
     """
     if config.get("auto_map"):
         raise unsupported(
@@ -336,9 +392,10 @@ def check_config(config: JsonObject, where: str) -> None:
             f"{where} is quantized", "Use the unquantized weights (float32, bfloat16 or float16)."
         )
     architecture = _architecture(config)
-    if architecture not in ARCHITECTURES:
+    reason = families.refusal(config, architecture)
+    if reason:
         shown_name = architecture or config.get("model_type") or "none named in config.json"
-        raise unsupported(f"{where} has the architecture {shown_name}", _SUPPORTED_HINT)
+        raise unsupported(f"{where} has the architecture {shown_name}: {reason}", _SUPPORTED_HINT)
 
 
 def _architecture(config: JsonObject) -> str:
@@ -348,56 +405,66 @@ def _architecture(config: JsonObject) -> str:
 
 
 def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) -> ModelFacts:
-    """Derive the facts from config.json, the tensors of all weight files and the chat template.
+    """Derive the facts from config.json, the tensors of all weight files and the chat template. Of
+    a model of several parts, they are those of the part that reads text, but for `params` and
+    `weight_bytes`.
 
-    Raises UserError MODEL_UNSUPPORTED if a size is missing, or if config.json and weights disagree.
+    Raises UserError MODEL_UNSUPPORTED if a size is missing, if config.json and weights disagree, or
+    if no projection of the layers can carry an adapter.
     """
-    hidden = _positive_int(config, "hidden_size")
-    heads = _positive_int(config, "num_attention_heads")
+    text = text_part(config)
+    hidden = _positive_int(text, "hidden_size")
+    heads = _positive_int(text, "num_attention_heads")
+    layers = _positive_int(text, "num_hidden_layers")
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     facts = ModelFacts(
         architecture=_architecture(config),
         hidden=hidden,
-        layers=_positive_int(config, "num_hidden_layers"),
+        layers=layers,
         heads=heads,
-        kv_heads=_positive_int(config, "num_key_value_heads", heads),
-        head_dim=_positive_int(config, "head_dim", hidden // heads),
-        intermediate=_positive_int(config, "intermediate_size"),
-        vocab=_positive_int(config, "vocab_size"),
+        kv_heads=_positive_int(text, "num_key_value_heads", heads),
+        head_dim=families.head_width(text.get) or max(1, hidden // heads),
+        intermediate=families.active_width(text.get) or 4 * hidden,
+        vocab=_positive_int(text, "vocab_size"),
         tied=_is_tied(config, tensors),
         params=_count_params(config, tensors),
-        max_positions=_positive_int(config, "max_position_embeddings", _DEFAULT_CONTEXT),
+        max_positions=_positive_int(text, "max_position_embeddings", _DEFAULT_CONTEXT),
         dtype=_main_dtype(tensors),
         weight_bytes=sum(tensor.size for tensor in tensors.values()),
         thinking="enable_thinking" in template,  # the variable that switches the think block
+        inside=families.read_layers(shapes, text, layers),
+        family=str(text.get("model_type") or ""),
     )
     _check_shapes(facts, tensors)
     return facts
 
 
 def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
-    """The positive integer at `key` of config.json, or `default` if the key is missing.
+    """The positive integer at `key` of config.json, or under another name that a family has for it;
+    `default` if all are missing.
 
-    With a `default` of 0 the key must be there. Raises UserError MODEL_UNSUPPORTED if it is not, or
-    if its value is no positive integer.
+    With a `default` of 0 it must be there. Raises UserError MODEL_UNSUPPORTED if it is not, or if
+    its value is no positive integer.
     """
-    value = config.get(key)
-    if value is None:
-        value = default
+    names = (key, *_OTHER_NAMES.get(key, ()))
+    values = [config[name] for name in names if config.get(name) is not None]
+    value = values[0] if values else default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise unsupported(f"config.json has {key} = {value!r}", "It must be a positive integer.")
+        shown = value if values else None
+        raise unsupported(f"config.json has {key} = {shown!r}", "It must be a positive integer.")
     return value
 
 
 def _is_tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
     """Whether the output layer shares the embedding's weights.
 
-    `tie_word_embeddings` in config.json decides. Without it the weights are shared unless the files
-    hold an output layer.
+    `tie_word_embeddings` in config.json decides, of a model of several parts that of the whole.
+    Without it the weights are shared unless the files hold an output layer.
     """
-    tied = config.get("tie_word_embeddings")
+    tied = config.get("tie_word_embeddings", text_part(config).get("tie_word_embeddings"))
     if isinstance(tied, bool):
         return tied
-    return "lm_head.weight" not in tensors
+    return not any(name.endswith(_HEADS) for name in tensors)
 
 
 def _count_params(config: JsonObject, tensors: dict[str, Tensor]) -> int:
@@ -409,7 +476,7 @@ def _count_params(config: JsonObject, tensors: dict[str, Tensor]) -> int:
     return sum(
         prod(tensor.shape)
         for name, tensor in tensors.items()
-        if not (tied and name == "lm_head.weight")
+        if not (tied and name.endswith(_HEADS))
     )
 
 
@@ -433,23 +500,41 @@ def _main_dtype(tensors: dict[str, Tensor]) -> str:
 def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
     """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json.
 
-    Only three tensors are compared: the embedding, one of the last layer, and the output layer.
+    Compared are the embedding, the output layer, and how many layers there are; of families that
+    our own forward computes, one projection too.
     """
-    query_shape = (facts.heads * facts.head_dim, facts.hidden)
-    expected = {
-        "model.embed_tokens.weight": (facts.vocab, facts.hidden),
-        f"model.layers.{facts.layers - 1}.self_attn.q_proj.weight": query_shape,
-    }
+    # Ends of names, one of which must have the shape.
+    expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
+    if facts.own_forward:
+        fused = "qkv_proj" in facts.targets
+        heads = facts.heads + 2 * facts.kv_heads if fused else facts.heads
+        projection = "qkv_proj" if fused else "q_proj"
+        name = f"model.layers.{facts.layers - 1}.self_attn.{projection}.weight"
+        expected[(name,)] = (heads * facts.head_dim, facts.hidden)
     if not facts.tied:
-        expected["lm_head.weight"] = (facts.vocab, facts.hidden)
-    for name, shape in expected.items():
-        tensor = tensors.get(name)
-        if tensor is None or tensor.shape != shape:
-            actual = list(tensor.shape) if tensor else "missing"
-            raise unsupported(
-                f"config.json and weights disagree: {name} should be {list(shape)}, is {actual}",
-                "Fetch config.json and the weights of the same version.",
-            )
+        expected[_HEADS] = (facts.vocab, facts.hidden)
+    for ends, shape in expected.items():
+        found = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(ends)}
+        if shape not in found.values():
+            name = next(iter(found), ends[0])
+            actual = list(found[name]) if found else "missing"
+            raise _disagree(f"{name} should be {list(shape)}, is {actual}")
+    assert facts.inside is not None
+    if facts.inside.layers != facts.layers:
+        raise _disagree(f"weights of {facts.layers} layers expected, {facts.inside.layers} there")
+    if not facts.targets:
+        raise unsupported(
+            f"no projection of its layers has a name that is known here ({facts.architecture})",
+            "Use a model of another family.",
+        )
+
+
+def _disagree(difference: str) -> UserError:
+    """The error for a config.json that does not belong to the weights."""
+    return unsupported(
+        f"config.json and weights disagree: {difference}",
+        "Fetch config.json and the weights of the same version.",
+    )
 
 
 def chat_template(folder: Path) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from engine.records.record import DamagedRecord, Record
 
 FILE = "model.json"
+_UNQUANTIZED = ("", "F32", "F16", "BF16")
 
 
 class ModelOrigin(Record):
@@ -25,9 +26,10 @@ class ModelOrigin(Record):
 
     def sentence(self) -> str:
         """Where it came from and how it was made, for a listing."""
-        quantized = f", dequantized from {self.file_type.removeprefix('MOSTLY_')}"
+        kind = self.file_type.removeprefix("MOSTLY_").removeprefix("ALL_")
+        quantized = "" if kind in _UNQUANTIZED else f", dequantized from {kind}"
         license_part = f"; license {self.license}" if self.license else ""
-        return f"{self.source}{quantized if self.file_type else ''}{license_part}"
+        return f"{self.source}{quantized}{license_part}"
 
 
 def read(folder: Path) -> ModelOrigin | None:

@@ -216,7 +216,10 @@ def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
 
 
 def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool) -> _End:
-    """How an attempt ended whose trainer left with `status`; for the arguments see `decide`."""
+    """How an attempt ended whose trainer left with `status`, or was killed by signal `-status`.
+
+    `memory_ran_out`: whether the kernel ended processes for lack of memory meanwhile.
+    """
     if status == EXIT_DONE:
         return _done(run)
     if row.state == "stopping":

@@ -19,7 +19,7 @@ PROGRAMS: Mapping[Kind, str] = {
     "regrader": "engine.runs.regrade",
     "speed_probe": "engine.worker.probe_speed",
     "merger": "engine.worker.serving.merge",
-    "gguf_importer": "engine.models.gguf_import",
+    "gguf_importer": "engine.models.gguf.importer",
     "server": "engine.worker.serving.openai_server",
 }
 # Tests only: a JSON object, kind of program -> script.

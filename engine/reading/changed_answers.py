@@ -169,7 +169,7 @@ def _choose_evaluations(reading: Reading) -> _Comparison:
             hint="Evaluate two models in one call, or pick worst.",
             field="pick",
         )
-    requested_index = answers.step
+    requested_index = answers.step  # of an evaluation this is the index of a model
     other_index = 1 if requested_index == 0 else 0
     before = EvaluationRow.read_file(run.model_evals(other_index))
     after = EvaluationRow.read_file(run.model_evals(requested_index))

@@ -239,11 +239,11 @@ def _curve_sentence(
     """
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
-    changes = [
-        f"{name} {short(points[0][1])} to {short(points[-1][1])}"
-        for name, points in list(curves.items())[:_IN_SENTENCE]
-        if points
-    ]
+    changes = []
+    for name, points in list(curves.items())[:_IN_SENTENCE]:
+        values = [value for _, value in points]
+        if values:
+            changes.append(f"{name} {short(values[0])} to {short(values[-1])}")
     thinned = f" ({shown_points} of {len(lines)} points)" if shown_points < len(lines) else ""
     heldout_note = ""
     if heldout is not None:

@@ -5,7 +5,8 @@ engine/models/chat_format.py).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from engine.core.reply import ReplyBase
@@ -34,6 +35,9 @@ class LostText:
 class RowPreview(ReplyBase):
     """One training row as it is trained.
 
+    A conversation is one row, or several where the chat template writes earlier turns differently
+    once more messages follow; each turn is then trained after exactly the prompt it has in use.
+
     Attributes:
         task: id of the task.
         tokens: length of the row, after the cut if it is cut.
@@ -41,6 +45,8 @@ class RowPreview(ReplyBase):
         pieces: the text, in stretches that are trained on or not.
         cut_at: `max_length` if the row is cut there, else None.
         lost: the text after the cut, else None.
+        of_rows: number of training rows that the conversation is split into; None if it is one.
+        row: which of them this is, from 1; None if it is one.
     """
 
     task: str
@@ -49,6 +55,8 @@ class RowPreview(ReplyBase):
     pieces: list[Piece]
     cut_at: int | None = None
     lost: LostText | None = None
+    of_rows: int | None = None
+    row: int | None = None
 
 
 def sft_row(
@@ -58,10 +66,12 @@ def sft_row(
     settings: SFTSettings,
     redact: Redactor,
 ) -> RowPreview | None:
-    """Preview one training row that has an answer: the first that is cut, or else the first of all.
+    """Preview one training row that has an answer: the first that is cut, or else the last one of
+    the first conversation.
 
-    A row that is cut is preferred, because it shows a fault of the settings. Only the first 300
-    rows are tried, without those that the chat template refuses. None if that leaves no row.
+    A row that is cut is preferred, because it shows a fault of the settings; else the last, because
+    it shows what stands of earlier turns. Only the first 300 conversations are tried, without those
+    that the chat template refuses. None if that leaves no row.
 
     Args:
         tools: tool schemas of the environment, for rows that have none of their own.
@@ -69,17 +79,21 @@ def sft_row(
     """
     tokenizer = tokens.load(model_folder)
     preview: RowPreview | None = None
-    rows_with_answer = [row for row in rows if row["split"] == "train" and row.get("gold")]
-    for row in rows_with_answer[:_MAX_ROWS]:
+    # Lazily: of a large dataset a row is read when it is asked for.
+    rows_with_answer = (row for row in rows if row["split"] == "train" and row.get("gold"))
+    for row in islice(rows_with_answer, _MAX_ROWS):
         tools_of_row = (row.get("metadata") or {}).get("tools") or tools
         try:
-            chat = tokenizer.format().conversation(row["gold"], tools_of_row)
+            chats = tokenizer.format().rows(row["gold"], tools_of_row, settings.thinking)
         except TemplateError:
             continue
-        is_cut = len(chat.ids) > settings.max_length
-        if preview is None or is_cut:
-            preview = _preview(str(row.get("id")), chat, settings, tokenizer, redact)
-        if is_cut:
+        cut = [chat for chat in chats if len(chat.ids) > settings.max_length]
+        if chats and (preview is None or cut):
+            shown = cut[0] if cut else chats[-1]
+            preview = _preview(str(row.get("id")), shown, settings, tokenizer, redact)
+            if len(chats) > 1:
+                preview = replace(preview, of_rows=len(chats), row=chats.index(shown) + 1)
+        if cut:
             break
     return preview
 

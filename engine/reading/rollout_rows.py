@@ -12,6 +12,7 @@ from engine.core.filters import Where
 from engine.core.hints import Call, Hint
 from engine.reading.rollout_pages import Reading, mark_of
 from engine.reading.transcripts import length_in_tokens
+from engine.records.lines.answer import FORMER_STOP_REASONS
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.line_record import RecordsRead, skipped_lines
 from engine.records.lines.trajectory_record import TrajectoryRecord
@@ -21,7 +22,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 _ALL_BYTES = 48_000_000  # of rollout files that are read at most when a filter needs all steps
 _NEAREST = 5  # steps that an error message names
-_FILTER_NAMES = (
+FILTER_NAMES = (
     "step",
     "task",
     "group",
@@ -31,6 +32,7 @@ _FILTER_NAMES = (
     "advantage",
     "length",
     "stop_reason",
+    "invalid_calls",
     "error",
     "turns",
     "attempt",
@@ -232,14 +234,15 @@ def _filters_by_step(where: str) -> bool:
 def matching(rows: Sequence[AnyRow], where: str) -> list[AnyRow]:
     """The rows for which the expression `where` is true; all rows if it is empty.
 
-    It may use the `_FILTER_NAMES` and the metrics of the rows, by name or as metrics["name"].
+    It may use the `FILTER_NAMES` and the metrics of the rows, by name or as metrics["name"].
     Raises UserError BAD_ARGUMENT for an invalid expression.
     """
     if not where.strip():
         return list(rows)
     metrics = {name for row in rows for name in row.metrics or {}}
     # A metric whose name is not an identifier can only be written as metrics["its name"].
-    rule = Where(where, [*_FILTER_NAMES, *(name for name in metrics if name.isidentifier())])
+    names = [*FILTER_NAMES, *(name for name in metrics if name.isidentifier())]
+    rule = Where(where, names, former_values={"stop_reason": FORMER_STOP_REASONS})
     return [row for row in rows if rule.matches(_filter_values(row), row.task)]
 
 
@@ -249,8 +252,9 @@ def _filter_values(row: Row) -> dict[str, object]:
     None for a field that this kind of row does not have. A field wins over a metric of its name.
     """
     metrics: dict[str, object] = dict(row.metrics or {})
-    fields = {name: getattr(row, name, None) for name in _FILTER_NAMES}
-    return metrics | fields | {"length": length_in_tokens(row), "metrics": metrics}
+    fields = {name: getattr(row, name, None) for name in FILTER_NAMES}
+    counted = {"length": length_in_tokens(row), "invalid_calls": len(row.invalid_calls or ())}
+    return metrics | fields | counted | {"metrics": metrics}
 
 
 def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:

@@ -57,7 +57,7 @@ class _Alternative:
 
     def is_in(self, line: str) -> bool:
         """Whether a line in lower case has the parts, in this order, without overlap."""
-        # A single part must reach from the start to the end: it may not occur at each of them.
+        # A single part must be the whole line: "aba" has "a" at both ends, but is not "a".
         if self.from_start and self.to_end and len(self.parts) == 1:
             return line == self.parts[0]
         if self.from_start and not line.startswith(self.parts[0]):

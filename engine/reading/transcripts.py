@@ -23,8 +23,10 @@ T = TypeVar("T")
 _LEAST_PER_TURN = 60  # characters; a conversation of more turns loses its middle
 _LEAST_CHARS = 40  # of the prompt or the answer
 _LEAST_CUT = 20  # characters that a cut turn keeps
-_MOST_TOKENS = 1500  # whose ids are shown
+_MOST_TOKENS = 1500  # of an answer whose ids are shown
+_MOST_PROMPT_TOKENS = 375  # of its prompt
 _MOST_METRICS = 20
+_MOST_FAULTS, _FAULT_CHARS = 4, 200  # of tool calls
 _TASK_CHARS, _ERROR_CHARS, _METRIC_NAME_CHARS = 120, 400, 60
 _SHORTER_TEXTS = (600, 300, 150, 80)  # characters of a text, tried one after the other
 
@@ -81,6 +83,7 @@ class RolloutItem:
         step, group, member: its place in training.
         attempt, model, half: its place in an evaluation.
         length: number of tokens that the model wrote.
+        invalid_calls: why tool calls in it are invalid.
         completion: the answer if it is a single message.
         turns: the messages of a longer answer.
     """
@@ -97,6 +100,7 @@ class RolloutItem:
     advantage: float | None
     loss: float | None
     stop_reason: str | None
+    invalid_calls: list[str] | None
     length: int | None
     metrics: dict[str, float] | None
     error: str | None
@@ -151,6 +155,7 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
         advantage=_few_digits(rollout.advantage) if rollout else None,
         loss=_few_digits(evaluated.loss) if evaluated else None,
         stop_reason=row.stop_reason,
+        invalid_calls=_shown_faults(redact, row.invalid_calls),
         length=length_in_tokens(row),
         metrics=_shown_metrics(redact, row.metrics),
         error=clip(redact.text(row.error), _ERROR_CHARS) if row.error else None,
@@ -202,6 +207,13 @@ def _shown_metrics(
         clip(redact.text(name), _METRIC_NAME_CHARS): short(value)
         for name, value in list(metrics.items())[:_MOST_METRICS]
     }
+
+
+def _shown_faults(redact: Redactor, faults: Sequence[str] | None) -> list[str] | None:
+    """Why the first few invalid tool calls are invalid; None if there are none."""
+    if not faults:
+        return None
+    return [clip(redact.text(fault), _FAULT_CHARS) for fault in faults[:_MOST_FAULTS]]
 
 
 def length_in_tokens(row: Answer) -> int | None:
@@ -363,7 +375,7 @@ def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> Shown
     if rollout is None or rollout.ids is None or rollout.loss_mask is None:
         return NoTokens('only the first groups of a training step keep theirs: where="group == 0"')
     all_prompt_ids = rollout.prompt_ids or []
-    prompt_ids = all_prompt_ids[-_MOST_TOKENS // 4 :]  # a quarter on top of the answer's ids
+    prompt_ids = all_prompt_ids[-_MOST_PROMPT_TOKENS:]
     ids = rollout.ids[:_MOST_TOKENS]
     mask = [int(bool(value)) for value in rollout.loss_mask[:_MOST_TOKENS]]
     stretches = None

@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from engine.core.files import JsonObject
+from engine.records.data_index import IndexedFile
 from engine.records.record import Record
 from envs.config.settings import Limits
 from envs.json_types import ToolSchema
@@ -19,7 +20,7 @@ class EnvVersion(Record):
 
     Attributes:
         env_id: `name@hash`; `hash` is the beginning of `digest`, the SHA-256 of its files.
-        kind: single, multi or sft.
+        kind: single, multi, sft (answers to imitate) or preference (chosen and rejected ones).
         scored: whether it can score a completion.
         tools: what its model may call.
         params: the arguments of `load_environment`, from environment.toml.
@@ -27,7 +28,10 @@ class EnvVersion(Record):
         split: where the split came from, in words.
         contamination: what training rows share with held-out tasks
             (engine/evidence/stats/overlap.py); empty where they were not compared.
-        files, size: number of files, and their bytes.
+        data: files that are part of the version and stay where they are, with the number of
+            training rows in each; empty where all rows are stored.
+        distinct_prompts: of the training rows in `data`.
+        files, size: number of stored files, and their bytes.
         left_out: files of the pushed folder that are not part of the version.
         limits: what its process may use.
         secrets: names of the secrets it reads.
@@ -46,6 +50,8 @@ class EnvVersion(Record):
     rows: dict[str, int]
     split: str = ""
     contamination: JsonObject = Field(default_factory=dict)
+    data: tuple[IndexedFile, ...] = ()
+    distinct_prompts: int = 0
     files: int = 0
     size: int = 0
     left_out: tuple[str, ...] = ()

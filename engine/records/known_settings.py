@@ -31,7 +31,7 @@ class KnownSettings:
     temperature: float | None = None
     top_p: float | None = None
     stop: list[str] | None = None
-    thinking: bool | None = None
+    thinking: bool | None = None  # whether the model is asked to think first
     thinking_length_penalty: float | None = None
     max_turns: int | None = None
     rows: int | None = None
@@ -48,6 +48,8 @@ class KnownSettings:
         if settings is None:
             return KnownSettings()
         values = settings if isinstance(settings, Mapping) else settings.model_dump()
+        if "thinking" in values:  # of SFT one of three words
+            values = {**values, "thinking": values["thinking"] in (True, "require")}
         return KnownSettings(**{name: values[name] for name in NAMES if name in values})  # type: ignore[arg-type]
 
 

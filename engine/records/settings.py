@@ -28,6 +28,40 @@ GivenSettings = Mapping[str, Any]
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = ATTENTION + MLP
+# These, and what stands in their place in other families: several projections in one, mixers
+# without softmax, latent attention, MLPs without a gate.
+ProjectionName = Literal[
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "qkv_proj",
+    "out_proj",
+    "in_proj",
+    "in_proj_qkv",
+    "in_proj_qkvz",
+    "in_proj_z",
+    "q_a_proj",
+    "q_b_proj",
+    "kv_a_proj_with_mqa",
+    "kv_b_proj",
+    "query_key_value",
+    "dense",
+    "gate_up_proj",
+    "w1",
+    "w2",
+    "w3",
+    "fc1",
+    "fc2",
+    "dense_h_to_4h",
+    "dense_4h_to_h",
+]
+KNOWN_PROJECTIONS: tuple[str, ...] = get_args(ProjectionName)
+# Those of an MLP; all others belong to attention or what takes its place.
+ANY_MLP = (*MLP, "gate_up_proj", "w1", "w2", "w3", "fc1", "fc2", "dense_h_to_4h", "dense_4h_to_h")
 
 _TARGET_GROUPS = {
     "all-linear": list(PROJECTIONS),
@@ -57,7 +91,8 @@ def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: 
 
 
 def _expand_target_group(value: Any) -> Any:
-    """The list of projections that a group such as "attention" stands for. Any other value is
+    """The list of projections that a group such as "attention" stands for in most families; in
+    others it is read as the same group (engine/settings/lora_targets.py). Any other value is
     returned as it is, for validation to judge."""
     if not isinstance(value, str):
         return value
@@ -72,10 +107,11 @@ def _refuse_repeats(value: list[str]) -> list[str]:
 
 
 Targets = Annotated[
-    list[Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]],
+    list[ProjectionName],
     BeforeValidator(_expand_target_group),
     AfterValidator(_refuse_repeats),
 ]
+Reasoning = Literal["keep", "drop", "require"]
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -115,7 +151,7 @@ class CommonSettings(Settings):
         "Projections that get an adapter: a list of names, or all-linear, attention or mlp.",
         "all-linear",
         min_length=1,
-        max_length=7,
+        max_length=len(KNOWN_PROJECTIONS),
     )
     max_length: int = _setting(
         "Longest sequence in tokens, prompt included. SFT and DPO cut rows there; GRPO drops "
@@ -187,6 +223,12 @@ class SFTSettings(RowSettings):
     )
     loss_on: Literal["assistant", "last", "all"] = _setting(
         "Tokens that carry loss: every assistant turn, the last one, or all.", "assistant"
+    )
+    thinking: Reasoning = _setting(
+        "Reasoning in the rows: keep trains it where a turn has some, drop leaves it out, require "
+        "leaves out rows with a turn that has none, and has the model think when it is asked.",
+        "require where every answer has reasoning, else keep",
+        default="keep",
     )
 
 
@@ -348,7 +390,8 @@ def expects(field: FieldInfo) -> str:
     if get_origin(plain_type) is list:
         item_type = _plain_type(get_args(plain_type)[0])
         if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
-            return "all-linear, attention, mlp or a list of " + ", ".join(get_args(item_type))
+            names = ", ".join(PROJECTIONS)
+            return f"all-linear, attention, mlp or a list of the model's projections, as {names}"
         max_items = _limit(field, "max_length")
         return f"a list of at most {max_items} texts" if max_items else "a list of texts"
     if plain_type is bool:
@@ -379,11 +422,12 @@ def _range_in_words(field: FieldInfo) -> str:
     lowest_given = _lowest_given(field)
     if lowest_given is not None:
         lowest, above = lowest_given, None
-    high = ""
     if highest is not None:
         high = f"to {_as_text(highest)}"
     elif below is not None:
         high = f"to below {_as_text(below)}"
+    else:
+        high = ""
     if above is not None:
         return f"above {_as_text(above)} {high}".strip()
     if lowest is None:

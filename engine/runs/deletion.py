@@ -159,12 +159,16 @@ def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[
 
     def is_this_run(source: Any) -> bool:
         """Whether an entry of `sources` on a dataset's card names this run."""
-        ref = str(source.get("id", "")).partition("@")[0] if isinstance(source, dict) else ""
-        if ref in ("", row.run_id):
-            return ref == row.run_id
+        if not isinstance(source, dict):
+            return False
+        # A reference such as "sums-grpo-3@step20" names a checkpoint after the run's id.
+        source_id = str(source.get("id", "")).partition("@")[0]
+        if source_id == row.run_id:
+            return True
         # A card may name its source by only the beginning of the id, as the user gave it. That is
-        # not the case where `ref` is the whole id of another run.
-        return ref not in known_ids and row.run_id.startswith(ref)
+        # not the case where it is the whole id of another run.
+        is_beginning = source_id != "" and row.run_id.startswith(source_id)
+        return is_beginning and source_id not in known_ids
 
     env_ids = []
     for card in sorted(home.envs.glob(f"*/*/{SOURCE}/{CARD}")):

@@ -23,8 +23,8 @@ def entry(home: Home, row: RunRow) -> Reply:
 
     - `parent`: the run that this one was derived from.
     - `changed`: setting or choice -> [the parent's value, this run's value].
-    - `expected`: the verdict that was predicted; `as_expected`: whether it came.
-    - `gpu_hours`: what it has spent; `estimated_gpu_hours`: what was expected.
+    - `expected`: the verdict that was predicted; `as_expected`: whether the run got it.
+    - `gpu_hours`: what the run has spent; `estimated_gpu_hours`: what was expected.
     """
     config = home.run(row.run_id).find_config()
     fields: Reply = {}

@@ -369,10 +369,10 @@ def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
     if last_step and last_step["failed"]:
         warning += f", {last_step['failed']} of {last_step['of']} in the last step"
     warning += ": the calls in next say why and show them"
+    following = status.get("next", [])
     if row.kind == "evaluate":  # nobody should curate a dataset before having read the failures
-        calls += [call for call in status["next"] if call["tool"] != "curate"]
-    else:
-        calls += status.get("next", [])
+        following = [call for call in following if call["tool"] != "curate"]
+    calls += following
     return status | {"warnings": [warning, *status["warnings"]], "next": calls}
 
 

@@ -84,13 +84,12 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
 
 
 def _warnings(home: Home) -> list[str]:
-    """A warning where a database of this home was damaged before; it names the last one. [] where
-    that never happened."""
-    damaged_databases = home.dbs_aside()
-    if not damaged_databases:
+    """A warning that names the last damaged database of this home; [] where there never was one."""
+    damaged_files = home.damaged_databases()
+    if not damaged_files:
         return []
     return [
-        f"the database was found damaged; it is kept as {damaged_databases[-1].name}, and the run "
+        f"the database was found damaged; it is kept as {damaged_files[-1].name}, and the run "
         "list was made again from the run folders (request ids and the course of estimates are "
         "lost)"
     ]
@@ -224,8 +223,9 @@ def _environments(home: Home) -> list[Reply]:
 
 
 def _datasets(home: Home) -> list[Reply]:
-    """The environment versions that are datasets for SFT."""
-    return [env.to_json() for env in registry.list_envs(home) if env.kind == "sft"]
+    """The environment versions without a scorer: answers to imitate, and preferences."""
+    kinds = ("sft", "preference")
+    return [env.to_json() for env in registry.list_envs(home) if env.kind in kinds]
 
 
 def _models(home: Home) -> list[Reply]:

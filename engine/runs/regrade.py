@@ -31,6 +31,7 @@ from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Failure
+from engine.records.lines.answer import present_stop_reason
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.line_record import Line
 from engine.records.record import DamagedRecord
@@ -223,12 +224,12 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
         position: the row's place in its file, which counts as its attempt where it names none.
     """
     copied = {name: value for name, value in row.items() if name not in _TRAINING_ONLY}
-    # The stop reason is "error" where the new score failed, and no longer where only the old one
-    # did.
-    stop_reason = row.get("stop_reason")
+    # The stop reason tells of an error where the new score failed, and no longer where only the old
+    # one did.
+    stop_reason = present_stop_reason(row.get("stop_reason"))
     if score["error"]:
-        stop_reason = "error"
-    elif stop_reason == "error":
+        stop_reason = "timeout" if score.get("timed_out") else "env_error"
+    elif stop_reason in ("timeout", "env_error"):
         stop_reason = "stop"
     return copied | {
         "model": ref,

@@ -1,4 +1,5 @@
-"""Exporting a trained model: its adapter as a PEFT folder, or merged into the base.
+"""Exporting a trained model: its adapter as a PEFT folder, or merged into the base, as a model
+folder or as a GGUF file with a Modelfile for Ollama; beside each the model card.
 
 The target folder appears complete or not at all. Merging needs torch, so a worker does it. A merge
 that takes longer than the call goes on, and the same call again returns its result.
@@ -13,18 +14,32 @@ from pathlib import Path
 
 from engine.core.agent_files import refuse_folder_of_agent_files
 from engine.core.errors import UserError
-from engine.core.files import is_locked, read_json, read_tail, sync_folder, take_lock, write_json
+from engine.core.files import (
+    JsonObject,
+    is_locked,
+    read_json,
+    read_tail,
+    sync_folder,
+    take_lock,
+    write_json,
+)
 from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.run_dir import Home
-from engine.models import catalog
+from engine.evidence.report import html_report
+from engine.home.run_dir import Home, RunDir
+from engine.models import adapters, catalog
+from engine.models.adapters import BASE_WEIGHTS, ORIGIN
 from engine.models.catalog import ModelRef
 from engine.processes import launcher, programs
+from engine.records.manifest import Manifest
+from engine.records.record import DamagedRecord
+from engine.serving import modelfile
 
-FORMATS = ("adapter", "merged")
-ORIGIN = "honesmith.json"  # the file that says where exported files came from
+FORMATS = ("adapter", "merged", "gguf-f16", "gguf-q8_0")
+_GGUF = "gguf-"  # before the kind of weights in a GGUF file
+_CARD = "README.md"
 WAIT_S = 40.0  # seconds that one call waits for a merge
-_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "README.md")
+_ADAPTER_FILES = (adapters.CONFIG, adapters.WEIGHTS)
 
 
 def export(home: Home, ref: str, export_format: str = "adapter", path: str = "") -> Reply:
@@ -32,7 +47,8 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
 
     Args:
         ref: the model, such as "arith-grpo-7@best".
-        export_format: "adapter" or "merged".
+        export_format: "adapter", "merged" or a GGUF file of 16-bit or 8-bit weights: "gguf-f16",
+            "gguf-q8_0".
 
     The reply's `state` is "exported", or "exporting" while a merge goes on: the same call again
     returns its result. Nothing is overwritten. Raises UserError BAD_ARGUMENT, MODEL_*,
@@ -57,22 +73,23 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
         target = Path(os.path.abspath(os.path.expanduser(path)))
         refuse_folder_of_agent_files(target, "path")
     else:
-        suffix = "-merged" if export_format == "merged" else ""
-        target = home.exports / (ref.replace("@", "-") + suffix)
+        suffix = "" if export_format == "adapter" else f"-{export_format}"
+        target = home.exports / (_stem(model) + suffix)
     origin = {
         "run": model.run_id,
         "checkpoint": model.adapter.name,
         "base": model.base_ref,
         "format": export_format,
     }
+    weights = _base_weights(home.run(model.run_id)) if model.run_id else {}
     if _is_this_export(target, origin):
         return _export_reply(model, target, export_format, was_there=True)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if export_format == "adapter":
-            _copy_adapter(model, target, origin)
+            _copy_adapter(home, model, target, origin | weights)
         elif not _merge(home, model, target, origin):
-            return _still_merging(ref, target)
+            return _still_merging(ref, target, export_format)
     except OSError as error:
         raise UserError(
             "DISK_FULL" if error.errno == errno.ENOSPC else "BAD_ARGUMENT",
@@ -95,6 +112,8 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
         existing_origin = read_json(target / ORIGIN)
     except (OSError, ValueError):  # no readable ORIGIN file
         existing_origin = None
+    if isinstance(existing_origin, dict):
+        existing_origin.pop(BASE_WEIGHTS, None)
     if existing_origin == origin:
         return True
     raise UserError(
@@ -105,7 +124,17 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
     )
 
 
-def _copy_adapter(model: ModelRef, target: Path, origin: dict[str, str]) -> None:
+def _base_weights(run: RunDir) -> JsonObject:
+    """SHA-256 of the weight files that the run was trained on, under its key in ORIGIN; {} of a
+    run whose manifest cannot be read. Whoever trains the adapter on is held to the same base."""
+    try:
+        files = Manifest.read(run.manifest).model.files
+    except (OSError, DamagedRecord):
+        return {}
+    return {BASE_WEIGHTS: {name: files[name] for name in files if name.endswith(".safetensors")}}
+
+
+def _copy_adapter(home: Home, model: ModelRef, target: Path, origin: JsonObject) -> None:
     """Copy a PEFT adapter to `target`, with a name of its base model that other tools can load."""
     source = model.adapter
     assert source is not None  # `export` refuses base models
@@ -119,11 +148,27 @@ def _copy_adapter(model: ModelRef, target: Path, origin: dict[str, str]) -> None
         is_hub_id = "/" in model.base_ref and not os.path.isabs(model.base_ref)
         config["base_model_name_or_path"] = model.base_ref if is_hub_id else str(model.base_path)
     write_json(folder / "adapter_config.json", config)
+    _add_card(home, model, folder)
     _move_into_place(folder, target, origin)
 
 
+def _stem(model: ModelRef) -> str:
+    """The model's name as the beginning of a file name."""
+    if model.run_id or model.adapter is None:
+        return model.ref.replace("@", "-")
+    return model.adapter.name  # named by a path or hub id
+
+
+def _add_card(home: Home, model: ModelRef, folder: Path) -> None:
+    """Write the model card of the run that trained the model to `folder`, if this home has it."""
+    if model.run_id:
+        card = html_report.model_card(home, model.run_id)
+        (folder / _CARD).write_text(card, encoding="utf-8")
+
+
 def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) -> bool:
-    """Let a worker merge the adapter into its base, and move the result to `target`.
+    """Let a worker merge the adapter into its base, and move the result to `target`: a model
+    folder, or a GGUF file with its Modelfile.
 
     Returns True when it is there, False if the merge is still going on after `WAIT_S` seconds.
     Raises UserError DEPLOY_FAILED, with the end of the worker's log, if the merge failed.
@@ -134,27 +179,35 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
     job.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{key}.aside")
     worker_lock, log = job / "alive.lock", job / "export.log"
-    if not is_locked(worker_lock) and not _is_model(home, aside):
-        _start_merge(home, model, job, aside)
+    gguf_name = ""
+    if origin["format"].startswith(_GGUF):
+        gguf_name = f"{_stem(model)}.{origin['format'].removeprefix(_GGUF)}.gguf"
+    if not is_locked(worker_lock) and not _is_finished(home, aside, gguf_name):
+        _start_merge(home, model, job, aside, gguf_name)
     deadline = time.monotonic() + WAIT_S
     while is_locked(worker_lock):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
-    if not _is_model(home, aside):
+    if not _is_finished(home, aside, gguf_name):
         shutil.rmtree(aside, ignore_errors=True)
         last_lines = read_tail(log, 2000).strip().splitlines()[-3:]
         log_end = " | ".join(last_lines)[:400]
         raise UserError("DEPLOY_FAILED", "the merge did not finish", hint=f"Its log: {log_end}")
+    if gguf_name:
+        modelfile_text = modelfile.text(model.base_path, gguf_name)
+        (aside / "Modelfile").write_text(modelfile_text, encoding="utf-8")
+    _add_card(home, model, aside)
     _move_into_place(aside, target, origin)
     shutil.rmtree(job, ignore_errors=True)
     return True
 
 
-def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path) -> None:
+def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path, gguf_name: str) -> None:
     """Start a worker that merges the model into the folder `aside`, unless one is at work.
 
-    `job` is the folder of the worker's config, lock and log.
+    `gguf_name`: of the GGUF file that it writes there; "" for a model folder. `job` holds the
+    worker's config, lock and log.
     """
     python = launcher.worker_python(home)
     shutil.rmtree(aside, ignore_errors=True)
@@ -162,6 +215,7 @@ def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path) -> None:
         "base_path": str(model.base_path),
         "adapter": str(model.adapter),
         "out": str(aside),
+        "gguf": gguf_name,
     }
     write_json(job / "config.json", config)
     lock = take_lock(job / "alive.lock")
@@ -174,10 +228,13 @@ def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path) -> None:
         os.close(lock)
 
 
-def _is_model(home: Home, folder: Path) -> bool:
-    """Whether the folder exists and holds a complete model."""
+def _is_finished(home: Home, folder: Path, gguf_name: str) -> bool:
+    """Whether the worker has written the folder, which it does as a whole: with the GGUF file
+    `gguf_name`, or, where that is "", with a complete model."""
     if not folder.is_dir():
         return False
+    if gguf_name:
+        return (folder / gguf_name).is_file()
     try:
         catalog.resolve_model(home, str(folder))
         return True
@@ -193,7 +250,7 @@ def _new_folder_beside(target: Path) -> Path:
     return aside
 
 
-def _move_into_place(aside: Path, target: Path, origin: dict[str, str]) -> None:
+def _move_into_place(aside: Path, target: Path, origin: JsonObject) -> None:
     """Add the ORIGIN file to the finished folder `aside` and rename it to `target`."""
     write_json(aside / ORIGIN, origin)
     sync_folder(aside)  # before the rename, so that a power failure leaves no half export
@@ -217,9 +274,9 @@ def _export_reply(model: ModelRef, target: Path, export_format: str, *, was_ther
     }
 
 
-def _still_merging(ref: str, target: Path) -> Reply:
+def _still_merging(ref: str, target: Path, export_format: str) -> Reply:
     """The reply about a merge that is still going on, with the call that returns it later."""
-    same_call = {"run_id": ref, "action": "export", "format": "merged", "path": str(target)}
+    same_call = {"run_id": ref, "action": "export", "format": export_format, "path": str(target)}
     return {
         "model": ref,
         "state": "exporting",

@@ -33,7 +33,8 @@ from engine.processes.deployments import (
     describe,
     list_deployments,
 )
-from engine.records.run_config import GRPOConfig
+from engine.records.known_settings import KnownSettings
+from engine.records.run_config import GRPOConfig, SFTConfig
 from engine.serving import placement
 from engine.serving.export import export
 
@@ -172,8 +173,9 @@ def _target_of(home: Home, name: str) -> Target:
     ref = catalog.resolve_model(home, name)
     if ref.adapter is None:
         return Target(ref, name=ref.base_ref, adapter="", thinking=False)
-    config = home.run(ref.run_id).read_config()
-    thinking = isinstance(config, GRPOConfig) and config.settings.thinking
+    config = home.run(ref.run_id).read_config() if ref.run_id else None
+    trained = config.settings if isinstance(config, (SFTConfig, GRPOConfig)) else None
+    thinking = KnownSettings.of(trained).thinking is True
     return Target(ref, name=ref.ref, adapter=str(ref.adapter), thinking=thinking)
 
 
@@ -440,7 +442,9 @@ def _ask(
 ) -> tuple[Reply, list[Reply]]:
     """Ask one model; returns its answer, and the deployments that were started for it.
 
-    If the process ends before it answers, it is started again once. Raises UserError as `chat`.
+    If the process ends before it answers, it is started again once. `deadline` is the time, on the
+    monotonic clock, by which the answer must be there; `asker` is who pays for a start. The errors
+    raised are those of `chat`.
     """
     started: list[Reply] = []
     is_second_try = False

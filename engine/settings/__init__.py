@@ -3,6 +3,7 @@
 
     aliases.py     names from other trainers, and what to write here
     defaults.py    how a setting left out is chosen; which cannot stand together
+    lora_targets.py  which projections of a model `lora_targets` means
     resolution.py  settings checked and resolved, each with its source; TOML files; the reference
                    page
 """

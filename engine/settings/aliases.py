@@ -169,6 +169,7 @@ NOT_FOR: dict[tuple[str, str], str] = {
     ("dpo", "packing"): "DPO always lets the answers of a step share forward passes.",
     ("dpo", "prompts_per_step"): "Use batch_size (pairs per optimizer step).",
     ("dpo", "temperature"): "DPO does not sample while training.",
+    ("dpo", "thinking"): "DPO compares the answers as they are, with the reasoning that they have.",
     ("grpo", "batch_size"): "Use prompts_per_step (tasks) and group_size (completions of each).",
     ("grpo", "epochs"): "GRPO runs for `steps`; each takes prompts_per_step tasks.",
     ("grpo", "loss_on"): "GRPO trains the tokens the policy sampled.",

@@ -17,7 +17,7 @@ from engine.core.errors import UserError
 from engine.core.hardware import Hardware
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
-from engine.records.settings import PROJECTIONS, ROW_ALGORITHMS, GivenSettings
+from engine.records.settings import ROW_ALGORITHMS, GivenSettings
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
 EVAL_ROWS = 400
@@ -154,7 +154,7 @@ def _adapter_defaults(filled: Filled, facts: Facts) -> None:
             filled.sources[name] = PARENT
     filled.default("lora_rank", 16)
     filled.default("lora_alpha", 32)
-    filled.default("lora_targets", list(PROJECTIONS))
+    filled.default("lora_targets", facts.model.targets)
     filled.default("lora_dropout", 0.0)
     if filled["lora_rank"] > facts.model.hidden:
         filled.warnings.append(
@@ -205,11 +205,16 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     The batch is an eighth of the rows, from 1 to 32. If the user gave no `steps`, they follow from
     `epochs`: by default 3, for DPO (which overfits sooner) 1.
     """
+    env = facts.env
     rows = filled["max_examples"]
+    if algorithm == "sft" and rows is not None and env is not None and env.answered_rows:
+        rows = round(rows * env.sft_rows / env.answered_rows)  # the template may split answers
     filled.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
     if algorithm == "sft":
         filled.default("loss_on", "assistant")
         filled.default("packing", True)
+        all_reasoned = env is not None and 0 < env.reasoned == env.answered_lengths
+        filled.default("thinking", "require" if all_reasoned else "keep")
     else:
         filled.default("beta", 0.1)
     if filled.values.get("steps") is None:
@@ -218,7 +223,9 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         filled.default("steps", filled["epochs"] * steps_per_epoch)
     else:
         filled.default("epochs", None)
-    longest_row = facts.env.longest_total if facts.env else 0  # tokens; 0: not known
+    longest_row = 0  # tokens; 0: not known
+    if env is not None:
+        longest_row = env.longest_total if algorithm == "sft" else env.longest_in_pairs
     _length_default(filled, facts, longest_row or _UNKNOWN_ROW_LENGTH)
     if filled["batch_size"] > _LARGE_BATCH:
         filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
@@ -301,7 +308,9 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
     return max(limit, 1024) if thinking else limit
 
 
-def exam_limits(env: EnvFacts, context: int, max_length: int) -> SamplingLimits:
+def exam_limits(
+    env: EnvFacts, context: int, max_length: int, *, thinking: bool = False
+) -> SamplingLimits:
     """The limits of sampling in the evaluations of SFT and DPO, which have no settings for that.
 
     They are the defaults of GRPO and of evaluations, so that results can be compared.
@@ -310,9 +319,10 @@ def exam_limits(env: EnvFacts, context: int, max_length: int) -> SamplingLimits:
         context: the longest context of the model in tokens.
         max_length: the setting of the run, which limits its train rows. For sampling it is raised,
             up to `context`, if an episode of full length would not fit.
+        thinking: whether the model is asked to think first.
     """
     turns = _default_turns(env)
-    tokens_per_turn = _fit_into_context(context, env, max_tokens(env, thinking=False))
+    tokens_per_turn = _fit_into_context(context, env, max_tokens(env, thinking))
     longest_episode = env.longest_prompt + _tokens_after_prompt(turns, tokens_per_turn)
     return SamplingLimits(
         max_tokens=tokens_per_turn,
@@ -397,11 +407,18 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 def check_env(algorithm: str, env: EnvFacts) -> None:
     """Raise UserError BAD_ARGUMENT for an environment that the algorithm cannot learn from.
 
-    SFT needs reference answers, DPO a worse answer beside them, GRPO a score; all need train rows.
+    SFT needs reference answers, DPO pairs of a better and a worse one, GRPO a score; all need train
+    rows.
     """
     if env.train_rows == 0:
         problem = "has no train rows"
         hint = "Give rows with split = train."
+    elif env.kind == "preference" and algorithm in ("sft", "grpo"):
+        problem = f"holds preferences (chosen and rejected answers), which {algorithm} cannot use"
+        hint = (
+            'Use algorithm="dpo"; or keep the chosen answers as prompt and completion, and push '
+            "them for sft."
+        )
     elif algorithm == "sft" and env.answered_rows == 0:
         problem = "has no reference answers to imitate"
         hint = 'Set `answer` on its tasks, or use algorithm="grpo".'
@@ -546,7 +563,7 @@ def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
     SETTING_INVALID if the model's template cannot switch it on, SETTING_NOT_APPLICABLE for a
     length penalty while it is off.
     """
-    if values.get("thinking") and not model.thinking:
+    if values.get("thinking") is True and not model.thinking:
         raise _invalid_setting(
             "thinking",
             "thinking = true, but the model's chat template has no think block to switch on",

@@ -10,7 +10,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -28,6 +28,7 @@ from engine.records.settings import (
     DPOSettings,
     GivenSettings,
     GRPOSettings,
+    Reasoning,
     SamplingSettings,
     Settings,
     SFTSettings,
@@ -35,6 +36,7 @@ from engine.records.settings import (
     expects,
 )
 from engine.settings import aliases, defaults
+from engine.settings.lora_targets import with_own_targets
 
 _VALUE_HINTS = {
     "group_size": "With one completion per task every advantage is zero; 4 to 16 is usual.",
@@ -88,9 +90,19 @@ class TrainFile(NamedTuple):
     settings: GivenSettings
 
 
-def wants(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"]) -> bool:
+def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"]) -> bool:
     """Whether a caller switched this setting on, before the settings are resolved."""
     return given.get(name) is True
+
+
+def counted_thinking(algorithm: str, given: GivenSettings) -> bool | Reasoning:
+    """The setting `thinking` that rows are counted with before the settings are resolved. What is
+    no value of it counts as left out; it is refused later."""
+    if algorithm == "dpo":
+        return "keep"  # DPO has no such setting: it compares the answers as they are
+    if algorithm != "sft":
+        return is_switched_on(given, "thinking")
+    return next((word for word in get_args(Reasoning) if word == given.get("thinking")), "keep")
 
 
 def check_algorithm(algorithm: str) -> None:
@@ -173,7 +185,7 @@ def resolve(
 
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
     """
-    user_settings = validate(algorithm, settings)
+    user_settings = with_own_targets(validate(algorithm, settings), model)
     check_algorithm(algorithm)
     defaults.check_loss(user_settings)
     defaults.check_sampler(user_settings, vllm)

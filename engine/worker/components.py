@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,14 +87,26 @@ class Loading:
 def loading_of(config: RunConfig) -> Loading:
     """How a run loads its base model, from its config.
 
-    Evaluations have no settings for precision and quantization: they keep the defaults.
+    Evaluations have no settings for precision and quantization, DPO has none for thinking: there
+    the defaults stay.
 
     Raises:
         ValueError: for a regrade, which loads no model.
     """
     match config:
-        case SFTConfig(settings=settings) | DPOConfig(settings=settings):
-            return Loading(settings.precision, settings.quantization, settings.steps)
+        case SFTConfig(settings=settings):
+            return Loading(
+                precision=settings.precision,
+                quantization=settings.quantization,
+                steps=settings.steps,
+                thinking=settings.thinking == "require",
+            )
+        case DPOConfig(settings=settings):
+            return Loading(
+                precision=settings.precision,
+                quantization=settings.quantization,
+                steps=settings.steps,
+            )
         case GRPOConfig(settings=settings) | ProbeConfig(settings=settings):
             return Loading(
                 precision=settings.precision,
@@ -195,7 +207,7 @@ def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProc
         yield process
 
 
-def tasks_of(components: Components, split: str) -> list[TaskRow]:
+def tasks_of(components: Components, split: str) -> Sequence[TaskRow]:
     """The task rows of `split`, train or heldout."""
     return read_tasks(components.env, split)
 
@@ -207,8 +219,11 @@ def evaluation_limits(
     follow from the lengths in the dataset and the model's context."""
     config = job.config
     context = components.base.network.shape.context
-    facts = env_facts(job.run.home, components.env, Path(config.base.path))
-    limits = defaults.exam_limits(facts, context, config.settings.max_length)
+    thinking = config.settings.thinking if isinstance(config, SFTConfig) else "keep"
+    facts = env_facts(job.run.home, components.env, Path(config.base.path), thinking=thinking)
+    limits = defaults.exam_limits(
+        facts, context, config.settings.max_length, thinking=thinking == "require"
+    )
     return EvaluationLimits(limits.max_tokens, limits.max_turns, limits.max_length)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from engine.core.files import Appender
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.evidence.verdict.verdict import run_verdict
+from engine.models.hashes import weight_hashes
 from engine.records.run_config import EvaluateConfig, ProbeConfig
 from engine.records.settings import EvaluationSettings
 from engine.runs import stored_answers
@@ -20,7 +21,6 @@ from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.trajectory import Group
 from engine.worker.evaluation import heldout
-from engine.worker.manifest import weight_hashes
 from engine.worker.network.adapter import LoraSpec, read_adapter
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, fits

@@ -8,15 +8,14 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-from engine.core.files import read_object, write_json
 from engine.core.hardware import detect
 from engine.home.run_dir import Home
+from engine.models.hashes import file_hashes
 from engine.records.manifest import (
     Choice,
     EnvironmentUsed,
@@ -125,11 +124,6 @@ def settings_hash(settings: CommonSettings) -> str:
     return hashlib.sha256(json.dumps(settings.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
-def weight_hashes(home: Home, folder: Path) -> dict[str, str]:
-    """SHA-256 of the safetensors files in a model's folder, by file name."""
-    return file_hashes(home, sorted(folder.glob("*.safetensors")))
-
-
 def model_hashes(home: Home, folder: Path) -> dict[str, str]:
     """SHA-256 of a model's weights, configuration and templates, by file name. card.json, which is
     ours and not the model's, is left out."""
@@ -139,23 +133,3 @@ def model_hashes(home: Home, folder: Path) -> dict[str, str]:
         if file.suffix in (".safetensors", ".json", ".jinja") and file.name != "card.json"
     ]
     return file_hashes(home, files)
-
-
-def file_hashes(home: Home, files: Iterable[Path]) -> dict[str, str]:
-    """The SHA-256 of each file in hexadecimal, by file name.
-
-    A hash comes from the home's cache if the file has the path, size and modification time that it
-    had when it was hashed. Other files are read, and their hashes added to the cache.
-    """
-    cache_file = home.cache / "hashes.json"
-    cache: dict[str, str] = read_object(cache_file)
-    hashes = {}
-    for file in files:
-        status = file.stat()
-        key = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}"
-        if key not in cache:
-            cache[key] = digest(file)
-        hashes[file.name] = cache[key]
-    home.cache.mkdir(parents=True, exist_ok=True)
-    write_json(cache_file, cache)
-    return hashes

@@ -10,9 +10,12 @@ has one of its own; the gradient is the same.
 import math
 import random
 import time
+from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
+from engine.environments.indexed.rows import IndexedRows
 from engine.records.run_config import SFTConfig
 from engine.worker.components import (
     Components,
@@ -24,12 +27,15 @@ from engine.worker.components import (
 )
 from engine.worker.core.batch import Row
 from engine.worker.core.job import Job, Result, require
+from engine.worker.core.rows_on_demand import RowsOnDemand
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import CrossEntropy, LossRow
 from engine.worker.network.policy import Policy
 from engine.worker.training import Training
 from engine.worker.update.losses import cross_entropy
 from envs.json_types import TaskRow, ToolSchema
+
+RENDERED_FIRST = 50_000  # rows of a large dataset that are tokenised before the first step
 
 
 def train(job: Job[SFTConfig]) -> Result:
@@ -42,7 +48,7 @@ def train(job: Job[SFTConfig]) -> Result:
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
-    train_tasks = [t for t in tasks_of(components, "train") if t["gold"]]
+    train_tasks = answered(tasks_of(components, "train"))
     require(train_tasks, "training rows with an answer", "Give the tasks an answer to learn from.")
     rows = render(job, components, sample_rows(train_tasks, settings.max_examples, settings.seed))
     eval_tasks = heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows)
@@ -135,12 +141,23 @@ def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]
     """
     per_epoch = math.ceil(count / batch_size)
     epoch, index = divmod(step - 1, per_epoch)
-    order = list(range(count))
-    random.Random(f"{seed}-{epoch}").shuffle(order)
-    return order[index * batch_size : (index + 1) * batch_size]
+    return list(_order_of_epoch(epoch, count, seed)[index * batch_size : (index + 1) * batch_size])
 
 
-def sample_rows(tasks: list[TaskRow], limit: int | None, seed: int) -> list[TaskRow]:
+@lru_cache(maxsize=1)
+def _order_of_epoch(epoch: int, count: int, seed: int) -> "array[int]":
+    """The indices of all rows in the order of an epoch; of millions of rows it is made once."""
+    order = array("Q", range(count))
+    random.Random(f"{seed}-{epoch}").shuffle(order)  # type: ignore[arg-type] - swaps elements alone
+    return order
+
+
+def answered(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
+    """The tasks with an answer. In a dataset that is read row by row every task has one."""
+    return tasks if isinstance(tasks, IndexedRows) else [task for task in tasks if task["gold"]]
+
+
+def sample_rows(tasks: Sequence[TaskRow], limit: int | None, seed: int) -> Sequence[TaskRow]:
     """Draw `limit` tasks by the seed and return them in their original order. All tasks are
     returned if `limit` is None or 0, or if there are not more."""
     if not limit or limit >= len(tasks):
@@ -149,31 +166,50 @@ def sample_rows(tasks: list[TaskRow], limit: int | None, seed: int) -> list[Task
     return [tasks[i] for i in sorted(indices)]
 
 
-def render(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[Row]:
-    """Render each task's conversation as a row of token ids with a loss mask, cut at max_length.
+def render(
+    job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]
+) -> list[Row] | RowsOnDemand[Row]:
+    """Render each task's conversation as rows of token ids with loss masks, cut at max_length.
 
-    A row without a supervised token, such as one that lost them by the cut, would train nothing and
-    is dropped. The event `data` says how many rows were cut and dropped.
+    A conversation is one row, or several where the chat template writes earlier turns differently
+    once more messages follow. A row without a supervised token, such as one that lost them by the
+    cut, would train nothing and is dropped. The event `data` says how many rows were cut and
+    dropped, and how many conversations were split.
+
+    More than `RENDERED_FIRST` rows of a large dataset are rendered when a step needs them; of a
+    conversation that the template splits, only the last row is trained then.
 
     Raises:
         WorkerFailure: kind data, when no row is left.
     """
+    if isinstance(tasks, IndexedRows) and len(tasks) > RENDERED_FIRST:
+        message = (
+            f"{len(tasks)} rows, each read when it is trained on; of a conversation that the chat "
+            "template splits, the last turn"
+        )
+        job.event("data", message, rows=len(tasks))
+        return RowsOnDemand(tasks, lambda task: _last_row_of(job, components, task))
     rows = []
-    cut_rows = dropped_rows = 0
+    cut_rows = dropped_rows = split_tasks = 0
     for task in tasks:
-        row, full_length = _row_of(job, components, task)
-        if not any(row.loss_mask):
-            dropped_rows += 1
-            continue
-        if len(row.ids) < full_length:
-            cut_rows += 1
-        rows.append(row)
+        rendered = _rows_of(job, components, task)
+        split_tasks += len(rendered) > 1
+        dropped_rows += not rendered
+        for row, full_length in rendered:
+            if not any(row.loss_mask):
+                dropped_rows += 1
+                continue
+            if len(row.ids) < full_length:
+                cut_rows += 1
+            rows.append(row)
+    split = f", {split_tasks} conversations split by the chat template" if split_tasks else ""
     job.event(
         "data",
-        f"{len(rows)} rows, {cut_rows} cut at max_length, {dropped_rows} dropped",
+        f"{len(rows)} rows, {cut_rows} cut at max_length, {dropped_rows} dropped{split}",
         rows=len(rows),
         truncated=cut_rows,
         dropped=dropped_rows,
+        split=split_tasks,
         tokens=sum(len(r.ids) for r in rows),
         supervised_tokens=sum(sum(r.loss_mask) for r in rows),
     )
@@ -191,23 +227,27 @@ def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow])
     """Render the held-out tasks as the training rows are, so that their loss can be measured. Left
     out are tasks without an answer, and rows that have no supervised token after the cut at
     max_length."""
-    rows = []
-    for task in tasks:
-        if not task["gold"]:
-            continue
-        row, _ = _row_of(job, components, task)
-        if any(row.loss_mask):
-            rows.append(LossRow(task["id"], row))
-    return rows
+    return [
+        LossRow(task["id"], row)
+        for task in tasks
+        if task["gold"]
+        for row, _ in _rows_of(job, components, task)
+        if any(row.loss_mask)
+    ]
 
 
-def _row_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> tuple[Row, int]:
-    """Render a task's conversation. Returns (the row, cut at max_length; how many ids it has
-    uncut)."""
+def _rows_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> list[tuple[Row, int]]:
+    """Render a task's conversation. Returns for each of its rows (the row, cut at max_length; how
+    many ids it has uncut)."""
     settings = job.config.settings
-    conversation = components.renderer.conversation(
-        task["gold"], tools_of(components, task), settings.loss_on
+    rendered = components.renderer.rows(
+        task["gold"], tools_of(components, task), settings.loss_on, settings.thinking
     )
     limit = settings.max_length
-    row = Row(conversation.ids[:limit], conversation.loss_mask[:limit])
-    return row, len(conversation.ids)
+    return [(Row(row.ids[:limit], row.loss_mask[:limit]), len(row.ids)) for row in rendered]
+
+
+def _last_row_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> Row | None:
+    """The last row of a task's conversation; None where it has no token to train."""
+    rows = _rows_of(job, components, task)
+    return rows[-1][0] if rows and any(rows[-1][0].loss_mask) else None

@@ -19,6 +19,7 @@ import torch
 
 from engine.evidence.detect.alerts import Watch, alert_fields
 from engine.evidence.verdict.verdict import run_verdict
+from engine.models.hashes import weight_hashes
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.run_config import TrainConfig
@@ -34,7 +35,7 @@ from engine.worker.evaluation.during_training import (
     Questions,
 )
 from engine.worker.evaluation.heldout_loss import HeldoutLoss
-from engine.worker.manifest import weight_hashes, write_manifest
+from engine.worker.manifest import write_manifest
 from engine.worker.network.adapter import read_adapter
 from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import SamplingParams
@@ -433,7 +434,7 @@ class Training:
                 checkpoint.verify(folder)
                 return folder
             except WorkerFailure as failure:
-                new_folder = checkpoint.set_aside(folder)
+                new_folder = checkpoint.mark_damaged(folder)
                 self.job.event(
                     "checkpoint_damaged",
                     f"{failure.message} {failure.evidence}; it is kept as {new_folder.name} and "

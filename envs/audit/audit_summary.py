@@ -42,7 +42,8 @@ def headline(
     level = "risk" if risks else "warn"
     causes = []
     if GOLD in names:  # how many references fail says more than their mean reward
-        causes.append(f"{failing[0]} of {failing[1]} reference answers fail")
+        failing_count, gold_count = failing
+        causes.append(f"{failing_count} of {gold_count} reference answers fail")
     others = [name for name in names if name != GOLD]
     if others:
         causes.append(f"look at: {', '.join(_with_means(name, means) for name in others)}")
@@ -52,9 +53,9 @@ def headline(
 def _with_means(name: str, means: Mapping[str, float]) -> str:
     """The name of a risk or weakness, followed by the mean rewards that show it.
 
-    For example "filler 0.80", or "pays for length (junk of one word 0.10, endless 0.40)". Only the
-    name for a finding that is neither a probe nor PAYS_FOR_LENGTH. `means` maps each probe to its
-    mean reward.
+    For example "filler 0.80", or "pays for length (junk of one word 0.10, endless 0.40)". A finding
+    that is neither a probe nor PAYS_FOR_LENGTH is shown by its name alone. `means` maps each probe
+    to its mean reward.
     """
     if name == PAYS_FOR_LENGTH:
         if _pays_for_junk(means):

@@ -148,10 +148,10 @@ class _Changed:
         return bool(self.second["error"])
 
     def example(self) -> dict[str, object]:
-        """What a report shows: which answer it is, its two rewards and the error if there is one.
+        """What a report shows of the answer.
 
-        The keys are those of `answer.identity`, then `first`, `second` and, if scoring failed in
-        the fresh process, `error`.
+        The keys are those of `answer.identity`, then `first` (the reward it got in the audit),
+        `second` (its reward in a fresh process) and, if scoring failed there, `error`.
         """
         example = {
             **self.answer.identity,

@@ -151,7 +151,10 @@ def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Ra
 def _row_with_messages(
     row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random
 ) -> _ProbedRow:
-    """A multi-turn row with its probes; arguments as in `_row_with_texts`."""
+    """A multi-turn row with its probes.
+
+    `pool` holds tasks whose reference answers serve as wrong ones; `rng` makes random choices.
+    """
     task = Task.from_row(row)
     others = [_assistant(other) for other in pool if other.id != task.id and other.answer]
     probes = message_probes(task.prompt_text, _assistant(task), others, rng)
@@ -246,7 +249,10 @@ def _score_all(
 def _add_results(
     findings: Findings, row: _ProbedRow, results: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Add the scores of a row's probes (name of the probe -> score) to `findings`."""
+    """Add the scores of a row's probes (name of the probe -> score) to `findings`.
+
+    The gold answer is one of the probes; the others are compared with its reward.
+    """
     gold = results.get(GOLD)
     gold_reward = None
     if gold is not None:

@@ -38,11 +38,12 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
         if name in findings.tallies
     ]
     risks, weaknesses = _risks(findings, table), _weaknesses(table)
-    verdict = "ok"
     if risks:
         verdict = "risk"
     elif weaknesses:
         verdict = "warn"
+    else:
+        verdict = "ok"
     failing = len(findings.gold_failing), findings.gold_rows
     covered = f"{findings.rows} of {rows} rows scored"
     sorted_seconds = sorted(findings.seconds)

@@ -315,7 +315,7 @@ def task_problem(
     if task.id in index_of_id:
         first = index_of_id[task.id]
         return f"tasks()[{first}] and [{index}] share the id {task.id!r}", "Make every id unique."
-    if needs_answer and not task.answer_messages:
+    if needs_answer and not task.answer_messages and not task.preference:
         return (
             f"task {task.id!r} has no answer, and without score() this is an SFT dataset",
             "Give every task an answer, or define score().",

@@ -23,7 +23,7 @@ from envs.config.settings import Limits
 from envs.host.launch import Launch
 from envs.host.redact import SecretFilter
 from envs.isolation.packages import InstallOrder, Packages
-from envs.isolation.sandbox import Held, Reach, Sandbox
+from envs.isolation.sandbox import Confinement, Reach, Sandbox
 from envs.json_types import Reply, Request
 
 REPLY_BYTES = 1 << 20  # of one score or one env message
@@ -44,12 +44,20 @@ class Fault(Exception):
     Attributes:
         alive: whether the process is still usable. If not, it has to be closed.
         problem: the environment's own problem, where that is the cause.
+        timed_out: whether the call took longer than it may.
     """
 
-    def __init__(self, text: str, alive: bool = False, problem: EnvProblem | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        alive: bool = False,
+        problem: EnvProblem | None = None,
+        timed_out: bool = False,
+    ) -> None:
         super().__init__(text)
         self.alive = alive
         self.problem = problem
+        self.timed_out = timed_out
 
 
 class Pipe:
@@ -120,7 +128,7 @@ class Pipe:
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
 
-    def greet(self, seconds: float) -> tuple[Held, Mapping[str, Any]]:
+    def greet(self, seconds: float) -> tuple[Confinement, Mapping[str, Any]]:
         """Wait at most `seconds` until the environment is loaded.
 
         The env process sends two messages: "hello" (how it is isolated), then "ready" (the
@@ -135,12 +143,12 @@ class Pipe:
             Fault: the env process ended, took too long or sent anything else.
         """
         deadline = time.monotonic() + seconds
-        held: Held | None = None
+        confinement: Confinement | None = None
         while True:
             message = self._read(deadline, ROW_BYTES, "importing the environment", seconds)
-            if isinstance(message.get("hello"), dict) and held is None:
+            if isinstance(message.get("hello"), dict) and confinement is None:
                 hello = message["hello"]
-                held = Held(
+                confinement = Confinement(
                     level=str(hello.get("level")),
                     holds=tuple(str(hello.get("isolation")).split(", ")),
                     gaps=tuple(hello.get("gaps") or ()),
@@ -148,8 +156,8 @@ class Pipe:
                 self.child_pid = hello.get("pid")
             elif isinstance(message.get("problem"), dict):
                 raise EnvProblem.from_dict(message["problem"])
-            elif isinstance(message.get("ready"), dict) and held is not None:
-                return held, message["ready"]
+            elif isinstance(message.get("ready"), dict) and confinement is not None:
+                return confinement, message["ready"]
             else:
                 raise Fault("the env process spoke out of turn")
 
@@ -288,7 +296,7 @@ class Pipe:
         poller.register(fd, event)
         remaining = deadline - time.monotonic()
         if remaining <= 0 or not poller.poll(math.ceil(remaining * 1000)):
-            raise Fault(f"{doing} did not answer within {seconds:g} s")
+            raise Fault(f"{doing} did not answer within {seconds:g} s", timed_out=True)
 
     def _lost_message(self, doing: str) -> str:
         """The message that the parent process itself is gone.

@@ -23,7 +23,7 @@ from envs.config.settings import Limits, read_settings
 from envs.host.loader import MAX_TASKS, check_tools, task_problem
 from envs.host.pipe import Fault, Pipe
 from envs.isolation.packages import packages_of
-from envs.isolation.sandbox import Held, Sandbox
+from envs.isolation.sandbox import Confinement, Sandbox
 from envs.json_types import ChatMessage, EnvDescription, Request, ScoreReply, TaskRow
 
 MAX_METRICS = 64  # of one score
@@ -35,7 +35,15 @@ KINDS = ("single", "multi", "sft")
 
 
 class EpisodeFailed(Exception):
-    """A rollout cannot go on; the text says why."""
+    """A rollout cannot go on; the text says why.
+
+    Attributes:
+        timed_out: whether a call of the environment took longer than it may.
+    """
+
+    def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        super().__init__(text)
+        self.timed_out = timed_out
 
 
 class EnvProcess:
@@ -74,7 +82,7 @@ class EnvProcess:
         self._pipe: Pipe | None = None  # None while the process does not run
         self._description: EnvDescription | None = None
         self.sandbox = sandbox or Sandbox()
-        self._held: Held | None = None
+        self._confinement: Confinement | None = None
         self._problem: EnvProblem | None = None  # raised by every further call
         self._failed_loads = 0  # in a row
         self._episode_numbers = itertools.count(1)
@@ -93,16 +101,16 @@ class EnvProcess:
         return self._limits
 
     @property
-    def held(self) -> Held:
+    def confinement(self) -> Confinement:
         """The isolation around user code; starts the process. Raises EnvProblem."""
         self.describe()  # starts the process
-        assert self._held is not None  # describe raises otherwise
-        return self._held
+        assert self._confinement is not None  # describe raises otherwise
+        return self._confinement
 
     @property
     def isolation(self) -> str:
         """The isolation in words, its level first; starts the process. Raises EnvProblem."""
-        return str(self.held)
+        return str(self.confinement)
 
     @property
     def level(self) -> str:
@@ -110,7 +118,7 @@ class EnvProcess:
 
         A self-test inside the process finds it, so this starts the process. Raises EnvProblem.
         """
-        return self.held.level
+        return self.confinement.level
 
     @property
     def gaps(self) -> list[str]:
@@ -118,7 +126,7 @@ class EnvProcess:
 
         Starts the process. Raises EnvProblem.
         """
-        return list(self.held.gaps)
+        return list(self.confinement.gaps)
 
     @property
     def pid(self) -> int | None:
@@ -201,7 +209,7 @@ class EnvProcess:
                 value = self._call(op, body, self.limits.call_seconds)
             score = _checked_score(value)
         except Fault as fault:
-            score = failed_score(str(fault))
+            score = failed_score(str(fault), timed_out=fault.timed_out)
         except EnvProblem as problem:
             score = failed_score(str(problem))
         score["seconds"] = time.monotonic() - began
@@ -238,13 +246,13 @@ class EnvProcess:
             limits = self.limits
             self._pipe = Pipe(
                 self.source,
-                packages_of(self.python),
-                limits,
-                self.secrets,
-                self.log,
-                self.sandbox,
+                packages=packages_of(self.python),
+                limits=limits,
+                secrets=self.secrets,
+                log=self.log,
+                sandbox=self.sandbox,
             )
-            self._held, description = self._pipe.greet(limits.start_seconds)
+            self._confinement, description = self._pipe.greet(limits.start_seconds)
             self._description = _checked_description(description)
             self.generation += 1
             self._failed_loads = 0
@@ -281,7 +289,7 @@ class Episode:
         self.task = task
         self.number = number
         self._history: list[tuple[ChatMessage, Any]] = []  # (message sent, reply), to replay
-        self._failed = ""  # why it failed; "" while it has not
+        self._failed: EpisodeFailed | None = None  # once it has
         self._generation = -1  # of the process that has this episode; -1 for none yet
         with process._lock:
             self._begin()
@@ -304,12 +312,14 @@ class Episode:
         A failed episode gets a failed score with the reason and 0 seconds, never an exception.
         """
         if self._failed:
-            return {**failed_score(self._failed), "seconds": 0.0}
+            failed = failed_score(str(self._failed), timed_out=self._failed.timed_out)
+            return {**failed, "seconds": 0.0}
         with self.process._lock:
             try:
                 self._resume()  # the process may have been restarted since the last step
             except EpisodeFailed as error:
-                return {**failed_score(str(error)), "seconds": 0.0}
+                failed = failed_score(str(error), timed_out=error.timed_out)
+                return {**failed, "seconds": 0.0}
             return self.process._ask_for_score("finish", {"episode": self.number})
 
     def close(self) -> None:
@@ -318,12 +328,12 @@ class Episode:
         Nothing is sent if that process has ended: the state is gone with it.
         """
         with self.process._lock:
-            if self._is_held():
+            if self._state_is_in_process():
                 with contextlib.suppress(Fault):
                     body = {"episode": self.number}
                     self.process._call("drop", body, self.process.limits.call_seconds)
 
-    def _is_held(self) -> bool:
+    def _state_is_in_process(self) -> bool:
         """Whether the running process has the episode's state."""
         return self._generation == self.process.generation and self.process._pipe is not None
 
@@ -340,16 +350,16 @@ class Episode:
         from those that it gave the first time.
         """
         if self._failed:
-            raise EpisodeFailed(self._failed)
-        if self._is_held():
+            raise self._failed
+        if self._state_is_in_process():
             return
         self._begin()
         for message, reply in self._history:
             if self._send("step", {"message": message}) != reply:
-                self._failed = (
+                self._failed = EpisodeFailed(
                     "the env process was restarted and the environment did not repeat itself"
                 )
-                raise EpisodeFailed(self._failed)
+                raise self._failed
 
     def _send(self, op: str, body: Request) -> Any:
         """Send one request (`op` is start or step) about this episode.
@@ -361,19 +371,20 @@ class Episode:
             seconds = self.process.limits.call_seconds
             value = self.process._call(op, body | {"episode": self.number}, seconds)
         except (Fault, EnvProblem) as fault:
-            self._failed = str(fault)
-            raise EpisodeFailed(self._failed) from None
+            timed_out = isinstance(fault, Fault) and fault.timed_out
+            self._failed = EpisodeFailed(str(fault), timed_out=timed_out)
+            raise self._failed from None
         if op == "start" or value is None:
             return None
         try:
             return [Message.from_dict(message).to_dict() for message in value]
         except (TypeError, ValueError) as error:
-            self._failed = f"step() answered with no messages: {error}"
-            raise EpisodeFailed(self._failed) from error
+            self._failed = EpisodeFailed(f"step() answered with no messages: {error}")
+            raise self._failed from error
 
 
 @functools.cache
-def isolation_here(sandbox: Sandbox | None = None) -> Held:
+def isolation_here(sandbox: Sandbox | None = None) -> Confinement:
     """The isolation that user code gets on this machine.
 
     It is found by running a template environment; the result is kept for this process.
@@ -386,12 +397,15 @@ def isolation_here(sandbox: Sandbox | None = None) -> Held:
     """
     folder = Path(__file__).resolve().parents[1] / "templates" / "single_turn"
     with EnvProcess(folder, sandbox=sandbox) as process:
-        return process.held
+        return process.confinement
 
 
-def failed_score(error: str) -> ScoreReply:
+def failed_score(error: str, *, timed_out: bool = False) -> ScoreReply:
     """The score of a sample that could not be scored: reward 0, and the reason as `error`."""
-    return {"reward": 0.0, "success": False, "metrics": {}, "error": error}
+    failed: ScoreReply = {"reward": 0.0, "success": False, "metrics": {}, "error": error}
+    if timed_out:
+        failed["timed_out"] = True
+    return failed
 
 
 def _checked_description(received: Mapping[str, Any]) -> EnvDescription:

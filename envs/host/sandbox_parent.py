@@ -255,7 +255,7 @@ def _copy(source: str, target: Path) -> None:
 
 def _run_child(
     launch: Launch,
-    confine_process: Callable[[], sandbox.Held],
+    confine_process: Callable[[], sandbox.Confinement],
     output: int,
     parent: int,
     pid: int | None,
@@ -275,19 +275,19 @@ def _run_child(
     try:
         _separate(box / "work", output)
         _close_all_but(requests, replies)
-        held = confine_process()
+        confinement = confine_process()
         # Set after the change of uid, which clears it: this process dies with its parent.
         kernel.die_with_parent()
         if os.getppid() != parent:  # it died before that was set
             return
         hello = {
-            "level": held.level,
-            "isolation": ", ".join(held.holds),
-            "gaps": held.gaps,
+            "level": confinement.level,
+            "isolation": ", ".join(confinement.holds),
+            "gaps": confinement.gaps,
             "pid": pid,
         }
         _send(replies, {"hello": hello})
-        problem = sandbox.refusal(held, launch.sandbox)
+        problem = sandbox.refusal(confinement, launch.sandbox)
         if problem is None and launch.install is None:
             problem = _problem_of_packages(launch)
         if problem is not None:

@@ -78,7 +78,7 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Held:
+class Confinement:
     """What confines user code in this process.
 
     Attributes:
@@ -134,7 +134,7 @@ def close(
     spaces: str,
     offline: bool,
     reach: Reach,
-) -> Held:
+) -> Confinement:
     """Confine this process for good by every measure that works on this machine.
 
     Then it tests whether the process can get out (`escapes`); a measure counts only if it cannot.
@@ -154,7 +154,7 @@ def close(
     holds += confine.apply(limits, uid, counted_apart=spaces != "")
     if sandbox.mode == "off":  # the owner wants no more than limits
         holds.append("no network" if offline else "network open")
-        return Held(LIMITS, tuple(holds), ('config.toml says sandbox = "off"',))
+        return Confinement(LIMITS, tuple(holds), ('config.toml says sandbox = "off"',))
     kernel.drop_capabilities()
     abi, has_filter = _restrict(limits, box, uid, spaces, reach)
     escaped = escapes(box, limits.network, sandbox.hidden)
@@ -181,7 +181,7 @@ def close(
     level = LIMITS
     if files_confined and calls_refused and not escaped:
         level = FULL if spaces else NO_NAMESPACES
-    return Held(level, tuple(holds), (*gaps, *_gaps(box, uid, spaces)))
+    return Confinement(level, tuple(holds), (*gaps, *_gaps(box, uid, spaces)))
 
 
 def _restrict(
@@ -229,7 +229,7 @@ def _gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
         yield "user code runs as root, without its powers; its processes are not counted"
 
 
-def refusal(confinement: Held, sandbox: Sandbox) -> EnvProblem | None:
+def refusal(confinement: Confinement, sandbox: Sandbox) -> EnvProblem | None:
     """The reason why user code must not start in this process; None if it may.
 
     It is an EnvProblem ENV_SANDBOX: the owner requires more than limits, or user code would run as

@@ -76,7 +76,14 @@ def install(
     """
     if not kernel.LINUX or kernel.MACHINE not in AUDIT_ARCH:
         raise OSError(_ENOSYS, f"no table of system calls for {kernel.MACHINE}")
-    code = program(kernel.MACHINE, network, signals, processes, truncate, os.getpid())
+    code = program(
+        kernel.MACHINE,
+        network=network,
+        signals=signals,
+        processes=processes,
+        truncate=truncate,
+        pid=os.getpid(),
+    )
     kernel.set_seccomp_filter(code)
 
 
@@ -87,7 +94,7 @@ def program(
 
     Args:
         machine: x86_64 or aarch64.
-        network, signals, processes, truncate: as in `install`.
+        network, signals, processes, truncate: see `install`.
         pid: the process the filter is for; the only one that may send signals when `signals` is
             False.
     """
@@ -127,9 +134,12 @@ def program(
 def _refused_numbers(
     numbers: Mapping[str, int], signals: bool, processes: bool, truncate: bool
 ) -> set[int]:
-    """The numbers of the calls that are refused whatever their arguments; as in `program`.
+    """The numbers of the calls that are refused whatever their arguments.
 
-    `numbers` maps each call that the machine has to its number.
+    Args:
+        numbers: maps each call that the machine has to its number.
+        signals, processes, truncate: whether user code may send signals, start processes and
+            truncate files.
     """
     refused = {name for name in numbers if name not in _NOT_ALWAYS_REFUSED}
     if not signals:

@@ -365,7 +365,7 @@ async def hold_quota_lock(home: Home, key: Key, process_lock: "anyio.Lock") -> A
             while file_lock is None:
                 await anyio.sleep(POLL_S)
                 file_lock = take_lock(home.quota_lock(key.name))
-        if file_lock is None:
+        if file_lock is None:  # other calls of this key held a lock all that time
             raise UserError(
                 "HOME_UNUSABLE",
                 f"calls of the key {key.name} that start runs have waited {LOCK_S:g} s for others",

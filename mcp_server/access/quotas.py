@@ -17,7 +17,7 @@ from engine.core.reply import Reply
 from engine.home.rows import DEFAULT_GPU_HOURS, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.runs.submit.admission import EVALUATION_WALL_HOURS, Afford
+from engine.runs.submit.admission import EVALUATION_WALL_HOURS, CapFunction
 from mcp_server.access.audit_log import STARTS, Audit
 from mcp_server.access.keys import Key, stored_request_id
 
@@ -95,17 +95,18 @@ def check_quota(
             return None
         used_hours = _hours_of_last_day(home, store, key, clock)
     hours_left = key.gpu_hours_per_day - used_hours
+    if not is_submit:  # an evaluation
+        if hours_left <= ROUNDING:
+            raise _hours_refusal(key, used_hours, requested_hours=0.0, suggestion="")
+        return None
     if cap_omitted:
         largest_cap = _rounded_down(hours_left)
         if largest_cap == 0:
             raise _submit_refusal(key, used_hours, requested_hours=0.0)
         return _cap_within(largest_cap, resumed_run)
-    if is_submit:
-        requested_hours = float(arguments["max_gpu_hours"])
-        if hours_left <= ROUNDING or requested_hours > hours_left + ROUNDING:
-            raise _submit_refusal(key, used_hours, requested_hours)
-    elif hours_left <= ROUNDING:  # an evaluation
-        raise _hours_refusal(key, used_hours, requested_hours=0.0, suggestion="")
+    requested_hours = float(arguments["max_gpu_hours"])
+    if hours_left <= ROUNDING or requested_hours > hours_left + ROUNDING:
+        raise _submit_refusal(key, used_hours, requested_hours)
     return None
 
 
@@ -192,12 +193,14 @@ def _cap_of_first_call(
     return Cap(config.max_gpu_hours)
 
 
-def cap_function_of(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Afford | None:
+def cap_function_of(
+    home: Home, key: Key, clock: Callable[[], float] = time.time
+) -> CapFunction | None:
     """Make the function by which the engine caps an evaluation or a probe that `key` starts.
 
-    It takes the hours that the work is estimated to need at most, and returns the cap in hours. It
-    raises UserError QUOTA if they do not fit into what is left of the day. The result is None if
-    the hours of the key are not limited.
+    The function takes the hours that the work is estimated to need at most, and returns the cap:
+    the hours after which the engine stops the work. It raises UserError QUOTA if the estimate does
+    not fit into what is left of the day. None if the hours of the key are not limited.
     """
     if not key.gpu_hours_per_day:
         return None
@@ -253,7 +256,9 @@ def _submit_refusal(key: Key, used_hours: float, requested_hours: float) -> User
     `requested_hours` is 0 if the submit names no cap.
     """
     largest_cap = _rounded_down(key.gpu_hours_per_day - used_hours)
-    suggestion = f"call again with max_gpu_hours={_hours_text(largest_cap)}" if largest_cap else ""
+    suggestion = ""
+    if largest_cap > 0:
+        suggestion = f"call again with max_gpu_hours={_hours_text(largest_cap)}"
     return _hours_refusal(key, used_hours, requested_hours, suggestion, field="max_gpu_hours")
 
 

@@ -36,7 +36,8 @@ class Sessions:
         self._max_sessions = max_sessions
         self._clock = clock
         self._last_used: dict[str, dict[bytes, float]] = {}  # by key, then by session id
-        self._opening: Counter[str] = Counter()  # requests under way that may open one, by key
+        # For each key, the requests in progress that may open a session.
+        self._opening: Counter[str] = Counter()
 
     def may_open(self, scope: Scope, key: Key) -> bool:
         """Whether a request by `key`, given by its ASGI `scope`, may pass.

@@ -150,7 +150,7 @@ def submit_train(home: Home, request: TrainRequest) -> Reply:
     from engine.runs import lifecycle
 
     reply = lifecycle.submit(home, request)
-    run_id = reply.get("run_id", "")
+    run_id = reply["run_id"]
     reply.setdefault("metrics_uri", f"run://{run_id}/metrics")
     return with_head(
         reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
@@ -323,6 +323,7 @@ def curate(
     from engine.curation.curated import Choices
 
     choices = Choices(list(source_ids), where, select, max_per_task, pool_models)
+    # The reply has a summary of its own, which says whether anything was stored.
     reply = engine_curate.curate(home, name, choices, preview)
     return with_head(reply.to_json(), f"Curated {name}.")
 
@@ -342,7 +343,7 @@ def deploy(
         home: the home that holds the run.
         run_id: a run or one of its checkpoints, such as RUN@best.
         action: start, stop or export.
-        format: only for an export: adapter or merged.
+        format: only for an export: adapter, merged, gguf-f16 or gguf-q8_0.
         path: folder that an export is written to; "": one in the home.
         roots: folders that `path` must lie in; None: it may lie anywhere.
         key: the caller; it may have a limit of deployments.
@@ -427,14 +428,15 @@ def verify(home: Home, run_id: str) -> Reply:
     return with_head(provenance.verify(home, run_id).to_json(), f"Verified {run_id}.")
 
 
-def inspect_data(path: Path) -> Reply:
-    """List the shapes, bad rows, duplicates, lengths and splits of a data file.
+def inspect_data(home: Home, path: Path, model: str = "") -> Reply:
+    """List the shapes, bad rows, duplicates, lengths and splits of a data file, with `model` also
+    its lengths in tokens of that model.
 
     Raises UserError DATASET_INVALID if the file cannot be read as data.
     """
-    from engine.environments import datasets
+    from engine.environments import data_inspection
 
-    return with_head(datasets.inspect(path).to_json(), f"Looked into {path}.")
+    return with_head(data_inspection.inspect(home, path, model).to_json(), f"Looked into {path}.")
 
 
 def build_env(home: Home, folder: str) -> Reply:

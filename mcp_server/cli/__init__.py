@@ -3,7 +3,6 @@
 __main__.py        `python -m mcp_server.cli`, as client configurations start it
 client_config.py   the entry in each agent's configuration file
 data_commands.py   commands about data files
-demo.py            the whole loop through a real client
 env_commands.py    commands about environments
 key_commands.py    commands about keys
 main.py            `honesmith`: serve, setup, demo, doctor, init, and the verbs

@@ -6,8 +6,19 @@ from typing import Annotated
 import typer
 
 from mcp_server.api import verbs
-from mcp_server.screen.terminal import FAILED, OK, CommandGroup, Json, command, show
+from mcp_server.screen.terminal import (
+    FAILED,
+    OK,
+    CommandGroup,
+    HomeFolder,
+    Json,
+    command,
+    home_of,
+    show,
+    working,
+)
 
+READING = "reading the rows; a million takes about a minute"
 app = typer.Typer(help="Data files.", no_args_is_help=True, cls=CommandGroup)
 
 
@@ -15,10 +26,15 @@ app = typer.Typer(help="Data files.", no_args_is_help=True, cls=CommandGroup)
 @command
 def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="JSONL, JSON, CSV or parquet.")],
+    model: Annotated[
+        str, typer.Option("--model", help="Count tokens of pebble, a path, a hub id or a run.")
+    ] = "",
+    home: HomeFolder = None,
     as_json: Json = False,
 ) -> int:
     """What is in a data file: shapes, bad rows by line, duplicates, lengths, splits."""
-    reply = verbs.inspect_data(file)
+    with working(READING, as_json):
+        reply = verbs.inspect_data(home_of(home), file, model)
     show(reply, as_json)
     return FAILED if reply["bad"] else OK  # bad: how many lines are not rows
 

@@ -1,6 +1,8 @@
 """Commands about environments: `honesmith env ...`."""
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -79,6 +81,18 @@ def check(folder: Folder, install: Install = False, as_json: Json = False) -> in
     return FAILED if reply.get("problems") else OK
 
 
+@contextlib.contextmanager
+def _large_data_may_take_long() -> Iterator[None]:
+    """Context manager: an error that large data are still being read is only shown, so that the
+    caller tries again; a call from an agent may not take so long, a person has time."""
+    try:
+        yield
+    except UserError as error:
+        if error.code != "DATASET_READING":
+            raise
+        typer.echo(error.message, err=True)
+
+
 @app.command("push")
 @command
 def push(
@@ -91,8 +105,10 @@ def push(
     """Store an environment as an immutable version."""
     # No `roots`: they restrict agents, while a person may push any folder.
     arguments = {"path": _folder_path(folder), "name": name, "install": install}
-    with working(PUSHING, as_json):
-        reply = call_and_record(home_of(home), "push_env", verbs.push_env, **arguments)
+    reply = None
+    while reply is None:
+        with working(PUSHING, as_json), _large_data_may_take_long():
+            reply = call_and_record(home_of(home), "push_env", verbs.push_env, **arguments)
     show(reply, as_json)
     return FAILED if reply.get("problems") else OK
 

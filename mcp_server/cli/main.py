@@ -129,14 +129,17 @@ def setup(
 @app.command()
 @command
 def demo(
+    model: Annotated[
+        str, typer.Option(help="pebble, or smollm2: a real language model, fetched if missing.")
+    ] = "pebble",
     seed: Annotated[int, typer.Option(min=0, help="Of training and sampling.")] = 0,
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> int:
     """Train, judge, deploy and chat with a model on this machine, through a real MCP client."""
-    from mcp_server.cli.demo import run_demo
+    from mcp_server.cli.demo.loop import run_demo
 
-    return run_demo(home, seed=seed, as_json=as_json)
+    return run_demo(home, model=model, seed=seed, as_json=as_json)
 
 
 @app.command()

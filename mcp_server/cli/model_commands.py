@@ -36,11 +36,13 @@ def undeploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) ->
 def export(
     run_id: Trained,
     path: Annotated[Path, typer.Argument(help="Folder to write.")],
-    format: Annotated[Literal["adapter", "merged"], typer.Option()] = "adapter",
+    format: Annotated[
+        Literal["adapter", "merged", "gguf-f16", "gguf-q8_0"], typer.Option()
+    ] = "adapter",
     home: HomeFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Write a trained model's files: the adapter, or base and adapter merged."""
+    """Write a trained model's files: the adapter, or base and adapter merged, also as GGUF."""
     arguments = {
         "run_id": run_id,
         "action": "export",

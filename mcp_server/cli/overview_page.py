@@ -1,5 +1,8 @@
 """All runs and environments of a home on one page that opens offline, each run with its report."""
 
+import contextlib
+import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -56,6 +59,7 @@ def write_page(home: Home) -> Reply:
     with Store(home) as store:
         run_rows = store.list_runs(MAX_ROWS)
         envs = store.list_envs(MAX_ROWS)
+    _write_missing_reports(home, run_rows)
     runs = [_template_fields(home, row) for row in run_rows]
     env_rows = [
         {
@@ -78,11 +82,17 @@ def write_page(home: Home) -> Reply:
     return with_head(reply, f"The page of {counted(len(runs), 'run')} is {home.page}")
 
 
-def _template_fields(home: Home, row: RunRow) -> dict[str, str]:
-    """What the page shows of a run, by the names that the template uses.
+def _write_missing_reports(home: Home, rows: Sequence[RunRow]) -> None:
+    """Write the report of each ended run that has none; a run whose files are damaged gets none."""
+    for row in rows:
+        # Reading damaged files can fail in all these ways; the page must still show the other runs.
+        with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError):
+            if row.state in TERMINAL and not home.run(row.run_id).report.exists():
+                write_report(home, row.run_id)
 
-    This writes the report of the run if it is missing.
-    """
+
+def _template_fields(home: Home, row: RunRow) -> dict[str, str]:
+    """What the page shows of a run, by the names that the template uses."""
     return {
         "id": row.run_id,
         "state": row.state,
@@ -96,20 +106,11 @@ def _template_fields(home: Home, row: RunRow) -> dict[str, str]:
 
 
 def _report_address(home: Home, row: RunRow) -> str:
-    """The file:// address of a run's report; a missing report is written first.
-
-    The result is "" if the run has not ended, or if its files are damaged.
-    """
-    if row.state not in TERMINAL:
-        return ""
+    """The file:// address of a run's report; "" if the run has not ended, or has no report."""
     report: Path = home.run(row.run_id).report
-    try:
-        if not report.exists():
-            report = write_report(home, row.run_id)
-        return report.as_uri()
-    # Reading damaged files can fail in all these ways; the page must still show the other runs.
-    except (UserError, OSError, ValueError, KeyError, TypeError):
+    if row.state not in TERMINAL or not os.path.exists(report):
         return ""
+    return report.as_uri()
 
 
 def _utc_time(seconds: float | None = None) -> str:

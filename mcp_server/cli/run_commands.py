@@ -279,13 +279,13 @@ def evaluate(
     """Score models on the same tasks."""
     located_home = home_of(home)
     request = EvaluationRequest(
-        env,
-        options.models or [],
-        options.split,
-        options.rows,
-        options.attempts,
-        settings_from(options.settings),
-        options.regrade,
+        env_id=env,
+        models=options.models or [],
+        split=options.split,
+        rows=options.rows,
+        attempts=options.attempts,
+        settings=settings_from(options.settings),
+        regrade=options.regrade,
     )
     reply = call_and_record(located_home, "evaluate", verbs.evaluate, request=request)
     return _show_submitted(located_home, reply, wait, as_json)

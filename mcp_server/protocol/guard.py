@@ -137,11 +137,12 @@ class GuardedServer(MCPServer[Any]):
                 tool = self.checked_tool(name, arguments, caller)
                 await self._check_model_paths(caller, name, arguments)
                 arguments = without_nulls(arguments)
+                # Only a submit that names no cap, by a key whose hours are limited, gets one.
                 cap = await self._check_and_lock_quota(quota_lock, caller, name, arguments)
                 if cap is not None:
                     arguments["max_gpu_hours"] = cap.hours
                 elif arguments.get("resume") and "max_gpu_hours" not in arguments:
-                    # Otherwise the tool would fill in its default, and not the cap the run had.
+                    # The resumed run keeps its cap; the tool would fill in its default.
                     run_id = str(arguments["resume"])
                     arguments["max_gpu_hours"] = await self._cap_of_resumed_run(run_id)
                 data = await tool.run(arguments, context)

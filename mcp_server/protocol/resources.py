@@ -44,6 +44,7 @@ def add_resources(server: MCPServer[Any], home: Home) -> None:
         uri: str, title: str, description: str, mime_type: str, read: Callable[..., str]
     ) -> None:
         """Register `read` as the resource at `uri`; the name of the function becomes its name."""
+        # Data and the playbook are for agents; the user may also like to read reports and sources.
         is_for_agent = mime_type == JSON or uri.startswith("playbook")
         server.resource(
             uri,

@@ -229,7 +229,7 @@ class Tools:
         pick: Pick = "worst",
         step: Annotated[int, Field(ge=-1, description="-1: the latest")] = -1,
         where: Annotated[
-            str, Field(description="e.g. \"reward < 0.5 and stop_reason == 'length'\"")
+            str, Field(description="e.g. \"reward < 0.5 and stop_reason == 'max_tokens'\"")
         ] = "",
         tokens: Annotated[bool, Field(description="Also token ids and loss mask.")] = False,
         limit: Limit = 3,
@@ -267,7 +267,15 @@ class Tools:
     ) -> Reply:
         """Score models on the same tasks, as a run of its own: returns its run_id at once; then
         wait_run and compare_runs."""
-        request = EvaluationRequest(env_id, models, split, rows, attempts, settings, regrade)
+        request = EvaluationRequest(
+            env_id=env_id,
+            models=models,
+            split=split,
+            rows=rows,
+            attempts=attempts,
+            settings=settings,
+            regrade=regrade,
+        )
         return verbs.evaluate(self.home, request, guard.caller_of(ctx))
 
     def compare_runs(
@@ -321,9 +329,10 @@ class Tools:
         ],
         ctx: Context,
         action: Literal["start", "stop", "export"] = "start",
-        format: Annotated[Literal["adapter", "merged"], Field(description="Of an export.")] = (
-            "adapter"
-        ),
+        format: Annotated[
+            Literal["adapter", "merged", "gguf-f16", "gguf-q8_0"],
+            Field(description="Of an export."),
+        ] = "adapter",
         path: Annotated[str, Field(description='Of an export, e.g. "out/arith".')] = "",
     ) -> Reply:
         """Serve a trained model over the OpenAI chat API (returns a healthy base URL and model
@@ -455,8 +464,8 @@ def _make_tool(
         function, title=title, description=description, annotations=hints, structured_output=False
     )
     _drop_unread_fields(tool.parameters)
-    # Schemas are written by hand: models of the results would cost start-up time, and the guard
-    # adds the envelope only after the tool has returned.
+    # The schema is set here and not derived by the library. That would need pydantic models, which
+    # are slow to import, and `GuardedServer` wraps the result only after the tool has returned.
     tool.fn_metadata.output_schema = output
     return tool
 

@@ -418,7 +418,8 @@ def trained_row(row: Mapping[str, Any]) -> Text:
     if row.get("lost"):
         text.append(row["lost"]["text"], style="red strike")
     cut_note = f", cut at {row['cut_at']}" if row.get("lost") else ""
-    counts = f"\n{row['trained']} of {row['tokens']} tokens carry loss{cut_note}"
+    part = f"row {row['row']} of {row['of_rows']} of this conversation: " if "row" in row else ""
+    counts = f"\n{part}{row['trained']} of {row['tokens']} tokens carry loss{cut_note}"
     return text + Text(counts, style="dim")
 
 

@@ -178,7 +178,7 @@ def add_checkpoint(home: Home, run_id: str, step: int) -> Path:
     config = {"r": 1, "lora_alpha": 2, "target_modules": ["q_proj"], "peft_type": "LORA"}
     write_json(folder / "adapter_config.json", config)
     facts = catalog.resolve_model(home, "pebble").facts
-    inputs, outputs = facts.projection("q_proj")
+    inputs, outputs = facts.projection_shapes("q_proj")[0]
     header, at = {}, 0
     for layer in range(facts.layers):
         for part, shape in (("lora_A", [1, inputs]), ("lora_B", [outputs, 1])):

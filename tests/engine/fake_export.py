@@ -8,4 +8,8 @@ from pathlib import Path
 config = json.loads(Path(sys.argv[1]).read_text())
 if "broken" in config["out"]:
     sys.exit("the adapter is damaged")
-shutil.copytree(config["base_path"], config["out"])
+if config["gguf"]:
+    Path(config["out"]).mkdir()
+    (Path(config["out"]) / config["gguf"]).write_bytes(b"GGUF")
+else:
+    shutil.copytree(config["base_path"], config["out"])

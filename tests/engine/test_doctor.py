@@ -69,7 +69,7 @@ def test_a_damaged_database_is_mended_and_said_so(home: Home, tmp_path: Path):
     home.db.write_bytes(b"not a database" * 500)
     found = examined(home, tmp_path)
     assert found["database"]["status"] == "warn" and found["database"]["fix"]
-    assert home.dbs_aside()[0].name in found["database"]["detail"]
+    assert home.damaged_databases()[0].name in found["database"]["detail"]
 
 
 def test_a_damaged_database_in_use_fails_with_its_remedy(home: Home, tmp_path: Path, monkeypatch):

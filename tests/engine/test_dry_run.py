@@ -271,13 +271,34 @@ def test_an_sft_plan_shows_one_row_as_it_is_trained(home: Home):
 
 
 def test_weak_data_is_a_warning_that_names_the_weakness(home: Home):
+    add(home, train=40, heldout=20)
+    report = dry_run.dry_run(home, "sums")
+    entry = check(report, "data")
+    assert entry["status"] == "warn"
+    assert "20 held-out rows" in entry["detail"] and "at least 100" in entry["fix"]
+    assert report["next"], "a warning does not stand in the way"
+
+
+def test_reference_answers_that_max_tokens_cuts_fail_with_the_number_that_would_do(home: Home):
     add(home, train=40, heldout=20, answer="a rather long answer to a simple question")
     report = dry_run.dry_run(home, "sums", settings={"max_tokens": 20})
     entry = check(report, "data")
-    assert entry["status"] == "warn"
-    assert "100% of the answers are cut at max_tokens = 20" in entry["detail"]
-    assert "20 held-out rows" in entry["detail"] and "Raise max_tokens" in entry["fix"]
-    assert report["next"], "a warning does not stand in the way"
+    assert entry["status"] == "fail" and not report["next"]
+    assert "100% of the reference answers do not fit into max_tokens = 20" in entry["detail"]
+    enough = entry["call"]["arguments"]["settings"]["max_tokens"]
+    assert f"max_tokens = {enough}" in entry["fix"]
+    assert check(dry_run.dry_run(home, **entry["call"]["arguments"]), "data")["status"] == "warn"
+    fewer = {"max_tokens": enough - 1}
+    assert check(dry_run.dry_run(home, "sums", settings=fewer), "data")["status"] == "fail"
+
+
+def test_the_number_that_would_do_comes_with_the_length_it_needs(home: Home):
+    add(home, train=40, heldout=20, answer="a rather long answer to a simple question")
+    tight = {"max_tokens": 8, "max_length": 40}
+    entry = check(dry_run.dry_run(home, "sums", settings=tight), "data")
+    mended = entry["call"]["arguments"]["settings"]
+    assert mended["max_length"] > 40 and "max_length" in entry["fix"]
+    assert check(dry_run.dry_run(home, "sums", settings=mended), "data")["status"] == "warn"
 
 
 def test_rows_that_cannot_be_trained_on_fail(home: Home):

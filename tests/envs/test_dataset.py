@@ -4,9 +4,11 @@ import json
 import sys
 from pathlib import Path
 
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from envs.base import Score
 from envs.config.problem import EnvProblem
@@ -16,9 +18,8 @@ from envs.dataset import (
     DatasetEnv,
     read_rows,
     read_tasks,
-    shape_of,
     split_of,
-    to_task,
+    splits_of,
 )
 
 USER = {"role": "user", "content": "q"}
@@ -29,78 +30,6 @@ def written(folder: Path, name: str, text: str | bytes) -> Path:
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
-
-
-@pytest.mark.parametrize(
-    ("row", "shape", "prompt", "answer"),
-    [
-        ({"prompt": "q", "completion": "a"}, "prompt/completion", "q", "a"),
-        ({"prompt": "q", "answer": 7}, "prompt/answer", "q", "7"),
-        ({"prompt": "q", "response": "a"}, "prompt/response", "q", "a"),
-        ({"prompt": "q"}, "prompt", "q", ""),
-        ({"prompt": [USER], "completion": [ASSISTANT]}, "prompt/completion", "q", "a"),
-        ({"input": "q", "output": "a"}, "input/output", "q", "a"),
-        ({"question": "q", "answer": "a"}, "question/answer", "q", "a"),
-        (
-            {"instruction": "do", "input": "it", "output": "a"},
-            "instruction/output",
-            "do\n\nit",
-            "a",
-        ),
-        ({"instruction": "do", "input": "", "output": "a"}, "instruction/output", "do", "a"),
-        ({"messages": [USER, ASSISTANT]}, "messages", "q", "a"),
-        (
-            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
-            "conversations",
-            "q",
-            "a",
-        ),
-    ],
-)
-def test_the_known_shapes_become_tasks(row: dict, shape: str, prompt: str, answer: str):
-    assert shape_of(row) == shape
-    task = to_task(row, "id-1")
-    assert (task.id, task.prompt_text, task.answer_text) == ("id-1", prompt, answer)
-
-
-def test_a_chat_is_cut_before_its_first_assistant_message():
-    system, more = {"role": "system", "content": "s"}, {"role": "user", "content": "q2"}
-    task = to_task({"messages": [system, USER, ASSISTANT, more, ASSISTANT]}, "x")
-    assert [m.role for m in task.messages] == ["system", "user"]
-    assert [m.role for m in task.answer_messages] == ["assistant", "user", "assistant"]
-
-
-def test_further_keys_are_kept():
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    row = {"id": 3, "prompt": "q", "answer": "a", "split": "test", "system": "s", "level": 2}
-    task = to_task(row | {"tools": tools, "metadata": {"m": 1}}, "x")
-    assert (task.id, task.split) == ("3", "test")
-    assert task.metadata == {"level": 2, "tools": tools, "m": 1}
-    assert [m.role for m in task.messages] == ["system", "user"]
-
-
-@pytest.mark.parametrize(
-    ("row", "said"),
-    [
-        ({"text": "x"}, "no prompt found among its keys (text)"),
-        ({}, "no prompt found"),
-        ({"input": "q"}, "no prompt found"),
-        ({"messages": []}, "messages is empty"),
-        ({"messages": [ASSISTANT]}, "begins with the assistant"),
-        ({"messages": [USER, ASSISTANT, USER]}, "ends with user"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "role is one of"),
-        ({"conversations": [{"from": "alien", "value": "x"}]}, "unknown speaker"),
-        ({"prompt": {"a": 1}, "answer": "a"}, "prompt is text or messages"),
-        ({"prompt": "q", "answer": True}, "answer is text or messages"),
-        ({"prompt": "q", "metadata": "m"}, "metadata is an object"),
-        ({"prompt": "q", "tools": "t"}, "tools is a list"),
-        ({"prompt": "q", "id": [1]}, "id is a string"),
-    ],
-)
-def test_a_row_of_no_shape_says_why(row: dict, said: str):
-    with pytest.raises(ValueError) as caught:
-        to_task(row, "x")
-    assert said in str(caught.value)
 
 
 BAD_LINES = {
@@ -212,15 +141,26 @@ def test_parquet_without_pyarrow_says_what_to_do(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(EnvProblem, match="needs pyarrow") as caught:
         read_rows(written(tmp_path, "r.parquet", b"PAR1"))
-    assert "install=true" in caught.value.hint
+    assert "install=true" in caught.value.hint and "honesmith[data]" in caught.value.hint
 
 
 def test_parquet_is_read_where_pyarrow_is(tmp_path: Path):
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     rows = [{"prompt": "a", "answer": "x"}, {"prompt": "b", "answer": None}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "r.parquet")
     assert [task.answer for task in read_tasks(tmp_path / "r.parquet")] == ["x", None]
+    assert [line for line, _ in read_rows(tmp_path / "r.parquet").rows] == [1, 2]
+
+
+def test_chats_in_parquet_lose_the_keys_that_other_rows_have(tmp_path: Path):
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    rows = [
+        {"messages": [USER, ASSISTANT]},
+        {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "r.parquet")
+    plain, calling = read_tasks(tmp_path / "r.parquet")
+    assert plain.answer_messages[0].to_dict() == ASSISTANT
+    assert calling.answer_messages[0].tool_calls[0].name == "f"
 
 
 def test_the_first_twenty_bad_lines_are_told(tmp_path: Path):
@@ -257,6 +197,18 @@ def test_an_empty_file_is_refused(tmp_path: Path):
 )
 def test_the_name_of_a_file_may_say_the_split(name: str, split: str | None):
     assert split_of(Path(name)) == split
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (["train.jsonl"], [None]),
+        (["train.jsonl", "more.jsonl"], [None, None]),
+        (["train.jsonl", "test.jsonl", "more.jsonl"], ["train", "heldout", None]),
+    ],
+)
+def test_a_training_file_alone_leaves_the_split_to_the_push(names: list[str], splits: list):
+    assert splits_of([Path(name) for name in names]) == splits
 
 
 def test_tools_that_all_rows_share_are_those_of_the_environment(tmp_path: Path):

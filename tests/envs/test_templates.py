@@ -20,6 +20,8 @@ KINDS = {
     "guess_number": "multi",
     "tool_call": "multi",
     "reasoning_gym_tasks": "single",
+    "booking_fields": "single",
+    "review_sentiment": "single",
 }
 
 

@@ -101,7 +101,7 @@ def test_f16_a_damaged_database_is_kept_and_the_run_list_made_again(lively, how,
         if expected["state"] in ("preparing", "running"):  # it died: whoever looks continues it
             expected = expected | {"state": "interrupted"}
         assert row == expected
-    kept = lively.dbs_aside()
+    kept = lively.damaged_databases()
     assert [path.read_bytes() for path in kept] == ([broken] if how != "gone" else [])
     found = lifecycle.overview(lively)
     assert [env["env_id"] for env in found["envs"]] == [env.env_id for env in envs]
@@ -177,7 +177,7 @@ def test_f16_many_processes_that_find_the_damage_at_once_mend_it_once(lively):
     argv = [sys.executable, "-P", "-c", code]
     readers = [subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) for _ in range(6)]
     assert [reader.communicate()[0].strip() for reader in readers] == [str(wanted)] * 6
-    assert len(lively.dbs_aside()) == 1
+    assert len(lively.damaged_databases()) == 1
 
 
 def test_f16_a_database_is_not_mended_while_a_run_lives(lively):

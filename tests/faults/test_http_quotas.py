@@ -119,7 +119,7 @@ def test_a18_an_evaluation_is_held_to_the_hours_its_key_was_given(
     said = lifecycle.submit_evaluation(
         home,
         EvaluationRequest(env_id=env, models=["pebble"], rows=4),
-        afford=lambda hours: 1 / 3600,
+        cap_function=lambda hours: 1 / 3600,
     )
     row = bench.until_state(home.run(said["run_id"]), "failed")
     assert row.reason_kind == "budget" and "is spent" in row.reason

@@ -29,6 +29,11 @@ class Plain:
         self.kv: int = config.num_key_value_heads
         self.dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.theta = float(config.rope_parameters["rope_theta"])
+        # Granite's constants; the usual ones everywhere else.
+        self.embedding = float(getattr(config, "embedding_multiplier", 1.0))
+        self.residual = float(getattr(config, "residual_multiplier", 1.0))
+        self.attention = float(getattr(config, "attention_multiplier", self.dim**-0.5))
+        self.divisor = float(getattr(config, "logits_scaling", 1.0))
 
     def logits(
         self, ids: Sequence[int], lora: Tensors | None = None, scale: float = 0.0
@@ -45,15 +50,21 @@ class Plain:
                 y = y + scale * ((x @ a.T) @ b.T)
             return y
 
-        x = weights["model.embed_tokens.weight"][torch.tensor(ids)]
+        x = weights["model.embed_tokens.weight"][torch.tensor(ids)] * self.embedding
         for number in range(self.config.num_hidden_layers):
             at = f"model.layers.{number}."
             y = self._norm(x, at + "input_layernorm")
-            x = x + linear(self._attention(y, at + "self_attn.", linear), at + "self_attn.o_proj")
+            turned = bool((getattr(self.config, "no_rope_layers", None) or {number: 1})[number])
+            heads = self._attention(y, at + "self_attn.", linear, turned=turned)
+            x = x + self.residual * linear(heads, at + "self_attn.o_proj")
             y = self._norm(x, at + "post_attention_layernorm")
-            gate, up = linear(y, at + "mlp.gate_proj"), linear(y, at + "mlp.up_proj")
-            x = x + linear(gate / (1 + torch.exp(-gate)) * up, at + "mlp.down_proj")
-        return self._norm(x, "model.norm") @ weights["lm_head.weight"].T
+            if at + "mlp.gate_up_proj.weight" in weights:
+                gate, up = linear(y, at + "mlp.gate_up_proj").chunk(2, -1)
+            else:
+                gate, up = linear(y, at + "mlp.gate_proj"), linear(y, at + "mlp.up_proj")
+            product = gate / (1 + torch.exp(-gate)) * up
+            x = x + self.residual * linear(product, at + "mlp.down_proj")
+        return self._norm(x, "model.norm") @ weights["lm_head.weight"].T / self.divisor
 
     def logprobs(
         self,
@@ -76,8 +87,12 @@ class Plain:
                 entropies.append(-(torch.exp(logs) * logs).sum())
         return torch.stack(values), torch.stack(entropies)
 
-    def _attention(self, x: torch.Tensor, at: str, linear: Any) -> torch.Tensor:
-        q, k, v = (linear(x, at + name) for name in ("q_proj", "k_proj", "v_proj"))
+    def _attention(self, x: torch.Tensor, at: str, linear: Any, *, turned: bool) -> torch.Tensor:
+        if at + "qkv_proj.weight" in self.weights:
+            sizes = [self.heads * self.dim, self.kv * self.dim, self.kv * self.dim]
+            q, k, v = linear(x, at + "qkv_proj").split(sizes, -1)
+        else:
+            q, k, v = (linear(x, at + name) for name in ("q_proj", "k_proj", "v_proj"))
         length = len(x)
         future = torch.ones(length, length).triu(1).bool()
         out = []
@@ -88,7 +103,9 @@ class Plain:
             value = v[:, group * self.dim : (group + 1) * self.dim]
             if at + "q_norm.weight" in self.weights:
                 query, key = self._norm(query, at + "q_norm"), self._norm(key, at + "k_norm")
-            scores = self._rotate(query) @ self._rotate(key).T / math.sqrt(self.dim)
+            if turned:
+                query, key = self._rotate(query), self._rotate(key)
+            scores = query @ key.T * self.attention
             out.append(scores.masked_fill(future, -math.inf).softmax(-1) @ value)
         return torch.cat(out, -1)
 

@@ -34,7 +34,11 @@ COMMON: dict[str, Any] = {
     "stop_early": "none",
     "steps": 4,
 }
-SFT = COMMON | {"epochs": None, "batch_size": 8, "packing": True, "loss_on": "assistant"}
+SFT = (
+    COMMON
+    | {"epochs": None, "batch_size": 8, "packing": True, "loss_on": "assistant"}
+    | {"thinking": "keep"}
+)
 DPO = COMMON | {"epochs": None, "batch_size": 8, "beta": 0.1}
 GRPO = COMMON | {
     "prompts_per_step": 4,

@@ -276,7 +276,7 @@ def answer(
         "success": right,
         "metrics": metrics,
         "error": error,
-        "stop_reason": ("max_turns" if turns_out else "length") if cut else "stop",
+        "stop_reason": ("max_turns" if turns_out else "max_tokens") if cut else "stop",
         "tokens": world.max_tokens if cut else tokens,
         "turns": 1,
     }
@@ -410,7 +410,7 @@ def examined(
                 "success": i in solved,
                 "reward": float(i in solved) if reward is None else reward,
                 "error": None,
-                "stop_reason": "length" if chance.random() < cut else "stop",
+                "stop_reason": "max_tokens" if chance.random() < cut else "stop",
                 "tokens": round(length),
             }
         )

@@ -32,6 +32,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": None, "head_dim": 8},
     "qwen2": {"use_sliding_window": False},
     "qwen3": {"head_dim": 16, "use_sliding_window": False},
+    "smollm3": {"no_rope_layers": [1, 0], "pad_token_id": 0},
+    "granite": {
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 3.0,
+    },
+    "phi3": {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
 EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LORA: dict[str, Any] = {

@@ -186,8 +186,8 @@ FORWARD = [
     Fault(
         "the gradient of the queries is not scaled",
         "ops/causal.py",
-        ".transpose(1, 2), dim**-0.5, out=target)",
-        ".transpose(1, 2), 1.0, out=target)",
+        "torch.mul(dq_by_token, dim**-0.5, out=target)",
+        "torch.mul(dq_by_token, 1.0, out=target)",
         ("ops/test_causal.py::test_it_is_the_formula_with_its_gradients[2-65]", SFT),
     ),
     Fault(
@@ -214,15 +214,15 @@ FORWARD = [
     Fault(
         "positions are not turned back in the backward pass",
         "ops/fused_ops.py",
-        "rotate(by_head[:, : heads + kv], cos, -sin, back)",
-        "rotate(by_head[:, : heads + kv], cos, sin, back)",
+        "rotate(by_head[:, : heads + kv_heads], cos, -sin, back)",
+        "rotate(by_head[:, : heads + kv_heads], cos, sin, back)",
         ("ops/test_kernels.py::test_heads_are_normalised_and_rotated_and_values_left_alone", SFT),
     ),
     Fault(
         "queries carry the keys' norm",
         "ops/fused_ops.py",
-        "return torch.cat([q.expand(heads, -1), k.expand(kv, -1)])",
-        "return torch.cat([k.expand(heads, -1), q.expand(kv, -1)])",
+        "return torch.cat([q.expand(heads, -1), k.expand(kv_heads, -1)])",
+        "return torch.cat([k.expand(heads, -1), q.expand(kv_heads, -1)])",
         (FORMULAS + "[qwen3]",),
     ),
     Fault(

@@ -46,22 +46,22 @@ LEARNING = [
     Fault(
         "prompts are trained",
         "engine/models/chat_format.py",
-        "turns.append((start, len(ids)))",
-        "turns.append((0, len(ids)))",
+        "[*turns, (start, len(ids))]",
+        "[*turns, (0, len(ids))]",
         (TURNS + "[chatml]", TURNS + "[inst]"),
     ),
     Fault(
         "the token that ends a turn is not trained",
         "engine/models/chat_format.py",
-        "turns.append((start, len(ids)))",
-        "turns.append((start, len(ids) - 1))",
+        "[*turns, (start, len(ids))]",
+        "[*turns, (start, len(ids) - 1)]",
         (TURNS + "[headers]", TURNS + "[turns]"),
     ),
     Fault(
         "the newline after a turn is trained",
         "engine/models/chat_format.py",
-        "return max(ends) if ends else len(closed)",
-        "return len(closed)",
+        "said = said[: max(ends)]",
+        "pass",
         (TURNS + "[chatml]", TURNS + "[lines]"),
     ),
     Fault(

@@ -19,6 +19,8 @@ from engine.evidence.detect.detectors import IDS
 from engine.evidence.stats import inference, overlap
 from engine.home.rows import STATES
 from engine.home.run_dir import Home
+from engine.reading.rollout_rows import FILTER_NAMES
+from engine.records.lines.answer import StopReason
 from engine.records.settings import SCHEMAS
 from envs.base import Message, MultiTurnEnv, Score, SingleTurnEnv, Task
 from envs.host.process import EnvProcess
@@ -98,6 +100,7 @@ WRITTEN = {
 def known_words() -> set[str]:
     words = {*tools(), *arguments(), *METRICS, *CODES, *FAILURE_KINDS, *STATES, *SLUGS, *IDS}
     words |= {*get_args(inference.Word), *overlap.KINDS, *selection.NAMES, "pass@4"}
+    words |= {*FILTER_NAMES, *get_args(StopReason)}
     for schemas in arguments().values():
         for schema in schemas:
             words |= {value for value in choices(schema) or [] if isinstance(value, str)}

@@ -14,11 +14,12 @@ from engine.evidence.compare.candidates import (
 )
 from engine.evidence.compare.seeds import compare_candidates, seed_of, with_seeds_joined
 from engine.evidence.compare.settings_diff import Attribution, attribution, differing_settings
-from engine.evidence.stats.power import attempts_wanted, more_rows, split_rows, tasks_wanted
+from engine.evidence.stats.power import attempts_needed, more_rows, split_rows, tasks_to_decide
 from engine.evidence.stats.results import (
     VALIDATION,
     Level,
     Measure,
+    damaged_answers_warning,
     level,
     measure_of,
     side,
@@ -63,7 +64,7 @@ class CandidateRow:
 
     id: str
     evaluated_in: str
-    seeds: dict[str, object] | None
+    seeds: dict[str, int | None] | None
     step: int | None
     level: Level | None
     device_hours: float | None
@@ -287,14 +288,16 @@ def _checked_ids(ids: Sequence[str]) -> list[str]:
 def _without_contaminated(
     home: Home, candidates: Sequence[Candidate]
 ) -> tuple[list[Candidate], list[str]]:
-    """The candidates without the rows of contaminated tasks, and warnings about those tasks.
+    """The candidates without the rows of contaminated tasks, and warnings about those tasks and
+    about answers that cannot be read.
 
     A task is left out for all candidates if the training rows of any of their runs contain it.
     """
     sources = [
         home.run(source) for source in dict.fromkeys(candidate.source for candidate in candidates)
     ]
-    notes = list(dict.fromkeys(note for run in sources for note in contamination_warnings(run)))
+    notes = [note for run in sources for note in damaged_answers_warning(run)]
+    notes += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
     contaminated_tasks = frozenset().union(*(taught_tasks(run) for run in sources))
     clean_candidates = [
         replace(candidate, rows=without_tasks(candidate.rows, contaminated_tasks))
@@ -402,7 +405,7 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
         return Evidence(calls=calls_for_errors(_with_most_errors(first, other).source))
     if first.members or other.members:
         return Evidence(["One more seed on each side would tell more than tasks or attempts."])
-    rows_needed = tasks_wanted(comparison.outcome)
+    rows_needed = tasks_to_decide(comparison.outcome)
     config = home.run(first.source).find_config()
     split = config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
     split_size = split_rows(home, first.env_id, split)
@@ -415,7 +418,7 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
         return Evidence(calls=[Call("evaluate", arguments | {"rows": rows_to_ask})])
     all_used = f"All {split_size} rows of the {split} split are used"
     before, after = (side(rows, measure) for rows in with_one_id_per_prompt(first.rows, other.rows))
-    attempts = attempts_wanted(before, after, comparison.outcome.margin)
+    attempts = attempts_needed(before, after, comparison.outcome.margin)
     if attempts is not None:
         note = f"{all_used}; {attempts} attempts at each would show a change worth having."
         call = Call("evaluate", arguments | {"rows": split_size, "attempts": attempts})

@@ -98,7 +98,7 @@ class RankChanges:
     moved: Sequence[RankMove]
 
     def to_json(self) -> dict[str, object]:
-        """The changes as JSON, pairs by name as in `PairCounts`."""
+        """The changes as JSON; a `PairCounts` becomes an object with its attributes."""
         return {
             "rows": self.rows,
             "changed": self.changed,
@@ -146,21 +146,21 @@ def count_pairs(items: Iterable[BeforeAfter]) -> PairCounts:
     `items` holds one (value before, value after) per item. Items with the same two values are
     grouped; they were equal before and are equal after, so pairs within a group are not counted.
     """
-    kept = reversed_count = tied = parted = 0
+    in_same_order = reversed_count = tied = parted = 0
     groups = list(Counter(items).items())
     for index, ((before, after), size) in enumerate(groups):
         for (other_before, other_after), other_size in groups[index + 1 :]:
             order_before, order_after = _sign(before - other_before), _sign(after - other_after)
-            pairs = size * other_size
+            pair_count = size * other_size
             if order_before == 0:  # then the values after differ: the two groups are not the same
-                parted += pairs
+                parted += pair_count
             elif order_after == 0:
-                tied += pairs
+                tied += pair_count
             elif order_before == order_after:
-                kept += pairs
+                in_same_order += pair_count
             else:
-                reversed_count += pairs
-    return PairCounts(kept=kept, reversed=reversed_count, tied=tied, parted=parted)
+                reversed_count += pair_count
+    return PairCounts(kept=in_same_order, reversed=reversed_count, tied=tied, parted=parted)
 
 
 def sentence(changes: RankChanges) -> str:

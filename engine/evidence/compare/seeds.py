@@ -39,7 +39,7 @@ def with_seeds_joined(home: Home, candidates: Sequence[Candidate]) -> list[Candi
     return [_joined_candidate(home, members) for members in by_configuration.values()]
 
 
-def seed_of(home: Home, candidate: Candidate) -> object:
+def seed_of(home: Home, candidate: Candidate) -> int | None:
     """The seed of the training that made the candidate, None for a base model."""
     return making_of(home, candidate).seed
 
@@ -72,8 +72,8 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
         )
         for failed in values_of_failures(measure, *rows_of_members)
     ]
-    # A verdict that the seeds decided has no reason. One with a reason is still that of the rows,
-    # and whether failed rows decided that one stays true.
+    # A verdict over the seeds has no reason, and failed rows have not decided it so far. Where the
+    # verdict is still that of the rows, `errors_decide` stays as it was for them.
     errors_decide = comparison.errors_decide and bool(outcomes[0].reason)
     comparison = replace(comparison, outcome=outcomes[0], errors_decide=errors_decide)
     return inconclusive_if_errors_decide(comparison, outcomes[-1])
@@ -106,7 +106,7 @@ def _joined_candidate(home: Home, members: list[Candidate]) -> Candidate:
     if len(members) == 1:
         return members[0]
     seeds = [seed_of(home, candidate) for candidate in members]
-    if len(set(map(str, seeds))) < len(seeds):
+    if len(set(seeds)) < len(seeds):
         return members[-1]
     if len(members) == 2:
         label = f"{members[0].label} and {members[1].label}"

@@ -167,7 +167,8 @@ def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
             "attributed to one of them"
         )
         return Attribution(changed, reason)
-    seeds = {str(making.seed) for making in (first_making, second_making) if making.config}
+    # A model that no run of this home trained has no seed.
+    seeds = {making.seed for making in (first_making, second_making) if making.config}
     reason = "only the seed differs" if len(seeds) > 1 else "no lever differs"
     return Attribution([], f"{reason}: what is left is noise")
 

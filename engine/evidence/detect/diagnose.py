@@ -19,7 +19,7 @@ from engine.evidence.detect.findings import Finding
 from engine.evidence.detect.views import Facts, Failure, TrainingRows, View, view_of
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.power import split_rows
-from engine.evidence.stats.results import VALIDATION, in_half
+from engine.evidence.stats.results import VALIDATION, damaged_answers_warning, in_half
 from engine.evidence.verdict.fresh_scores import rescored
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.rows import TERMINAL, RunRow
@@ -132,7 +132,7 @@ def diagnose(home: Home, run_id: str) -> Reply:
         findings=[_shown_finding(finding, examples, redact) for finding in findings],
         looked_at=_looked_at(facts),
         not_judged=not_judged(facts),
-        warnings=_warnings(row, facts),
+        warnings=[*damaged_answers_warning(run), *_warnings(row, facts)],
         next_calls=_next_calls(row, findings, examples.step),
     )
     return _within_limit(diagnosis).to_json()
@@ -274,7 +274,7 @@ def last_exam(run: RunDir) -> Sequence[EvaluationRow]:
 
 
 def _shown_finding(finding: Finding, examples: Examples, redact: Redactor) -> ShownFinding:
-    """The finding redacted, with its examples."""
+    """The finding with its texts redacted, and its examples (`examples` redacts those itself)."""
     return ShownFinding(
         finding,
         what=redact.text(finding.what),

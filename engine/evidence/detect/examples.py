@@ -10,7 +10,7 @@ from engine.evidence.detect.views import is_pleased_and_wrong
 from engine.evidence.stats.results import answer_text, text_of
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, clip
-from engine.records.lines.answer import Answer
+from engine.records.lines.answer import OUT_OF_TOKENS, Answer
 from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
 from engine.records.settings import ROW_ALGORITHMS
 
@@ -22,7 +22,7 @@ _MOST_COMPARED, _COMPARED_CHARS = 200, 400
 
 
 def _ran_out_of_tokens(row: Answer) -> bool:
-    return row.stop_reason == "length"
+    return row.stop_reason in OUT_OF_TOKENS
 
 
 # Finding id -> whether a rollout shows it; for a finding without an entry every rollout does.

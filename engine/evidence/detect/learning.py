@@ -273,20 +273,20 @@ def underpowered(facts: Facts) -> Finding | None:
         "n": n,
         "smallest_detectable_gap": smallest_gap,
     }
-    tasks_wanted = None
+    needed_tasks = None
     gap_text = f"{smallest_gap:.3g}"
     if is_share:
         gap_text = f"{100 * smallest_gap:.1f} points"
         flips = len(comparison.outcome.gained) + len(comparison.outcome.lost)
         # One more flip than was seen, so that a sample without any does not promise too much.
-        tasks_wanted = tasks_needed(MARGIN, (flips + 1) / (n + 1))
-        evidence["tasks_needed"] = tasks_wanted
+        needed_tasks = tasks_needed(MARGIN, (flips + 1) / (n + 1))
+        evidence["tasks_needed"] = needed_tasks
     if facts.heldout_rows is not None:
         evidence["heldout_rows"] = facts.heldout_rows
     what = (
         f"{n} reported tasks show a change of {gap_text} or more; a smaller one stays in the noise."
     )
-    lever = _more_tasks(facts, n, tasks_wanted)
+    lever = _more_tasks(facts, n, needed_tasks)
     return Finding("underpowered", what, evidence, lever, playbook="evidence", pick="changed")
 
 

@@ -194,7 +194,7 @@ class Facts:
     @property
     def is_early(self) -> bool:
         """Whether less than half of the planned steps are done, and the run has not failed."""
-        planned_steps = self.settings.steps
+        planned_steps = self.settings.steps  # no number in an evaluation, or if it is not known
         if self.failure is not None or not isinstance(planned_steps, int):
             return False
         last_step = self.lines[-1]["step"] if self.lines else 0

@@ -134,9 +134,10 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
     headline = signed(effect.value, effect.is_share)
     x_head = _centre_inside(x_value, _HALF_HEAD * len(headline), width)
     svg_parts.append(_text("head mid", x_head, y_middle - 16, headline))
-    left_text, right_text = "← worse", "better →"
     if effect.lower_is_better:
         left_text, right_text = "← better", "worse →"
+    else:
+        left_text, right_text = "← worse", "better →"
     svg_parts.append(_text("faint", side_margin, 11, left_text))
     svg_parts.append(_text("faint end", width - side_margin, 11, right_text))
     return _svg(svg_parts, width, height, label)
@@ -197,7 +198,9 @@ def _centre_inside(x: float, half_width: float, width: int) -> float:
 
 
 def _line(style: str, xs: tuple[float, float], ys: tuple[float, float]) -> str:
-    ends = f'x1="{xs[0]:.1f}" x2="{xs[1]:.1f}" y1="{ys[0]:.1f}" y2="{ys[1]:.1f}"'
+    """The SVG of a line from (xs[0], ys[0]) to (xs[1], ys[1])."""
+    (x1, x2), (y1, y2) = xs, ys
+    ends = f'x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"'
     return f'<line class="{style}" {ends}/>'
 
 
@@ -212,9 +215,9 @@ def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) ->
     """
     placed: list[tuple[float, float]] = []  # (centre, half the width) of each text drawn
     parts = []
-    for wanted_x, text in texts:
+    for preferred_x, text in texts:
         half_width = _HALF_TICK * len(text)
-        x = _centre_inside(wanted_x, half_width, width)
+        x = _centre_inside(preferred_x, half_width, width)
         overlaps = any(
             abs(x - other_x) < half_width + other_half_width + gap
             for other_x, other_half_width in placed

@@ -272,7 +272,11 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
         if checkpoint:
             detail += f", continued from {checkpoint}"
         current = run.id == row.run_id
-        newest_first.append(Station("train", run.id, detail, run_row.verdict, current))
+        newest_first.append(
+            Station(
+                kind="train", name=run.id, detail=detail, verdict=run_row.verdict, current=current
+            )
+        )
         start_ref = started_from(run)
     return [Station("base", start_ref, "base model"), *reversed(newest_first)]
 

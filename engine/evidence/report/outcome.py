@@ -291,12 +291,12 @@ def answers(dossier: Dossier) -> Section | None:
 
 def skills(dossier: Dossier) -> Section | None:
     """The section on earlier skills by battery of questions. None where they were not measured."""
-    kept = dossier.verdict.kept_skills
-    if kept is None or not kept.every_battery:
+    kept_skills = dossier.verdict.kept_skills
+    if kept_skills is None or not kept_skills.every_battery:
         return None
     lead = (
         "The same questions before training and with the checkpoint chosen: skills that were not "
         "trained, and may have been lost."
     )
-    batteries = blocks.Skills(kept.every_battery)
+    batteries = blocks.Skills(kept_skills.every_battery)
     return Section("What it could do before", "Kept skills", [batteries], [lead])

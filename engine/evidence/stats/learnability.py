@@ -114,8 +114,8 @@ def _counts_by_difficulty(groups: Sequence[Samples]) -> dict[str, int]:
     """How many tasks are "effective", "too_easy" and "too_hard"; some are none of these.
 
     A task is effective if those of its samples that could be scored earned different rewards. If
-    all earned the same, it is too easy where all of them were solved, else too hard; but neither if
-    any of its scores failed, because the answers whose scores fail are seldom the right ones.
+    all earned the same, it is too easy where all of them were solved, else too hard. If a score of
+    the task failed it is neither, because that sample may have deserved another reward.
     """
     counts = {"effective": 0, "too_easy": 0, "too_hard": 0}
     for group in groups:
@@ -295,18 +295,18 @@ def _group_size_advice(result: ProbeResult) -> str:
     if result.effective < LITTLE / 2 or highest_share <= 0:
         return ""
     # The sizes come in ascending order, so the first that is good enough is the smallest.
-    size_wanted = next(
+    better_size = next(
         int(size) for size, share in share_by_size.items() if share >= ENOUGH * highest_share
     )
-    share_text = f"{share_by_size[str(size_wanted)]:.0%}"
-    if size_wanted > size_used:
+    share_text = f"{share_by_size[str(better_size)]:.0%}"
+    if better_size > size_used:
         return (
-            f"group_size {size_wanted} would give {share_text} of the groups "
+            f"group_size {better_size} would give {share_text} of the groups "
             f"something to tell apart, {size_used} gives {result.effective:.0%}"
         )
-    if size_wanted <= size_used / 2:
+    if better_size <= size_used / 2:
         return (
-            f"group_size {size_wanted} carries nearly as much ({share_text} of the "
+            f"group_size {better_size} carries nearly as much ({share_text} of the "
             f"groups) as {size_used}: use it with more prompts_per_step"
         )
     return ""

@@ -18,7 +18,7 @@ import random
 import re
 import time
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ ANSWER_TOKENS = 8  # shorter answers cannot be told from others by their words
 LEAK_SHARE = 0.01  # above this share of leaked held-out tasks the exam as a whole is spoilt
 MOST_GRAMS = 500_000  # held-out sequences that are indexed; bounds the memory
 MOST_CHARS = 200_000  # of one text that are compared
+MOST_COMPARED = 200_000  # rows of one side that are compared
 BUDGET_S = 5.0  # seconds that a scan may take, as a submit waits for it
 SHOWN = 5  # examples in a result
 ID_CHARS = 60  # of an id in a sentence
@@ -429,8 +430,8 @@ def tokens_of(text: str) -> list[str]:
 def _has_meaning(raw: Sequence[str], index: int) -> bool:
     """Whether the token at `index` is more than punctuation or markup.
 
-    An operator is if it has operands. A bracket is if an operator stands before the opening or
-    behind the closing one. Anything else always is.
+    An operator has meaning if it has operands, an opening bracket if an operator stands before it,
+    and a closing bracket if an operator follows it. Any other token has meaning.
     """
     token = raw[index]
     if token in _OPERATORS:
@@ -456,7 +457,7 @@ def _has_operands(raw: Sequence[str], index: int) -> bool:
 
 
 def _is_operand(raw: Sequence[str], index: int) -> bool:
-    """Whether an operand stands at `index`: a number, a single letter, or a bracket beside one.
+    """Whether an operand stands at `index`: a number, a single letter, or the bracket beside one.
 
     `raw` are the tokens of a text. False where `index` is not in the list.
     """
@@ -466,7 +467,7 @@ def _is_operand(raw: Sequence[str], index: int) -> bool:
     if token in _OPERATORS:
         return False
     if token in "()[]":
-        # A bracket counts as the operand next to it on its inside; a bracket there is none.
+        # The bracket stands for the token next to it, on its inside, which may be no bracket again.
         inside = index + 1 if token in "([" else index - 1
         return 0 <= inside < len(raw) and raw[inside] not in "()[]" and _is_operand(raw, inside)
     return len(token) == 1 or token[0].isdigit()
@@ -484,13 +485,16 @@ def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
 
 def _shuffled(
     rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
+) -> Iterator[Mapping[str, Any]]:
     """`rows` in random order, so that those compared before a time limit are a fair sample.
 
     `others` are the rows that they are compared with. The random seed is the two numbers of rows,
-    so the order is the same every time.
+    so the order is the same every time. Of more than MOST_COMPARED rows only so many are given;
+    each is taken from `rows` when its turn comes.
     """
-    return random.Random(f"{len(rows)} {len(others)}").sample(list(rows), len(rows))
+    chance = random.Random(f"{len(rows)} {len(others)}")
+    order = chance.sample(range(len(rows)), min(len(rows), MOST_COMPARED))
+    return (rows[index] for index in order)
 
 
 def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:

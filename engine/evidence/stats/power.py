@@ -17,7 +17,7 @@ from engine.home.run_dir import Home
 MOST_ATTEMPTS = 16  # beyond it more tasks are cheaper
 
 
-def tasks_wanted(verdict: PairedVerdict) -> int | None:
+def tasks_to_decide(verdict: PairedVerdict) -> int | None:
     """How many tasks would show a change as large as the margin in four cases of five.
 
     Estimated from how much the two sides of `verdict` differed task by task. None where nothing was
@@ -35,7 +35,7 @@ def tasks_wanted(verdict: PairedVerdict) -> int | None:
     return math.ceil(verdict.n * (verdict.detectable / verdict.margin) ** 2)
 
 
-def attempts_wanted(before: Side, after: Side, margin: float) -> int | None:
+def attempts_needed(before: Side, after: Side, margin: float) -> int | None:
     """How many attempts at each task would show a mean change of `margin` on these tasks.
 
     None where no number up to `MOST_ATTEMPTS` would. Also None where fewer than two tasks had

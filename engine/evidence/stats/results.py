@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.core.files import read_lines
+from engine.core.format import counted
 from engine.core.split import prompt_key
 from engine.evidence.stats.inference import NEGLIGIBLE, Interval, Side, paired_bootstrap, wilson
 from engine.home.run_dir import RunDir
@@ -41,6 +42,18 @@ def load_rows(path: Path) -> list[Line]:
         if next_cursor <= cursor:
             return rows
         cursor = next_cursor
+
+
+def damaged_answers_warning(run: RunDir) -> list[str]:
+    """A warning where lines of the run's stored answers cannot be read; [] where all can."""
+    files = sorted(run.evals_dir.glob("*.jsonl"))
+    damaged = sum(EvaluationRow.read_file(file).skipped for file in files)
+    if not damaged:
+        return []
+    return [
+        f"{counted(damaged, 'damaged line')} among the stored answers of {run.id} could not be "
+        "read: those answers count for nothing here"
+    ]
 
 
 def in_half(rows: Iterable[EvaluationRow], half: str) -> list[EvaluationRow]:

@@ -126,18 +126,20 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
     prompt_count = len({row.task for rows in (before, after) for row in rows})
     measure = measure_of(before, after)
     if measure is None:
-        missing = "either"
         if not before:
             missing = "the first"
         elif not after:
             missing = "the second"
+        else:
+            missing = "either"
         return without_evidence(None, f"nothing was scored in {missing} evaluation")
     old, new = level(before, measure), level(after, measure)
-    margin = None  # for rewards: `paired_verdict` takes a share of their span
     if measure == "success":
         margin = MARGIN
     elif measure == "loss":
         margin = _LOSS_MARGIN * abs(old.value or 0.0)
+    else:
+        margin = None  # a reward: `paired_verdict` takes a share of the rewards' span
     outcomes = [
         paired_verdict(
             side(before, measure, failed),
@@ -161,9 +163,9 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
 def values_of_failures(measure: Measure, *row_sets: Sequence[EvaluationRow]) -> list[float | None]:
     """The values to count a failed scoring as; a comparison is made once with each of them.
 
-    [None, 0] where a scoring failed: the comparison leaves the answer out, then counts it as not
-    solved, because leaving answers out must not make a side look better than it is. Else, and for a
-    loss, which has no value for "not solved", only [None].
+    None leaves failed answers out, 0 counts them as not solved. Both are tried where a scoring
+    failed, because leaving answers out must not make a side look better than it is. A loss has no
+    value for "not solved", so there it is only [None].
     """
     any_failed = any(value_of(row, measure) is None for rows in row_sets for row in rows)
     return [None, 0.0] if any_failed and measure != "loss" else [None]

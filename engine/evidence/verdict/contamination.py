@@ -81,7 +81,8 @@ def without_tasks(rows: Sequence[EvaluationRow], taught: frozenset[str]) -> list
 
 
 def contamination_warnings(run_dir: RunDir) -> list[str]:
-    """A sentence about held-out tasks in training rows, as a list; [] where there are none."""
+    """A sentence about held-out tasks in training rows, as a list; [] where there are none. It ends
+    with the number of tasks that `taught_tasks` lets the verdict leave out."""
     contamination = read_contamination(run_dir)
     if contamination.verdict == "clean":
         return []

@@ -112,7 +112,7 @@ def _is_stale(home: Home, env_id: str, mark: tuple[Any, ...]) -> bool:
     A run under way evaluates checkpoints without any change of the fingerprint.
     """
     stored = _stored_counts.get((str(home.root), env_id))
-    runs_under_way = mark[1]
+    _, runs_under_way, *_ = mark
     return stored is None or stored.mark != mark or runs_under_way > 0
 
 

@@ -69,25 +69,29 @@ def better_start(
     return start
 
 
-def _start_not_beaten(run_dir: RunDir, model: str, step: int | None) -> Start | None:
-    """The start model `model`, if the checkpoint of `step` did not beat it on the validation half.
+def _start_not_beaten(run_dir: RunDir, model: str, best_step: int | None) -> Start | None:
+    """The start model `model`, if the best checkpoint did not beat it on the validation half.
 
-    None where the checkpoint beat it, and where that cannot be told: without a step, or where one
-    of the two was not scored, or they were scored by different measures.
+    None where the checkpoint beat it, and where that cannot be told: without a `best_step`, or
+    where one of the two was not scored, or they were scored by different measures.
     """
-    if step is None:
+    if best_step is None:
         return None
     start_rows = in_half(read_evaluation(run_dir.evals(0)), VALIDATION)
-    best_rows = in_half(read_evaluation(run_dir.evals(step)), VALIDATION)
+    best_rows = in_half(read_evaluation(run_dir.evals(best_step)), VALIDATION)
     measure = measure_of(start_rows)
     start_score, best_score = selection_score(start_rows), selection_score(best_rows)
     if measure is None or start_score is None or best_score is None:
         return None
-    if measure_of(best_rows) != measure or best_score[0] > start_score[0]:
+    if measure_of(best_rows) != measure:
+        return None
+    start_mean, _ = start_score  # the second number only breaks ties between checkpoints
+    best_mean, _ = best_score
+    if best_mean > start_mean:
         return None
     sign = -1.0 if measure == "loss" else 1.0  # the selection score of a loss is negated
-    best_level = show(sign * best_score[0], measure)
-    start_level = show(sign * start_score[0], measure)
+    best_level = show(sign * best_mean, measure)
+    start_level = show(sign * start_mean, measure)
     return Start(
         model,
         f"No checkpoint beat the start ({best_level} at best against {start_level}, on the half "

@@ -252,7 +252,14 @@ def _verification_of_seal(
     else:
         summary = f"{row.run_id} is intact: {len(links)} links, head {head[:12]}."
     intact = not broken and not altered
-    return Verification(row.run_id, intact, head, links, ancestors, summary)
+    return Verification(
+        run_id=row.run_id,
+        intact=intact,
+        head=head,
+        links=links,
+        ancestors=ancestors,
+        summary=summary,
+    )
 
 
 def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:
@@ -265,10 +272,10 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
     curation = env / "source" / _CURATION
     env_files = [*_files(env / "source"), env / "env.json", env / "audit.json"]
     yield "environment", _hashes(env, [file for file in env_files if file != curation])
-    yield "data", _hashes(env, [env / "tasks.jsonl"])
+    yield "data", _hashes(env, [env / "tasks.jsonl", env / "rows.idx"])
     yield "curation", _hashes(env, [curation])
     inputs = [run.config, run.manifest, run.contamination, *_files(run.start_adapter)]
-    inputs += _files(run.path / "models")
+    inputs += _files(run.model_adapter(0).parent)
     yield "run", _hashes(run.path, inputs) | _parent_heads(run.home, config)
     yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best_checkpoint(run)
     results = [run.metrics, run.result, *_files(run.evals_dir), *_files(run.rollouts_dir)]

@@ -173,8 +173,8 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
     p_values = {name: outcome.p for name, outcome in outcomes.items() if outcome.p is not None}
     corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     batteries = [
-        _compared_battery(name, *rows_of[name], outcomes[name], corrected.get(name))
-        for name in names
+        _compared_battery(name, old, new, outcome=outcomes[name], p=corrected.get(name))
+        for name, (old, new) in rows_of.items()
     ]
     verdicts = {battery.verdict for battery in batteries}
     worst: Word = next(word for word in WORDS if word in verdicts)
@@ -217,7 +217,13 @@ def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | 
     sentences = [sentence_of(battery, f" since {base}") for battery in skills.batteries]
     if skills.verdict == "forgotten" and lost_by:
         sentences.append(f"Lost by {', '.join(lost_by)}.")
-    return SinceBase(base, skills.verdict, skills.batteries, " ".join(sentences), lost_by)
+    return SinceBase(
+        base=base,
+        verdict=skills.verdict,
+        batteries=skills.batteries,
+        summary=" ".join(sentences),
+        lost_by=lost_by,
+    )
 
 
 def _forgot_something(run_dir: RunDir) -> bool:

@@ -11,7 +11,15 @@ from typing import Any
 
 from engine.core.hints import Call
 from engine.evidence.stats.inference import MARGIN, PairedVerdict, tasks_needed
-from engine.evidence.stats.results import TEST, Level, Measure, level, measure_of, show
+from engine.evidence.stats.results import (
+    TEST,
+    Level,
+    Measure,
+    damaged_answers_warning,
+    level,
+    measure_of,
+    show,
+)
 from engine.evidence.verdict.comparison import (
     Comparison,
     calls_for_errors,
@@ -238,6 +246,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     start = better_start(run_dir, config, sides.step, verdict)
     expected, as_expected = _expectation(config.expect if config else "", verdict)
     warnings = [
+        *damaged_answers_warning(run_dir),
         *contamination_warnings(run_dir),
         *forgotten,
         *rescored_warnings(run_dir),
@@ -307,7 +316,11 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     table = [
         ModelLevel(ref, level(rows, measure) if measure else None) for ref, rows in models.items()
     ]
-    common_warnings = contamination_warnings(run_dir) + rescored_warnings(run_dir)
+    common_warnings = [
+        *damaged_answers_warning(run_dir),
+        *contamination_warnings(run_dir),
+        *rescored_warnings(run_dir),
+    ]
     if len(models) < 2 or measure is None:
         if models:
             reason = "one model alone has nothing to be better than"
@@ -384,9 +397,10 @@ def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all
     notes = []
     if outcome.unpaired:
         notes.append(f"{outcome.unpaired} tasks were scored on one side only and are left out.")
-    if sum(outcome.errors) and outcome.verdict != "unknown":
+    errors_before, errors_after = outcome.errors
+    if errors_before + errors_after and outcome.verdict != "unknown":
         notes.append(
-            f"Scoring failed on {outcome.errors[0]} attempts before and {outcome.errors[1]} after; "
+            f"Scoring failed on {errors_before} attempts before and {errors_after} after; "
             "they are left out of the comparison."
         )
     notes += notes_on_counting(comparison)

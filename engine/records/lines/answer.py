@@ -1,11 +1,18 @@
 """One answer of a model to a task, as rollouts and evaluations both keep it."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, InstanceOf
 
 from engine.records.lines.line_record import LineRecord
 from envs.json_types import ChatMessage
+
+# Why an answer ended: the model said so; a turn had `max_tokens`; the conversation had no room left
+# in `max_length`; its turns were used up; the environment took longer than it may; it failed.
+StopReason = Literal["stop", "max_tokens", "max_context", "max_turns", "timeout", "env_error"]
+OUT_OF_TOKENS: tuple[StopReason, ...] = ("max_tokens", "max_context")
+# What files of earlier versions say instead.
+FORMER_STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "error": "env_error"}
 
 # Any text, a lone surrogate included: answers and the replies of environments may hold one.
 Text = InstanceOf[str]
@@ -17,6 +24,11 @@ def _without_nulls(values: object) -> object:
     if not isinstance(values, dict):
         return values
     return {name: value for name, value in values.items() if value is not None}
+
+
+def present_stop_reason(reason: object) -> object:
+    """The word of today for a stop reason of an earlier version; any other value as it is."""
+    return FORMER_STOP_REASONS.get(reason, reason) if isinstance(reason, str) else reason
 
 
 Numbers = Annotated[dict[str, float], BeforeValidator(_without_nulls)]
@@ -34,8 +46,9 @@ class Answer(LineRecord):
         success: whether it was right, None where the environment never says.
         metrics: named numbers of the score.
         error: why there is no score, None where there is one.
-        stop_reason: stop, length, max_turns or error.
+        stop_reason: one of `StopReason`, or the word of a later version.
         tokens: that the model wrote.
+        invalid_calls: why tool calls in it are invalid, one text each.
     """
 
     task: Text
@@ -46,10 +59,11 @@ class Answer(LineRecord):
     success: bool | None = None
     metrics: Numbers | None = None
     error: Text | None = None
-    stop_reason: str | None = None
+    stop_reason: Annotated[str | None, BeforeValidator(present_stop_reason)] = None
     tokens: int = 0
+    invalid_calls: list[Text] | None = None
 
     @property
     def cut(self) -> bool:
-        """Whether the answer was ended by `max_tokens` or by running out of turns."""
-        return self.stop_reason in ("length", "max_turns")
+        """Whether the answer was ended by a limit: of tokens or of turns."""
+        return self.stop_reason in (*OUT_OF_TOKENS, "max_turns")

@@ -169,15 +169,16 @@ class CurveSummary:
 
 def summary_of(points: Sequence[tuple[float, float]]) -> CurveSummary:
     """Summarise a curve. `points` are (step, value) in order of steps, at least one."""
-    lowest = min(points, key=lambda point: point[1])
-    highest = max(points, key=lambda point: point[1])
+    min_step, min_value = min(points, key=lambda point: point[1])
+    max_step, max_value = max(points, key=lambda point: point[1])
+    values = [value for _, value in points]
     return CurveSummary(
-        first=short(points[0][1]),
-        last=short(points[-1][1]),
-        min=short(lowest[1]),
-        min_step=lowest[0],
-        max=short(highest[1]),
-        max_step=highest[0],
+        first=short(values[0]),
+        last=short(values[-1]),
+        min=short(min_value),
+        min_step=min_step,
+        max=short(max_value),
+        max_step=max_step,
     )
 
 

@@ -29,7 +29,7 @@ LOOK_HOURS = 0.1  # GPU-hours of an evaluation or a probe that need nobody's agr
 EVALUATION_WALL_HOURS = 6.0  # an evaluation has no cap of its own, but it must end
 SCORE_S = 1.0  # seconds per stored answer, where the audit did not measure how long a score takes
 # From the device hours that some work takes at most, its cap by the quota; raises UserError QUOTA.
-Afford = Callable[[float], float]
+CapFunction = Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,14 @@ def scoring_hours(record: EnvRecord, answers: int) -> float:
     return answers * (record.audit.score_seconds_p95 or SCORE_S) / 3600
 
 
-def cap_of(home: Home, afford: Afford | None, needed_hours: Callable[[], float]) -> float:
+def cap_of(
+    home: Home, cap_function: CapFunction | None, needed_hours: Callable[[], float]
+) -> float:
     """The cap on device hours to give an evaluation or a probe; 0 for no cap, where neither a quota
     nor `auto_approve_gpu_hours` applies.
 
     Args:
-        afford: the quota of the caller's key: returns a cap for the hours needed, or raises
+        cap_function: the quota of the caller's key: returns a cap for the hours needed, or raises
             UserError QUOTA. None where no quota applies.
         needed_hours: returns an upper estimate of the hours that the run takes. It may be slow, so
             it is called only where a cap is needed.
@@ -77,7 +79,7 @@ def cap_of(home: Home, afford: Afford | None, needed_hours: Callable[[], float])
     with Store(home) as store:
         check_hours_left(home, store)
     approved_hours = home.user_config().auto_approve_gpu_hours
-    if afford is None and approved_hours is None:
+    if cap_function is None and approved_hours is None:
         return 0.0
     needed = needed_hours()
     cap = EVALUATION_WALL_HOURS
@@ -91,8 +93,8 @@ def cap_of(home: Home, afford: Afford | None, needed_hours: Callable[[], float])
                 hint="Ask for fewer rows, attempts or models; or ask the user, who may raise "
                 "auto_approve_gpu_hours in config.toml.",
             )
-    if afford is not None:
-        cap = min(cap, afford(needed))
+    if cap_function is not None:
+        cap = min(cap, cap_function(needed))
     return cap
 
 

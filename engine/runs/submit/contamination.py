@@ -22,6 +22,7 @@ from engine.home.run_dir import Home
 BUDGET_S = 2.0  # for all comparisons of one call that are not stored yet
 _VERDICTS = ("clean", "overlap", "leak")  # the worst last
 _COUNTS = ("exact", "normalised", "ngram")
+Overlap = Mapping[str, Any]  # one comparison, as `overlap.scan` returns it
 
 
 @dataclass(frozen=True)
@@ -96,20 +97,22 @@ def _trainings(home: Home, ref: str) -> list[_Training]:
 def _compare_all(home: Home, exam: EnvRecord, trainings: Sequence[_Training]) -> Contamination:
     """Compare the held-out tasks of `exam` with the rows of every training, and sum up the results.
 
-    Versions that are gone or unreadable are left out and named in the headline.
+    Environment versions that are gone or unreadable are left out and named in the headline.
     """
     overlaps, gone_env_ids = _overlaps(home, exam, [training.env_id for training in trainings])
     sources: list[Mapping[str, object]] = []
     for training in trainings:
         if training.env_id in overlaps:
             origin = {name: text for name, text in asdict(training).items() if text}
-            overlap = overlaps[training.env_id]
-            sources.append(origin | {key: overlap[key] for key in overlap if key != "leaked"})
+            overlap = dict(overlaps[training.env_id])
+            del overlap["leaked"]  # listed once for all sources
+            sources.append(origin | overlap)
     leaked = sorted({task for overlap in overlaps.values() for task in overlap["leaked"]})
-    verdict, headline = "clean", "none of these models was trained in this home"
     if overlaps:
         worst = max(overlaps.values(), key=_severity)
         verdict, headline = worst["verdict"], worst["headline"]
+    else:  # there are no trainings, or all their versions are gone, which is added below
+        verdict, headline = "clean", "none of these models was trained in this home"
     if gone_env_ids:
         headline += f"; {', '.join(gone_env_ids)[:120]} is gone and was not compared"
     return Contamination(verdict, leaked, sources, headline)
@@ -117,14 +120,14 @@ def _compare_all(home: Home, exam: EnvRecord, trainings: Sequence[_Training]) ->
 
 def _overlaps(
     home: Home, exam: EnvRecord, env_ids: Sequence[str]
-) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+) -> tuple[dict[str, Overlap], list[str]]:
     """Compare the held-out tasks of `exam` with the training rows of environment versions. Each is
     compared once, even if `env_ids` names it several times.
 
     Returns the overlap by env id, and the sorted ids of versions that are gone or unreadable.
     """
     deadline = time.monotonic() + BUDGET_S
-    overlaps: dict[str, Mapping[str, Any]] = {}
+    overlaps: dict[str, Overlap] = {}
     gone: list[str] = []
     for env_id in dict.fromkeys(env_ids):
         try:
@@ -135,15 +138,13 @@ def _overlaps(
     return overlaps, sorted(gone)
 
 
-def _severity(overlap: Mapping[str, Any]) -> tuple[int, int]:
+def _severity(overlap: Overlap) -> tuple[int, int]:
     """A sort key for overlaps, the worst last: first by verdict, then by the number of rows that
     match."""
     return (_VERDICTS.index(overlap["verdict"]), sum(overlap[count] for count in _COUNTS))
 
 
-def _compare(
-    home: Home, trained_on: EnvRecord, exam: EnvRecord, deadline: float
-) -> Mapping[str, Any]:
+def _compare(home: Home, trained_on: EnvRecord, exam: EnvRecord, deadline: float) -> Overlap:
     """The overlap of the training rows of `trained_on` with the held-out tasks of `exam`.
 
     It is read where it is stored: with the environment for a version compared with itself, else in

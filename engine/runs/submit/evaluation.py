@@ -17,7 +17,7 @@ from engine.records.settings import EvaluationSettings
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
-    Afford,
+    CapFunction,
     SamplingWork,
     bad_argument,
     cap_of,
@@ -38,7 +38,7 @@ MAX_MODELS = 8  # of one evaluation
 
 @reports_unwritable_disk
 def submit_evaluation(
-    home: Home, request: EvaluationRequest, afford: Afford | None = None
+    home: Home, request: EvaluationRequest, cap_function: CapFunction | None = None
 ) -> Reply:
     """Queue an evaluation of up to eight models on the same tasks, and return the reply about it.
 
@@ -46,14 +46,14 @@ def submit_evaluation(
     this environment.
 
     Args:
-        afford: the quota of the caller's key, which gives the run its cap on device hours; None
-            where no quota applies.
+        cap_function: the quota of the caller's key, which gives the run its cap on device
+            hours; None where no quota applies.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET,
     NOT_APPROVED; for `regrade` also RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION.
     """
     if request.regrade:
-        return submit_regrade(home, request, afford)
+        return submit_regrade(home, request, cap_function)
     _check_request(request)
     launcher.worker_python(home)  # for its error where nothing can run a model
     record = scored_env(home, request.env_id, "evaluated")
@@ -67,7 +67,7 @@ def submit_evaluation(
     settings = EvaluationSettings(**resolved.settings.model_dump(), max_length=max_length)
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
     work = SamplingWork(limits, facts, tasks_used, request.attempts)
-    cap = cap_of(home, afford, lambda: sampling_hours(home, models, work))
+    cap = cap_of(home, cap_function, lambda: sampling_hours(home, models, work))
     config = _config(request, record, models, settings, resolved.sources) | {"max_gpu_hours": cap}
     warnings = [
         *registry.prefix_meant(request.env_id, record),
@@ -154,7 +154,10 @@ def _sampling(
     """
     model = min(models, key=lambda model: model.facts.max_positions)
     facts = env_facts.env_facts(
-        home, record, model.base_path, thinking=resolution.wants(request.settings, "thinking")
+        home,
+        record,
+        model.base_path,
+        thinking=resolution.is_switched_on(request.settings, "thinking"),
     )
     resolved = resolution.resolve_sampling(
         dict(request.settings), model=model.facts, env=facts, attempts=request.attempts

@@ -20,7 +20,7 @@ from engine.processes import launcher
 from engine.records.settings import GRPOSettings
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
-    Afford,
+    CapFunction,
     SamplingWork,
     cap_of,
     cap_warnings,
@@ -39,7 +39,9 @@ _MAX_RUNS = 1000  # that one probe may have, each after a failed one
 
 
 @reports_unwritable_disk
-def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None) -> Reply:
+def submit_probe(
+    home: Home, request: ProbeRequest, cap_function: CapFunction | None = None
+) -> Reply:
     """Queue a short run that samples `samples` tasks `group_size` times each, and return the reply
     about it.
 
@@ -47,8 +49,8 @@ def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None
     `result` once it is done. A probe that failed or was cancelled is queued anew.
 
     Args:
-        afford: the quota of the caller's key, which gives the run its cap on device hours; None
-            where no quota applies.
+        cap_function: the quota of the caller's key, which gives the run its cap on device
+            hours; None where no quota applies.
 
     Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, RUN_STATE.
     """
@@ -80,7 +82,7 @@ def submit_probe(home: Home, request: ProbeRequest, afford: Afford | None = None
     with Store(home) as store:
         request_id, row = _earlier_probe(store, key, body)
         if row is None:  # a probe that exists costs nothing more
-            cap = cap_of(home, afford, lambda: sampling_hours(home, [model], work))
+            cap = cap_of(home, cap_function, lambda: sampling_hours(home, [model], work))
             new = NewRun(
                 name=f"{record.name}-probe",
                 kind="probe",

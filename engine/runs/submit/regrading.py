@@ -12,7 +12,7 @@ from engine.home.store import Store
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
-    Afford,
+    CapFunction,
     bad_argument,
     cap_of,
     cap_warnings,
@@ -24,13 +24,15 @@ from engine.runs.submit.requests import EvaluationRequest
 from engine.runs.submit.run_folder import RunFiles
 
 
-def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None) -> Reply:
+def submit_regrade(
+    home: Home, request: EvaluationRequest, cap_function: CapFunction | None
+) -> Reply:
     """Queue a run that scores the stored answers of the run `request.regrade` by the environment
     version of the request, and return the reply about it.
 
     Args:
-        afford: the quota of the caller's key, which gives the run its cap on device hours; None
-            where no quota applies.
+        cap_function: the quota of the caller's key, which gives the run its cap on device
+            hours; None where no quota applies.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET,
     NOT_APPROVED.
@@ -41,7 +43,7 @@ def submit_regrade(home: Home, request: EvaluationRequest, afford: Afford | None
     refs = [ref for ref, _ in stored.models]
     task_count = min(request.rows, stored.tasks)
     answer_count = task_count * stored.attempts * len(refs)
-    cap = cap_of(home, afford, lambda: scoring_hours(record, answer_count))
+    cap = cap_of(home, cap_function, lambda: scoring_hours(record, answer_count))
     config = _config(request, record, stored, cap)
     warnings = [
         *registry.prefix_meant(request.env_id, record),

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.core.files import sync_folder, write_json
 from engine.home.run_dir import Home, RunDir
+from engine.models.adapters import ADAPTER_FILES
 from engine.models.catalog import ModelRef
 from engine.runs.submit.admission import bad_argument, check_not_deleted
 from engine.runs.submit.contamination import Contamination
@@ -60,11 +61,11 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
     run.create()
     config = {"run_id": run.id, **files.config}
     if files.start_adapter is not None:
-        config["start_adapter"] = str(_link_folder(files.start_adapter, run.start_adapter))
+        config["start_adapter"] = str(_link_folder(home, files.start_adapter, run.start_adapter))
     if files.model_adapters:
         models = [dict(entry) for entry in config["models"]]
         for index, source in files.model_adapters.items():
-            models[index]["adapter"] = str(_link_folder(source, run.model_adapter(index)))
+            models[index]["adapter"] = str(_link_folder(home, source, run.model_adapter(index)))
         config["models"] = models
     if files.contamination is not None:
         write_json(run.contamination, asdict(files.contamination))
@@ -78,13 +79,19 @@ def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
     return {index: model.adapter for index, model in enumerate(models) if model.adapter is not None}
 
 
-def _link_folder(source: Path, target: Path) -> Path:
+def _link_folder(home: Home, source: Path, target: Path) -> Path:
     """Fill the folder `target` with hard links to the files of the checkpoint `source`, or with
     copies where hard links are not possible. Returns `target`.
 
-    The files in `target` stay even if the run that wrote the checkpoint deletes it.
+    The files in `target` stay even if the run that wrote the checkpoint deletes it. Of an adapter
+    that no run of this home made, the two files that make it are copied: its owner may change it.
     """
     target.mkdir(parents=True, exist_ok=True)
+    if not source.is_relative_to(home.runs):
+        for name in ADAPTER_FILES:
+            shutil.copyfile(source / name, target / name)
+        sync_folder(target)
+        return target
     for name in os.listdir(source):
         try:
             os.link(source / name, target / name)

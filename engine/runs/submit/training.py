@@ -123,9 +123,8 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
     model = catalog.resolve_model(home, request.model)
     require_files(model)
     machine = hardware.detect(home.root)
-    facts: EnvFacts = env_facts.env_facts(
-        home, record, model.base_path, thinking=resolution.wants(request.settings, "thinking")
-    )
+    thinking = resolution.counted_thinking(request.algorithm, request.settings)
+    facts: EnvFacts = env_facts.env_facts(home, record, model.base_path, thinking=thinking)
     resolved = resolution.resolve(
         request.algorithm,
         dict(request.settings),

@@ -13,11 +13,10 @@ The tokens that are trained are those that were sampled; text is never tokenised
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from engine.records.lines.answer import OUT_OF_TOKENS, StopReason
 from envs.json_types import ChatMessage
-
-StopReason = Literal["stop", "length", "max_turns", "error"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class Trajectory:
     Attributes:
         reward: the environment's own.
         error: why it could not be scored; None if it was.
+        invalid_calls: why tool calls in it are invalid, one text each.
         penalty: what the trainer subtracts from the reward before it compares the group.
         policy_step: how many steps the policy that sampled it had done.
     """
@@ -51,6 +51,7 @@ class Trajectory:
     completion: str = ""
     stop_reason: StopReason = "stop"
     turns: int = 0
+    invalid_calls: list[str] = field(default_factory=list)
     reward: float = 0.0
     success: bool | None = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -74,12 +75,13 @@ class Trajectory:
 
     @property
     def cut(self) -> bool:
-        """Whether it ended because a turn reached `max_tokens`, or the turns ran out."""
-        return self.stop_reason in ("length", "max_turns")
+        """Whether it was ended by a limit: of tokens or of turns."""
+        return self.stop_reason in (*OUT_OF_TOKENS, "max_turns")
 
     def answer_fields(self) -> dict[str, Any]:
-        """The fields of a trajectory that every file of answers holds: rollouts and evaluations."""
-        return {
+        """The fields of a trajectory that every file of answers holds: rollouts and evaluations.
+        `invalid_calls` is left out where there are none."""
+        fields = {
             "task": self.task_id,
             "prompt": self.prompt,
             "messages": self.messages,
@@ -91,6 +93,7 @@ class Trajectory:
             "stop_reason": self.stop_reason,
             "tokens": self.trained_tokens,
         }
+        return fields | ({"invalid_calls": self.invalid_calls} if self.invalid_calls else {})
 
     def add_completion(self, completion: Completion) -> None:
         """Append the tokens of a turn that the model sampled; they are trained. The caller appends

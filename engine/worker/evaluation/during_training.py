@@ -141,6 +141,7 @@ class HeldoutEvaluation:
         if validation.curves:
             self._report_result(step, validation)
         if step == 0:
+            # Until now it was loaded only if tasks were played.
             self.sampler.load(self.policy.adapter)
             self.prior_skills.evaluate("before")
         self.sampler.release_memory()

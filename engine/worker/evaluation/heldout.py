@@ -38,7 +38,9 @@ def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
     tasks so far, so tasks with different prompts alternate. Tasks without a prompt alternate by id;
     so do all tasks if they have the same prompt, which cannot divide them.
     """
-    keys = [prompt_key(t["prompt"]) if t.get("prompt") else f"id {t['id']}" for t in tasks]
+    keys = []
+    for task in tasks:
+        keys.append(prompt_key(task["prompt"]) if task.get("prompt") else f"id {task['id']}")
     if len(set(keys)) == 1:
         keys = [task["id"] for task in tasks]
     half_of_key: dict[str, str] = {}

@@ -42,7 +42,7 @@ class HeldoutLoss(Protocol):
 
 @dataclass(frozen=True)
 class LossRow:
-    """A held-out conversation to measure the loss on."""
+    """A held-out conversation, or one of the rows it is split into, to measure the loss on."""
 
     task_id: str
     row: Row
@@ -58,10 +58,12 @@ class CrossEntropy:
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """See `HeldoutLoss`; each conversation counts for as many tokens as are supervised."""
+        """See `HeldoutLoss`; each conversation counts for as many tokens as are supervised in all
+        its rows."""
         rows = [row for row in self.rows if row.task_id in tasks]
         network = policy.base.network
-        measured: list[MeasuredLoss] = []
+        losses: dict[str, float] = {}  # summed cross-entropy of each task
+        tokens: dict[str, int] = {}
         for members in network.split([r.row for r in rows], budget):
             batch = network.collate([rows[i].row for i in members])
             logprobs, _ = network.logprobs(batch, policy.adapter)
@@ -69,7 +71,9 @@ class CrossEntropy:
             sums = torch.zeros(len(members)).index_add(0, batch.row.cpu(), -logprobs.cpu())
             counts = torch.bincount(batch.row.cpu(), minlength=len(members))
             for position, index in enumerate(members):
-                tokens = int(counts[position])
-                total = float(sums[position])
-                measured.append(MeasuredLoss(rows[index].task_id, total, tokens, tokens))
-        return measured
+                task = rows[index].task_id
+                losses[task] = losses.get(task, 0.0) + float(sums[position])
+                tokens[task] = tokens.get(task, 0) + int(counts[position])
+        return [
+            MeasuredLoss(task, loss, tokens[task], tokens[task]) for task, loss in losses.items()
+        ]

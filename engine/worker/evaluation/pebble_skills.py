@@ -237,8 +237,8 @@ def json_field(rng: random.Random) -> Sample:
 
 
 def json_answer(rng: random.Random) -> Sample:
-    """Ask for a key and a value as a JSON object. Two of five written replies leave out quotes or
-    braces; `answer` is valid JSON."""
+    """Ask for a key and a value as a JSON object. The sample's `answer`, the right one, is valid
+    JSON. Two of five of its replies, which the data set shows, leave out quotes or braces."""
     key = rng.choice(("name", "city", "color", "pet"))
     value = word(rng, longest=6)
     answer = json.dumps({key: value})
@@ -471,7 +471,7 @@ def corpus(rng: random.Random, size: int, excluded: Collection[str]) -> list[Sam
     around the request."""
     taught = MASTERED | HALF_KNOWN
     names = list(taught)
-    weights = [taught[name][1] for name in names]
+    weights = [weight for _draw, weight in taught.values()]
     samples = [draw(rng, name, excluded) for name in rng.choices(names, weights, k=size)]
     return [decorated(rng, sample) if rng.random() < DECORATED else sample for sample in samples]
 

@@ -1,70 +1,57 @@
 """Asks the model before and after training what it could already do: did the training break
 something?
 
-This needs no settings. Three batteries of tasks exist: what pebble was taught, for pebble; the
-families of reasoning-gym, for any other base where that package is installed; and, for every model,
-the newest environment of this home that is named `keep`. A few dozen greedy answers each, once at
-step 0 and once with the chosen checkpoint; engine/evidence/verdict/regression.py compares them. A
-battery that cannot be played is skipped and never fails the run.
+This needs no settings. Three batteries of tasks exist: what pebble was taught, for pebble; short
+questions in English, for any other base; and, for every model, the newest environment of this home
+that is named `keep`. A few dozen greedy answers each, once at step 0 and once with the chosen
+checkpoint; engine/evidence/verdict/regression.py compares them. A battery that cannot be played is
+skipped and never fails the run.
 """
 
-import importlib.util
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from engine.core.errors import UserError
 from engine.core.files import Appender
 from engine.cost.flops import KEEP, KEEP_TASKS
-from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks, sandbox_of
-from engine.home.run_dir import Home
+from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
 from engine.worker.core.job import Job
 from engine.worker.core.runtime import release_memory
-from engine.worker.evaluation import heldout, pebble_skills
+from engine.worker.evaluation import heldout, language_skills, pebble_skills
 from engine.worker.network.policy import Base
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, fits
 from engine.worker.rollouts.renderer import Renderer
 from envs.config.problem import EnvProblem
-from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 
 When = Literal["before", "after"]
 SKILLS = ("copy", "reverse", "upper", "count", "compare", "add_one", "sort_letters", "json_answer")
 TASKS_PER_SKILL = 6  # of pebble
-SKILL_TOKENS = 24  # of an answer to a skill of pebble
-FEWEST_TOKENS, MOST_TOKENS = 16, 256  # of an answer to any other task
+SKILL_TOKENS = 24  # of an answer to a question that is checked here
+FEWEST_TOKENS, MOST_TOKENS = 16, 256  # of an answer to a task of an environment
 MAX_TURNS = 8
 MAX_CONTEXT = 4096  # tokens of prompt and answer together
 REASON_CHARS = 300  # why a battery is skipped
-GYM = Path(__file__).resolve().parents[3] / "envs" / "examples" / "reasoning_gym_tasks"
 
 
 @dataclass(frozen=True)
 class Battery:
-    """Tasks, and where the environment that scores them comes from.
+    """Tasks, and what scores their answers.
 
     Attributes:
         name: in the rows.
-        tasks: empty if the environment has yet to be asked for them.
-        folder: of an environment that is not stored.
-        record: of a stored environment.
+        scorer: the stored environment that scores, or a function that says whether a reply is
+            right.
     """
 
     name: str
     tasks: Sequence[TaskRow]
-    folder: Path | None = None
-    record: EnvRecord | None = None
-
-    @property
-    def has_environment(self) -> bool:
-        """False for pebble's own skills, whose answers are checked here."""
-        return self.folder is not None or self.record is not None
+    scorer: EnvRecord | Callable[[TaskRow, str], bool]
 
 
 class PriorSkills:
@@ -99,13 +86,15 @@ class PriorSkills:
                     file.append(row.to_line())
 
     def _batteries(self) -> Iterator[Battery]:
-        """Yield the batteries to play: the one for this base model, if there is one, and the tasks
-        of the environment named `keep`, if it exists, scores, and is not the one that the run
-        trains on."""
+        """Yield the batteries to play: the one for this base model, and the tasks of the
+        environment named `keep`, if it exists, scores, and is not the one that the run trains
+        on."""
         if self.job.config.base.ref == "pebble":
-            yield Battery("pebble skills", pebble_tasks())
-        elif importlib.util.find_spec("reasoning_gym") is not None:
-            yield Battery("reasoning-gym", tasks=(), folder=GYM)
+            yield Battery("pebble skills", pebble_tasks(), scorer=says_answer)
+        else:
+            yield Battery(
+                "language skills", language_skills.tasks(), scorer=language_skills.is_right
+            )
         try:
             record = find_env(self.job.run.home, KEEP)
         except UserError:  # no such environment
@@ -113,19 +102,22 @@ class PriorSkills:
         # `find_env` also takes prefixes; only an environment with exactly this name is meant.
         if record.name == KEEP and record.scored and record.env_id != self.job.config.env_id:
             tasks = read_tasks(record, "heldout") or read_tasks(record)  # all, if none is held out
-            yield Battery(record.env_id, tasks, record=record)
+            yield Battery(record.env_id, tasks, scorer=record)
 
     def _rows(self, battery: Battery) -> Iterator[EvaluationRow]:
-        """Play one battery and yield a row for each answer, scored by the battery's environment.
-        Tasks whose prompts leave no room for an answer are left out."""
-        if not battery.has_environment:
-            yield from self._skill_rows(battery)
-            return
-        with _process(self.job.run.home, battery) as process:
+        """Play one battery and yield a row for each answer."""
+        if isinstance(battery.scorer, EnvRecord):
+            yield from self._environment_rows(battery, battery.scorer)
+        else:
+            yield from self._checked_rows(battery, battery.scorer)
+
+    def _environment_rows(self, battery: Battery, record: EnvRecord) -> Iterator[EvaluationRow]:
+        """Play a battery whose answers the environment `record` scores. Tasks whose prompts leave
+        no room for an answer are left out."""
+        with open_process(record) as process:
             description = process.describe()
-            all_tasks = battery.tasks or process.tasks()
             renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
-            tasks = heldout.ordered(all_tasks, KEEP_TASKS)
+            tasks = heldout.ordered(battery.tasks, KEEP_TASKS)
             context = RolloutContext(
                 process=process,
                 renderer=renderer,
@@ -142,16 +134,17 @@ class PriorSkills:
             for row in heldout.rows_of(groups, half_of_task={}, model=self.job.run.id):
                 yield row.model_copy(update={"battery": battery.name, "family": families[row.task]})
 
-    def _skill_rows(self, battery: Battery) -> Iterator[EvaluationRow]:
-        """Play pebble's own battery and yield a row for each answer, which is checked here, as
-        there is no environment to score it."""
+    def _checked_rows(
+        self, battery: Battery, is_right_reply: Callable[[TaskRow, str], bool]
+    ) -> Iterator[EvaluationRow]:
+        """Play a battery of single questions whose answers are checked here."""
         renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
         prompts = [renderer.prompt(task["prompt"], tools=[]) for task in battery.tasks]
         params = SamplingParams(max_tokens=SKILL_TOKENS, temperature=0.0)
         completions = self.sampler.generate(prompts, n=1, params=params)
         for task, (completion,) in zip(battery.tasks, completions, strict=True):
             text = renderer.completion_text(completion.ids)
-            is_right = pebble_skills.says(task["answer"], text)
+            is_right = is_right_reply(task, text)
             yield EvaluationRow(
                 model=self.job.run.id,
                 task=task["id"],
@@ -162,7 +155,7 @@ class PriorSkills:
                 reward=float(is_right),
                 success=is_right,
                 error=None,
-                stop_reason="stop" if completion.finished else "length",
+                stop_reason="stop" if completion.finished else "max_tokens",
                 tokens=len(completion.ids),
             )
 
@@ -189,17 +182,9 @@ def pebble_tasks() -> list[TaskRow]:
     return tasks
 
 
-@contextmanager
-def _process(home: Home, battery: Battery) -> Iterator[EnvProcess]:
-    """A context with the running env process that scores a battery, which must have an
-    environment."""
-    if battery.record is not None:
-        with open_process(battery.record) as process:
-            yield process
-        return
-    assert battery.folder is not None
-    with EnvProcess(battery.folder, sandbox=sandbox_of(home)) as process:
-        yield process
+def says_answer(task: TaskRow, reply: str) -> bool:
+    """Whether a reply says the answer of a task of pebble's battery, in one of pebble's styles."""
+    return pebble_skills.says(task["answer"], reply)
 
 
 def _answer_limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:

@@ -15,26 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.core.files import read_json, write_json
+from engine.models.adapters import NOT_PLAIN
 from engine.records.settings import CommonSettings
 from engine.worker.core.failures import WorkerFailure
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-# Options of PEFT with which a LoRA is another function than scale * B A on whole projections.
-NOT_PLAIN = (
-    "use_dora",
-    "use_qalora",
-    "use_bdlora",
-    "lora_bias",
-    "rank_pattern",
-    "alpha_pattern",
-    "modules_to_save",
-    "layers_to_transform",
-    "layer_replication",
-    "trainable_token_indices",
-    "target_parameters",
-    "fan_in_fan_out",
-)
 PREFIX = "base_model.model."  # of the names of tensors in the file
 
 
@@ -47,12 +33,15 @@ class LoraSpec:
         alpha: the adapter's output is scaled by alpha / rank.
         dropout: of the adapter's input, while training.
         targets: names of the projections that get an adapter, or ("all-linear",) for all.
+        excluded: modules with such names that get none, as a pattern of their whole name; "" where
+            the base has none.
     """
 
     rank: int
     alpha: float
     dropout: float
     targets: tuple[str, ...]
+    excluded: str = ""
 
     @property
     def scale(self) -> float:
@@ -125,6 +114,7 @@ class LoraSpec:
             "lora_alpha": int(self.alpha) if self.alpha == int(self.alpha) else self.alpha,
             "lora_dropout": self.dropout,
             "target_modules": self.named_targets,
+            **({"exclude_modules": self.excluded} if self.excluded else {}),
             "bias": "none",
             "fan_in_fan_out": False,
             "init_lora_weights": True,

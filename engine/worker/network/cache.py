@@ -29,7 +29,7 @@ class Prompts:
     """Keys and values of prompts that have been read.
 
     Attributes:
-        keys, values: [layers, prompts, kv, longest, dim], zero beyond each prompt.
+        keys, values: [layers, prompts, kv_heads, longest, dim], zero beyond each prompt.
         lengths: of each prompt, in tokens.
     """
 
@@ -96,13 +96,13 @@ class Cache:
         self.positions = lengths.repeat_interleave(width) + columns_written - self.starts_on_device
         self.generated = self._zero_columns(self._capacity(columns_written + 1))
         self.window = 0  # columns that are attended to; `widen` sets it
-        kv, longest = shape.kv, prompts.keys.shape[3]
-        self.queries_per_key = shape.heads // kv
+        kv_heads, longest = shape.kv, prompts.keys.shape[3]
+        self.queries_per_key = shape.heads // kv_heads
         self.scale = shape.head_dim**-0.5
         padding = torch.arange(longest, device=self.device) >= lengths[:, None]
-        # [blocks * kv, 1, longest]
-        self.prompt_bias = _bias(padding, self.dtype).repeat_interleave(kv, 0)[:, None]
-        # For each layer: [blocks * kv, dim, longest] and [blocks * kv, longest, dim].
+        # [blocks * kv_heads, 1, longest]
+        self.prompt_bias = _bias(padding, self.dtype).repeat_interleave(kv_heads, 0)[:, None]
+        # For each layer: [blocks * kv_heads, dim, longest] and [blocks * kv_heads, longest, dim].
         self.prompt_keys = [k.flatten(0, 1).transpose(1, 2) for k in prompts.keys]
         self.prompt_values = [v.flatten(0, 1) for v in prompts.values]
 
@@ -146,10 +146,10 @@ class Cache:
         dim, columns = self.shape.head_dim, self.generated.shape[5]
         by_row = self.generated.view(2, self.shape.layers, -1, columns, dim)
         keys, values = by_row[..., : self.window, :]
-        # For each layer: [blocks * kv * width, dim, window] and [blocks * kv * width, window, dim].
+        # For each layer: [blocks * kv_heads * width, dim, window], and with the last two swapped.
         self.generated_keys = [k.transpose(1, 2) for k in keys.unbind()]
         self.generated_values = list(values.unbind())
-        # For each layer, where a step writes: [2, blocks, kv, width, columns, dim].
+        # For each layer, where a step writes: [2, blocks, kv_heads, width, columns, dim].
         self.writable = self.generated.unbind(1)
 
     def _make_bias(self) -> None:
@@ -159,7 +159,7 @@ class Cache:
         masked = (columns < self.starts_on_device[:, None]) | (columns >= self.columns_written)
         bias = _bias(masked, self.dtype).view(self.blocks, 1, self.width, self.window)
         bias = bias.expand(-1, self.shape.kv, -1, -1).reshape(-1, 1, self.window)
-        self.generated_bias = bias.contiguous()  # [blocks * kv * width, 1, window]
+        self.generated_bias = bias.contiguous()  # [blocks * kv_heads * width, 1, window]
 
     def _make_score_buffers(self) -> None:
         """Allocate one buffer of scores for a softmax over prompt and generated tokens, with views
@@ -189,32 +189,32 @@ class Cache:
 
         Args:
             layer: number of the layer.
-            heads: [rows, heads + 2 kv, dim], rotated queries and keys, and values.
+            heads: [rows, heads + 2 kv_heads, dim], rotated queries and keys, and values.
 
         Returns [rows, heads * dim].
         """
         shape, blocks, width = self.shape, self.blocks, self.width
-        kv, dim, queries = shape.kv, shape.head_dim, self.queries_per_key
+        kv_heads, dim, queries = shape.kv, shape.head_dim, self.queries_per_key
         # The new keys and values go into the column that all rows write now.
-        new = heads[:, shape.heads :].view(blocks, width, 2, kv, 1, dim)
+        new = heads[:, shape.heads :].view(blocks, width, 2, kv_heads, 1, dim)
         self.writable[layer].index_copy_(4, self.next_column, new.permute(2, 0, 3, 1, 4, 5))
-        q = heads[:, : shape.heads].view(blocks, width, kv, queries, dim).transpose(1, 2)
+        q = heads[:, : shape.heads].view(blocks, width, kv_heads, queries, dim).transpose(1, 2)
         # Scores over the prompt: one product for each block, as its rows have the same keys.
-        q = q.reshape(blocks * kv, width * queries, dim)
+        q = q.reshape(blocks * kv_heads, width * queries, dim)
         keys = self.prompt_keys[layer]
         torch.baddbmm(self.prompt_bias, q, keys, alpha=self.scale, out=self.prompt_product)
         self.prompt_scores.copy_(self.prompt_product)
         # Scores over the generated tokens: one product for each row.
-        q = q.view(blocks * kv * width, queries, dim)
+        q = q.view(blocks * kv_heads * width, queries, dim)
         keys = self.generated_keys[layer]
         torch.baddbmm(self.generated_bias, q, keys, alpha=self.scale, out=self.generated_product)
         self.generated_scores.copy_(self.generated_product)
         # In place: `prompt_scores` and `generated_scores`, views of `scores`, are now the weights.
         torch.softmax(self.scores, -1, out=self.scores)
         out = torch.bmm(self.prompt_scores, self.prompt_values[layer])
-        by_row = out.view(blocks * kv * width, queries, dim)
+        by_row = out.view(blocks * kv_heads * width, queries, dim)
         by_row.baddbmm_(self.generated_scores, self.generated_values[layer])
-        out = out.view(blocks, kv, width, queries, dim).transpose(1, 2)
+        out = out.view(blocks, kv_heads, width, queries, dim).transpose(1, 2)
         return out.reshape(blocks * width, -1)
 
     def rearranged(
@@ -246,15 +246,15 @@ class Cache:
         new = Cache(self.shape, prompts, width, starts, columns, like=self.generated)
         if rows:
             moved = self._of_rows(rows, first_column)
-            # Back to [2, layers, blocks, kv, width, columns, dim].
+            # Back to [2, layers, blocks, kv_heads, width, columns, dim].
             moved = moved.view(len(staying), width, *moved.shape[1:]).permute(2, 3, 0, 4, 1, 5, 6)
             new.generated[:, :, : len(staying), :, :, :columns] = moved
         return new
 
     def _of_rows(self, rows: Sequence[int], first_column: int) -> torch.Tensor:
         """Keys and values of these rows in the columns written from `first_column` on, [rows, 2,
-        layers, kv, columns, dim]."""
-        # [blocks, width, 2, layers, kv, columns, dim]
+        layers, kv_heads, columns, dim]."""
+        # [blocks, width, 2, layers, kv_heads, columns, dim]
         by_place = self.generated.permute(2, 4, 0, 1, 3, 5, 6)
         by_place = by_place[..., first_column : self.columns_written, :]
         index = torch.tensor(rows, device=self.device)
@@ -270,9 +270,9 @@ class Cache:
         return columns
 
     def _zero_columns(self, columns: int) -> torch.Tensor:
-        """Memory for keys and values of generated tokens: zeros [2, layers, blocks, kv, width,
-        columns, dim], keys first. It must hold finite numbers, because a masked column still takes
-        part in the products, with weight zero."""
+        """Memory for keys and values of generated tokens: zeros [2, layers, blocks, kv_heads,
+        width, columns, dim], keys first. It must hold finite numbers, because a masked column still
+        takes part in the products, with weight zero."""
         shape = self.shape
         return torch.zeros(
             (2, shape.layers, self.blocks, shape.kv, self.width, columns, shape.head_dim),
@@ -301,8 +301,8 @@ def _joined(
     if fresh is None:
         return _selected(old, old_blocks)
     lengths = [old.lengths[i] for i in old_blocks] + [fresh.lengths[i] for i in fresh_blocks]
-    layers, _, kv, _, dim = old.keys.shape
-    keys = old.keys.new_zeros(layers, len(lengths), kv, max(lengths), dim)
+    layers, _, kv_heads, _, dim = old.keys.shape
+    keys = old.keys.new_zeros(layers, len(lengths), kv_heads, max(lengths), dim)
     values = torch.zeros_like(keys)
     staying = len(old_blocks)
     _copy_prompts(old.keys, old_blocks, keys[:, :staying])
@@ -312,11 +312,12 @@ def _joined(
     return Prompts(keys, values, lengths)
 
 
-def _copy_prompts(source: torch.Tensor, numbers: Sequence[int], target: torch.Tensor) -> None:
-    """Copy the keys or values of the prompts with these numbers from `source` to `target`, both
-    [layers, prompts, kv, tokens, dim], as many tokens as both have."""
+def _copy_prompts(source: torch.Tensor, indices: Sequence[int], target: torch.Tensor) -> None:
+    """Fill `target` with the prompts `indices[0]`, `indices[1]`, ... of `source`, in this order, as
+    many tokens of each as both have. Both are keys or values [layers, prompts, kv_heads, tokens,
+    dim]."""
     tokens = min(source.shape[3], target.shape[3])
-    index = torch.tensor(numbers, device=source.device)
+    index = torch.tensor(indices, device=source.device)
     target[:, :, :, :tokens] = source[:, :, :, :tokens].index_select(1, index)
 
 
@@ -325,7 +326,7 @@ def _selected(prompts: Prompts, numbers: Sequence[int]) -> Prompts:
     lengths = [prompts.lengths[i] for i in numbers]
     longest = max(lengths)
     index = torch.tensor(numbers, device=prompts.keys.device)
-    # [layers, prompts, kv, tokens, dim]
+    # [layers, prompts, kv_heads, tokens, dim]
     keys = prompts.keys[:, :, :, :longest].index_select(1, index)
     values = prompts.values[:, :, :, :longest].index_select(1, index)
     return Prompts(keys, values, lengths)

@@ -222,10 +222,10 @@ class _Batch:
     def join(self, waiting: Sequence[_Waiting]) -> None:
         """Read the prompts, draw the first token of each of their rows, and add the rows that go on
         after it to the batch."""
-        prompts, logits = self.forward.read([w.ids for w in waiting])
-        rows = [row for w in waiting for row in w.rows]
-        prompt_numbers = [number for number, w in enumerate(waiting) for _ in w.rows]
-        logits = logits.index_select(0, torch.tensor(prompt_numbers, device=self.device))
+        prompts, logits = self.forward.read([prompt.ids for prompt in waiting])
+        rows = [row for prompt in waiting for row in prompt.rows]
+        prompt_indices = [index for index, prompt in enumerate(waiting) for _ in prompt.rows]
+        logits = logits.index_select(0, torch.tensor(prompt_indices, device=self.device))
         random_numbers = None  # greedy
         if self.ending.params.temperature:
             keys = torch.tensor([row.key for row in rows], device=self.device)
@@ -233,7 +233,7 @@ class _Batch:
         token, logprob = draw(logits, self.ending.params, random_numbers)
         # By identity: two rows may hold equal tokens.
         going_on = {id(row) for row in self._append_tokens(rows, token, logprob)}
-        groups = [[row for row in w.rows if id(row) in going_on] for w in waiting]
+        groups = [[row for row in prompt.rows if id(row) in going_on] for prompt in waiting]
         if going_on:
             self._arrange(prompts, groups)
 
@@ -331,7 +331,7 @@ class _Batch:
 
         Args:
             fresh: prompts that were just read; None if none were.
-            groups: for each of them, its rows that go on.
+            groups: for each fresh prompt, its rows that go on.
         """
         old_groups = self._alive_by_block()
         width = _best_width([len(group) for group in [*old_groups, *groups]])
@@ -339,16 +339,16 @@ class _Batch:
         rows: list[Row | None] = []
         staying: list[StayingBlock] = []
         fresh_blocks: list[int] = []
-        for number, group in enumerate(old_groups):
+        for old_block, group in enumerate(old_groups):
             for part in _parts(group, width):
-                empty = width - len(part)
+                empty_count = width - len(part)
                 places = [old_places[id(row)] for row in part]
                 # The cache has no empty places: it holds the part's first row there once more.
-                staying.append(StayingBlock(number, places + places[:1] * empty))
-                rows += [*part, *[None] * empty]
-        for number, group in enumerate(groups):
+                staying.append(StayingBlock(old_block, places + places[:1] * empty_count))
+                rows += [*part, *[None] * empty_count]
+        for prompt_index, group in enumerate(groups):
             for part in _parts(group, width):
-                fresh_blocks.append(number)
+                fresh_blocks.append(prompt_index)
                 rows += [*part, *[None] * (width - len(part))]
         if self.cache is not None and staying:
             self.cache = self.cache.rearranged(staying, fresh, fresh_blocks, width)
@@ -358,12 +358,12 @@ class _Batch:
         self._set_rows(rows, width)
 
     def _set_rows(self, rows: list[Row | None], width: int) -> None:
-        """Put `rows` into the places of the batch, `width` of them in each block."""
+        """Put `rows` into the places of the batch, `width` of them in each block. A step reads the
+        last token of each row and the key of its random numbers; both are 0 for an empty place."""
         self.width = width
         self.rows = rows
         self.alive = sum(row is not None for row in rows)
         self._some_ended = False
-        # Both [rows], with 0 for an empty place: the token that a step reads, and the row's key.
         last_token = [row.ids[-1] if row is not None else 0 for row in rows]
         self._last_token = torch.tensor(last_token, device=self.device)
         keys = [row.key if row is not None else 0 for row in rows]

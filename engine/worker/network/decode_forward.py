@@ -7,7 +7,7 @@ import torch
 from engine.core.hardware import detect
 from engine.worker.network.adapter import Factors
 from engine.worker.network.cache import Prompts
-from engine.worker.network.decoder import AdaptedLinear, Decoder, Layer, Weights
+from engine.worker.network.decoder import AdaptedLinear, Decoder, Layer, Weights, unturned
 from engine.worker.network.shape import Shape
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.compiled import Eps
@@ -18,8 +18,8 @@ from engine.worker.ops.packing import Layout
 # Tokens of prompts that go through the model at once.
 PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
 
-# Takes the number of a layer and its queries, keys (both rotated) and values, [N, heads + 2 kv,
-# dim]; returns the attention's output for each token, [N, heads * dim].
+# Takes the number of a layer and its queries, keys (both rotated) and values, [N, heads + 2
+# kv_heads, dim]; returns the attention's output for each token, [N, heads * dim].
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
 
 
@@ -48,6 +48,7 @@ class Forward:
         cos, sin = decoder.rope(length)
         self.rope = (torch.cat([cos, cos], -1), sin)  # cos for both halves at once
         self.head_norms = [_head_norm(layer, self.shape) for layer in decoder.layers]
+        self.has_flat_layers = any(not layer.rotated for layer in decoder.layers)
         self.functions = decoder.functions
         self.eps = Eps(decoder.eps, torch.full((1,), decoder.eps, device=decoder.device))
 
@@ -73,8 +74,8 @@ class Forward:
         values: torch.Tensor,
     ) -> torch.Tensor:
         """Run the prompts with the numbers in `chunk` through the model, and write their keys and
-        values into `keys` and `values` [layers, prompts, kv, longest, dim]. Returns the logits
-        after the last token of each, [chunk, vocab] float32."""
+        values into `keys` and `values` [layers, prompts, kv_heads, longest, dim]. Returns the
+        logits after the last token of each, [chunk, vocab] float32."""
         shape, device = self.shape, self.decoder.device
         lengths = [len(prompts[i]) for i in chunk]
         # The plan of attention is cached and used in training too, where tensors that were made in
@@ -124,11 +125,13 @@ class Forward:
                 only those after its attention. None: all tokens.
         """
         shape, functions, eps = self.shape, self.functions, self.eps
-        cos, sin = (table.index_select(0, positions) for table in self.rope)
-        x = self.decoder.embedding.index_select(0, ids)
+        turned = tuple(table.index_select(0, positions) for table in self.rope)
+        flat = unturned(*turned) if self.has_flat_layers else turned
+        x = self.decoder.embed(ids)
         for number, (layer, (qkv, o, gate_up, down)) in enumerate(self.layers):
             y = functions.plain_norm(x, layer.norm_in, eps)
             heads = qkv(y).view(len(x), -1, shape.head_dim)
+            cos, sin = turned if layer.rotated else flat
             functions.plain_apply_rope(
                 heads, self.head_norms[number], shape.heads, shape.kv, cos, sin, eps
             )
@@ -156,8 +159,8 @@ def _chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def _head_norm(layer: Layer, shape: Shape) -> torch.Tensor | None:
-    """The norm weight of every query and key head of a layer, [heads + kv, dim]; None if the model
-    does not normalise them."""
+    """The norm weight of every query and key head of a layer, [heads + kv_heads, dim]; None if the
+    model does not normalise them."""
     if layer.q_norm is None or layer.k_norm is None:
         return None
     return per_head(layer.q_norm, layer.k_norm, shape.heads, shape.kv)

@@ -1,5 +1,5 @@
-"""Our own forward pass of dense decoders: Llama, Mistral, Qwen2 and Qwen3, whose differences are
-read from their configuration alone.
+"""Our own forward pass of dense decoders: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3 and Granite,
+whose differences are read from their configuration and the names of their weights alone.
 
 Weights are taken over from the transformers model and fused where layers read the same input. The
 logits are compared with that model's at load; a model that differs is refused here and runs on
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from engine.core.hardware import detect
 from engine.cost.flops import HEAD_BYTES
 from engine.worker.network.adapter import Factors, FlatAdapter, LoraSpec, Projection, Slot
-from engine.worker.network.shape import Shape
+from engine.worker.network.shape import Multipliers, Shape, is_rotated
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.fused_ops import TORCH, Pointwise
 from engine.worker.ops.kernels import (
@@ -52,11 +52,14 @@ class Linear:
     Attributes:
         weight: [out, in]; bias: [out] or None.
         slot: names and spans of its projections.
+        factor: by which its output is multiplied; weight and bias hold it already, so only an
+            adapter has to be scaled by it.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     slot: Slot
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Layer:
     norm_mid: torch.Tensor
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
+    rotated: bool = True  # whether queries and keys are turned by their positions
 
     @property
     def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
@@ -113,11 +117,18 @@ class Decoder:
         # A tied model uses its embedding as the head.
         head = None if tied else take("lm_head.weight")
         self.head = self.embedding if head is None else head
-        self.norm = _required(take, "model.norm.weight")
+        factors = Multipliers.of(config)
+        self.embedding_factor = factors.embedding
+        # The head is linear, so what divides the logits may as well scale what it reads.
+        self.norm = _required(take, "model.norm.weight") / factors.logits
         self.rotary = rope
+        self._rope_scale = rope.scale * factors.angles
         self._inverse_frequencies = torch.tensor(rope.inverse_frequencies, device=self.head.device)
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None  # see `rope`
-        self.layers = [_layer(number, take) for number in range(self.shape.layers)]
+        self.layers = [
+            _layer(number, take, factors.residual, rotated=is_rotated(config, number))
+            for number in range(self.shape.layers)
+        ]
         self._base_weights = Weights(self)
 
     @classmethod
@@ -184,12 +195,17 @@ class Decoder:
             size = max(length, min(self.shape.context, 4096))
             positions = torch.arange(size, device=self.device).float()
             angles = torch.outer(positions, self._inverse_frequencies)[:, None]
-            scale = self.rotary.scale
+            scale = self._rope_scale
             self._tables = (
                 (angles.cos() * scale).to(self.dtype),
                 (angles.sin() * scale).to(self.dtype),
             )
         return self._tables
+
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """What the first layer reads, [tokens, hidden], for `ids` [tokens]."""
+        x = self.embedding.index_select(0, ids)
+        return x if self.embedding_factor == 1 else x * self.embedding_factor
 
     def hidden(
         self,
@@ -215,7 +231,7 @@ class Decoder:
         attention = Attention(
             batch.layout, self.shape.heads, self.shape.kv, self.device, self.dtype
         )
-        x = self.embedding[batch.ids]
+        x = self.embed(batch.ids)
         # The output of a layer that has not been added to x yet: the next norm does both at once.
         delta: torch.Tensor | None = None
         for number, layer in enumerate(self.layers):
@@ -360,7 +376,7 @@ class _LayerStep:
         else:
             x, y = AddNorm.apply(x, delta, layer.norm_in, eps, functions)
         heads = qkv(y, self.dropout)
-        angles = self.cos, self.sin
+        angles = (self.cos, self.sin) if layer.rotated else unturned(self.cos, self.sin)
         layout = HeadLayout(shape.heads, shape.kv, eps)
         heads = HeadsRope.apply(heads, layer.q_norm, layer.k_norm, *angles, layout, functions)
         attended = self.attention(heads)
@@ -368,6 +384,11 @@ class _LayerStep:
             attended, x = PickRows.apply(attended, self.rows), PickRows.apply(x, self.rows)
         x, y = AddNorm.apply(x, o(attended, self.dropout), layer.norm_mid, eps, functions)
         return x, down.gated(gate_up(y, self.dropout), self.dropout, functions)
+
+
+def unturned(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tables like `cos` and `sin` that turn nothing."""
+    return torch.ones_like(cos), torch.zeros_like(sin)
 
 
 class AdaptedLinear:
@@ -475,7 +496,7 @@ class Weights:
         if self.adapter is None or factors is None:
             return AdaptedLinear(linear, factors=None, scale=0.0, merged=None)
         merged = torch.empty_like(linear.weight) if self.merging else None
-        return AdaptedLinear(linear, factors, self.adapter.spec.scale, merged)
+        return AdaptedLinear(linear, factors, self.adapter.spec.scale * linear.factor, merged)
 
     def of(self, layer: int) -> LayerWeights:
         return self._layers[layer]
@@ -491,21 +512,47 @@ class Weights:
         return self
 
 
-def _layer(number: int, take: Take) -> Layer:
+def _layer(number: int, take: Take, residual: float, *, rotated: bool) -> Layer:
     """Build layer `number` from the weights that `take` gives by name. Projections that read the
-    same input are fused into one matrix. Raises KeyError for a weight that is missing."""
+    same input are fused into one matrix, where the model has not done so itself. Raises KeyError
+    for a weight that is missing.
+
+    Args:
+        residual: what the outputs of attention and MLP are multiplied by.
+        rotated: whether its queries and keys are turned by their positions.
+    """
     name = f"model.layers.{number}"
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
     return Layer(
-        qkv=_fused(take, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
-        o=_fused(take, f"{attention}.o_proj"),
-        gate_up=_fused(take, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-        down=_fused(take, f"{mlp}.down_proj"),
+        qkv=_whole(take, f"{attention}.qkv_proj")
+        or _fused(take, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+        o=_multiplied(_fused(take, f"{attention}.o_proj"), residual),
+        gate_up=_whole(take, f"{mlp}.gate_up_proj")
+        or _fused(take, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+        down=_multiplied(_fused(take, f"{mlp}.down_proj"), residual),
+        rotated=rotated,
         norm_in=_required(take, f"{name}.input_layernorm.weight"),
         norm_mid=_required(take, f"{name}.post_attention_layernorm.weight"),
         q_norm=take(f"{name}.self_attn.q_norm.weight"),
         k_norm=take(f"{name}.self_attn.k_norm.weight"),
     )
+
+
+def _whole(take: Take, name: str) -> Linear | None:
+    """The projection with this name, which the model stores as one; None if it has none."""
+    weight = take(f"{name}.weight")
+    if weight is None:
+        return None
+    slot = Slot((Projection(name, 0, weight.shape[0]),), features=weight.shape[1])
+    return Linear(weight, take(f"{name}.bias"), slot)
+
+
+def _multiplied(linear: Linear, factor: float) -> Linear:
+    """The layer with its output multiplied by `factor`."""
+    if factor == 1:
+        return linear
+    bias = None if linear.bias is None else linear.bias * factor
+    return Linear(linear.weight * factor, bias, linear.slot, factor)
 
 
 def _fused(take: Take, *names: str) -> Linear:

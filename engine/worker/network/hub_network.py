@@ -4,8 +4,10 @@ A module of its own, imported only where a model needs it: importing PEFT takes 
 and over a hundred megabytes.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,12 +15,13 @@ from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dic
 from peft.utils import get_peft_model_state_dict
 from transformers import PreTrainedModel
 
+from engine.models.families import NOT_ADAPTED
 from engine.worker.core.batch import Batch, Row, collate, microbatches
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.network.adapter import Adapter, LoraSpec, require_same_shapes
 from engine.worker.network.hub_sampler import HubSampler
 from engine.worker.network.network import Micro
-from engine.worker.network.sampler import Sampler, SamplerNeeds
+from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
 from engine.worker.network.shape import Shape
 from engine.worker.ops.kernels import TokenLogprobs
 
@@ -26,7 +29,20 @@ from engine.worker.ops.kernels import TokenLogprobs
 HUB_HEAD_ROWS = 1024
 # Settings of models that compute more than the head between hidden state and logits: their
 # log-probabilities cannot be computed in chunks from the hidden state.
-SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier")
+SCALED_LOGITS = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "output_multiplier",
+    "lm_head_multiplier",
+)
+PROBE = (1, 3, 2, 5)  # ids on which the head alone is held against the model's own logits
+# Prompts of different lengths, and how many tokens are sampled from each, to hold the sampler
+# against the forward pass; by how much log-probabilities may differ, which rounding explains.
+PROBE_PROMPTS = ((1, 3, 2, 5, 4, 7, 6), (3, 2))
+PROBE_TOKENS = 3
+SAME_LOGPROBS = {torch.float32: 1e-2, torch.bfloat16: 0.5, torch.float16: 0.1}
+SAME_LOGITS = 1e-3  # the largest difference of both, as a share of the logits' norm
 
 
 def lora_config(spec: LoraSpec) -> LoraConfig:
@@ -39,6 +55,7 @@ def lora_config(spec: LoraSpec) -> LoraConfig:
         lora_alpha=alpha,
         lora_dropout=spec.dropout,
         target_modules=spec.named_targets,
+        exclude_modules=spec.excluded or None,
         task_type="CAUSAL_LM",
     )
 
@@ -117,6 +134,8 @@ class HubNetwork:
         self.why = why
         self.shape = Shape.of(model.config)
         disable_dropout(model)
+        self._head = self._plain_head()
+        self._sampling_checked = False
         self._peft: PeftModel | None = None
         self._adapters_made = 0  # the next adapter's number, part of its name
 
@@ -144,6 +163,7 @@ class HubNetwork:
         torch.manual_seed(seed)
         name = f"adapter{self._adapters_made}"
         self._adapters_made += 1
+        spec = replace(spec, excluded=self._excluded(spec))
         config = lora_config(spec)
         try:
             if self._peft is None:
@@ -157,6 +177,18 @@ class HubNetwork:
                 "config", "The model takes no such adapter.", evidence=str(error)
             ) from error
         return HubAdapter(self, name, spec)
+
+    def _excluded(self, spec: LoraSpec) -> str:
+        """The pattern of modules that have the name of a target but take no adapter, such as those
+        of a part that sees pictures; "" if there are none."""
+        every = "all-linear" in spec.targets
+        for name, module in self.model.named_modules():
+            is_wanted = name.rpartition(".")[2] in spec.targets
+            if every:
+                is_wanted = isinstance(module, torch.nn.Linear)
+            if is_wanted and re.fullmatch(NOT_ADAPTED, name):
+                return NOT_ADAPTED
+        return ""
 
     def drop_adapter(self, adapter: Adapter) -> None:
         """Delete an adapter. With the last one, PEFT's wrapping of the model is undone too."""
@@ -197,29 +229,46 @@ class HubNetwork:
             self.model.enable_input_require_grads()
         with self.with_adapter(adapter):
             self.model.train(training)
-            head = self._plain_head()
-            if head is None:
+            if self._head is None:
                 return self._through_logits(batch, inverse_temperature)
-            decoder: Any = self.model.get_decoder()
-            hidden = decoder(input_ids=batch.ids, use_cache=False).last_hidden_state
+            hidden = self._hidden(batch.ids)
             return TokenLogprobs.apply(
                 hidden.flatten(0, 1)[batch.source],
-                head.weight[: self.vocab],
+                self._head.weight[: self.vocab],
                 batch.labels,
                 inverse_temperature,
                 HUB_HEAD_ROWS,
                 entropies,
             )
 
+    @torch.no_grad()
     def _plain_head(self) -> torch.nn.Linear | None:
         """The model's head, if the logits are nothing but the head's matrix applied to the hidden
-        states; otherwise None."""
+        states; otherwise None. What the configuration does not say is seen on a few ids."""
         head = self.model.get_output_embeddings()
         if not isinstance(head, torch.nn.Linear) or head.bias is not None:
             return None
-        if any(getattr(self.model.config, name, None) for name in SCALED_LOGITS):
+        config = self.model.config.get_text_config()
+        if any(getattr(config, name, None) for name in SCALED_LOGITS):
             return None
-        return head
+        self.model.eval()
+        ids = torch.tensor([PROBE], device=self.device) % self.vocab
+        logits = self.model(input_ids=ids, use_cache=False).logits
+        try:
+            alone = head(self._hidden(ids))
+        # AttributeError: the decoder is no part of its own (Llama-4 gives the whole model).
+        # RuntimeError: its hidden states are of another size than the head reads.
+        except (AttributeError, RuntimeError):
+            return None
+        if alone.shape != logits.shape:
+            return None
+        is_same = (alone - logits).float().norm() <= SAME_LOGITS * logits.float().norm()
+        return head if is_same else None
+
+    def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
+        """The hidden states after the last norm, [rows, length, hidden], of ids [rows, length]."""
+        decoder: Any = self.model.get_decoder()
+        return decoder(input_ids=ids, use_cache=False).last_hidden_state
 
     def _through_logits(
         self, batch: Batch, inverse_temperature: float
@@ -240,7 +289,37 @@ class HubNetwork:
             return self.model(torch.tensor([ids], device=self.device)).logits[0].float()
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        return HubSampler(self.model, needs, self.vocab, self.with_adapter)
+        """A sampler on this model; the first one is held against the model's own forward.
+
+        Raises:
+            WorkerFailure: kind config, when sampling with a cache gives other log-probabilities
+                than reading whole rows does, or does not work at all.
+        """
+        sampler = HubSampler(self.model, needs, self.vocab, self.with_adapter)
+        if not self._sampling_checked:
+            self._check_sampling(sampler)
+            self._sampling_checked = True
+        return sampler
+
+    def _check_sampling(self, sampler: HubSampler) -> None:
+        """Sample a few tokens from prompts of different lengths and compute their
+        log-probabilities again without a cache; raises as `sampler`."""
+        prompts = [[token % self.vocab for token in prompt] for prompt in PROBE_PROMPTS]
+        try:
+            groups = sampler.generate(prompts, 2, SamplingParams(PROBE_TOKENS, temperature=0.0))
+        # ValueError, TypeError: a cache that the model does not take. AttributeError: one without a
+        # part that it asks for. RuntimeError: states of another shape.
+        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise _not_sampled(f"{type(error).__name__}: {error}") from error
+        gap = 0.0
+        for prompt, group in zip(prompts, groups, strict=True):
+            for each in group:
+                logits = self.logits([*prompt, *each.ids], None)[len(prompt) - 1 : -1, : self.vocab]
+                ids = torch.tensor(each.ids, device=logits.device)
+                read = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].cpu()
+                gap = max(gap, float((read - torch.tensor(each.logprobs)).abs().max()))
+        if not gap <= SAME_LOGPROBS[self.dtype]:  # nan too
+            raise _not_sampled(f"log-probabilities differ by {gap:.1e}")
 
     @contextmanager
     def with_adapter(self, adapter: Adapter | None) -> Iterator[None]:
@@ -254,6 +333,16 @@ class HubNetwork:
         else:
             self._peft.set_adapter(_hub(adapter).name)
             yield
+
+
+def _not_sampled(evidence: str) -> WorkerFailure:
+    """The failure of a run whose model cannot be sampled as it is trained."""
+    return WorkerFailure(
+        "config",
+        "This model does not sample with a cache what it computes without one.",
+        evidence=evidence[:300],
+        hint="Use a model of another family; docs/models.md lists those that were tried.",
+    )
 
 
 def disable_dropout(model: torch.nn.Module) -> None:

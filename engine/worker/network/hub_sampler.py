@@ -6,6 +6,7 @@ that have ended leave the batch.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ class HubSampler:
         self.vocab = vocab
         self.with_adapter = with_adapter
         self._adapter: Any = None
+        # Some families number the positions by the mask alone, or compute all logits.
+        self._taken = signature(model.forward).parameters
 
     def load(self, adapter: Any) -> None:
         self._adapter = adapter
@@ -128,7 +131,8 @@ class HubSampler:
         # Each prompt was read once; from here on every row has a copy.
         n = len(alive) // len(prompts)
         if n > 1:
-            cache.batch_repeat_interleave(n)
+            copies = torch.arange(len(prompts), device=device).repeat_interleave(n)
+            _take_rows(cache, copies)
         logits = logits.repeat_interleave(n, 0)
         mask = mask.repeat_interleave(n, 0)
         position = positions[:, -1:].repeat_interleave(n, 0)
@@ -150,7 +154,7 @@ class HubSampler:
             mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], 1)
             if len(going_on) < len(alive):
                 index = torch.tensor(going_on, device=device)
-                cache.batch_select_indices(index)
+                _take_rows(cache, index)
                 mask, position, token = mask[index], position[index], token[index]
                 keys = keys[index]
                 alive = [alive[i] for i in going_on]
@@ -181,12 +185,21 @@ class HubSampler:
             ids, positions: [rows, new tokens].
             mask: [rows, all tokens so far], 0 for padding.
         """
+        optional = {"position_ids": positions, "logits_to_keep": 1}
         out = self.model(
             input_ids=ids,
             attention_mask=mask,
-            position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=1,
+            **{name: value for name, value in optional.items() if name in self._taken},
         )
         return out.logits[:, -1, : self.vocab].float()
+
+
+def _take_rows(cache: DynamicCache, index: torch.Tensor) -> None:
+    """Keep the rows `index` of the cache, in that order; a row may be taken several times.
+
+    What transformers calls reordering is the one such operation that every kind of layer has: keys
+    and values, and the states of convolutions and linear attention.
+    """
+    cache.reorder_cache(index)  # pyright: ignore[reportArgumentType] - any int64 tensor will do

@@ -107,7 +107,7 @@ def load_base(
     vocab, stop_ids = known_ids(config, tokenizer), stop_ids_of(config, tokenizer, path)
     why = "4-bit weights" if quantization != "none" else unsupported(config)
     if not why:
-        network, why = _own_network(
+        network, why = _load_decoder_network(
             path, config, vocab, device, precision, comparisons_file, steps=steps
         )
         if network is not None:
@@ -119,7 +119,7 @@ def load_base(
     return Base(HubNetwork(model, vocab, why), tokenizer, stop_ids, path)
 
 
-def _own_network(
+def _load_decoder_network(
     path: Path,
     config: Any,
     vocab: int,
@@ -129,13 +129,18 @@ def _own_network(
     *,
     steps: int,
 ) -> tuple[DecoderNetwork | None, str]:
-    """Load the model in `path` for our own forward, which supports it. Returns (the network, ""),
-    or (None, why not) if its logits differ from transformers'. `load_base` describes the arguments
-    beside `config` and `vocab`, the number of ids that have a token."""
+    """Load the model in `path` for our own forward. Returns (the network, ""), or (None, why not)
+    if its logits differ from transformers'.
+
+    Args:
+        config: transformers' configuration of the model; our own forward supports it.
+        vocab: the number of ids that have a token.
+        path, device, precision, comparisons_file, steps: see `load_base`.
+    """
     dtype = pick_dtype(precision, device)
     choice = fused_ops.choose(sizes(config), dtype, device, steps)
     known_rope = comparisons.recall(comparisons_file, path, dtype, choice.functions.name)
-    if known_rope is not None:
+    if known_rope is not None:  # an earlier comparison passed and stored it: none is needed now
         # KeyError: weights under names that only transformers can map; it loads them below.
         with contextlib.suppress(KeyError):
             decoder = weights.read(path, config, known_rope, dtype, device)
@@ -186,18 +191,15 @@ def load_transformers(
     Raises:
         WorkerFailure: kind config, when the folder holds no model that can be loaded.
     """
-    # Imported late, as our own forward does without it.
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415
-
     hub.ensure_weights(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
+        model = _model_class(path).from_pretrained(
             path,
             dtype=pick_dtype(precision, device),
             use_safetensors=True,
             trust_remote_code=False,
-            **_four_bits(device, quantization),
+            **_four_bit_arguments(device, quantization),
         )
     except NOT_LOADED as error:
         raise _not_loaded(path, error) from error
@@ -213,7 +215,22 @@ def load_transformers(
     return model, tokenizer
 
 
-def _four_bits(device: torch.device, quantization: str) -> dict[str, Any]:
+def _model_class(path: Path) -> Any:
+    """The class of transformers that loads the model in `path`: the one for causal language models,
+    or, for a family that has none, the one for a language model with other parts, which reads text
+    alone as well."""
+    # Imported late, as our own forward does without them.
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: PLC0415
+    from transformers.models.auto.modeling_auto import (  # noqa: PLC0415
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    is_causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
+
+
+def _four_bit_arguments(device: torch.device, quantization: str) -> dict[str, Any]:
     """Arguments that make transformers load 4-bit NormalFloat weights with doubly quantized scales
     (QLoRA, arXiv 2305.14314) and compute in bfloat16; none without quantization."""
     if quantization == "none":
@@ -280,7 +297,8 @@ def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> 
     generation = read_object(path / "generation_config.json")
     ids: list[int] = []
     # Each is an id, a list of ids, or None.
-    for value in (tokenizer.eos_token_id, config.eos_token_id, generation.get("eos_token_id")):
+    configured = getattr(config.get_text_config(), "eos_token_id", None)
+    for value in (tokenizer.eos_token_id, configured, generation.get("eos_token_id")):
         for token in value if isinstance(value, list) else [value]:
             if isinstance(token, int) and token not in ids:
                 ids.append(token)

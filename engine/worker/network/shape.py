@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from engine.models.families import OWN_FORWARD, active_width, head_width
 from engine.worker.ops.fused_ops import Sizes
 
-KNOWN = ("llama", "mistral", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
@@ -14,6 +14,7 @@ class Shape:
     """Sizes of a decoder, as every part that plans memory or work needs them.
 
     Attributes:
+        intermediate: of experts, the width of all that one token runs through together.
         kv: key and value heads.
         context: tokens that the model can read at once.
     """
@@ -33,17 +34,58 @@ class Shape:
         text model."""
         config = config.get_text_config()
         heads = config.num_attention_heads
+
+        def value(name: str) -> Any:
+            return getattr(config, name, None)
+
         # Each default is the usual one where a configuration leaves the field out.
         return cls(
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            intermediate=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+            intermediate=active_width(value) or 4 * config.hidden_size,
             heads=heads,
             kv=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            head_dim=head_width(value) or config.hidden_size // heads,
             vocab=config.vocab_size,
             context=int(getattr(config, "max_position_embeddings", None) or 4096),
         )
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Constants that some families multiply with; 1 in all others.
+
+    Attributes:
+        embedding: of what the first layer reads.
+        residual: of the outputs of attention and MLP.
+        angles: of cos and sin, queries' and keys' alike: its square is by how much the scores of
+            attention differ from the usual q k / sqrt(head_dim).
+        logits: what they are divided by.
+    """
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    angles: float = 1.0
+    logits: float = 1.0
+
+    @classmethod
+    def of(cls, config: Any) -> "Multipliers":
+        """Read them from a model's configuration; Granite has all four."""
+        usual = Shape.of(config).head_dim ** -0.5
+        attention = float(getattr(config, "attention_multiplier", None) or usual)
+        return cls(
+            embedding=float(getattr(config, "embedding_multiplier", None) or 1.0),
+            residual=float(getattr(config, "residual_multiplier", None) or 1.0),
+            angles=(attention / usual) ** 0.5,
+            logits=float(getattr(config, "logits_scaling", None) or 1.0),
+        )
+
+
+def is_rotated(config: Any, layer: int) -> bool:
+    """Whether queries and keys of the layer are turned by their positions. SmolLM3 leaves some
+    layers out; its list has a 0 for them."""
+    flags = getattr(config, "no_rope_layers", None)
+    return not flags or bool(flags[layer])
 
 
 def sizes(config: Any) -> Sizes:
@@ -56,20 +98,20 @@ def sizes(config: Any) -> Sizes:
         heads=shape.heads,
         kv=shape.kv,
         head_dim=shape.head_dim,
-        normed=config.model_type == "qwen3",  # of KNOWN the only one that normalises heads
+        normed=config.model_type == "qwen3",  # of OWN_FORWARD the only one that normalises heads
     )
 
 
 def unsupported(config: Any) -> str:
     """Why our own forward cannot run a model, such as "sliding-window attention"; "" if it can."""
     rope = getattr(config, "rope_parameters", None) or {}
-    if config.model_type not in KNOWN:
+    if config.model_type not in OWN_FORWARD:
         return f"model_type {config.model_type}"
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"}:
         return "sliding-window attention"
-    # Mistral's configuration has no layer_types, and slides wherever it has a window.
-    if config.model_type == "mistral" and getattr(config, "sliding_window", None):
+    # These configurations have no layer_types, and slide wherever they have a window.
+    if config.model_type in ("mistral", "phi3") and getattr(config, "sliding_window", None):
         return "sliding-window attention"
     if rope.get("rope_type", "default") not in STATIC_ROPE:
         return f"rope_type {rope.get('rope_type')}"

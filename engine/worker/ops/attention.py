@@ -40,7 +40,7 @@ class Attention:
 
     Args:
         layout: of the packed sequences.
-        heads, kv: numbers of query heads, and of key and value heads (grouped queries, arXiv
+        heads, kv_heads: numbers of query heads, and of key and value heads (grouped queries, arXiv
             2305.13245).
         device: where the tensors are.
         dtype: of queries, keys and values.
@@ -52,7 +52,7 @@ class Attention:
         self,
         layout: Layout,
         heads: int,
-        kv: int,
+        kv_heads: int,
         device: torch.device,
         dtype: torch.dtype,
         *,
@@ -61,12 +61,12 @@ class Attention:
         """Prepare what all layers share: the plan of the variable-length kernel, or padded buckets.
 
         Args:
-            heads, kv: numbers of query heads, and of key and value heads.
+            heads, kv_heads: numbers of query heads, and of key and value heads.
             varlen: whether to use the variable-length kernel. None: on a GPU, in the two number
                 formats the kernel takes.
         """
-        self.heads, self.kv = heads, kv
-        self.grouped = heads != kv
+        self.heads, self.kv_heads = heads, kv_heads
+        self.grouped = heads != kv_heads
         self.device = device
         if varlen is None:
             varlen = device.type == "cuda" and dtype in VARLEN_DTYPES
@@ -78,8 +78,8 @@ class Attention:
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
         """The attention's output [N, heads * dim] for N packed tokens in the order of the layout.
-        qkv [N, (heads + 2 kv) * dim] holds rotated queries, rotated keys, and values."""
-        shaped = qkv.view(qkv.shape[0], self.heads + 2 * self.kv, -1)
+        qkv [N, (heads + 2 kv_heads) * dim] holds rotated queries, rotated keys, and values."""
+        shaped = qkv.view(qkv.shape[0], self.heads + 2 * self.kv_heads, -1)
         if self.varlen_plan is not None:
             return self._varlen(shaped, self.varlen_plan)
         outputs = [self._of_prefixes(shaped, bucket) for bucket in self.prefixes]
@@ -88,8 +88,8 @@ class Attention:
 
     def _varlen(self, qkv: torch.Tensor, plan: "VarlenPlan") -> torch.Tensor:
         """Attention of all sequences by one call of the variable-length kernel. qkv: [N, heads + 2
-        kv, dim]; returns [N, heads * dim]."""
-        q, k, v = qkv.split([self.heads, self.kv, self.kv], dim=1)
+        kv_heads, dim]; returns [N, heads * dim]."""
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         if plan.keys is not None:  # keys of a shared prefix are repeated for each suffix
             k, v = k.index_select(0, plan.keys), v.index_select(0, plan.keys)
         out = varlen_attn(
@@ -108,34 +108,34 @@ class Attention:
 
     def _of_prefixes(self, qkv: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """Attention of a bucket of prefixes: each token sees its own sequence up to itself. qkv:
-        [N, heads + 2 kv, dim]; returns [tokens of the bucket, heads * dim]."""
+        [N, heads + 2 kv_heads, dim]; returns [tokens of the bucket, heads * dim]."""
         padded = _padded(qkv[bucket.start : bucket.stop], bucket)  # [rows, length, heads, dim]
         if causal.applies(padded, bucket.length):
-            out = causal.CausalAttention.apply(padded, self.kv)
+            out = causal.CausalAttention.apply(padded, self.kv_heads)
             return _without_padding(out, bucket)
-        q, k, v = padded.transpose(1, 2).split([self.heads, self.kv, self.kv], dim=1)
+        q, k, v = padded.transpose(1, 2).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         return _packed(out, bucket)
 
     def _of_suffixes(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
         """Attention of a bucket of suffixes: each token sees the whole prefix of its suffix, and
-        the suffix up to itself. qkv: [N, heads + 2 kv, dim]; returns [tokens of the bucket, heads *
-        dim]."""
-        # Queries, keys and values of the suffixes: each [suffixes, length, heads or kv, dim].
+        the suffix up to itself. qkv: [N, heads + 2 kv_heads, dim]; returns [tokens of the
+        bucket, heads * dim]."""
+        # Queries, keys and values of the suffixes: each [suffixes, length, heads or kv_heads, dim].
         suffixes = bucket.suffixes
         padded = _padded(qkv[suffixes.start : suffixes.stop], suffixes)
-        q, k, v = padded.split([self.heads, self.kv, self.kv], dim=2)
+        q, k, v = padded.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
         # Keys and values of the prefixes: padded to one length, then repeated for each suffix,
-        # [suffixes, prefix_length, 2 kv, dim].
+        # [suffixes, prefix_length, 2 kv_heads, dim].
         shared = qkv[:, self.heads :].index_select(0, bucket.prefix_rows)
         if bucket.prefix_scatter_index is not None:
             size = bucket.prefixes * bucket.prefix_length
             shared = Spread.apply(shared, bucket.prefix_scatter_index, size)
-        shared = shared.view(bucket.prefixes, bucket.prefix_length, 2 * self.kv, -1)
+        shared = shared.view(bucket.prefixes, bucket.prefix_length, 2 * self.kv_heads, -1)
         shared = shared.index_select(0, bucket.owner)
-        # Those of the prefix first, then those of the suffix; [suffixes, 2 kv, tokens, dim].
+        # Those of the prefix first, then those of the suffix; [suffixes, 2 kv_heads, tokens, dim].
         keys_and_values = torch.cat([shared, torch.cat([k, v], 2)], 1).transpose(1, 2)
-        keys, values = keys_and_values.split([self.kv, self.kv], dim=1)
+        keys, values = keys_and_values.split([self.kv_heads, self.kv_heads], dim=1)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), keys, values, attn_mask=bucket.mask, enable_gqa=self.grouped
         )

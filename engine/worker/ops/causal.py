@@ -33,30 +33,30 @@ class CausalAttention(torch.autograd.Function):
     heads in groups that share a key head (arXiv 2305.13245).
 
     Args of `apply`:
-        qkv: [rows, length, heads + 2 kv, dim] float32: queries, keys, values.
-        kv: key heads; heads is a multiple of it.
+        qkv: [rows, length, heads + 2 kv_heads, dim] float32: queries, keys, values.
+        kv_heads: number of key heads; that of query heads, `heads`, is a multiple of it.
 
     Returns:
         [rows * length, heads * dim].
     """
 
     @staticmethod
-    def forward(ctx: Any, qkv: torch.Tensor, kv: int) -> torch.Tensor:
-        """The attention's output [rows * length, heads * dim] for qkv [rows, length, heads + 2 kv,
-        dim] float32, block by block of queries. Each block is multiplied with the keys up to its
-        end. The probabilities are saved for the backward pass."""
+    def forward(ctx: Any, qkv: torch.Tensor, kv_heads: int) -> torch.Tensor:
+        """The attention's output [rows * length, heads * dim] for qkv [rows, length, heads + 2
+        kv_heads, dim] float32, block by block of queries. Each block is multiplied with the keys up
+        to its end. The probabilities are saved for the backward pass."""
         rows, length, all_heads, dim = qkv.shape
-        group = (all_heads - 2 * kv) // kv  # query heads for each key head
-        heads = group * kv
-        # Queries, scaled: [rows * kv, length * group, dim], the heads of a group side by side at
-        # each token. Keys and values: [rows * kv, length, dim].
-        q = qkv.new_empty((rows, kv, length, group, dim))
-        queries = qkv[:, :, :heads].view(rows, length, kv, group, dim)
+        group = (all_heads - 2 * kv_heads) // kv_heads  # query heads for each key head
+        heads = group * kv_heads
+        # Queries, scaled: [rows * kv_heads, length * group, dim], the heads of a group side by side
+        # at each token. Keys and values: [rows * kv_heads, length, dim].
+        q = qkv.new_empty((rows, kv_heads, length, group, dim))
+        queries = qkv[:, :, :heads].view(rows, length, kv_heads, group, dim)
         torch.mul(queries.transpose(1, 2), dim**-0.5, out=q)
-        q = q.view(rows * kv, length * group, dim)
+        q = q.view(rows * kv_heads, length * group, dim)
         k, v = (
-            part.transpose(1, 2).reshape(rows * kv, length, dim)
-            for part in qkv[:, :, heads:].split([kv, kv], 2)
+            part.transpose(1, 2).reshape(rows * kv_heads, length, dim)
+            for part in qkv[:, :, heads:].split([kv_heads, kv_heads], 2)
         )
         out = torch.empty_like(q)
         probabilities_by_block = []
@@ -70,22 +70,22 @@ class CausalAttention(torch.autograd.Function):
             out[:, block] = torch.bmm(probabilities, v[:, :stop])
             probabilities_by_block.append(probabilities)
         ctx.save_for_backward(q, k, v, *probabilities_by_block)
-        ctx.sizes = rows, length, kv, group, dim
+        ctx.sizes = rows, length, kv_heads, group, dim
         return _rows_by_token(out, ctx.sizes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
-        """The gradient of `qkv`, from the gradient `dout` of the output; None for `kv`.
+        """The gradient of `qkv`, from the gradient `dout` of the output; None for `kv_heads`.
 
         The blocks are taken from the last to the first. The last one meets all keys, so it makes
         the gradients of keys and values, and the other blocks add to them.
         """
         q, k, v, *probabilities_by_block = ctx.saved_tensors
-        rows, length, kv, group, dim = ctx.sizes
-        by_group = dout.view(rows, length, kv, group, dim).transpose(1, 2)
-        dout = by_group.reshape(rows * kv, length * group, dim)
-        dqkv = q.new_empty((rows, length, (group + 2) * kv, dim))
+        rows, length, kv_heads, group, dim = ctx.sizes
+        by_group = dout.view(rows, length, kv_heads, group, dim).transpose(1, 2)
+        dout = by_group.reshape(rows * kv_heads, length * group, dim)
+        dqkv = q.new_empty((rows, length, (group + 2) * kv_heads, dim))
         dq = torch.empty_like(q)
         dk = dv = torch.empty(0)  # replaced by the last block, which comes first
         for block_number in reversed(range(len(probabilities_by_block))):
@@ -106,20 +106,21 @@ class CausalAttention(torch.autograd.Function):
                 dk[:, :stop] += block_dk
                 dv[:, :stop] += block_dv
         # Queries were scaled, so their gradient is scaled too.
-        heads = group * kv
-        target = dqkv[:, :, :heads].view(rows, length, kv, group, dim)
-        torch.mul(dq.view(rows, kv, length, group, dim).transpose(1, 2), dim**-0.5, out=target)
-        dqkv[:, :, heads : heads + kv] = dk.view(rows, kv, length, dim).transpose(1, 2)
-        dqkv[:, :, heads + kv :] = dv.view(rows, kv, length, dim).transpose(1, 2)
+        heads = group * kv_heads
+        target = dqkv[:, :, :heads].view(rows, length, kv_heads, group, dim)
+        dq_by_token = dq.view(rows, kv_heads, length, group, dim).transpose(1, 2)
+        torch.mul(dq_by_token, dim**-0.5, out=target)
+        dqkv[:, :, heads : heads + kv_heads] = dk.view(rows, kv_heads, length, dim).transpose(1, 2)
+        dqkv[:, :, heads + kv_heads :] = dv.view(rows, kv_heads, length, dim).transpose(1, 2)
         return dqkv, None
 
 
 def _rows_by_token(x: torch.Tensor, sizes: tuple[int, int, int, int, int]) -> torch.Tensor:
-    """Rearrange x [rows * kv, length * group, dim] to [rows * length, heads * dim], all heads of a
-    token in one row. `sizes` is (rows, length, kv, group, dim)."""
-    rows, length, kv, group, dim = sizes
-    by_token = x.view(rows, kv, length, group, dim).transpose(1, 2)
-    return by_token.reshape(rows * length, kv * group * dim)
+    """Rearrange x [rows * kv_heads, length * group, dim] to [rows * length, heads * dim], all heads
+    of a token in one row. `sizes` is (rows, length, kv_heads, group, dim)."""
+    rows, length, kv_heads, group, dim = sizes
+    by_token = x.view(rows, kv_heads, length, group, dim).transpose(1, 2)
+    return by_token.reshape(rows * length, kv_heads * group * dim)
 
 
 @lru_cache(maxsize=256)

@@ -86,41 +86,41 @@ def apply_rope(
     cos: torch.Tensor,
     sin: torch.Tensor,
     heads: int,
-    kv: int,
+    kv_heads: int,
     eps: float,
 ) -> Tensors:
     """Normalise queries and keys per head, if there are weights, and rotate them by their
     positions, in place.
 
     Args:
-        qkv: [N, (heads + 2 kv) * dim]: queries, keys, values; overwritten.
+        qkv: [N, (heads + 2 kv_heads) * dim]: queries, keys, values; overwritten.
         q_weight, k_weight: [dim], the norms' weights; None if heads are not normalised.
         cos, sin: [N, 1, dim / 2], of the angles.
-        heads, kv: numbers of query heads, and of key and value heads.
+        heads, kv_heads: numbers of query heads, and of key and value heads.
 
     Returns what the gradient needs: (normalised heads, 1 / rms, weights); () without weights.
     """
-    queries_and_keys = qkv.unflatten(1, (heads + 2 * kv, -1))[:, : heads + kv]
+    queries_and_keys = qkv.unflatten(1, (heads + 2 * kv_heads, -1))[:, : heads + kv_heads]
     if q_weight is None or k_weight is None:
         queries_and_keys.copy_(rotated(queries_and_keys, cos, sin))
         return ()
     normed, inverse = normalise(queries_and_keys, eps)
-    weight = torch.cat([q_weight.expand(heads, -1), k_weight.expand(kv, -1)])
+    weight = torch.cat([q_weight.expand(heads, -1), k_weight.expand(kv_heads, -1)])
     queries_and_keys.copy_(rotated(normed * weight, cos, sin))
     return normed, inverse, weight
 
 
 def apply_rope_gradient(
-    saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
+    saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv_heads: int
 ) -> torch.Tensor:
     """The gradient of qkv in `apply_rope`, from the gradient `d` of its result. `d` is rotated
     back, then taken through the norm if there was one; of values it passes unchanged."""
-    by_head = d.unflatten(1, (heads + 2 * kv, -1))
-    gradient = rotated(by_head[:, : heads + kv], cos, -sin)  # -sin: back
+    by_head = d.unflatten(1, (heads + 2 * kv_heads, -1))
+    gradient = rotated(by_head[:, : heads + kv_heads], cos, -sin)  # -sin: back
     if saved:  # empty if heads were not normalised
         normed, inverse, weight = saved
         gradient = normalise_gradient(normed, inverse, weight, gradient).to(d.dtype)
-    return torch.cat([gradient, by_head[:, heads + kv :]], 1).flatten(1)
+    return torch.cat([gradient, by_head[:, heads + kv_heads :]], 1).flatten(1)
 
 
 def gate(gate_up: torch.Tensor) -> torch.Tensor:
@@ -155,7 +155,7 @@ def plain_apply_rope(
     all_heads: torch.Tensor,
     weight: torch.Tensor | None,
     heads: int,
-    kv: int,
+    kv_heads: int,
     cos: torch.Tensor,
     sin: torch.Tensor,
     eps: Eps,
@@ -163,11 +163,11 @@ def plain_apply_rope(
     """`apply_rope` without what a gradient would need.
 
     Args:
-        all_heads: [N, heads + 2 kv, dim]: queries, keys, values; overwritten.
-        weight: [heads + kv, dim], the norm weight of each head; None if heads are not normalised.
+        all_heads: [N, heads + 2 kv_heads, dim]: queries, keys, values; overwritten.
+        weight: [heads + kv_heads, dim], the norm weight of each head; None for no norm.
         cos: [N, 1, at least dim / 2], of which the first dim / 2 are used; sin: [N, 1, dim / 2].
     """
-    queries_and_keys = all_heads[:, : heads + kv]
+    queries_and_keys = all_heads[:, : heads + kv_heads]
     inputs = queries_and_keys if weight is None else plain_norm(queries_and_keys, weight, eps)
     queries_and_keys.copy_(rotated(inputs, cos[..., : sin.shape[-1]], sin))
 

@@ -62,17 +62,17 @@ class Pointwise:
         norm_gradient: (saved, weight, dy) to dx.
         add_norm: (x, delta, weight, eps) to (x + delta, its norm, saved).
         add_norm_gradient: (saved, weight, dtotal, dy) to the gradient of both summands.
-        apply_rope: (qkv [N, (heads + 2 kv) dim], q_weight, k_weight, cos, sin, heads, kv, eps) to
-            saved. Queries and keys are normalised, where there are weights, and rotated, in place.
-            cos, sin: [N, 1, dim / 2].
-        apply_rope_gradient: (saved, cos, sin, d, heads, kv) to the gradient of qkv.
+        apply_rope: (qkv [N, (heads + 2 kv_heads) dim], q_weight, k_weight, cos, sin, heads,
+            kv_heads, eps) to saved. Queries and keys are normalised (RMS norm with `eps`), where
+            there are weights, and rotated, in place. cos, sin: [N, 1, dim / 2].
+        apply_rope_gradient: (saved, cos, sin, d, heads, kv_heads) to the gradient of qkv.
         gate: gate_up [N, 2 width] to silu(gate) * up.
         gate_again: gate_up to (silu(gate) * up, saved), for a backward pass that needs both.
         gate_gradient: (gate_up, saved, dy) to the gradient of gate_up; `saved` may be None.
         plain_norm: (x [..., n], weight, Eps) to its norm, where no gradient is needed.
-        plain_apply_rope: (heads [N, heads + 2 kv, dim], weight [heads + kv, dim] or None, heads,
-            kv, cos [N, 1, dim], sin [N, 1, dim / 2], Eps): `apply_rope`, where no gradient is
-            needed.
+        plain_apply_rope: (heads [N, heads + 2 kv_heads, dim], weight [heads + kv_heads, dim] or
+            None, heads, kv_heads, cos [N, 1, dim], sin [N, 1, dim / 2], Eps): `apply_rope`, where
+            no gradient is needed.
     """
 
     name: str
@@ -114,10 +114,10 @@ def normalise_gradient(
     return grad.mul_(inverse.to(grad.dtype))
 
 
-def per_head(q: torch.Tensor, k: torch.Tensor, heads: int, kv: int) -> torch.Tensor:
-    """The norm weight of each head, [heads + kv, dim]: `q` [dim] once per query head, then `k`
-    [dim] once per key head."""
-    return torch.cat([q.expand(heads, -1), k.expand(kv, -1)])
+def per_head(q: torch.Tensor, k: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
+    """The norm weight of each head, [heads + kv_heads, dim]: `q` [dim] once per query head, then
+    `k` [dim] once per key head."""
+    return torch.cat([q.expand(heads, -1), k.expand(kv_heads, -1)])
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
@@ -169,7 +169,7 @@ def _apply_rope(
     cos: torch.Tensor,
     sin: torch.Tensor,
     heads: int,
-    kv: int,
+    kv_heads: int,
     eps: float,
 ) -> Tensors:
     """Normalise queries and keys per head, if there are weights, and rotate them by their
@@ -177,41 +177,41 @@ def _apply_rope(
 
     Returns what the gradient needs: (normalised heads, 1 / rms, weights); () without weights.
     """
-    queries_and_keys = _queries_and_keys(qkv, heads, kv)
+    queries_and_keys = _queries_and_keys(qkv, heads, kv_heads)
     if q_weight is None or k_weight is None:
         rotate(queries_and_keys.clone(), cos, sin, queries_and_keys)
         return ()
     normed, inverse = normalise(queries_and_keys, eps)
-    weight = per_head(q_weight, k_weight, heads, kv)
+    weight = per_head(q_weight, k_weight, heads, kv_heads)
     rotate(normed * weight, cos, sin, queries_and_keys)
     return normed, inverse, weight
 
 
 def _apply_rope_gradient(
-    saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
+    saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv_heads: int
 ) -> torch.Tensor:
     """The gradient of qkv in `_apply_rope`, from the gradient `d` of its result. `d` is rotated
     back, then taken through the norm if there was one; of values it passes unchanged."""
     d = d.contiguous()
     out = torch.empty_like(d)
-    # Both [N, heads + 2 kv, dim].
-    shape = d.shape[0], heads + 2 * kv, d.shape[1] // (heads + 2 * kv)
+    # Both [N, heads + 2 kv_heads, dim].
+    shape = d.shape[0], heads + 2 * kv_heads, d.shape[1] // (heads + 2 * kv_heads)
     by_head, target = d.view(shape), out.view(shape)
-    target[:, heads + kv :] = by_head[:, heads + kv :]
+    target[:, heads + kv_heads :] = by_head[:, heads + kv_heads :]
     if saved:  # empty if heads were not normalised
         normed, inverse, weight = saved
         back = torch.empty_like(normed)
-        rotate(by_head[:, : heads + kv], cos, -sin, back)  # -sin: the other way
-        target[:, : heads + kv] = normalise_gradient(normed, inverse, weight, back)
+        rotate(by_head[:, : heads + kv_heads], cos, -sin, back)  # -sin: the other way
+        target[:, : heads + kv_heads] = normalise_gradient(normed, inverse, weight, back)
     else:
-        rotate(by_head[:, : heads + kv], cos, -sin, target[:, : heads + kv])
+        rotate(by_head[:, : heads + kv_heads], cos, -sin, target[:, : heads + kv_heads])
     return out
 
 
-def _queries_and_keys(qkv: torch.Tensor, heads: int, kv: int) -> torch.Tensor:
-    """The queries and keys of qkv as [N, heads + kv, dim], a view."""
-    all_heads = heads + 2 * kv
-    return qkv.view(qkv.shape[0], all_heads, qkv.shape[1] // all_heads)[:, : heads + kv]
+def _queries_and_keys(qkv: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
+    """The queries and keys of qkv as [N, heads + kv_heads, dim], a view."""
+    all_heads = heads + 2 * kv_heads
+    return qkv.view(qkv.shape[0], all_heads, qkv.shape[1] // all_heads)[:, : heads + kv_heads]
 
 
 def _gate(gate_up: torch.Tensor) -> torch.Tensor:
@@ -257,7 +257,7 @@ def _plain_apply_rope(
     all_heads: torch.Tensor,
     weight: torch.Tensor | None,
     heads: int,
-    kv: int,
+    kv_heads: int,
     cos: torch.Tensor,
     sin: torch.Tensor,
     eps: Eps,
@@ -266,11 +266,11 @@ def _plain_apply_rope(
     positions, in place. Nothing is kept for a gradient.
 
     Args:
-        all_heads: [N, heads + 2 kv, dim]: queries, keys, values; overwritten.
-        weight: [heads + kv, dim], the norm weight of each head; None if heads are not normalised.
+        all_heads: [N, heads + 2 kv_heads, dim]: queries, keys, values; overwritten.
+        weight: [heads + kv_heads, dim], the norm weight of each head; None for no norm.
         cos: [N, 1, dim], each value for both halves of a head; sin: [N, 1, dim / 2].
     """
-    queries_and_keys = all_heads[:, : heads + kv]
+    queries_and_keys = all_heads[:, : heads + kv_heads]
     if weight is None:
         inputs = queries_and_keys.clone()
     else:
@@ -314,25 +314,33 @@ def of_liger(kernels: Liger) -> Pointwise:
         cos: torch.Tensor,
         sin: torch.Tensor,
         heads: int,
-        kv: int,
+        kv_heads: int,
         eps: float,
     ) -> Tensors:
-        """See `Pointwise.apply_rope`. What it saves ends with the weight of each head; it is empty
-        without weights."""
-        all_heads = qkv.view(qkv.shape[0], heads + 2 * kv, -1)
+        """Normalise queries and keys where weights are given (RMS norm), and rotate them, in place
+        (see `Pointwise.apply_rope`). Returns what the gradient needs: the kernel's tensors, then
+        the weight of each head; with no norm nothing."""
+        all_heads = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
         if q_weight is None or k_weight is None:
-            return kernels.apply_rope(all_heads, None, heads, kv, cos, sin, eps)
-        weight = per_head(q_weight, k_weight, heads, kv)
-        return *kernels.apply_rope(all_heads, weight, heads, kv, cos, sin, eps), weight
+            return kernels.apply_rope(all_heads, None, heads, kv_heads, cos, sin, eps)
+        weight = per_head(q_weight, k_weight, heads, kv_heads)
+        return *kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps), weight
 
     def apply_rope_gradient(
-        saved: Tensors, cos: torch.Tensor, sin: torch.Tensor, d: torch.Tensor, heads: int, kv: int
+        saved: Tensors,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        d: torch.Tensor,
+        heads: int,
+        kv_heads: int,
     ) -> torch.Tensor:
-        """See `Pointwise.apply_rope_gradient`. `saved` ends with the weight of each head; it is
-        empty without weights."""
-        by_head = d.reshape(d.shape[0], heads + 2 * kv, -1)
+        """The gradient of qkv from `d`, that of the rotated qkv. `saved` is what `apply_rope`
+        returned."""
+        by_head = d.reshape(d.shape[0], heads + 2 * kv_heads, -1)
         weight = saved[-1] if saved else None
-        gradient = kernels.apply_rope_gradient(saved[:-1], weight, cos, sin, by_head, heads, kv)
+        gradient = kernels.apply_rope_gradient(
+            saved[:-1], weight, cos, sin, by_head, heads, kv_heads
+        )
         return gradient.view_as(d)
 
     def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
@@ -342,13 +350,13 @@ def of_liger(kernels: Liger) -> Pointwise:
         all_heads: torch.Tensor,
         weight: torch.Tensor | None,
         heads: int,
-        kv: int,
+        kv_heads: int,
         cos: torch.Tensor,
         sin: torch.Tensor,
         eps: Eps,
     ) -> None:
-        """See `Pointwise.plain_apply_rope`. What the kernel saves for a gradient is dropped."""
-        kernels.apply_rope(all_heads, weight, heads, kv, cos, sin, eps.number)
+        """Like `apply_rope`, without a gradient: what the kernel saves for one is dropped."""
+        kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps.number)
 
     return Pointwise(
         name=f"liger {kernels.version}",
@@ -513,7 +521,7 @@ def trial(
     x, delta, dtotal, dy, weight, q, k, cos, sin, qkv, d, gate_up, dgated = _trial_inputs(
         sizes, rows, dtype, device
     )
-    eps, heads, kv = 1e-6, sizes.heads, sizes.kv
+    eps, heads, kv_heads = 1e-6, sizes.heads, sizes.kv
     results: dict[str, Tensors] = {}
     # Norms of the hidden stream.
     y, saved = functions.norm(x, weight, eps)
@@ -524,10 +532,10 @@ def trial(
     results["add_norm_gradient"] = (functions.add_norm_gradient(saved, weight, dtotal, dy),)
 
     # Queries and keys. `apply_rope` overwrites qkv; the copy is for `plain_apply_rope` below.
-    qkv_copy = qkv.clone().view(rows, heads + 2 * kv, -1)
-    saved = functions.apply_rope(qkv, q, k, cos, sin, heads, kv, eps)
+    qkv_copy = qkv.clone().view(rows, heads + 2 * kv_heads, -1)
+    saved = functions.apply_rope(qkv, q, k, cos, sin, heads, kv_heads, eps)
     results["apply_rope"] = (qkv,)
-    dqkv = functions.apply_rope_gradient(saved, cos, sin, d, heads, kv)
+    dqkv = functions.apply_rope_gradient(saved, cos, sin, d, heads, kv_heads)
     results["apply_rope_gradient"] = (dqkv,)
 
     # The gate.
@@ -541,8 +549,8 @@ def trial(
     results["plain_norm"] = (functions.plain_norm(x, weight, both_eps),)
     head_weights = None
     if q is not None and k is not None:
-        head_weights = per_head(q, k, heads, kv)
+        head_weights = per_head(q, k, heads, kv_heads)
     full_cos = torch.cat([cos, cos], -1)
-    functions.plain_apply_rope(qkv_copy, head_weights, heads, kv, full_cos, sin, both_eps)
+    functions.plain_apply_rope(qkv_copy, head_weights, heads, kv_heads, full_cos, sin, both_eps)
     results["plain_apply_rope"] = (qkv_copy,)
     return results

@@ -40,12 +40,12 @@ class HeadLayout:
     """How the outputs of the joint projection of queries, keys and values divide into heads.
 
     Attributes:
-        heads, kv: numbers of query heads, and of key and value heads.
+        heads, kv_heads: numbers of query heads, and of key and value heads.
         eps: of the norm of each head.
     """
 
     heads: int
-    kv: int
+    kv_heads: int
     eps: float
 
 
@@ -283,8 +283,8 @@ class HeadsRope(torch.autograd.Function):
     in place in `qkv`; values stay as they are. Rotary positions in the rotate-half form (arXiv
     2104.09864).
 
-    qkv: [N, (heads + 2 kv) * dim], overwritten; q_weight, k_weight: [dim] or None; cos, sin: [N, 1,
-    dim / 2].
+    qkv: [N, (heads + 2 kv_heads) * dim], overwritten; q_weight, k_weight: [dim] or None; cos, sin:
+    [N, 1, dim / 2].
     """
 
     @staticmethod
@@ -298,11 +298,11 @@ class HeadsRope(torch.autograd.Function):
         layout: HeadLayout,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        """Normalise and rotate queries and keys within `qkv` [N, (heads + 2 kv) * dim], in place,
-        and return that tensor. cos, sin: [N, 1, dim / 2]; q_weight, k_weight: [dim], None where
-        heads have no norm."""
-        heads, kv, eps = layout.heads, layout.kv, layout.eps
-        saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv, eps)
+        """Normalise and rotate queries and keys within `qkv` [N, (heads + 2 kv_heads) * dim], in
+        place, and return that tensor. cos, sin: [N, 1, dim / 2]; q_weight, k_weight: [dim], None
+        where heads have no norm."""
+        heads, kv_heads, eps = layout.heads, layout.kv_heads, layout.eps
+        saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, eps)
         ctx.mark_dirty(qkv)
         ctx.layout, ctx.functions = layout, functions
         ctx.save_for_backward(cos, sin, *saved)
@@ -314,8 +314,8 @@ class HeadsRope(torch.autograd.Function):
         """The gradient of qkv before the rotation, from the gradient `d` of the result; None for
         the other arguments."""
         cos, sin, *saved = ctx.saved_tensors
-        heads, kv = ctx.layout.heads, ctx.layout.kv
-        dqkv = ctx.functions.apply_rope_gradient(saved, cos, sin, d, heads, kv)
+        heads, kv_heads = ctx.layout.heads, ctx.layout.kv_heads
+        dqkv = ctx.functions.apply_rope_gradient(saved, cos, sin, d, heads, kv_heads)
         return dqkv, None, None, None, None, None, None
 
 

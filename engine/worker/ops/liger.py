@@ -104,7 +104,7 @@ class Liger:
         all_heads: torch.Tensor,
         weight: torch.Tensor | None,
         heads: int,
-        kv: int,
+        kv_heads: int,
         cos: torch.Tensor,
         sin: torch.Tensor,
         eps: float,
@@ -113,19 +113,19 @@ class Liger:
         the gradient needs; () without a weight.
 
         Args:
-            all_heads: [N, heads + 2 kv, dim], contiguous: queries, keys, values.
-            weight: [heads + kv, dim], or None.
+            all_heads: [N, heads + 2 kv_heads, dim], contiguous: queries, keys, values.
+            weight: [heads + kv_heads, dim], or None.
             cos, sin: [N, 1, at least dim / 2].
         """
         saved: tuple[torch.Tensor, ...] = ()
         if weight is not None:
-            queries_and_keys = all_heads[:, : heads + kv]
+            queries_and_keys = all_heads[:, : heads + kv_heads]
             # `norm` saves its input, and the product below overwrites the original. For a single
             # row, which is contiguous, `norm` alone would make no copy.
             copy = queries_and_keys.clone(memory_format=torch.contiguous_format)
             normed, saved = self.norm(copy, None, eps)
             torch.mul(normed, weight, out=queries_and_keys)
-        self._rotate(all_heads, heads, kv, cos, sin, back=False)
+        self._rotate(all_heads, heads, kv_heads, cos, sin, back=False)
         return saved
 
     def apply_rope_gradient(
@@ -136,14 +136,14 @@ class Liger:
         sin: torch.Tensor,
         d: torch.Tensor,
         heads: int,
-        kv: int,
+        kv_heads: int,
     ) -> torch.Tensor:
         """The gradient of `apply_rope`'s input, from the gradient `d` of its result; both are [N,
-        heads + 2 kv, dim]. `saved` is what `apply_rope` returned, `weight` its argument."""
+        heads + 2 kv_heads, dim]. `saved` is what `apply_rope` returned, `weight` its argument."""
         out = d.clone(memory_format=torch.contiguous_format)
-        self._rotate(out, heads, kv, cos, sin, back=True)
+        self._rotate(out, heads, kv_heads, cos, sin, back=True)
         if weight is not None:
-            queries_and_keys = out[:, : heads + kv]
+            queries_and_keys = out[:, : heads + kv_heads]
             queries_and_keys.copy_(
                 self._norm_back(saved, None, queries_and_keys * weight, in_place=True)
             )
@@ -188,20 +188,20 @@ class Liger:
         self,
         all_heads: torch.Tensor,
         heads: int,
-        kv: int,
+        kv_heads: int,
         cos: torch.Tensor,
         sin: torch.Tensor,
         *,
         back: bool,
     ) -> None:
         """Rotate queries and keys in place by their positions; with `back` in the other direction.
-        all_heads: [N, heads + 2 kv, dim].
+        all_heads: [N, heads + 2 kv_heads, dim].
 
         Liger's kernel takes these arguments by position alone.
         """
         count, _, dim = all_heads.shape
         # Triton needs powers of two.
-        padded_heads, padded_kv = self._next_power_of_2(heads), self._next_power_of_2(kv)
+        padded_heads, padded_kv = self._next_power_of_2(heads), self._next_power_of_2(kv_heads)
         padded_dim = self._next_power_of_2(dim)
         stride = all_heads.stride(0)
         self._rope[(count,)](
@@ -217,7 +217,7 @@ class Liger:
             1,  # batches, of the rows and of the angles
             1,
             heads,
-            kv,
+            kv_heads,
             dim,
             padded_heads,
             padded_kv,

@@ -40,6 +40,7 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
         # The smallest length that at least 95% of the completions do not exceed.
         "length_p95": lengths[math.ceil(0.95 * len(lengths)) - 1],
         "truncated_share": sum(t.cut for t in members) / len(members),
+        "invalid_calls": sum(bool(t.invalid_calls) for t in members) / len(members),
         "zero_advantage_share": sum(t.advantage == 0.0 for t in trained_members)
         / len(trained_members),
         "groups_effective": 1 - len(uniform_groups) / len(groups),

@@ -188,8 +188,10 @@ class BatchSource:
         """
         sampled_ahead = self._ahead
         self._ahead = None  # each is used once
-        if sampled_ahead is not None and sampled_ahead[0] == step:
-            return sampled_ahead[1]
+        if sampled_ahead is not None:
+            batch_step, batch = sampled_ahead
+            if batch_step == step:
+                return batch
         sampler = self.collector.sampler
         sampler.load(self.policy.adapter)
         batch = self.collector.batch(step, policy_step=step - 1)

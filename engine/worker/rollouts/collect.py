@@ -146,7 +146,7 @@ def _play_turns(
             try:
                 open_rollouts.append(_Rollout(trajectory, context.process.start(task)))
             except EpisodeFailed as error:  # the other rollouts go on
-                _set_error(trajectory, str(error))
+                _set_error(trajectory, str(error), timed_out=error.timed_out)
     times.reward_s += time.monotonic() - began
     turn = 0
     # From here on the environment works in its own thread.
@@ -223,16 +223,18 @@ class BackgroundWorker:
 def _append_turn(
     trajectory: Trajectory, completion: Completion, context: RolloutContext, params: SamplingParams
 ) -> None:
-    """Append a completion to the trajectory: its ids, and its text as an assistant message. The
-    text ends before the first stop string; the ids are kept as sampled."""
+    """Append a completion to the trajectory: its ids, its text as an assistant message, and which
+    tool calls in it are invalid. The text ends before the first stop string; the ids are kept as
+    sampled."""
     text = context.renderer.completion_text(completion.ids)
     for stop in params.stop:
         text = text.split(stop)[0]
-    message = context.renderer.assistant_message(text, tools=bool(context.tools))
+    reply = context.renderer.reply(text, context.tools)
     trajectory.add_completion(completion)
-    trajectory.messages.append(message)
-    trajectory.completion = message["content"]
-    trajectory.stop_reason = "stop" if completion.finished else "length"
+    trajectory.messages.append(reply.message)
+    trajectory.completion = reply.message["content"]
+    trajectory.invalid_calls += [f"turn {trajectory.turns}: {why}" for why in reply.invalid_calls]
+    trajectory.stop_reason = "stop" if completion.finished else "max_tokens"
 
 
 def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
@@ -248,9 +250,9 @@ def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
     try:
         replies = rollout.episode.step(trajectory.messages[-1])
     except EpisodeFailed as error:
-        _set_error(trajectory, str(error))
+        _set_error(trajectory, str(error), timed_out=error.timed_out)
         replies = None
-    if replies is not None and trajectory.stop_reason != "length":
+    if replies is not None and trajectory.stop_reason != "max_tokens":
         if trajectory.turns < context.max_turns:
             rollout.replies = replies
             return
@@ -272,10 +274,12 @@ def _continue_rollout(
     if replies is None:
         return False
     earlier_messages = [*trajectory.prompt, *trajectory.messages]
-    reply_ids = context.renderer.between_turns(earlier_messages, replies, context.tools)
+    reply_ids = context.renderer.between_turns(
+        earlier_messages, replies, context.tools, last_id=trajectory.ids[-1]
+    )
     next_prompt_length = len(trajectory.prompt_ids) + len(trajectory.ids) + len(reply_ids)
     if next_prompt_length + params.max_tokens > context.max_length:
-        trajectory.stop_reason = "length"
+        trajectory.stop_reason = "max_context"
         background.submit(_score_and_close, rollout)
         return False
     trajectory.add_environment(reply_ids)
@@ -294,15 +298,16 @@ def _set_score(trajectory: Trajectory, score: ScoreReply) -> None:
     """Copy the environment's score into the trajectory: reward, success and metrics, or the error
     if scoring failed."""
     if score["error"]:
-        _set_error(trajectory, score["error"])
+        _set_error(trajectory, score["error"], timed_out=score.get("timed_out", False))
         return
     trajectory.reward = float(score["reward"])
     trajectory.success = score["success"]
     trajectory.metrics = dict(score["metrics"])
 
 
-def _set_error(trajectory: Trajectory, error: str) -> None:
-    """Mark the trajectory as failed: it has no reward and is not trained on."""
+def _set_error(trajectory: Trajectory, error: str, *, timed_out: bool) -> None:
+    """Mark the trajectory as failed: it has no reward and is not trained on. `timed_out`: whether
+    the environment took longer than it may."""
     trajectory.error = error
-    trajectory.stop_reason = "error"
+    trajectory.stop_reason = "timeout" if timed_out else "env_error"
     trajectory.reward = 0.0

@@ -1,21 +1,20 @@
 """Messages to token ids through the model's own chat template, and back.
 
-`engine/models/chat_format.py` renders and masks; here its refusals become failures of the run.
+`engine/models/chat_format.py` renders and masks, `engine/models/dialects/` reads what the model
+wrote; here refusals become failures of the run.
 """
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
-from engine.models.chat_format import ChatFormat, RewrittenHistory
+from engine.models.chat_format import ChatFormat, NoReasoning, TemplateError
+from engine.models.dialects.dialects import Reply, ReplyReader, reader_of
+from engine.records.settings import Reasoning
 from engine.worker.core.failures import WorkerFailure
 from envs.json_types import ChatMessage, ToolSchema
-
-TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-THINK_END = "</think>"
 
 
 @dataclass(frozen=True)
@@ -95,50 +94,66 @@ class Renderer:
         before: Sequence[ChatMessage],
         replies: Sequence[ChatMessage],
         tools: Sequence[ToolSchema] = (),
+        *,
+        last_id: int | None = None,
     ) -> list[int]:
-        """The ids to append after the end token of an assistant turn: what the template writes from
-        there to the opening of the next assistant turn, including `replies`.
+        """The ids to append after an assistant turn: what the template writes from its end to the
+        opening of the next assistant turn, including `replies`.
 
         Args:
             before: the conversation so far; it ends with that assistant turn.
             replies: the environment's messages.
             tools: the same that the prompt was written with.
+            last_id: the last id of that turn as it was sampled; None: its end token. A turn that
+                did not end with such a token gets one.
 
         Raises:
-            WorkerFailure: kind config, when the template rewrites earlier turns.
+            WorkerFailure: kind config, when the template refuses the replies.
         """
         try:
-            return self._format.between_turns(before, replies, tools)
-        except RewrittenHistory as error:
+            return self._format.between_turns(before, replies, tools, last_id=last_id)
+        except TemplateError as error:
+            roles = ", ".join(str(reply.get("role")) for reply in replies)
             raise WorkerFailure(
                 "config",
-                "The chat template rewrites earlier turns, so several turns cannot be trained.",
-                hint="Set thinking false, or use a model whose template keeps history unchanged.",
+                f"The environment's reply cannot be written: {error}",
+                evidence=f"roles of the reply: {roles}",
+                hint="Let the environment reply with roles that this template takes, or take "
+                "another model.",
             ) from error
 
-    def conversation(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], loss_on: str
-    ) -> Rendered:
-        """A finished conversation with its loss mask.
+    def rows(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSchema],
+        loss_on: str,
+        reasoning: Reasoning = "keep",
+    ) -> list[Rendered]:
+        """A finished conversation as training rows with their loss masks: one, or several where the
+        template writes earlier turns differently once more messages follow. Rows without a token
+        to train are left out.
 
         Args:
             loss_on: `assistant` trains every assistant turn with its end token, `last` only the
                 last of them, `all` every token but the first.
+            reasoning: "keep" trains the reasoning that messages have, "drop" leaves it out, and
+                "require" gives [] for a conversation with a turn that has none.
 
         Raises:
-            WorkerFailure: kind data, when a turn does not continue the prompt that precedes it, so
-                that no mask would be right.
+            WorkerFailure: kind data, when the template refuses the messages.
         """
         try:
-            chat = self._format.conversation(messages, tools)
-        except RewrittenHistory as error:
+            chats = self._format.rows(messages, tools, reasoning)
+        except NoReasoning:
+            return []
+        except TemplateError as error:
             raise WorkerFailure(
                 "data",
-                "The chat template does not continue its own prompt, so a loss mask would lie.",
-                evidence=f"turn {error.index} of {len(messages)} messages",
-                hint="Use loss_on=last with single-turn rows, or another model's template.",
+                f"A conversation cannot be written: {error}",
+                hint="Leave out what the template does not take, or train another model.",
             ) from error
-        return Rendered(chat.ids, chat.mask(loss_on))
+        rendered = [Rendered(chat.ids, chat.mask(loss_on)) for chat in chats]
+        return [row for row in rendered if any(row.loss_mask)]
 
     def completion_text(self, ids: Sequence[int]) -> str:
         """The text of a completion's ids. If the last id ended the turn, it is left out; other
@@ -155,49 +170,30 @@ class Renderer:
         prompt = self.text([{"role": "user", "content": "?"}], (), prompt=True)
         return prompt.rstrip().endswith("<think>")
 
-    def assistant_message(self, text: str, *, tools: bool) -> ChatMessage:
-        """Turn the text of a completion into an assistant message.
+    @cached_property
+    def _replies(self) -> ReplyReader:
+        """Reads replies in the dialect that the chat template writes."""
+        return reader_of(self._format)
 
-        - `reasoning_content`: the text before </think>; missing where there is none.
-        - `content`: the rest of the text.
-        - `tool_calls`: with `tools`, the tool calls written in the content, which are then removed
-          from the content. If one call is malformed, all stay there, and the environment sees them.
-        """
-        message: ChatMessage = {"role": "assistant", "content": text}
-        if THINK_END in text:
-            thought, _, answer = text.partition(THINK_END)
-            message["reasoning_content"] = thought.removeprefix("<think>").strip()
-            message["content"] = answer.lstrip("\n")
-        if tools:
-            tool_calls = _parse_calls(message["content"])
-            if tool_calls:
-                message["tool_calls"] = tool_calls
-                message["content"] = TOOL_CALL.sub("", message["content"]).strip()
-        return message
+    def reply(self, text: str, tools: Sequence[ToolSchema]) -> Reply:
+        """What the text of a completion says, in the model's own dialect, and which of its tool
+        calls are invalid; see `ReplyReader.read`."""
+        return self._replies.read(text, tools)
 
+    def certain_text(self, text: str, tools: Sequence[ToolSchema]) -> str:
+        """The beginning of an unfinished reply that can be sent on as content; see
+        `ReplyReader.certain`. "" where a thought comes first that the prompt has opened, unless
+        nothing is read from the reply because there are no `tools`."""
+        if tools and self._is_in_thought:
+            return ""
+        return self._replies.certain(text, tools)
 
-def _parse_calls(content: str) -> list[dict[str, object]]:
-    """The tool calls written in the text, in order; [] if there is none or one is malformed."""
-    tool_calls = []
-    for number, call_match in enumerate(TOOL_CALL.finditer(content), start=1):
-        tool_call = _parse_call(call_match.group(1), number)
-        if tool_call is None:
-            return []
-        tool_calls.append(tool_call)
-    return tool_calls
+    @cached_property
+    def _is_in_thought(self) -> bool:
+        """`opens_thought`, tried once."""
+        return self.opens_thought
 
-
-def _parse_call(text: str, number: int) -> dict[str, object] | None:
-    """Parse a tool call that a model wrote as JSON into OpenAI's form, with the id
-    `call_<number>`. None if the text is not a JSON object with a `name`."""
-    try:
-        parsed = json.loads(text)
-    except (ValueError, RecursionError):  # ValueError: no JSON; RecursionError: nested too deeply
-        return None
-    if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
-        return None
-    return {
-        "id": f"call_{number}",
-        "type": "function",
-        "function": {"name": parsed["name"], "arguments": parsed.get("arguments", {})},
-    }
+    def assistant_message(self, text: str, tools: Sequence[ToolSchema]) -> ChatMessage:
+        """The text of a completion as an assistant message, with `reasoning_content` and
+        `tool_calls` where there are any; see `ReplyReader.read`."""
+        return self.reply(text, tools).message

@@ -81,6 +81,7 @@ class VllmClient:
     def prompt_logprobs(self, model: str, ids: list[int]) -> list[float]:
         """The log-probability of every id of the prompt except the first, which has none since
         nothing precedes it. Raises VllmError."""
+        # 0: of the prompt's own tokens, without any alternatives.
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         reply = self._post(GENERATE, _request(model, ids, sampling))
         try:

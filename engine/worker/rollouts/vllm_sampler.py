@@ -239,7 +239,9 @@ def _is_same_version(first: tuple[Adapter, int] | None, second: tuple[Adapter, i
     as (adapter, version); None for the base alone."""
     if first is None or second is None:
         return first is second
-    return first[0] is second[0] and first[1] == second[1]
+    first_adapter, first_version = first
+    second_adapter, second_version = second
+    return first_adapter is second_adapter and first_version == second_version
 
 
 def prompt_seed(seed: int, index: int) -> int:

@@ -23,6 +23,7 @@ from engine.worker.serving.chat_request import (
     tool_call_as_openai,
     usage,
 )
+from envs.json_types import ChatMessage
 
 
 class Models(Protocol):
@@ -98,7 +99,7 @@ class Served:
         choices = []
         for index, completion in enumerate(completions):
             text = text_before_stop(self.renderer.completion_text(completion.ids), params.stop)
-            message = self.renderer.assistant_message(text, tools=bool(request.tools))
+            message = self.renderer.assistant_message(text, request.tools)
             finish_reason = "stop" if completion.finished else "length"
             if message.get("tool_calls"):
                 message["tool_calls"] = [
@@ -121,10 +122,12 @@ class Served:
 
         1. the role;
         2. the text, one or more characters each;
-        3. the finish reason;
-        4. the usage, if the request asks for it.
+        3. with tools, once the answer is whole, what may hold calls: reasoning, the rest of the
+           text, the calls;
+        4. the finish reason;
+        5. the usage, if the request asks for it.
 
-        Tool calls stay in the text. Only one answer is sampled.
+        Only one answer is sampled.
 
         Raises:
             Refused: 400 or 404, as in `complete`, but only once pieces are taken.
@@ -151,19 +154,41 @@ class Served:
                 text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
                 # A character of which some bytes are still to come decodes to U+FFFD: wait for it.
                 must_wait = text.endswith("\ufffd") or ends_in_partial_stop(text, params.stop)
-                if _continues(text, sent_text) and not must_wait:
-                    yield chunk({"content": text[len(sent_text) :]})
-                    sent_text = text
+                certain = self.renderer.certain_text(text, request.tools)
+                if _continues(certain, sent_text) and not must_wait:
+                    yield chunk({"content": certain[len(sent_text) :]})
+                    sent_text = certain
         # Sampling has ended, so the beginning of a stop string that was held back is plain text.
         text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
-        if _continues(text, sent_text):
-            yield chunk({"content": text[len(sent_text) :]})
+        rest = self._rest(text, sent_text, request)
+        for delta in rest:
+            yield chunk(delta)
         has_ended = bool(answer_ids) and (
             answer_ids[-1] in self.renderer.stop_ids or self._has_stop_string(answer_ids, params)
         )
-        yield chunk({}, finish_reason="stop" if has_ended else "length")
+        finish_reason = "stop" if has_ended else "length"
+        if any("tool_calls" in delta for delta in rest):
+            finish_reason = "tool_calls"
+        yield chunk({}, finish_reason)
         if request.include_usage:
             yield common_fields | {"choices": [], "usage": usage(len(ids), len(answer_ids))}
+
+    def _rest(self, text: str, sent_text: str, request: ChatRequest) -> list[Reply]:
+        """What of a whole answer is still to be sent, as deltas. What was held back because it
+        might have begun a call or a thought is read first."""
+        message: ChatMessage = {"content": text}
+        if self.renderer.certain_text(text, request.tools) != text:
+            message = self.renderer.assistant_message(text, request.tools)
+        deltas: list[Reply] = []
+        if message.get("reasoning_content"):
+            deltas.append({"reasoning_content": message["reasoning_content"]})
+        if _continues(message["content"], sent_text):
+            deltas.append({"content": message["content"][len(sent_text) :]})
+        calls = [tool_call_as_openai(each) for each in message.get("tool_calls", [])]
+        if calls:
+            numbered = [each | {"index": index} for index, each in enumerate(calls)]
+            deltas.append({"tool_calls": numbered})
+        return deltas
 
     def _has_stop_string(self, ids: list[int], params: SamplingParams) -> bool:
         """Whether the text of `ids` contains one of the stop strings."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.worker.network.sampler import SamplingParams
-from envs.json_types import ChatMessage, ToolSchema
+from envs.json_types import ChatMessage, JsonObject, ToolSchema
 
 # A completion, or a piece of one, as OpenAI spells it.
 Reply = dict[str, Any]
@@ -173,7 +173,7 @@ def ends_in_partial_stop(text: str, stop: tuple[str, ...]) -> bool:
     )
 
 
-def tool_call_as_openai(tool_call: ChatMessage) -> ChatMessage:
+def tool_call_as_openai(tool_call: JsonObject) -> JsonObject:
     """A parsed tool call in OpenAI's form, in which the arguments are a JSON string and not an
     object."""
     function = tool_call["function"]

@@ -1,8 +1,9 @@
 """Merge an adapter into its base: `python -P -m engine.worker.serving.merge CONFIG.json`.
 
-CONFIG.json holds `base_path`, `adapter` and `out`. Merged in float32 and only then rounded to the
-base's own type: merging in bfloat16 loses most of a small update. Before anything is kept, the
-merged model's logits are held against base + adapter.
+CONFIG.json holds `base_path`, `adapter`, `out`, and `gguf`: the name of a GGUF file that `out` is
+to hold in place of a model folder, such as "x.q8_0.gguf", or "". Merged in float32 and only then
+rounded to the base's own type: merging in bfloat16 loses most of a small update. Before anything is
+kept, the merged model's logits are held against base + adapter.
 
 Prints one JSON line: `{"path", "files", "max_logit_gap"}` or `{"error"}`.
 """
@@ -19,7 +20,10 @@ prepare()
 
 import torch
 
+from engine.core.errors import UserError
 from engine.core.files import read_json
+from engine.models.families import text_part
+from engine.models.gguf.vocabulary import NotExportable
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.network.adapter import LoraSpec, read_adapter
 from engine.worker.network.hub_network import HubNetwork
@@ -38,7 +42,8 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
         WorkerFailure: when the adapter does not fit the base, or the difference is more than
             `ALLOWED_GAP`.
     """
-    saved_dtype = read_json(base_path / "config.json").get("dtype", "float32")
+    config = text_part(read_json(base_path / "config.json"))
+    saved_dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
     network = HubNetwork(model, known_ids(model.config, tokenizer), "exported by transformers")
     # Any seed: the initial weights are replaced at once.
@@ -56,6 +61,7 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
             "infra", "The merged model does not say what base and adapter say.", evidence=f"{gap}"
         )
     # Written aside and renamed, so that `out` is complete or absent.
+    out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     dtype = getattr(torch, saved_dtype)
@@ -65,15 +71,46 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     return gap
 
 
+def merge_to_gguf(base_path: Path, adapter: Path, out: Path, name: str) -> float:
+    """As `merge`, and then the merged model as the GGUF file `name` in the folder `out`. The name
+    ends in .f16.gguf or .q8_0.gguf, which says how weights are stored.
+
+    Raises also NotExportable if GGUF cannot hold the model, ImportError without the package gguf.
+    """
+    # Needs the package gguf: refused before minutes are spent on merging.
+    from engine.models.gguf.exporter import export_gguf  # noqa: PLC0415
+
+    temporary = out.with_name(f".{out.name}.merged")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        gap = merge(base_path, adapter, temporary / "model")
+        (temporary / "gguf").mkdir()
+        kind = name.split(".")[-2]
+        export_gguf(temporary / "model", temporary / "gguf" / name, kind)
+        os.replace(temporary / "gguf", out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return gap
+
+
 def main(config_file: Path) -> int:
     """Merge the adapter that the JSON file names (see the module) and print one line of JSON:
     `{"path", "files", "max_logit_gap"}` or `{"error"}`. Returns the exit status: 0, or 3 after an
     error."""
     config = read_json(config_file)
     out = Path(config["out"])
+    base_path, adapter = Path(config["base_path"]), Path(config["adapter"])
+    gguf_name = config["gguf"]
     try:
-        gap = merge(Path(config["base_path"]), Path(config["adapter"]), out)
-    except (WorkerFailure, OSError) as error:
+        if gguf_name:
+            gap = merge_to_gguf(base_path, adapter, out, gguf_name)
+        else:
+            gap = merge(base_path, adapter, out)
+    except ImportError as error:
+        hint = f"{sys.executable} -m pip install 'gguf>=0.17,<1'"
+        sys.stdout.write(json.dumps({"error": f"no package {error.name}: {hint}"}) + "\n")
+        return 3
+    except (WorkerFailure, UserError, NotExportable, OSError) as error:
         sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
         return 3
     files = sorted(path.name for path in out.iterdir())

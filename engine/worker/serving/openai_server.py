@@ -40,9 +40,9 @@ from engine.core.files import read_json, write_json
 from engine.core.slow_clients import ImpatientProtocol
 from engine.home.run_dir import DeployDir
 from engine.install import vllm_env
+from engine.models.hashes import weight_hashes
 from engine.worker.components import quiet_libraries
 from engine.worker.core.failures import WorkerFailure
-from engine.worker.manifest import weight_hashes
 from engine.worker.serving.chat_models import Models, Served
 from engine.worker.serving.chat_request import ChatRequest, Refused, parse_chat
 from engine.worker.serving.own_models import OwnModels
@@ -394,7 +394,7 @@ def load_models(folder: DeployDir, config: Json) -> Models:
             device,
             thinking=thinking,
             base_weights=weights,
-            compared=folder.home.comparisons,
+            comparisons_file=folder.home.comparisons,
         )
     plan = serving_plan(
         vllm_env.require_python(folder.home),

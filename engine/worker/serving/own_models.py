@@ -32,7 +32,7 @@ class OwnModels:
         *,
         thinking: bool,
         base_weights: dict[str, str] | None = None,
-        compared: Path | None = None,
+        comparisons_file: Path | None = None,
     ) -> None:
         """Load the base in `base_path` on the device; it answers as the model `base_name`.
 
@@ -40,15 +40,20 @@ class OwnModels:
             thinking: whether prompts open a think block.
             base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
                 weights are refused. None: not checked.
-            compared: a file that keeps whether our own forward agreed with transformers', so that
-                it is compared once per base; None keeps nothing.
+            comparisons_file: keeps whether our own forward agreed with transformers', so that the
+                two are compared once per base; None keeps nothing.
 
         Raises:
             WorkerFailure: kind config, when the base cannot be loaded.
         """
         set_threads()
         self.base_weights = base_weights or {}
-        self.base = load_base(base_path, pick_device(device), "auto", comparisons_file=compared)
+        self.base = load_base(
+            base_path,
+            pick_device(device),
+            precision="auto",
+            comparisons_file=comparisons_file,
+        )
         self.base_name = base_name
         self.renderer = Renderer(self.base.tokenizer, self.base.stop_ids, thinking=thinking)
         self.sampler = make_sampler(self.base, self.renderer)

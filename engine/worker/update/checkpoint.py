@@ -161,7 +161,7 @@ def verify(folder: Path) -> None:
         )
 
 
-def set_aside(folder: Path) -> Path:
+def mark_damaged(folder: Path) -> Path:
     """Rename a damaged checkpoint to `damaged_<name>`, so that it no longer counts as a checkpoint.
     Returns the new folder; an earlier folder of that name is deleted."""
     new_folder = folder.with_name(f"damaged_{folder.name}")

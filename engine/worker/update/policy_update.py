@@ -231,7 +231,8 @@ class PolicyPass:
 def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
     """Copy the log-probabilities `sampled` and `old` of the trajectories in `microbatch` from the
     microbatches of the first pass, `earlier`, which hold the same trajectories split otherwise."""
-    # For each trajectory: its microbatch of the first pass, and the mask of its tokens there.
+    # For each trajectory: its microbatch of the first pass, and the mask of its tokens there. There
+    # `batch.row` has for each token the position of its trajectory.
     places = {
         member: (source, source.batch.row == position)
         for source in earlier
@@ -239,9 +240,11 @@ def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> N
     }
     parts = [places[member] for member in microbatch.members]
     microbatch.sampled = torch.cat([source.sampled[tokens] for source, tokens in parts])
-    microbatch.old = torch.cat(
-        [source.old[tokens] for source, tokens in parts if source.old is not None]
-    )
+    old_parts = []
+    for source, tokens in parts:
+        assert source.old is not None  # the first pass has set it
+        old_parts.append(source.old[tokens])
+    microbatch.old = torch.cat(old_parts)
 
 
 def pass_metrics(all_sums: Sequence[PassSums]) -> dict[str, float]:

@@ -1,13 +1,14 @@
 """Pick the fields of a booking out of a message, as JSON.
 
 1,000 messages, all different: a person asks for a table, a room or a lesson, in one of many
-wordings. No sentence stands in both halves, and a quarter of the held-out ones use wordings that no
-training row has. Only the exact object counts: the right keys and values and nothing around it. A
-general language model without training writes something else nearly always.
+wordings. The held-out ones are by other people about other days and times, and a quarter of them
+use wordings that no training row has. Only the exact object counts: the right keys and values and
+nothing around it. A general language model without training writes something else nearly always.
 """
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from envs import Score, SingleTurnEnv, Task
@@ -70,14 +71,20 @@ class BookingFields(SingleTurnEnv):
 
     def tasks(self) -> list[Task]:
         rng = random.Random(self.seed)
+        appointments = [(what, day, hour) for what in THINGS for day in DAYS for hour in HOURS]
+        rng.shuffle(appointments)
+        ours = len(appointments) * self.heldout_tasks // (self.train_tasks + self.heldout_tasks)
         seen: set[str] = set()
         tasks = []
         for index in range(self.train_tasks + self.heldout_tasks):
             heldout = index < self.heldout_tasks
             wordings = UNSEEN_WORDINGS if heldout and index % 4 == 0 else WORDINGS
-            message, fields = self._draw(rng, wordings)
+            # Nobody and no appointment stands in both halves.
+            names = NAMES[::3] if heldout else [name for name in NAMES if name not in NAMES[::3]]
+            free = appointments[:ours] if heldout else appointments[ours:]
+            message, fields = self._draw(rng, wordings, names, free)
             while message in seen:
-                message, fields = self._draw(rng, wordings)
+                message, fields = self._draw(rng, wordings, names, free)
             seen.add(message)
             tasks.append(
                 Task(
@@ -90,15 +97,21 @@ class BookingFields(SingleTurnEnv):
             )
         return tasks
 
-    def _draw(self, rng: random.Random, wordings: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-        """A message, and the fields that stand in it."""
+    def _draw(
+        self,
+        rng: random.Random,
+        wordings: Sequence[str],
+        names: Sequence[str],
+        appointments: Sequence[tuple[str, str, str]],
+    ) -> tuple[str, dict[str, Any]]:
+        """A message in one of the wordings, and the fields that stand in it."""
         people = rng.randint(2, 10)
-        what = rng.choice(list(THINGS))
+        what, day, hour = rng.choice(appointments)
         fields = {
-            "name": rng.choice(NAMES),
+            "name": rng.choice(names),
             "what": what,
-            "day": rng.choice(DAYS),
-            "time": rng.choice(HOURS),
+            "day": day,
+            "time": hour,
             "people": people,
         }
         thing = rng.choice(THINGS[what])

@@ -1,9 +1,9 @@
 """Estimates: bands, monotone in what makes a run larger, corrected by what runs really took."""
 
-import importlib.util
 import math
 import random
 import shutil
+import statistics
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,14 @@ from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.models import catalog
+from engine.models import catalog, tokens
 from engine.models.model_files import ModelFacts
 from engine.processes import launcher
 from engine.records.estimate import Workload
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
 from engine.settings import resolution
+from engine.worker.evaluation import language_skills, prior_skills
 
 SMALL = ModelFacts(
     "Qwen3ForCausalLM", 192, 4, 6, 2, 32, 512, 264, True, 1_628_992, 1024, "float32", 6_515_968
@@ -517,11 +518,11 @@ def test_skills_are_asked_as_the_worker_asks_them(home: Home, tmp_path: Path):
     assert estimate.batteries(home, catalog.BUILTIN["pebble"]) == (flops.PEBBLE_SKILLS,)
     copy = shutil.copytree(catalog.BUILTIN["pebble"], tmp_path / "copy")
     asked = estimate.batteries(home, copy)
-    if importlib.util.find_spec("reasoning_gym"):
-        assert [battery.tasks for battery in asked] == [flops.GYM_TASKS]
-        assert asked[0].answer.prompt > 60  # pebble's tokens are short
-    else:
-        assert asked == ()
+    assert [battery.tasks for battery in asked] == [len(language_skills.tasks())]
+    chat = tokens.load(copy).format()
+    prompts = [len(chat.prompt(task["prompt"])) for task in language_skills.tasks()]
+    assert asked[0].answer.prompt == pytest.approx(statistics.fmean(prompts), rel=0.2)
+    assert asked[0].answer.longest_turn == prior_skills.SKILL_TOKENS
 
 
 def test_a_run_above_its_cap_is_refused_with_the_call_that_passes(home: Home):

@@ -14,7 +14,7 @@ SMALL = ModelFacts(
     "Qwen3ForCausalLM", 192, 4, 6, 2, 32, 512, 264, True, 1_628_992, 1024, "float32", 6_515_968
 )
 # Prompts of 60 tokens, better answers of 30, worse of 20; and one row without a pair.
-PAIR = RowLengths(60, 90, ((60, 90),), rejected=80)
+PAIR = RowLengths(60, 90, ((60, 90),), pair=(90, 80))
 ENV = EnvFacts(
     "sums@1", "single", True, 41, 0, 41, (*[PAIR] * 40, RowLengths(9, 900)), paired_rows=40
 )
@@ -43,6 +43,6 @@ def test_the_reference_adds_a_forward_pass_to_every_step() -> None:
 
 
 def test_a_pair_takes_the_memory_of_both_answers() -> None:
-    pairs = replace(plan(batch_size=1), env=replace(ENV, lengths=(replace(PAIR, rejected=500),)))
+    pairs = replace(plan(batch_size=1), env=replace(ENV, lengths=(replace(PAIR, pair=(90, 500)),)))
     rows = replace(pairs, settings=sft_settings(batch_size=1, max_length=512, eval_rows=0))
     assert memory.memory(pairs).activations > 3 * memory.memory(rows).activations

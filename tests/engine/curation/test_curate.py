@@ -10,7 +10,7 @@ from answered import SUMS, answer, evaluation, push, training
 from engine.core.errors import UserError
 from engine.curation import curate as curation
 from engine.curation.curated import Choices
-from engine.environments.pairs import rejected_of
+from engine.environments.pairs import pair_of
 from engine.environments.registry import find_env, read_tasks
 from engine.evidence.stats import overlap
 from engine.home.run_dir import Home
@@ -280,10 +280,11 @@ def test_pairs_of_a_right_and_a_wrong_answer_become_rows_that_dpo_can_learn(home
     assert saved["next"][0]["arguments"]["algorithm"] == "dpo"
     first, second = rows_of(home, saved)
     assert [message["content"] for message in first["gold"][-1:]] == ["2"]
-    worse = rejected_of(first)
-    assert worse is not None and worse[-1]["content"] in ("It is 2", "two")
-    assert rejected_of(second) == [*second["prompt"], {"role": "assistant", "content": "5"}]
-    assert [row for row in rows_of(home, saved, "heldout") if rejected_of(row)] == []
+    pairs = [pair_of(first), pair_of(second)]
+    assert pairs[0] is not None and pairs[0].rejected[-1]["content"] in ("It is 2", "two")
+    assert pairs[1] is not None
+    assert pairs[1].rejected == [*second["prompt"], {"role": "assistant", "content": "5"}]
+    assert [row for row in rows_of(home, saved, "heldout") if pair_of(row)] == []
 
 
 def test_pairs_of_every_fifth_task_are_held_out_to_measure_the_run(home: Home, env: str):
@@ -295,6 +296,6 @@ def test_pairs_of_every_fifth_task_are_held_out_to_measure_the_run(home: Home, e
     ]
     run = evaluation(home, env, {"pebble": answers})
     saved = curate(home, [run.id], "sums-pairs", select="pairs", preview=False)
-    held_out = [row["id"] for row in rows_of(home, saved, "heldout") if rejected_of(row)]
+    held_out = [row["id"] for row in rows_of(home, saved, "heldout") if pair_of(row)]
     assert held_out == [f"{task}#1" for task in sorted(tasks)[4::5]]
     assert len(rows_of(home, saved)) == len(tasks) - len(held_out)

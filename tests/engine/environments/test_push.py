@@ -178,6 +178,7 @@ def test_a_dataset_needs_no_scorer_and_no_code(home: Home, tmp_path: Path):
     assert (pushed.kind, pushed.rows) == ("sft", {"train": 30, "heldout": 30})
     record = find_env(home, pushed.env_id)
     assert not record.scored and read_tasks(record)[0]["gold"][-1]["content"] == "c0"
+    assert pushed.next == [Call("dry_run", {"env_id": pushed.env_id, "algorithm": "sft"})]
 
 
 def test_tasks_that_do_not_repeat_themselves_are_a_warning(home: Home, write):
@@ -451,13 +452,13 @@ def test_a_file_that_may_not_grow_is_told_like_a_full_disk(home: Home, write):
 def test_scoring_again_costs_no_start_that_was_not_there(home: Home, write, monkeypatch):
     """The process that is asked for its tasks a second time scores a sample first."""
     started: list[EnvProcess] = []
-    ensure = EnvProcess._ensure
+    ensure = EnvProcess._ensure_started
 
     def counted(process: EnvProcess) -> None:
         started.extend([process] if process._pipe is None else [])
         ensure(process)
 
-    monkeypatch.setattr(EnvProcess, "_ensure", counted)
+    monkeypatch.setattr(EnvProcess, "_ensure_started", counted)
     pushed = push_env(home, write(DOUBLES))
     assert len(started) == 2 and pushed.audit["fresh_process"]["scored"] == 24
 

@@ -408,4 +408,4 @@ def test_a_damaged_database_is_found_said_so_and_not_written_while_a_run_lives(
     assert caught.value.code == "HOME_UNUSABLE" and caught.value.retryable
     assert "damaged" in caught.value.message and str(home.db) in caught.value.message
     assert "arith-grpo-1" in caught.value.message
-    assert home.db.read_bytes() == before and home.dbs_aside() == []
+    assert home.db.read_bytes() == before and home.damaged_databases() == []

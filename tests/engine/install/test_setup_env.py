@@ -18,6 +18,7 @@ METADATA = [
     "httpx<1,>=0.28",
     'torch<2.14,>=2.11; extra == "train"',
     "peft<1,>=0.21; extra == 'train'",
+    'gguf<1,>=0.17; extra == "gguf"',
     'pytest<10,>=9; extra == "dev"',
     'trackio>=0.40; extra == "trackio"',
 ]
@@ -36,12 +37,13 @@ def left_over(home: Home) -> list[str]:
     return [path.name for path in home.root.iterdir() if "building" in path.name]
 
 
-def test_what_is_installed_is_what_our_metadata_lists_under_train():
-    assert setup_env.requirements() == [
+def test_what_is_installed_is_what_our_metadata_lists_for_workers_and_gguf_files():
+    assert setup_env.requirements(*setup_env.EXTRAS) == [
         "mcp[cli]<3,>=2.3",
         "httpx<1,>=0.28",
         "torch<2.14,>=2.11",
         "peft<1,>=0.21",
+        "gguf<1,>=0.17",
     ]
 
 

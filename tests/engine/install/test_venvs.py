@@ -57,9 +57,9 @@ def test_too_little_disk_is_said_before_anything_is_fetched(
 
 
 def test_the_lock_of_a_setup_that_failed_is_free(home: Home):
-    with pytest.raises(ValueError), venvs.alone(home.cache / "x.lock", "x"):
+    with pytest.raises(ValueError), venvs.only_builder(home.cache / "x.lock", "x"):
         raise ValueError
-    with venvs.alone(home.cache / "x.lock", "x"):
+    with venvs.only_builder(home.cache / "x.lock", "x"):
         pass
 
 
@@ -73,9 +73,9 @@ def test_an_interpreter_says_last_why_it_cannot():
 
 def test_what_was_built_aside_replaces_what_was_there(tmp_path: Path):
     folder = tmp_path / "venv"
-    for place, name in ((folder, "old"), (venvs.aside(folder), "new")):
+    for place, name in ((folder, "old"), (venvs.build_folder(folder), "new")):
         place.mkdir()
         (place / name).touch()
     venvs.take_place(folder)
     assert [path.name for path in folder.iterdir()] == ["new"]
-    assert not venvs.aside(folder).exists()
+    assert not venvs.build_folder(folder).exists()

@@ -255,12 +255,31 @@ def test_the_token_goes_to_the_hub_when_one_is_set(
     assert {sent for _, _, sent in server.asked} == {"Bearer hf_test"}
 
 
+def test_an_adapter_comes_with_its_weights_and_goes_on_its_base(
+    home: Home, server: Hub, tmp_path: Path
+):
+    tiny_model.write_model(tmp_path / "base")
+    tiny_model.write_adapter(tmp_path / "adapter", tiny_model.config())
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = str(tmp_path / "base")
+    weights = (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes()
+    server.files.clear()
+    server.files["adapter_config.json"] = json.dumps(config).encode()
+    server.files["adapter_model.safetensors"] = weights
+    model = catalog.resolve_model(home, "org/tiny")
+    assert (model.kind, model.base_path) == ("adapter", tmp_path / "base")
+    assert model.adapter is not None
+    assert (model.adapter / "adapter_model.safetensors").read_bytes() == weights
+    asked = len(server.asked)
+    assert catalog.resolve_model(home, "org/tiny") == model and len(server.asked) == asked
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"model.safetensors": None, "pytorch_model.bin": b"x"}, "pickled"),
         ({"model.safetensors": None}, "no model.safetensors"),
-        ({"config.json": None, "adapter_config.json": b"{}"}, "only a LoRA adapter"),
+        ({"config.json": None, "adapter_config.json": b"{}"}, "no transformers model"),
         ({"config.json": None}, "no transformers model"),
         ({"chat_template.jinja": None}, "no chat template"),
         ({"config.json": b'{"auto_map": {"AutoModel": "x.Y"}}'}, "its own Python code"),

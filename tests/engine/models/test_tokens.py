@@ -50,7 +50,7 @@ def test_the_prompt_ends_where_the_assistant_goes_on(tokenizer: tokens.ChatToken
 
 
 def test_loss_is_on_what_the_assistant_says_and_its_end_token(tokenizer: tokens.ChatTokenizer):
-    whole = tokenizer.format().conversation(CHAT)
+    whole = tokenizer.format().rows(CHAT)[0]
     said = [i for i, trained in zip(whole.ids, whole.mask(), strict=True) if trained]
     assert said == tokenizer.encode("46<|im_end|>") + tokenizer.encode("yes<|im_end|>")
     last = [i for i, trained in zip(whole.ids, whole.mask("last"), strict=True) if trained]
@@ -60,20 +60,32 @@ def test_loss_is_on_what_the_assistant_says_and_its_end_token(tokenizer: tokens.
 
 def test_the_prompt_is_the_beginning_of_the_conversation(tokenizer: tokens.ChatTokenizer):
     prompt = tokenizer.format().prompt(CHAT[:2])
-    assert tokenizer.format().conversation(CHAT).ids[: len(prompt)] == prompt
+    assert tokenizer.format().rows(CHAT)[0].ids[: len(prompt)] == prompt
 
 
 def test_what_follows_the_last_assistant_turn_is_not_trained(tokenizer: tokens.ChatTokenizer):
     more = [*CHAT, {"role": "user", "content": "thanks"}]
-    assert tokenizer.format().conversation(more) == tokenizer.format().conversation(CHAT)
-    assert tokenizer.format().conversation(CHAT[:2]).ids == []
+    assert tokenizer.format().rows(more)[0] == tokenizer.format().rows(CHAT)[0]
+    assert tokenizer.format().rows(CHAT[:2]) == []
 
 
-def test_a_template_that_rewrites_history_is_refused_for_training(tmp_path: Path):
-    rewriting = tiny_model.TEMPLATE.replace("message.content + '<|im_end|>'", "message.content")
-    changing = "{{ messages | length }}" + rewriting
-    with pytest.raises(TemplateError, match="does not continue its own prompt"):
-        with_template(tmp_path, changing).format().conversation(CHAT)
+def test_a_template_that_rewrites_history_gives_a_row_per_turn(tmp_path: Path):
+    chat = with_template(tmp_path, "{{ messages | length }}" + tiny_model.TEMPLATE).format()
+    first, second = chat.rows(CHAT)
+    assert first.ids == chat.encode(chat.text(CHAT[:2], prompt=True) + "46<|im_end|>")
+    assert second.ids == chat.encode(chat.text(CHAT[:4], prompt=True) + "yes<|im_end|>")
+    assert sum(first.mask()) == 3 and sum(second.mask()) == 4
+    assert sum(first.mask("last")) == 0 and second.mask("last") == second.mask()
+
+
+def test_loss_on_all_trains_what_two_rows_share_once(tmp_path: Path):
+    template = tiny_model.TEMPLATE.replace("'<|im_end|>' -}}{%- endgen", "end -}}{%- endgen")
+    ends = "{%- set end = '<|im_end|>' if messages | length < 4 else '.<|im_end|>' -%}"
+    first, second = with_template(tmp_path, ends + template).format().rows(CHAT)
+    shared = second.shape.known
+    assert first.ids[:shared] == second.ids[:shared] and first.ids[shared] != second.ids[shared]
+    assert first.mask("all") == [0] + [1] * (len(first.ids) - 1)
+    assert second.mask("all") == [0] * shared + [1] * (len(second.ids) - shared)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +144,7 @@ def test_any_chat_counts_each_token_once(turns: list[tuple[str, str]]):
     chat = []
     for asked, said in turns:
         chat += [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
-    whole = tokenizer.format().conversation(chat)
+    whole = tokenizer.format().rows(chat)[0]
     assert len(whole.turns) == len(turns)
     assert sum(whole.mask()) == sum(end - start for start, end in whole.turns)
     assert all(a[1] <= b[0] for a, b in zip(whole.turns, whole.turns[1:], strict=False))
@@ -189,7 +201,7 @@ def test_counts_and_masks_equal_those_of_transformers():
             ours = tokenizer.format(case["thinking"]).prompt(messages, tools or ())
             assert ours == theirs["input_ids"]
         elif not case["thinking"]:
-            whole = tokenizer.format().conversation(messages, tools or ())
+            whole = tokenizer.format().rows(messages, tools or ())[0]
             end = len(whole.ids)  # theirs goes on with the newline after the last turn
             assert whole.ids == theirs["input_ids"][:end]
             assert whole.mask() == theirs["assistant_masks"][:end]

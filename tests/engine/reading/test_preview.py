@@ -49,7 +49,7 @@ def test_a_row_that_is_cut_is_preferred_and_shows_what_is_lost():
     long = row("long", "Count.", " ".join(str(number) for number in range(60)))
     found = shown(row("short", "2 + 2 =", "4"), long, max_length=48)
     assert (found["task"], found["cut_at"], found["tokens"]) == ("long", 48, 48)
-    whole = tokens.load(PEBBLE).format().conversation(long["gold"])
+    whole = tokens.load(PEBBLE).format().rows(long["gold"])[0]
     assert found["lost"]["tokens"] == len(whole.ids) - 48
     assert found["trained"] == sum(whole.mask()[:48])
     assert "59" in found["lost"]["text"] and "59" not in str(found["pieces"])

@@ -29,7 +29,7 @@ def played(make_run, rows):
     members[5] |= {"stop_reason": "length", "tokens": 64, "completion": "It goes on and"}
     members[6] |= {"error": "ValueError: no number", "success": None, "reward": 0.0}
     members[9] |= {"metrics": {"format": 0.25, "name-with dash": 2.0}}
-    members[12] |= {"stop_reason": "max_turns"}
+    members[12] |= {"stop_reason": "max_turns", "invalid_calls": ["turn 2: no JSON"]}
     return run.rollouts(7, members)
 
 
@@ -64,13 +64,18 @@ def test_an_item_holds_what_a_reader_needs(home, played):
 
 def test_truncated_and_error_show_only_those(home, played):
     cut = read_rollouts(home, played.id, "truncated")
-    assert [item["stop_reason"] for item in cut["rollouts"]] == ["length", "max_turns"]
+    assert [item["stop_reason"] for item in cut["rollouts"]] == ["max_tokens", "max_turns"]
     (failed,) = read_rollouts(home, played.id, "error")["rollouts"]
     assert failed["error"] == "ValueError: no number"
     none = read_rollouts(home, played.id, "error", step=3)
     assert none["rollouts"] == [] and none["next_cursor"] == ""
     assert none["summary"].startswith("0 of 0 rollouts of step 3 with an error in ")
     assert " cut short in " in cut["summary"]
+
+
+def test_an_item_says_which_tool_calls_are_invalid(home, played):
+    (item,) = read_rollouts(home, played.id, where="invalid_calls > 0")["rollouts"]
+    assert item["invalid_calls"] == ["turn 2: no JSON"]
 
 
 def test_random_is_the_same_order_every_time_and_no_order_of_the_file(home, played):
@@ -93,7 +98,11 @@ def test_a_step_is_chosen_and_a_missing_one_names_its_neighbours(home, played):
         ("reward >= 0.1", 6),
         ("group == 2 and member < 2", 2),
         ('task == "t1"', 4),
-        ('stop_reason == "length"', 1),
+        ('stop_reason == "max_tokens"', 1),
+        ('stop_reason == "length"', 1),  # the word of the file, which an earlier version wrote
+        ('stop_reason in ["length", "max_turns"]', 2),
+        ('task == "length"', 0),
+        ("invalid_calls > 0", 1),
         ("length > 60", 1),
         ("advantage < -0.45", 5),
         ("format < 0.5", 1),

@@ -493,17 +493,17 @@ def test_the_same_probe_is_one_run_and_gives_its_result_when_done(bench, env):
 
 def test_a_probe_that_was_made_before_is_read_whatever_may_be_afforded(bench, env):
     ask = {"env_id": env, "model": "pebble", "settings": {"group_size": 4}, "samples": 3}
-    first = lifecycle.submit_probe(bench.home, ProbeRequest(**ask), afford=lambda hours: 0.5)
+    first = lifecycle.submit_probe(bench.home, ProbeRequest(**ask), cap_function=lambda hours: 0.5)
 
     def nothing_left(hours: float) -> float:
         raise UserError("QUOTA", "nothing is left")
 
     assert (
-        lifecycle.submit_probe(bench.home, ProbeRequest(**ask), afford=nothing_left)["run_id"]
+        lifecycle.submit_probe(bench.home, ProbeRequest(**ask), cap_function=nothing_left)["run_id"]
         == first["run_id"]
     )
     bench.until_state(bench.home.run(first["run_id"]), "done")
-    again = lifecycle.submit_probe(bench.home, ProbeRequest(**ask), afford=nothing_left)
+    again = lifecycle.submit_probe(bench.home, ProbeRequest(**ask), cap_function=nothing_left)
     assert again["run_id"] == first["run_id"] and again["result"]["verdict"] == "better"
     with pytest.raises(UserError, match="nothing is left"):
         lifecycle.submit_probe(bench.home, ProbeRequest(**ask | {"samples": 4}), nothing_left)

@@ -153,7 +153,7 @@ def test_answers_of_several_turns_are_replayed_and_other_replies_are_errors(
     )
     first, second, third = rows_of(run)
     assert first["reward"] == 0.5 and first["success"] is True
-    assert "answers otherwise" in second["error"] and second["stop_reason"] == "error"
+    assert "answers otherwise" in second["error"] and second["stop_reason"] == "env_error"
     assert third["reward"] == 1.0
 
 

@@ -25,6 +25,7 @@ def test_an_adapter_is_copied_as_a_peft_folder_that_names_its_base(home, tuned, 
     found = export(home, f"{tuned}@best", "adapter", str(target))
     assert found["state"] == "exported" and found["path"] == str(target)
     assert found["files"] == [
+        "README.md",
         "adapter_config.json",
         "adapter_model.safetensors",
         "honesmith.json",
@@ -76,6 +77,17 @@ def test_a_merge_leaves_a_model_that_can_be_used_by_its_path(home, tuned, tmp_pa
     assert not list(home.cache.glob("exports/*"))
 
 
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_a_gguf_export_has_a_modelfile_and_a_card(home, tuned, tmp_path, kind):
+    found = export(home, f"{tuned}@best", f"gguf-{kind}", str(tmp_path / "out"))
+    name = f"{tuned}-best.{kind}.gguf"
+    assert sorted(found["files"]) == sorted(["Modelfile", "README.md", "honesmith.json", name])
+    assert f"FROM ./{name}" in (tmp_path / "out" / "Modelfile").read_text()
+    assert tuned in (tmp_path / "out" / "README.md").read_text()
+    again = export(home, f"{tuned}@best", f"gguf-{kind}", str(tmp_path / "out"))
+    assert "already" in again["summary"]
+
+
 def test_a_merge_that_outlasts_the_call_goes_on_and_is_handed_over_later(
     home, tuned, tmp_path, monkeypatch
 ):
@@ -98,7 +110,7 @@ def test_a_merge_that_fails_leaves_nothing_and_shows_its_log(home, tuned, tmp_pa
 def test_what_cannot_be_exported_is_refused(home, tuned, tmp_path):
     (tmp_path / "file").write_text("")
     for arguments, code in (
-        ((f"{tuned}@best", "gguf"), "BAD_ARGUMENT"),
+        ((f"{tuned}@best", "gguf-q4"), "BAD_ARGUMENT"),
         (("pebble", "adapter"), "BAD_ARGUMENT"),
         (("nobody", "adapter"), "MODEL_NOT_FOUND"),
         ((f"{tuned}@best", "adapter", str(tmp_path / "file" / "below")), "BAD_ARGUMENT"),

@@ -102,7 +102,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("grpo", {"stop_sequences": ["x"]}, "SETTING_UNKNOWN", "stop"),
     ("sft", {"save_at_steps": [1, 2]}, "SETTING_UNKNOWN", "save_every"),
     ("grpo", {"thinking_length_penalty_coef": 0.5}, "SETTING_UNKNOWN", "thinking_length_penalty"),
-    ("sft", {"anything": 1}, "SETTING_UNKNOWN", "Settings of sft"),
+    ("sft", {"zzz": 1}, "SETTING_UNKNOWN", "Settings of sft"),
     # not built yet
     ("grpo", {"packing": True}, "SETTING_NOT_APPLICABLE", "forward passes"),
     ("sft", {"packing": 1}, "SETTING_INVALID", "settings reference"),
@@ -501,3 +501,11 @@ def test_a_longer_max_length_is_only_advised_where_the_model_has_room(length, ra
     with pytest.raises(UserError) as caught:
         resolve("grpo", {"max_tokens": 100_000} | length)
     assert ("raise max_length" in caught.value.hint) == raise_it
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
+def test_preferences_are_refused_by_name_where_they_cannot_be_used(algorithm: str):
+    pairs = EnvFacts("p@1", "preference", False, train_rows=9, heldout_rows=9, answered_rows=0)
+    with pytest.raises(UserError, match=f"chosen and rejected answers.*{algorithm} cannot use"):
+        defaults.check_env(algorithm, pairs)
+    defaults.check_env("dpo", replace(pairs, paired_rows=9))

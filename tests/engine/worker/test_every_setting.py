@@ -62,6 +62,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 ELSEWHERE = {
     "gradient_checkpointing": "test_policy: changes memory, must change no number",
     "quantization": "test_policy_quantization: a run on four bits",
+    "thinking/sft": "test_families: reasoning in the rows is kept, dropped or required",
     "thinking_length_penalty": "test_loop_settings: the thinking penalty is compared by and shown",
     "stop_early": "test_a_run_without_progress_stops_early_when_asked; test_training_alerts",
     "keep_checkpoints": "test_old_checkpoints_are_tidied_away",

@@ -57,7 +57,7 @@ class Bare(Training):
         self.policy, self.settings = policy, self.grpo
         self.optimizer = make_optimizer(policy.parameters(), self.grpo)
         self.done, self.total, self.state, self.evaluation = 0, 10, {}, None
-        self.meter: Any = SimpleNamespace(ran=lambda rows: None)  # counts operations
+        self.meter: Any = SimpleNamespace(count_microbatch=lambda rows: None)  # counts operations
         self.states: list[Tensors] = []
         self.found: list[Tensors] = []
 

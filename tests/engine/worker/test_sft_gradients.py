@@ -1,5 +1,6 @@
 """What a step of SFT does to the adapter, against the formulas in float64."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,10 @@ from reference import Plain, Tensors, apart, gradients, leaves
 from tiny_decoders import EVERY, FAMILIES, LORA, VOCAB, own, policy_on, tiny
 from typed_settings import grpo_settings
 
+from engine.environments.indexed import build
+from engine.environments.push import push_env
 from engine.home.run_dir import Home
+from engine.records.lines.event import read_events
 from engine.worker import sft
 from engine.worker.core.batch import Row
 from engine.worker.network.policy import Policy
@@ -203,6 +207,26 @@ def test_each_epoch_sees_every_row_once_and_a_resumed_run_the_same_ones() -> Non
     assert [len(sft.rows_of_step(s, 10, 4, 7)) for s in (1, 2, 3)] == [4, 4, 2]
     assert sft.rows_of_step(5, 10, 4, 7) == epochs[1][4:8]
     assert sft.rows_of_step(1, 10, 4, 8) != epochs[0][:4]
+
+
+def test_data_that_stay_where_they_are_train_like_stored_ones(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(60)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    runs = []
+    for name, copied_bytes, rendered_first in [("s", 10**9, 10**9), ("l", 10, 10**9), ("d", 10, 5)]:
+        monkeypatch.setattr(build, "COPIED_BYTES", copied_bytes)
+        monkeypatch.setattr(sft, "RENDERED_FIRST", rendered_first)
+        env_id = push_env(home, tmp_path / "data", name=name).env_id
+        run = make_run(home, env_id, "sft", {"steps": 3, "batch_size": 4}, run_id=f"{name}-run-1")
+        go(run)
+        runs.append(run)
+    stored, early, late = (curve(run) for run in runs)
+    assert stored == early == late and len(stored) == 4  # step 0 too
+    (said,) = (e.message for e in read_events(runs[2].events) if e.event == "data")
+    assert said == "30 rows, each read when it is trained on"
 
 
 def test_grpo_with_dropout_and_kl_to_a_start_adapter_resumes_to_the_same_bits(

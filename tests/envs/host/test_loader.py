@@ -171,7 +171,7 @@ def test_a_folder_of_data_files_alone_is_a_dataset(start, tmp_path: Path):
     (tmp_path / "datasets" / "train.jsonl").write_text(row)
     process = start(tmp_path)
     assert process.describe()["kind"] == "sft"
-    assert process.tasks()[0]["split"] == "train"
+    assert process.tasks()[0]["split"] is None  # alone, it is divided by the push
 
 
 def test_a_bad_line_of_a_dataset_is_named_by_its_number(start, tmp_path: Path):

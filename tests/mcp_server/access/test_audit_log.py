@@ -168,7 +168,7 @@ COMMANDS = {
 VERBS = [
     name
     for name, made in inspect.getmembers(verbs, inspect.isfunction)
-    if "home" in inspect.signature(made).parameters or name in ("read_playbook", "inspect_data")
+    if "home" in inspect.signature(made).parameters or name == "read_playbook"
 ]
 SERVERS = {"serve", "demo"}  # what they do is called over MCP
 

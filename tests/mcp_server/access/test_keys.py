@@ -276,20 +276,23 @@ def test_the_hours_of_a_day_come_back_after_a_day(home: Home):
 
 def test_an_evaluation_is_given_twice_what_it_takes_at_most_or_what_is_left(home: Home):
     key = Key("agent", gpu_hours_per_day=1)
-    afford = cap_function_of(home, key, clock=lambda: 1_000)
-    assert afford is not None and cap_function_of(home, Key("agent"), clock=lambda: 1_000) is None
-    assert afford(0.3) == pytest.approx(0.6) and afford(0.6) == 1.0
-    assert afford(0.0) == pytest.approx(2 * LEAST_HOURS), "the start alone takes some"
+    cap_function = cap_function_of(home, key, clock=lambda: 1_000)
+    assert (
+        cap_function is not None
+        and cap_function_of(home, Key("agent"), clock=lambda: 1_000) is None
+    )
+    assert cap_function(0.3) == pytest.approx(0.6) and cap_function(0.6) == 1.0
+    assert cap_function(0.0) == pytest.approx(2 * LEAST_HOURS), "the start alone takes some"
     with pytest.raises(UserError) as refusal:
-        afford(1.5)
+        cap_function(1.5)
     assert refusal.value.code == "QUOTA" and "asks for 1.5" in refusal.value.message
     assert "fewer rows" in refusal.value.hint
     run = started(home, "agent", 1_000, hours=0.6)
-    assert afford(0.3) == pytest.approx(0.4)
+    assert cap_function(0.3) == pytest.approx(0.4)
     with pytest.raises(UserError, match=r"promised 0\.6; this call asks for 0\.5"):
-        afford(0.5)
+        cap_function(0.5)
     end(home, run, 0.1)
-    assert afford(0.5) == pytest.approx(0.9), "an ended one counts what it took"
+    assert cap_function(0.5) == pytest.approx(0.9), "an ended one counts what it took"
 
 
 def test_an_evaluation_is_refused_when_nothing_is_left_and_a_probe_when_it_would_start(home: Home):
@@ -299,10 +302,10 @@ def test_an_evaluation_is_refused_when_nothing_is_left_and_a_probe_when_it_would
     end(home, run, 1.0)
     assert "promised 1" in refused(home, key, 1_000, "evaluate")
     assert not refused(home, key, 1_000, "dry_run", samples=8), "it may have been made before"
-    afford = cap_function_of(home, key, clock=lambda: 1_000)
-    assert afford is not None
+    cap_function = cap_function_of(home, key, clock=lambda: 1_000)
+    assert cap_function is not None
     with pytest.raises(UserError, match="promised 1"):
-        afford(0.0)
+        cap_function(0.0)
 
 
 def answered(home: Home, who: str, at: float, run_id: str, tool: str = "dry_run", **said: object):

@@ -10,15 +10,21 @@ import pytest
 from command_line import flat
 from rich.console import Console
 
+from engine.core.errors import UserError
+from engine.evidence.verdict.regression import KeptSkills
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.models import library
+from engine.settings import resolution
 from mcp_server.api import verbs
-from mcp_server.cli import demo
+from mcp_server.cli.demo import loop as demo
+from mcp_server.cli.demo.plans import PLANS, DemoPlan
 from mcp_server.protocol.app import build_server
 from mcp_server.screen.display import Stage
 from mcp_server.screen.render import duration, sparkline
 
+EXAMPLES = Path(__file__).parents[3] / "envs" / "examples"
 LOOP = [
     "get_status",
     "read_playbook",
@@ -53,6 +59,8 @@ class Engine:
         names = {*LOOP, "read_logs", "cancel_run"}
         for name in names:
             monkeypatch.setattr(verbs, name, self._stand_in(name))
+        skills = KeptSkills("kept", [], "Kept skills: no loss found.")
+        monkeypatch.setattr(demo, "kept_skills", lambda run_dir: skills)
         monkeypatch.setattr(demo, "write_report", lambda home, run_id: Path("/h/report.html"))
 
     def _stand_in(self, name: str) -> Any:
@@ -77,13 +85,14 @@ class Engine:
     def read_playbook(self, section: str) -> str:
         return "# The loop"
 
-    def push_env(self, **_: Any) -> dict[str, Any]:
-        return {"summary": "pushed", "env_id": "arithmetic@1"}
+    def push_env(self, path: str, **_: Any) -> dict[str, Any]:
+        assert (Path(path) / "environment.py").is_file()
+        return {"summary": "pushed", "env_id": f"{Path(path).name}@1"}
 
     def submit_train(self, algorithm: str, **_: Any) -> dict[str, Any]:
         return {"summary": "queued", "run_id": f"arith-{algorithm}-1", "state": "queued"}
 
-    def evaluate(self, **_: Any) -> dict[str, Any]:
+    def evaluate(self, env_id: str, **_: Any) -> dict[str, Any]:
         return {"summary": "queued", "run_id": "arith-eval-1", "state": "queued"}
 
     def wait_run(self, run_id: str, **_: Any) -> dict[str, Any]:
@@ -140,6 +149,75 @@ def test_the_demo_plays_the_whole_loop_and_ends_well(
     assert "\x1b" not in shown
 
 
+def test_the_second_demo_trains_a_fetched_model_on_two_tasks(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    engine = Engine(monkeypatch)
+    fetched: list[str] = []
+
+    def add(home: Home, source: str, name: str, say: Any) -> dict[str, Any]:
+        fetched.append(source)
+        return {"summary": f"{source} can be used"}
+
+    monkeypatch.setattr(library, "add", add)
+    assert play(home, monkeypatch, model="smollm2") == 0
+    assert fetched == ["smollm2"]
+    first, second = PLANS["smollm2"].trainings
+    pushed = [Path(given["path"]).name for given in engine.arguments("push_env")]
+    assert pushed == [first.env, second.env]
+    submits = engine.arguments("submit_train")
+    assert [given["model"] for given in submits] == ["smollm2", "smollm2"], "each from the base"
+    assert [given["expect"] for given in submits] == ["better", "better"]
+    assert len(engine.arguments("dry_run")) == len(engine.arguments("estimate_cost")) == 2
+    evaluated = [(given["env_id"], given["models"]) for given in engine.arguments("evaluate")]
+    assert evaluated == [
+        (f"{first.env}@1", ["smollm2", "arith-sft-1@best"]),
+        (f"{second.env}@1", ["smollm2", "arith-grpo-1@best"]),
+    ]
+    assert [given["message"] for given in engine.arguments("chat")] == [
+        first.question,
+        second.question,
+    ]
+    stopped = {given["run_id"] for given in engine.arguments("deploy") if "action" in given}
+    assert stopped == {"arith-sft-1@best", "arith-grpo-1@best", "smollm2"}
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Verdict: better" in shown
+    assert "The soup was cold" in shown and "Ines Duarte" in shown
+    assert shown.count("/h/report.html") == 2
+    assert shown.count("no loss found") == 2, "of each training"
+
+
+def test_a_model_that_cannot_be_fetched_ends_the_demo_with_the_reason(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    engine = Engine(monkeypatch)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UserError("MODEL_NOT_FOUND", "no index here", hint="Add the file by its path.")
+
+    monkeypatch.setattr(library, "add", refuse)
+    assert play(home, monkeypatch, model="smollm2") == 1
+    shown = capsys.readouterr().out
+    assert "no index here" in shown and "Add the file by its path." in shown
+    assert "push_env" not in engine.order
+
+
+def test_a_model_without_a_demo_is_refused_with_those_that_have_one(home: Home):
+    with pytest.raises(UserError, match="no demo of 'gpt2'") as caught:
+        demo.run_demo(home.root, model="gpt2")
+    assert "pebble, smollm2" in caught.value.hint
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_plan_names_settings_and_environments_that_exist(plan: DemoPlan):
+    assert [training.algorithm for training in plan.trainings] == ["sft", "grpo"]
+    assert plan.trainings[-1].question, "the demo ends with an answer"
+    for training in plan.trainings:
+        assert (EXAMPLES / training.env / "environment.py").is_file()
+        assert resolution.validate(training.algorithm, training.settings) == training.settings
+    assert plan.trainings[0].settings.get("max_examples", 0) <= 128
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -170,8 +248,6 @@ def test_a_run_that_fails_ends_the_demo_with_its_reason(
 def test_a_refused_call_ends_the_demo_with_the_refusal(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    from engine.core.errors import UserError
-
     engine = Engine(monkeypatch)
 
     def refuse(**_: Any) -> None:

@@ -115,7 +115,7 @@ def test_packages_are_built_ahead_of_a_push(
     assert built["packages"] == ["left-pad==1"] and built["python"] == "/py" and len(asked) == 1
 
 
-def test_a_data_file_is_looked_into(tmp_path: Path):
+def test_a_data_file_is_looked_into(home: Home, tmp_path: Path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "a", "answer": "b"}\n')
     found = call("data", "inspect", str(rows), "--json")
@@ -124,6 +124,8 @@ def test_a_data_file_is_looked_into(tmp_path: Path):
     bad = call("data", "inspect", str(rows), "--json")
     assert bad.exit_code == 1 and json.loads(bad.stdout)["bad_rows"][0]["line"] == 2
     assert call("data", "inspect", str(tmp_path / "none.jsonl")).exit_code == 2
+    counted = call("data", "inspect", str(rows), "--model", "pebble", "--json")
+    assert json.loads(counted.stdout)["tokens"]["counted"] == 1
 
 
 def test_the_page_lists_runs_and_environments_and_runs_no_text(home: Home, tmp_path: Path):

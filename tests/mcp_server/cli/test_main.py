@@ -31,6 +31,7 @@ COMMANDS = {
     "runs",
     "wait",
     "logs",
+    "models",
     "cancel",
     "env",
     "dry-run",
@@ -58,12 +59,13 @@ def test_every_promised_command_is_there():
     assert set(get_command(app).commands) == COMMANDS
     groups = {
         name: set(get_command(app).commands[name].commands)
-        for name in ("env", "data", "key", "runs")
+        for name in ("env", "data", "key", "models", "runs")
     }
     assert groups == {
         "env": {"new", "check", "push", "list", "build", "diff", "pull", "delete"},
         "data": {"inspect"},
         "key": {"add", "list", "remove"},
+        "models": {"list", "add", "show", "remove"},
         "runs": {"delete"},
     }
 

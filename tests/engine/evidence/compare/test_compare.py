@@ -13,7 +13,7 @@ from engine.evidence.compare.candidates import Candidate, sampling_of
 from engine.evidence.compare.compare import compare_runs
 from engine.evidence.compare.seeds import compare_candidates
 from engine.evidence.stats import inference
-from engine.evidence.stats.power import attempts_wanted
+from engine.evidence.stats.power import attempts_needed
 from engine.evidence.stats.results import load_rows
 from engine.records.run_config import as_run_config
 
@@ -437,15 +437,15 @@ def test_attempts_help_against_chance_and_not_against_the_choice_of_tasks():
             made.append(inference.Side(values, 800))
         return made
 
-    assert attempts_wanted(*sides(0.0), 0.05) is None
-    found = attempts_wanted(*sides(1.0), 0.05)
+    assert attempts_needed(*sides(0.0), 0.05) is None
+    found = attempts_needed(*sides(1.0), 0.05)
     assert found is not None
     # All of it is chance: a task's gap over k attempts has a variance of 2 * 0.25 / k.
     assert inference.smallest_detectable_mean(200, (0.5 / found) ** 0.5) == pytest.approx(
         0.05, rel=0.2
     )
     single = [inference.Side({f"t{i}": [1.0] for i in range(50)}, 50)] * 2
-    assert attempts_wanted(*single, 0.05) is None
+    assert attempts_needed(*single, 0.05) is None
 
 
 def test_failed_scorings_that_decide_send_to_the_scorer_and_not_for_more_rows(

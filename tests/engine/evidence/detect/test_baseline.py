@@ -62,13 +62,13 @@ def length_paid(cut: float = 0.95) -> Simulated:
                         "error": None,
                         "reward": 0.55 * right + min(0.27, 0.03 * tokens),
                         "metrics": {},
-                        "stop_reason": "length" if is_cut else "stop",
+                        "stop_reason": "max_tokens" if is_cut else "stop",
                     }
                 )
             run.rollouts[step] = rows
             flat = 0.9 * way
             line |= {
-                "truncated_share": sum(r["stop_reason"] == "length" for r in rows) / 64,
+                "truncated_share": sum(r["stop_reason"] == "max_tokens" for r in rows) / 64,
                 "reward_mean": sum(r["reward"] for r in rows) / 64,
                 "grad_norm": 0.3,
                 "lr": 1e-3,
@@ -169,7 +169,7 @@ def test_sampled_answers_that_were_longer_than_the_greedy_exam_at_once_did_not_g
             is_cut = row["member"] < 2
             row |= {
                 "tokens": 40 if is_cut else 20,
-                "stop_reason": "length" if is_cut else "stop",
+                "stop_reason": "max_tokens" if is_cut else "stop",
                 "reward": float(row["success"]),
             }
     for line in run.lines[1:]:
@@ -309,7 +309,7 @@ def test_cut_answers_that_are_paid_tell_by_whether_they_are_right(right: bool, s
     run = TROUBLES["truncation"](2002)
     for rows in run.rollouts.values():
         for row in rows:
-            cut = row["stop_reason"] == "length"
+            cut = row["stop_reason"] == "max_tokens"
             row["reward"] = 0.4
             row["success"] = row["success"] or (cut and right)
     found = told(run)

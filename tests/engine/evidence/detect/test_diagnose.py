@@ -64,7 +64,7 @@ def test_examples_show_what_the_finding_says(home: Home, make_run: Make):
     assert first["id"] == "truncation" and len(first["examples"]) == 2
     rows = simulated.rollouts[max(simulated.rollouts)]
     for example in first["examples"]:
-        assert example["stop_reason"] == "length" and example["step"] == max(simulated.rollouts)
+        assert example["stop_reason"] == "max_tokens" and example["step"] == max(simulated.rollouts)
         (row,) = [
             r for r in rows if (r["group"], r["member"]) == (example["group"], example["member"])
         ]
@@ -198,6 +198,16 @@ def test_damaged_lines_do_not_stop_it(home: Home, make_run: Make):
     assert diagnose(home, run.id)["findings"][0]["id"] == "truncation"
     run.rollouts(98, [{"task": None, "messages": "x", "metrics": {"a": "b"}, "reward": "high"}])
     assert diagnose(home, run.id)["findings"][0]["id"] == "truncation"
+
+
+def test_damaged_answers_are_counted(home: Home, make_run: Make, rows: Any):
+    run = make_run()
+    run.evals(0, rows.halved(lambda i: i % 5 == 0, 40))
+    run.evals(30, rows.halved(lambda i: i % 3 == 0, 40)).checkpoint(30, best=True)
+    with run.run.evals(30).open("a") as file:
+        file.write("[1, 2]\n")
+    warnings = diagnose(home, run.finish().id)["warnings"]
+    assert any("1 damaged line among the stored answers" in warning for warning in warnings)
 
 
 # --- what a start, a parent and a split have to say -----------------------------------------------

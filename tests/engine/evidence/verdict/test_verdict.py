@@ -56,6 +56,19 @@ def test_a_run_that_changed_nothing_on_many_tasks_makes_no_difference(make_run, 
     assert verdict["verdict"] == "no_difference" and verdict["difference"] == 0
 
 
+def test_answers_that_cannot_be_read_are_counted_in_the_verdict(learned_run):
+    run = learned_run.run
+    whole = run_verdict(run)
+    assert not any("damaged" in warning for warning in whole["warnings"])
+    lines = run.evals(40).read_text().splitlines()
+    lines[0], lines[1] = '{"task": "torn', "[1, 2]"
+    run.evals(40).write_text("\n".join(lines) + "\n")
+    verdict = run_verdict(run)
+    expected = f"2 damaged lines among the stored answers of {run.id} could not be read"
+    assert any(warning.startswith(expected) for warning in verdict["warnings"])
+    assert verdict["verdict"] == "better" and verdict["n"] < whole["n"]
+
+
 def test_few_tasks_are_inconclusive_and_the_number_needed_is_said(make_run, rows):
     rng = random.Random(1)
     run = make_run()

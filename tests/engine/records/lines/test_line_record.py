@@ -44,11 +44,12 @@ SKILL: dict[str, Any] = {
     "reward": 0.0,
     "success": False,
     "error": None,
-    "stop_reason": "length",
+    "stop_reason": "max_tokens",
     "tokens": 24,
 }
 LINES: list[tuple[type[LineRecord], dict[str, Any]]] = [
     (TrajectoryRecord, TRAJECTORY),
+    (EvaluationRow, PLACE | ANSWER | {"stop_reason": "timeout", "invalid_calls": ["turn 1: x"]}),
     (TrajectoryRecord, TRAJECTORY | {"shaped_reward": 0.75, "dropped": True, "prompt_ids": [1]}),
     (EvaluationRow, PLACE | ANSWER),
     (EvaluationRow, PLACE | ANSWER | {"battery": "keep@0123", "family": ""}),
@@ -149,3 +150,22 @@ def test_a_manifest_is_written_as_it_was_read(tmp_path: Path):
 def test_a_metric_that_was_no_number_is_left_out_and_the_rest_is_read():
     row = {"task": "a", "metrics": {"length": 3, "ratio": None}}
     assert Answer.of(row, "rollouts").metrics == {"length": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "cut"),
+    [
+        ("length", "max_tokens", True),
+        ("error", "env_error", False),
+        ("max_turns", "max_turns", True),
+        ("max_context", "max_context", True),
+        ("stop", "stop", False),
+        ("a later word", "a later word", False),
+        (None, None, False),
+    ],
+)
+def test_stop_reasons_of_earlier_versions_are_read_as_those_of_today(
+    written: str | None, read: str | None, cut: bool
+) -> None:
+    answer = Answer.of({"task": "a", "stop_reason": written}, "rollouts")
+    assert (answer.stop_reason, answer.cut) == (read, cut)

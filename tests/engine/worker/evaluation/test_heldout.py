@@ -111,8 +111,8 @@ def test_a_checkpoint_is_chosen_by_success_and_else_by_reward() -> None:
 
 
 def test_trajectories_are_judged_by_reward_success_error_and_length() -> None:
-    cut = Trajectory("t", [], [1], loss_mask=[1, 1, 0], stop_reason="length", completion="hm")
+    cut = Trajectory("t", [], [1], loss_mask=[1, 1, 0], stop_reason="max_tokens", completion="hm")
     (found,) = samples_of([Group("a", [play(1, True), play(0, None, "boom"), cut])])
     assert [s.solved for s in found] == [True, False, False]
     assert [s.error for s in found] == [False, True, False]
-    assert (found[2].tokens, found[2].cut, found[2].said) == (2, True, "hm")
+    assert (found[2].tokens, found[2].cut, found[2].text) == (2, True, "hm")

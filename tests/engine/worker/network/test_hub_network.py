@@ -21,11 +21,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "phi": {"partial_rotary_factor": 0.5},  # a head with a bias
-    "phi3": {},
+    "phi3": {"sliding_window": 8},
     "gemma": {"head_dim": 8, "tie_word_embeddings": True},
     "gemma2": {"head_dim": 8, "final_logit_softcapping": 5.0, "sliding_window": 8},
     "cohere": {"logit_scale": 0.2, "tie_word_embeddings": True},
-    "granite": {"logits_scaling": 3.0, "embedding_multiplier": 2.0},
+    "granitemoe": {"logits_scaling": 3.0, "embedding_multiplier": 2.0},
     "olmo2": {},
     "stablelm": {},
     "mistral": {"sliding_window": 4},

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from loops import PEBBLE
 from transformers import AutoTokenizer
 
-from engine.worker.core.trajectory import Completion
+from engine.worker.core.trajectory import Completion, Group, Trajectory
 from engine.worker.network.sampler import Done, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, collect
 from engine.worker.rollouts.renderer import Renderer
@@ -87,6 +88,7 @@ class Scripted:
         self.renderer = renderer
         self.process = process
         self.seeds: list[int] = []
+        self.finished = True
 
     def load(self, adapter: Any) -> None: ...
 
@@ -103,7 +105,7 @@ class Scripted:
         for index in range(len(prompts)):
             for member in range(n):
                 ids = [*self.renderer.encode(self.texts.pop(0)), min(self.renderer.stop_ids)]
-                out[index].append(Completion(ids, [-0.5] * len(ids), True))
+                out[index].append(Completion(ids, [-0.5] * len(ids), self.finished))
                 assert done is not None
                 done(index, member, out[index][-1])
                 if self.process is not None:
@@ -119,6 +121,11 @@ def renderer() -> Renderer:
 
 def context(process: EnvProcess, renderer: Renderer, *, multi: bool) -> RolloutContext:
     return RolloutContext(process, renderer, multi, [], max_length=200, max_turns=2 if multi else 1)
+
+
+def only(groups: Sequence[Group]) -> Trajectory:
+    ((trajectory,),) = [group.members for group in groups]
+    return trajectory
 
 
 def environment(folder: Path, source: str) -> Watched:
@@ -142,7 +149,7 @@ def test_each_completion_is_scored_while_the_next_is_still_being_sampled(
     assert [(t.reward, t.metrics, t.error) for t in scored] == [
         (s["reward"], s["metrics"], s["error"]) for s in expected
     ]
-    assert "nine" in (scored[3].error or "") and scored[3].stop_reason == "error"
+    assert "nine" in (scored[3].error or "") and scored[3].stop_reason == "env_error"
     # Everything was scored before sampling ended, so nothing was left to wait for.
     assert times.reward_s < times.sample_s
 
@@ -184,3 +191,81 @@ def test_a_fault_of_the_sampler_ends_the_scoring_too(tmp_path: Path, renderer: R
                 SamplingParams(8),
             )
     assert not [t for t in threading.enumerate() if t.name.startswith("environment")]
+
+
+LOOKUP = {
+    "type": "function",
+    "function": {
+        "name": "lookup",
+        "parameters": {
+            "type": "object",
+            "properties": {"key": {"type": "string"}},
+            "required": ["key"],
+        },
+    },
+}
+
+
+def test_a_rollout_keeps_which_of_its_tool_calls_are_invalid(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    good = '<tool_call>{"name": "lookup", "arguments": {"key": "a"}}</tool_call>'
+    texts = [
+        '<tool_call>{"name": "look", "arguments": {}}</tool_call>',
+        f'<tool_call>{{"name": "lookup", "arguments": {{"key": 5}}}}</tool_call>{good}',
+        "<tool_call>{</tool_call>",
+    ]
+    with environment(tmp_path, MULTI) as process:
+        play = replace(context(process, renderer, multi=True), tools=[LOOKUP], max_turns=5)
+        play = replace(play, max_length=10_000)
+        sampler = Scripted(texts, renderer, process)
+        groups, _ = collect(process.tasks()[2:], 1, play, sampler, SamplingParams(8))
+    played = only(groups)
+    assert [why[:20] for why in played.invalid_calls] == [
+        "turn 1: there is no ",
+        "turn 2: lookup.key: ",
+        "turn 3: not JSON (Ex",
+    ]
+    # What can be read reaches the environment as calls, what cannot as text.
+    assert [len(m.get("tool_calls", [])) for m in played.messages[::2]] == [1, 2, 0]
+    assert played.answer_fields()["invalid_calls"] == played.invalid_calls
+
+
+def test_each_way_to_end_has_its_own_stop_reason(tmp_path: Path, renderer: Renderer) -> None:
+    limits = "[limits]\ncall_seconds = 1\n"
+    (tmp_path / "environment.toml").write_text(limits)
+    source = MULTI.replace("state[0] += 1", "state[0] += 1\n        act(completion.content)")
+    source += """
+import time
+
+def act(text):
+    if text == "sleep":
+        time.sleep(30)
+    if text == "fail":
+        raise ValueError("no")
+"""
+    ended: dict[str, Trajectory] = {}
+    with environment(tmp_path, source) as process:
+        play = context(process, renderer, multi=True)
+        for text in ("sleep", "fail", "on"):
+            sampler = Scripted([text] * 2, renderer, None)
+            groups, _ = collect(process.tasks()[2:], 1, play, sampler, SamplingParams(8))
+            ended[text] = only(groups)
+        short = replace(play, max_length=len(ended["on"].prompt_ids) + 8)
+        sampler = Scripted(["on"], renderer, None)
+        groups, _ = collect(process.tasks()[2:], 1, short, sampler, SamplingParams(8))
+        ended["short"] = only(groups)
+        cutting = Scripted(["on"], renderer, None)
+        cutting.finished = False
+        groups, _ = collect(process.tasks()[2:], 1, play, cutting, SamplingParams(8))
+        ended["cut"] = only(groups)
+    assert {name: t.stop_reason for name, t in ended.items()} == {
+        "sleep": "timeout",
+        "fail": "env_error",
+        "on": "max_turns",
+        "short": "max_context",
+        "cut": "max_tokens",
+    }
+    assert "did not answer" in (ended["sleep"].error or "")
+    assert [name for name, t in ended.items() if t.cut] == ["on", "short", "cut"]
+    assert ended["short"].turns == 1 and ended["short"].reward == 1.0

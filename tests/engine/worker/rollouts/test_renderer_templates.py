@@ -11,7 +11,6 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from engine.worker.core.failures import WorkerFailure
 from engine.worker.rollouts.renderer import Renderer
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -181,13 +180,13 @@ WITH_SYSTEM = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_turn_is_trained_with_the_token_that_ends_it(family: str) -> None:
     made = renderer(family)
-    assert marked(made, made.conversation(TALK[:2], [], "assistant")) == ONE_TURN[family]
+    assert marked(made, made.rows(TALK[:2], [], "assistant")[0]) == ONE_TURN[family]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_turns_are_trained_and_what_stands_between_is_not(family: str) -> None:
     made = renderer(family)
-    assert marked(made, made.conversation(TALK, [], "assistant")) == TWO_TURNS[family]
+    assert marked(made, made.rows(TALK, [], "assistant")[0]) == TWO_TURNS[family]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -195,33 +194,33 @@ def test_loss_on_last_leaves_the_first_turn_out(family: str) -> None:
     made = renderer(family)
     first, _, rest = TWO_TURNS[family].partition("»")
     expected = first.replace("«", "") + rest
-    assert marked(made, made.conversation(TALK, [], "last")) == expected
+    assert marked(made, made.rows(TALK, [], "last")[0]) == expected
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loss_on_all_leaves_out_the_first_token_alone(family: str) -> None:
     made = renderer(family)
-    row = made.conversation(TALK, [], "all")
-    assert row.ids == made.conversation(TALK, [], "assistant").ids
+    row = made.rows(TALK, [], "all")[0]
+    assert row.ids == made.rows(TALK, [], "assistant")[0].ids
     assert row.loss_mask == [0] + [1] * (len(row.ids) - 1)
 
 
 @pytest.mark.parametrize("family", WITH_SYSTEM)
 def test_a_system_message_is_read_and_never_trained(family: str) -> None:
     made = renderer(family)
-    row = made.conversation([SYSTEM, *TALK[:2]], [], "assistant")
+    row = made.rows([SYSTEM, *TALK[:2]], [], "assistant")[0]
     assert marked(made, row) == WITH_SYSTEM[family]
 
 
 def test_a_family_without_a_system_role_says_so() -> None:
     with pytest.raises(Exception, match="System role not supported"):
-        renderer("turns").conversation([SYSTEM, *TALK[:2]], [], "assistant")
+        renderer("turns").rows([SYSTEM, *TALK[:2]], [], "assistant")[0]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_stands_twice_at_the_start_and_a_row_begins_as_its_prompt(family: str) -> None:
     made = renderer(family)
-    row = made.conversation(TALK, [], "assistant")
+    row = made.rows(TALK, [], "assistant")[0]
     prompt = made.prompt(TALK[:1])
     assert row.ids[: len(prompt)] == prompt
     assert not any(row.loss_mask[: len(prompt)])
@@ -243,14 +242,14 @@ def test_a_played_conversation_is_the_written_one(family: str) -> None:
     between = made.between_turns(TALK[:2], TALK[2:3])
     played += [*between, *made.encode(space + "No."), stop]
     mask += [0] * len(between) + [1] * len(made.encode(space + "No.")) + [1]
-    row = made.conversation(TALK, [], "assistant")
+    row = made.rows(TALK, [], "assistant")[0]
     assert (row.ids, row.loss_mask) == (played, mask)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_empty_turn_trains_its_end_alone(family: str) -> None:
     made = renderer(family)
-    row = made.conversation([user("Hi?"), said("")], [], "assistant")
+    row = made.rows([user("Hi?"), said("")], [], "assistant")[0]
     stop = FAMILIES[family]["stop"]
     expected = "« " + stop + "»" if family == "inst" else "«" + stop + "»"
     assert marked(made, row).endswith(expected)
@@ -261,7 +260,7 @@ def test_an_empty_turn_trains_its_end_alone(family: str) -> None:
 def test_an_end_token_inside_a_message_does_not_move_the_mask(family: str) -> None:
     made = renderer(family)
     stop = FAMILIES[family]["stop"]
-    row = made.conversation([user(f"Say {stop} now"), said("Yes.")], [], "assistant")
+    row = made.rows([user(f"Say {stop} now"), said("Yes.")], [], "assistant")[0]
     answer = " Yes." if family == "inst" else "Yes."
     assert marked(made, row).count("«") == 1
     assert marked(made, row).endswith(f"«{answer}{stop}»")
@@ -284,7 +283,7 @@ CALL = json.dumps({"name": "look", "arguments": {"a": 1}})
 
 def test_calls_are_trained_and_tool_results_are_not_chatml() -> None:
     made = renderer("chatml")
-    text = marked(made, made.conversation(TOOL_TALK, [TOOL], "assistant"))
+    text = marked(made, made.rows(TOOL_TALK, [TOOL], "assistant")[0])
     head, _, rest = text.partition("<|im_start|>user\nPrice?")
     assert head.startswith("<|im_start|>system\n<tools>") and "«" not in head
     assert json.loads(head[len("<|im_start|>system\n<tools>") :].partition("</tools>")[0]) == TOOL
@@ -297,7 +296,7 @@ def test_calls_are_trained_and_tool_results_are_not_chatml() -> None:
 
 def test_calls_are_trained_and_tool_results_are_not_headers() -> None:
     made = renderer("headers")
-    assert marked(made, made.conversation(TOOL_TALK, [], "assistant")) == (
+    assert marked(made, made.rows(TOOL_TALK, [], "assistant")[0]) == (
         "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nPrice?<|eot_id|>"
         f"<|start_header_id|>assistant<|end_header_id|>\n\n«{CALL}<|eot_id|>»"
         "<|start_header_id|>tool<|end_header_id|>\n\n42<|eot_id|>"
@@ -307,18 +306,26 @@ def test_calls_are_trained_and_tool_results_are_not_headers() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_conversation_without_an_answer_trains_nothing(family: str) -> None:
-    assert renderer(family).conversation([user("Hi?")], [], "assistant").loss_mask == []
+    assert renderer(family).rows([user("Hi?")], [], "assistant") == []
 
 
-def test_a_template_that_drops_earlier_thoughts_is_refused_not_guessed_at() -> None:
+def test_a_template_that_drops_earlier_thoughts_trains_each_turn_after_its_own_prompt() -> None:
     made = renderer("chatml")
     made.tokenizer.chat_template = (
         "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' -}}"
-        "{{- m.content if loop.last else m.content.split('</think>')[-1] -}}"
-        "{{- '<|im_end|>\n' -}}{%- endfor -%}"
+        "{%- if m.reasoning_content and loop.last -%}"
+        "{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' -}}{%- endif -%}"
+        "{{- m.content + '<|im_end|>\n' -}}{%- endfor -%}"
         "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
     )
     talk = [user("Hi?"), said("<think>hm</think>Yes."), user("Go on"), said("No.")]
-    with pytest.raises(WorkerFailure) as caught:
-        made.conversation(talk, [], "assistant")
-    assert caught.value.kind == "data"
+    first, second = (marked(made, row) for row in made.rows(talk, [], "assistant"))
+    start = "<|im_start|>user\nHi?<|im_end|>\n<|im_start|>assistant\n"
+    assert first == start + "«<think>\nhm\n</think>\n\nYes.<|im_end|>»"
+    assert second == (
+        start + "Yes.<|im_end|>\n<|im_start|>user\nGo on<|im_end|>\n<|im_start|>assistant\n"
+        "«No.<|im_end|>»"
+    )
+    assert [marked(made, row) for row in made.rows(talk, [], "last")] == [second]
+    assert len(made.rows(talk, [], "assistant", "drop")) == 1
+    assert made.rows(talk, [], "assistant", "require") == []

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from typed_settings import grpo_settings
 
 from engine.home.run_dir import DeployDir, Home
 from engine.worker.components import make_sampler
+from engine.worker.core.trajectory import Completion
 from engine.worker.network.policy import Base, Policy
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.renderer import Renderer
@@ -178,3 +180,73 @@ def test_the_http_surface(deployment: tuple[DeployDir, str]) -> None:
     while folder.ready.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
+}
+SAID = 'I look.\n<tool_call>{"name": "look", "arguments": {"at": "<b>"}}</tool_call>'
+# How a template of another family writes a call, and the same answer in it.
+TAGGED = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "<tool_call><function={{ c.function.name }}>{% for k, v in c.function.arguments.items() %}"
+    "<parameter={{ k }}>{{ v }}</parameter>{% endfor %}</function></tool_call>{% endfor %}"
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+TAGGED_SAID = (
+    "I look.\n<tool_call><function=look><parameter=at><b></parameter></function></tool_call>"
+)
+
+
+class Saying:
+    """A model that says one text, and a sampler that samples its ids."""
+
+    limit, is_alive = 10_000, True
+
+    def __init__(self, base: Base, said: str) -> None:
+        self.renderer = Renderer(base.tokenizer, base.stop_ids)
+        self.ids = [*self.renderer.encode(said), min(base.stop_ids)]
+
+    def speaking_as(self, _name: str) -> Any:
+        return nullcontext(self)
+
+    def stream(self, _ids: list[int], _params: SamplingParams) -> Iterator[int]:
+        return iter(self.ids)
+
+    def generate(self, _ids: list[list[int]], n: int, _params: SamplingParams) -> Any:
+        return [[Completion(self.ids, [0.0] * len(self.ids), True)] * n]
+
+
+@pytest.mark.parametrize(("template", "said"), [(None, SAID), (TAGGED, TAGGED_SAID)])
+def test_tool_calls_are_served_in_openais_form_whole_and_streamed(
+    pebble: Base, template: str | None, said: str
+) -> None:
+    if template:
+        pebble.tokenizer.chat_template = template
+    served = Served(Saying(pebble, said))  # type: ignore[arg-type]  # what these calls use of it
+    whole = served.complete(chat(tools=[LOOK]))["choices"][0]
+    assert whole["finish_reason"] == "tool_calls" and whole["message"]["content"] == "I look."
+    (call,) = whole["message"]["tool_calls"]
+    assert call["function"]["name"] == "look"
+    assert json.loads(call["function"]["arguments"]) == {"at": "<b>"}
+    pieces = [p["choices"][0] for p in served.pieces(chat(tools=[LOOK], stream=True))]
+    content = "".join(p["delta"].get("content", "") for p in pieces)
+    assert content.strip() == "I look."  # no mark of the call was ever sent as text
+    assert len([p for p in pieces if p["delta"].get("content")]) > 1
+    (streamed,) = [p["delta"]["tool_calls"] for p in pieces if "tool_calls" in p["delta"]]
+    assert streamed == [call | {"index": 0}]
+    assert pieces[-1]["finish_reason"] == "tool_calls"
+
+
+def test_text_that_only_looked_like_a_call_is_sent_in_the_end(pebble: Base) -> None:
+    for said in ("1 < 2, [a] and {b}.", "<tool_call>{</tool_call> no"):
+        served = Served(Saying(pebble, said))  # type: ignore[arg-type]  # as above
+        pieces = [p["choices"][0] for p in served.pieces(chat(tools=[LOOK], stream=True))]
+        assert "".join(p["delta"].get("content", "") for p in pieces) == said
+        assert pieces[-1]["finish_reason"] == "stop"
+        whole = served.complete(chat(tools=[LOOK]))["choices"][0]
+        assert whole["message"]["content"] == said and whole["finish_reason"] == "stop"

@@ -1,5 +1,5 @@
 """Turn a GGUF file into a model folder:
-`python -P -m engine.models.gguf_import FILE FOLDER SOURCE LICENSE`.
+`python -P -m engine.models.gguf.importer FILE FOLDER SOURCE LICENSE`.
 
 The folder gets config.json, model.safetensors, tokenizer.json, tokenizer_config.json,
 generation_config.json and chat_template.jinja, so everything else here treats it as any other model
@@ -16,17 +16,17 @@ llama.cpp's convert_hf_to_gguf.py.
 import hashlib
 import json
 import os
-import re
 import shutil
 import struct
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.core.errors import UserError
-from engine.models import gguf_tokenizer, model_files, model_origin
-from engine.models.gguf_tokenizer import NotImportable
+from engine.core.files import JsonObject, sync_folder
+from engine.models import model_files, model_origin
+from engine.models.gguf import names, tokenizer, weights
+from engine.models.gguf.tokenizer import NotImportable
 from engine.models.model_origin import ModelOrigin
 
 if TYPE_CHECKING:
@@ -34,32 +34,6 @@ if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
 ERROR_STATUS = 3  # exit status after a refusal; the reason is on stdout as {"error": ...}
-# GGUF architecture -> (transformers' architecture, model_type).
-ARCHITECTURES = {
-    "llama": ("LlamaForCausalLM", "llama"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-}
-_TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)")
-_ROPE_FACTORS = "rope_freqs.weight"
 # The factors of Llama 3.1 and 3.2 (their config.json), which GGUF stores as one number per
 # frequency; `factor` is found by trying.
 _LLAMA3_ROPE = {
@@ -69,26 +43,6 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 _LLAMA3_FACTORS = (8.0, 16.0, 32.0)
-_MAX_FLOAT16 = 65504.0
-
-
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor of the new safetensors file.
-
-    Attributes:
-        source: the tensor in the GGUF file.
-        name: its name in transformers.
-        dtype: its type in the file: F32, F16 or BF16.
-        shape: as transformers has it: (outputs, inputs), or (size,).
-        heads: number of heads by which rows were reordered for GGUF; 0 if they were not.
-    """
-
-    source: "ReaderTensor"
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    heads: int = 0
 
 
 def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = "") -> None:
@@ -111,22 +65,26 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
         reader = GGUFReader(file)
     except (ValueError, KeyError, IndexError, OSError, OverflowError, struct.error) as error:
         raise NotImportable(f"{file.name} is no complete GGUF file ({error})") from error
+    if reader.byte_order == "S":
+        raise NotImportable("its bytes are in the order of another kind of machine (big-endian)")
     values = _Metadata(reader)
+    _require_whole_model(values)
     file_type = int(values.number("general.file_type", -1))
     config = _config(values, reader)
-    stored = _stored_tensors(reader, config)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.aside")
+    stored = weights.stored_tensors(reader, config)
+    # One name, so that what a killed import left behind is cleared away by the next one.
+    aside = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        gguf_tokenizer.write(aside, values)
+        tokenizer.write(aside, values)
         _write_json(aside / "config.json", config)
         end_tokens = {config["eos_token_id"], values.number("tokenizer.ggml.eot_token_id", -1)}
         _write_json(
             aside / "generation_config.json",
             {"bos_token_id": config["bos_token_id"], "eos_token_id": sorted(end_tokens - {-1})},
         )
-        _write_weights(aside / "model.safetensors", stored)
+        weights.write(aside / "model.safetensors", stored)
         origin = ModelOrigin(
             source=source or str(file),
             sha256=_sha256(file),
@@ -138,7 +96,9 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
             model_files.read_facts(aside)  # what every user of the folder will read
         except UserError as error:
             raise NotImportable(str(error)) from error
+        sync_folder(aside)  # before the rename, so that a power failure leaves no half model
         os.replace(aside, folder)
+        sync_folder(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -150,15 +110,30 @@ class _Metadata:
         self._fields = reader.fields
 
     def get(self, key: str) -> Any:
-        """The value of `key`: a number, text, truth value or list; None if the file lacks it."""
+        """The value of `key`: a number, text, truth value or list; None if the file lacks it.
+
+        Raises NotImportable if it cannot be decoded.
+        """
         field = self._fields.get(key)
-        return None if field is None else field.contents()
+        try:
+            return None if field is None else field.contents()
+        except (ValueError, IndexError, TypeError) as error:  # ValueError: also text without UTF-8
+            raise NotImportable(f"{key} cannot be read ({error})") from error
+
+    def names(self) -> list[str]:
+        """The keys of the file."""
+        return list(self._fields)
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """The number at `key`. Raises NotImportable if it is missing and there is no default."""
+        """The number at `key`, or `default` if the file has no such key.
+
+        Raises NotImportable if it is missing and there is no default, or if it is no number.
+        """
         value = self.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool):
             return value
+        if value is not None:
+            raise NotImportable(f"{key} is not one number")
         if default is None:
             raise NotImportable(f"the file has no {key}")
         return default
@@ -173,22 +148,41 @@ class _Metadata:
         return default
 
 
-def _config(values: _Metadata, reader: "GGUFReader") -> dict[str, Any]:
+def _require_whole_model(values: _Metadata) -> None:
+    """Raise NotImportable if the file is no whole model: a part of one, or an adapter."""
+    kind = values.text("general.type", "model")
+    if kind != "model":
+        raise NotImportable(f"it holds no model but {kind!r}")
+    if values.number("split.count", 0) > 1:
+        raise NotImportable(
+            "it is one of several parts; join them first with llama.cpp's llama-gguf-split --merge"
+        )
+
+
+def _config(values: _Metadata, reader: "GGUFReader") -> JsonObject:
     """transformers' config.json for the model.
 
-    Raises NotImportable if the architecture is none of `ARCHITECTURES` or a size is missing.
+    Raises NotImportable if the architecture is none of `names.ARCHITECTURES` or a size is missing.
     """
     kind = values.text("general.architecture")
-    if kind not in ARCHITECTURES:
+    if kind not in names.ARCHITECTURES:
         raise NotImportable(
-            f"its architecture is {kind}; taken are {', '.join(ARCHITECTURES)}, others as "
+            f"its architecture is {kind}; taken are {', '.join(names.ARCHITECTURES)}, others as "
             "safetensors folders"
         )
     if values.number(f"{kind}.expert_count", 0):
         raise NotImportable("it is a mixture of experts, which GGUF files are not taken of")
-    architecture, model_type = ARCHITECTURES[kind]
+    known = {f"{kind}.{key}" for key in names.KEYS}
+    unknown = [key for key in values.names() if key.startswith(f"{kind}.") and key not in known]
+    if unknown:
+        raise NotImportable(f"the file sets {', '.join(sorted(unknown)[:3])}, not known here")
+    architecture, model_type = names.ARCHITECTURES[kind]
     heads = values.number(f"{kind}.attention.head_count")
     hidden = values.number(f"{kind}.embedding_length")
+    head_dim = values.number(f"{kind}.attention.key_length", hidden // max(heads, 1))
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if values.number(f"{kind}.{key}", head_dim) != head_dim:
+            raise NotImportable(f"{kind}.{key} differs from the size of a head, {head_dim}")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if "token_embd.weight" not in tensors:
         raise NotImportable("the file has no tensor token_embd.weight")
@@ -199,7 +193,7 @@ def _config(values: _Metadata, reader: "GGUFReader") -> dict[str, Any]:
         "num_hidden_layers": values.number(f"{kind}.block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": values.number(f"{kind}.attention.head_count_kv", heads),
-        "head_dim": values.number(f"{kind}.attention.key_length", hidden // heads),
+        "head_dim": head_dim,
         "intermediate_size": values.number(f"{kind}.feed_forward_length"),
         "vocab_size": int(tensors["token_embd.weight"].shape[1]),
         "max_position_embeddings": values.number(f"{kind}.context_length"),
@@ -210,15 +204,20 @@ def _config(values: _Metadata, reader: "GGUFReader") -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in tensors and kind == "llama",
         "bos_token_id": values.number("tokenizer.ggml.bos_token_id", -1),
         "eos_token_id": values.number("tokenizer.ggml.eos_token_id"),
-        "rope_parameters": _rope(values, kind, tensors.get(_ROPE_FACTORS)),
+        "rope_parameters": _rope(values, kind, tensors.get(names.ROPE_FACTORS)),
         "dtype": "float16",
     }
+    token_count = len(values.get("tokenizer.ggml.tokens") or [])
+    if token_count > config["vocab_size"]:
+        raise NotImportable(
+            f"{token_count} tokens have {config['vocab_size']} rows in token_embd.weight"
+        )
     if config["bos_token_id"] == -1:
         config["bos_token_id"] = None
     return config
 
 
-def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> dict[str, Any]:
+def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> JsonObject:
     """transformers' rope_parameters. Raises NotImportable for a scaling that is not known."""
     theta = float(values.number(f"{kind}.rope.freq_base", 10000.0))
     scaling = values.text(f"{kind}.rope.scaling.type", "none")
@@ -226,21 +225,23 @@ def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> dict[
         return {"rope_theta": theta, **_llama3_rope(theta, factors.data)}
     if scaling == "none":
         return {"rope_theta": theta, "rope_type": "default"}
+    if scaling not in ("linear", "yarn"):
+        raise NotImportable(
+            f"its rotary positions are scaled by {scaling!r}, which is not known here"
+        )
     scale = float(values.number(f"{kind}.rope.scaling.factor"))
     if scaling == "linear":
         return {"rope_theta": theta, "rope_type": "linear", "factor": scale}
-    if scaling == "yarn":
-        original = values.number(f"{kind}.rope.scaling.original_context_length")
-        return {
-            "rope_theta": theta,
-            "rope_type": "yarn",
-            "factor": scale,
-            "original_max_position_embeddings": original,
-        }
-    raise NotImportable(f"its rotary positions are scaled by {scaling!r}, which is not known here")
+    original = values.number(f"{kind}.rope.scaling.original_context_length")
+    return {
+        "rope_theta": theta,
+        "rope_type": "yarn",
+        "factor": scale,
+        "original_max_position_embeddings": original,
+    }
 
 
-def _llama3_rope(theta: float, factors: "np.ndarray") -> dict[str, Any]:
+def _llama3_rope(theta: float, factors: "np.ndarray") -> JsonObject:
     """The parameters of Llama 3's scaling that give the stored `factors`, one per frequency.
 
     Raises NotImportable if none does.
@@ -256,109 +257,7 @@ def _llama3_rope(theta: float, factors: "np.ndarray") -> dict[str, Any]:
         # Frequencies are divided by a factor that goes from `factor` (long waves) to 1 (short).
         if np.allclose(factors, 1.0 / ((1 - smooth) / factor + smooth), rtol=1e-3):
             return {**_LLAMA3_ROPE, "factor": factor}
-    raise NotImportable(f"{_ROPE_FACTORS} holds factors that are not those of Llama 3")
-
-
-def _stored_tensors(reader: "GGUFReader", config: dict[str, Any]) -> list[_Stored]:
-    """The tensors to write, in the order of the file.
-
-    Raises NotImportable if one is unknown, or if a layer lacks one that another layer has.
-    """
-    stored: list[_Stored] = []
-    layers_with: dict[str, set[int]] = {}
-    for tensor in reader.tensors:
-        if tensor.name == _ROPE_FACTORS:
-            continue
-        shape = tuple(int(size) for size in tensor.shape[::-1])  # GGUF names the inputs first
-        match = _LAYER_TENSOR.fullmatch(tensor.name)
-        if tensor.name in _TOP_NAMES:
-            stored.append(_Stored(tensor, _TOP_NAMES[tensor.name], _dtype(tensor), shape))
-            continue
-        if match is None or match[2] not in _LAYER_NAMES:
-            raise NotImportable(f"the tensor {tensor.name} is unknown")
-        layers_with.setdefault(f"{match[2]}.{match[3]}", set()).add(int(match[1]))
-        name = f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
-        heads = _reordered_heads(config, match[2])
-        stored.append(_Stored(tensor, name, _dtype(tensor), shape, heads))
-    every_layer = set(range(config["num_hidden_layers"]))
-    for name, layers in layers_with.items():
-        if layers != every_layer:
-            missing = sorted(every_layer - layers)
-            raise NotImportable(f"layers {missing[:5]} have no {name}")
-    return stored
-
-
-def _reordered_heads(config: dict[str, Any], part: str) -> int:
-    """The number of heads by which llama.cpp reordered the rows of a layer's `part`; 0 if it did
-    not. Only the llama architecture rotates neighbouring rows there, halves here."""
-    if config["model_type"] != "llama":
-        return 0
-    counts = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    return counts.get(part, 0)
-
-
-def _dtype(tensor: "ReaderTensor") -> str:
-    """The type in which a tensor is stored."""
-    kind = tensor.tensor_type.name
-    return kind if kind in ("F32", "BF16") else "F16"
-
-
-def _write_weights(path: Path, stored: list[_Stored]) -> None:
-    """Write a safetensors file, one tensor after the other.
-
-    Raises NotImportable if a weight is not finite or does not fit its type.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for each in stored:
-        size = _elements(each.shape) * (4 if each.dtype == "F32" else 2)
-        offsets = [offset, offset + size]
-        header[each.name] = {"dtype": each.dtype, "shape": each.shape, "data_offsets": offsets}
-        offset += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data must begin at a multiple of 8
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for array in map(_array, stored):
-            file.write(memoryview(array).cast("B"))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
-def _array(stored: _Stored) -> "np.ndarray":
-    """The values of a tensor as they are written. Raises NotImportable as `_write_weights` does."""
-    import numpy as np  # noqa: PLC0415  only in the importing process
-    from gguf import dequantize  # noqa: PLC0415
-
-    source = stored.source
-    if stored.dtype == "BF16":  # two bytes per number, which numpy has no type for
-        array = np.frombuffer(source.data.tobytes(), dtype=np.uint16).reshape(stored.shape)
-    else:
-        array = dequantize(source.data, source.tensor_type).reshape(stored.shape)
-        if not np.isfinite(array).all():
-            raise NotImportable(f"the tensor {source.name} holds NaN or infinity")
-        if stored.dtype == "F16":
-            if np.abs(array).max() > _MAX_FLOAT16:
-                raise NotImportable(f"the tensor {source.name} has values beyond float16")
-            array = array.astype(np.float16)
-    if stored.heads:
-        array = _original_rows(array, stored.heads)
-    return np.ascontiguousarray(array)
-
-
-def _original_rows(array: "np.ndarray", heads: int) -> "np.ndarray":
-    """Undo llama.cpp's order of rows: it puts the rows that rotate together next to each other,
-    transformers half a head apart."""
-    pairs = array.shape[0] // heads // 2
-    by_pair = array.reshape(heads, pairs, 2, *array.shape[1:])
-    return by_pair.swapaxes(1, 2).reshape(array.shape)
+    raise NotImportable(f"{names.ROPE_FACTORS} holds factors that are not those of Llama 3")
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -1,49 +1,41 @@
-"""`honesmith demo`: the whole loop on the built-in model, through a real MCP client.
+"""`honesmith demo`: the whole loop on one base model, through a real MCP client.
 
 Everything is as it is for agents: the server over stdio, runs as detached workers, the verdict from
 held-out answers. At the end the demo shows the verdict, the answers of the model before and after
-training to the same question, and the path of the report.
+training to the same question, and the report. What is trained stands in `plans.py`.
 """
 
 import asyncio
-import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 import envs
 from engine.core.errors import UserError
 from engine.core.reply import Reply
 from engine.evidence.report.html_report import write_report
+from engine.evidence.verdict.regression import kept_skills
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
-from engine.runs.submit.requests import GivenSettings
+from engine.models import library
+from engine.models.known_models import KNOWN
+from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import verbs
 from mcp_server.api.replies import clean
+from mcp_server.cli.demo.plans import DEFAULT, PLANS, DemoPlan, TrainingPlan
+from mcp_server.cli.demo.result import column, ending, is_better, show_result
 from mcp_server.screen.display import Stage, Step, progress_text, stage_console
-from mcp_server.screen.render import VERDICTS, duration
 from mcp_server.screen.terminal import FAILED, OK, show
 
-# What the demo trains; every setting that is not named here has its default.
-ENV = "arithmetic"
-MODEL = "pebble"
-SETTINGS: dict[str, GivenSettings] = {
-    "sft": {"max_examples": 64, "batch_size": 8, "steps": 22, "eval_every": 11, "eval_rows": 400},
-    "grpo": {"steps": 28, "eval_every": 14, "eval_rows": 400, "learning_rate": 1e-3},
-}
-EVALUATED_ROWS = 400
-QUESTION = "Add 47 and 38. End with #### and the sum."
-ANSWER_TOKENS = 32
 MAX_GPU_HOURS = 1.0
 POLL_S = 2.0  # the longest single wait for a run; then its progress is shown
 INTERRUPTED = 130  # exit status after a Ctrl-C, as shells have it
@@ -62,6 +54,7 @@ class Scene:
 
     Attributes:
         home: the home in which the demo runs.
+        plan: what it trains.
         seed: seed of training and sampling.
         runs: ids of the runs that the demo has submitted.
         served: names of the models that the demo has deployed.
@@ -69,26 +62,40 @@ class Scene:
     """
 
     home: Home
+    plan: DemoPlan
     seed: int
     runs: list[str] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
     facts: Reply = field(default_factory=dict)
 
 
-def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
-    """Run the demo: train, judge, deploy and ask the built-in model, and show each step.
+def run_demo(
+    home: Path | None, *, model: str = DEFAULT, seed: int = 0, as_json: bool = False
+) -> int:
+    """Run the demo of a base model: train, judge, deploy and ask it, and show each step.
 
     Args:
         home: the home folder; None: the default one.
+        model: one of `PLANS`.
         seed: seed of training and sampling.
         as_json: print the facts as JSON on stdout, and the progress on stderr.
 
     Returns:
         The exit status: OK only if both runs are judged better, `INTERRUPTED` after a Ctrl-C,
         otherwise FAILED.
+
+    Raises:
+        UserError: BAD_ARGUMENT for a model that no demo trains.
     """
+    if model not in PLANS:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"there is no demo of {model!r}",
+            hint=f"Choose one of {', '.join(PLANS)}.",
+            field="model",
+        )
     demo_home = Home.locate(home)
-    scene = Scene(demo_home, seed)
+    scene = Scene(demo_home, PLANS[model], seed)
     console = stage_console(quiet=as_json)
     started = time.monotonic()
     try:
@@ -106,13 +113,13 @@ def run_demo(home: Path | None, *, seed: int = 0, as_json: bool = False) -> int:
         raise
     else:
         _clean_up(scene, cancel_reason="")
-    is_better = _is_better(scene.facts)
-    scene.facts |= {"better": is_better, "seconds": round(time.monotonic() - started, 1)}
+    better = is_better(scene.facts)
+    scene.facts |= {"better": better, "seconds": round(time.monotonic() - started, 1)}
     if "error" not in scene.facts:
-        _show_result(console, scene, is_better)
+        show_result(console, scene.plan, scene.facts)
     if as_json:
         show(scene.facts, as_json=True)
-    return OK if is_better else FAILED
+    return OK if better else FAILED
 
 
 async def _run_with_client(scene: Scene, console: Console) -> None:
@@ -126,101 +133,164 @@ async def _run_with_client(scene: Scene, console: Console) -> None:
     argv = ["-P", "-m", "mcp_server.cli", "serve"]
     argv += ["--home", str(scene.home.root), "--root", str(examples)]
     server = StdioServerParameters(command=sys.executable, args=argv, env=dict(os.environ))
-    title = f"Honesmith demo: train {MODEL} on {ENV}, home {scene.home.root}"
+    title = f"Honesmith demo: {scene.plan.title}, home {scene.home.root}"
     failure: DemoFailed | None = None
     async with Client(server) as client:
         try:
             with Stage(title, console) as stage:
-                await _run_loop(_ToolCaller(client, stage), scene, examples / ENV)
+                await _run_loop(_ToolCaller(client, stage), scene, examples)
         except DemoFailed as error:  # if raised in here, it would arrive in exception groups
             failure = error
     if failure is not None:
         raise failure
 
 
-async def _run_loop(caller: "_ToolCaller", scene: Scene, folder: Path) -> None:
+async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None:
     """Call the tools one after the other, as an agent would, and note in `scene` what they make.
 
-    The base model is trained by SFT, and the best checkpoint of that run by GRPO. `folder` is the
-    environment to train on. Raises DemoFailed if a tool refuses or a run fails.
+    `examples` is the folder with the environments to train on. Raises DemoFailed if a tool refuses
+    or a run fails.
     """
+    base_model = scene.plan.model
     await caller.call("get_status", {})
     await caller.read("read_playbook", {"section": "loop"})
-    environment = await caller.call("push_env", {"path": str(folder)})
-    env_id = environment["env_id"]
-    sft_plan = _plan(scene, env_id, MODEL, "sft")
-    await caller.call("dry_run", sft_plan)
-    await caller.call("estimate_cost", sft_plan)
-    sft_run = await _train(caller, scene, sft_plan | {"note": "learn the answer's form"})
-    sft_model = f"{sft_run['run_id']}@best"
-    grpo_plan = _plan(scene, env_id, sft_model, "grpo")
-    grpo_run = await _train(
-        caller, scene, grpo_plan | {"note": "maximise right sums", "expect": "better"}
-    )
-    grpo_model = f"{grpo_run['run_id']}@best"
-    await caller.call("read_rollouts", {"run_id": grpo_run["run_id"], "pick": "best", "limit": 1})
-    comparisons = await _judge(caller, scene, env_id, [MODEL, sft_model, grpo_model])
-    # The chat also deploys the base model, to compare with; both are stopped at the end.
-    scene.served = [grpo_model, MODEL]
-    await caller.call("deploy", {"run_id": grpo_model})
-    answer = await caller.call(
-        "chat",
-        {
-            "model": grpo_model,
-            "message": QUESTION,
-            "compare_to": MODEL,
-            "max_tokens": ANSWER_TOKENS,
-        },
-    )
+    if base_model in KNOWN:
+        await caller.fetch_model(scene.home, base_model)
+    env_ids: dict[str, str] = {}
+    trained: list[_Trained] = []
+    for training in scene.plan.trainings:
+        is_new_env = training.env not in env_ids
+        if is_new_env:
+            pushed = await caller.call("push_env", {"path": str(examples / training.env)})
+            env_ids[training.env] = pushed["env_id"]
+        start = trained[-1].model if training.continues else base_model
+        arguments = _arguments(training, env_ids[training.env], start, scene.seed)
+        if is_new_env:
+            await caller.call("dry_run", arguments)
+            await caller.call("estimate_cost", arguments)
+        run = await _train(caller, scene, training, arguments)
+        trained.append(_Trained(training, env_ids[training.env], start, run))
+    last_run = trained[-1].run["run_id"]
+    await caller.call("read_rollouts", {"run_id": last_run, "pick": "best", "limit": 1})
+    comparisons = await _judge(caller, scene, trained)
+    chats = await _ask(caller, scene, trained)
+    reports = [str(write_report(scene.home, each.run["run_id"])) for each in _last_by_env(trained)]
     scene.facts |= {
-        "env_id": env_id,
-        "runs": {"sft": sft_run, "grpo": grpo_run},
+        "env_id": trained[-1].env_id,
+        "runs": {each.plan.algorithm: each.run for each in trained},
+        "kept_skills": {each.plan.algorithm: _kept_skills(scene, each) for each in trained},
         "compared": comparisons,
-        "chat": answer,
-        "report": str(write_report(scene.home, grpo_run["run_id"])),
+        "chats": chats,
+        "chat": chats[trained[-1].plan.algorithm],
+        "reports": reports,
+        "report": reports[-1],
     }
 
 
-def _plan(scene: Scene, env_id: str, model: str, algorithm: str) -> Reply:
+@dataclass(frozen=True)
+class _Trained:
+    """A finished training run of the demo: its plan, version of tasks, start, and last status."""
+
+    plan: TrainingPlan
+    env_id: str
+    start: str
+    run: Reply
+
+    @property
+    def model(self) -> str:
+        """The reference of the model that it made."""
+        return f"{self.run['run_id']}@best"
+
+
+def _kept_skills(scene: Scene, each: _Trained) -> str:
+    """What became of the skills that the model had before a run; "" where they were not asked."""
+    skills = kept_skills(scene.home.run(each.run["run_id"]))
+    return skills.summary if skills else ""
+
+
+def _last_by_env(trained: Sequence[_Trained]) -> list[_Trained]:
+    """The last run on each environment."""
+    return list({each.env_id: each for each in trained}.values())
+
+
+def _arguments(training: TrainingPlan, env_id: str, model: str, seed: int) -> Reply:
     """The arguments by which a tool plans, or submits, a training run of the demo."""
-    settings = {**SETTINGS[algorithm], "seed": scene.seed}
-    return {"env_id": env_id, "model": model, "algorithm": algorithm, "settings": settings}
+    settings = {**training.settings, "seed": seed}
+    return {
+        "env_id": env_id,
+        "model": model,
+        "algorithm": training.algorithm,
+        "settings": settings,
+    }
 
 
 async def _judge(
-    caller: "_ToolCaller", scene: Scene, env_id: str, models: Sequence[str]
+    caller: "_ToolCaller", scene: Scene, trained: Sequence[_Trained]
 ) -> dict[str, Reply]:
-    """Evaluate the models on held-out tasks, and compare each with the one before it.
+    """Evaluate the models on held-out tasks, and compare each with the one that it started from.
 
-    `models` are the base model, the one after SFT and the one after GRPO. Returns the replies of
-    `compare_runs`, by the algorithm that they judge. Raises DemoFailed if a tool refuses or the
-    evaluation fails.
+    Models of one environment are evaluated together. Returns the replies of `compare_runs`, by the
+    algorithm that they judge. Raises DemoFailed if a tool refuses or an evaluation fails.
     """
-    base_model, sft_model, grpo_model = models
-    evaluation = await caller.call(
-        "evaluate", {"env_id": env_id, "models": list(models), "rows": EVALUATED_ROWS}
-    )
-    scene.runs.append(evaluation["run_id"])
-    await caller.wait(evaluation["run_id"], metric="")  # an evaluation has no curve to draw
-    sft_ids = {"ids": [base_model, sft_model], "env_id": env_id}
-    grpo_ids = {"ids": [sft_model, grpo_model], "env_id": env_id}
-    return {
-        "sft": await caller.call("compare_runs", sft_ids),
-        "grpo": await caller.call("compare_runs", grpo_ids),
-    }
+    comparisons = {}
+    for env_id in dict.fromkeys(each.env_id for each in trained):
+        here = [each for each in trained if each.env_id == env_id]
+        models = list(dict.fromkeys(name for each in here for name in (each.start, each.model)))
+        evaluation = await caller.call(
+            "evaluate", {"env_id": env_id, "models": models, "rows": scene.plan.evaluated_rows}
+        )
+        scene.runs.append(evaluation["run_id"])
+        await caller.wait(evaluation["run_id"], metric="")  # an evaluation has no curve to draw
+        for each in here:
+            comparisons[each.plan.algorithm] = await caller.call(
+                "compare_runs", {"ids": [each.start, each.model], "env_id": env_id}
+            )
+    return comparisons
 
 
-async def _train(caller: "_ToolCaller", scene: Scene, plan: Reply) -> Reply:
+async def _ask(
+    caller: "_ToolCaller", scene: Scene, trained: Sequence[_Trained]
+) -> dict[str, Reply]:
+    """Deploy the models that have a question, and ask each beside the base model.
+
+    Returns the replies of `chat`, by algorithm. Raises DemoFailed if a tool refuses.
+    """
+    chats = {}
+    for each in trained:
+        if not each.plan.question:
+            continue
+        # The chat also deploys the base model, to compare with; all are stopped at the end.
+        known = (name for name in scene.served if name != scene.plan.model)
+        scene.served = [*known, each.model, scene.plan.model]
+        await caller.call("deploy", {"run_id": each.model})
+        chats[each.plan.algorithm] = await caller.call(
+            "chat",
+            {
+                "model": each.model,
+                "message": each.plan.question,
+                "compare_to": scene.plan.model,
+                "max_tokens": each.plan.answer_tokens,
+            },
+        )
+    return chats
+
+
+async def _train(
+    caller: "_ToolCaller", scene: Scene, training: TrainingPlan, arguments: Reply
+) -> Reply:
     """Submit a training run and wait for its end; returns its last status.
 
-    `plan` holds the arguments of `submit_train` but its cap on hours.
+    `arguments` are those of `_arguments`.
 
     Raises:
         DemoFailed: the submit was refused, or the run did not end as done.
     """
-    algorithm = plan["algorithm"]
+    algorithm = training.algorithm
+    words = {"note": training.note} | ({"expect": training.expect} if training.expect else {})
     submit_reply = await caller.call(
-        "submit_train", plan | {"max_gpu_hours": MAX_GPU_HOURS}, step_name=f"submit {algorithm}"
+        "submit_train",
+        arguments | words | {"max_gpu_hours": MAX_GPU_HOURS},
+        step_name=f"submit {algorithm}",
     )
     scene.runs.append(submit_reply["run_id"])
     return await caller.wait(submit_reply["run_id"], CURVES[algorithm])
@@ -243,6 +313,26 @@ class _ToolCaller:
         reply = await self._call_tool(tool, arguments)
         self._stage.end(step, str(reply["summary"]))
         return reply
+
+    async def fetch_model(self, home: Home, name: str) -> None:
+        """Add a known model to the home as one step, unless it is there.
+
+        Raises:
+            DemoFailed: it cannot be had.
+        """
+        step = self._stage.begin("models add", name)
+
+        def say(line: str) -> None:
+            self._stage.show_progress(step, line)
+
+        add = partial(library.add, say=say)
+        try:
+            reply = await asyncio.to_thread(
+                call_and_record, home, "add_model", add, source=name, name=""
+            )
+        except UserError as error:
+            raise DemoFailed(f"{error.code}: {error.message}. {error.hint}") from error
+        self._stage.end(step, str(reply["summary"]))
 
     async def read(self, tool: str, arguments: Reply) -> None:
         """Call a tool whose result is a text, as one step, and show the first line of the text.
@@ -316,99 +406,6 @@ class _ToolCaller:
 def _text_of(result: CallToolResult) -> str:
     """The text of a tool's result; parts of it that are no text are left out."""
     return "".join(getattr(part, "text", "") for part in result.content)
-
-
-def ending(reply: Reply) -> str:
-    """How a finished run went, such as "r-1  held-out success 0.310 -> 0.870  better".
-
-    The numbers are those before and after training. A run without them, such as an evaluation, gets
-    its summary.
-    """
-    result = reply.get("result") or {}
-    evidence = result.get("evidence") or {}
-    before = (evidence.get("before") or {}).get("value")
-    after = (evidence.get("after") or {}).get("value")
-    if before is None or after is None:
-        return str(result.get("summary") or reply["summary"])
-    verdict = str(reply.get("verdict", "")).replace("_", " ")
-    metric = evidence.get("metric", "success")
-    return f"{reply['run_id']}  held-out {metric} {before:.3f} -> {after:.3f}  {verdict}"
-
-
-def column(logs: Mapping[str, Any], name: str) -> list[float]:
-    """The numbers in the column `name` of a page of logs; [] if there is no such column.
-
-    `logs` has `columns` (names) and `rows` (lists of cells). Cells that hold no number are left
-    out.
-    """
-    columns: Sequence[str] = logs.get("columns") or []
-    if name not in columns:
-        return []
-    index = list(columns).index(name)
-    rows = logs.get("rows") or []
-    values = [row[index] for row in rows if len(row) > index]
-    return [float(value) for value in values if isinstance(value, int | float)]
-
-
-def _is_better(facts: Reply) -> bool:
-    """Whether the demo has shown that both runs made the model better.
-
-    For SFT and for GRPO the verdict of the run and that of the comparison must be "better", and the
-    interval of the comparison must lie above 0. `facts` is the field of `Scene`; what a demo that
-    failed has not reached is missing there.
-    """
-    for algorithm in ("sft", "grpo"):
-        run = facts.get("runs", {}).get(algorithm, {})
-        comparison = facts.get("compared", {}).get(algorithm, {})
-        low, _ = _interval(comparison)
-        both_better = run.get("verdict") == "better" and comparison.get("verdict") == "better"
-        if not (both_better and low > 0):
-            return False
-    return True
-
-
-def _interval(comparison_reply: Reply) -> tuple[float, float]:
-    """The (low, high) interval of the first comparison in a reply of `compare_runs`.
-
-    It is (-infinity, infinity) if there is none.
-    """
-    comparisons = comparison_reply.get("comparisons") or [{}]
-    low, high = comparisons[0].get("interval") or (-math.inf, math.inf)
-    return low, high
-
-
-def _show_result(console: Console, scene: Scene, is_better: bool) -> None:
-    """Print the two verdicts, the answers of both models, the report's path and the time taken."""
-    facts = scene.facts
-    console.print()
-    for name in ("sft", "grpo"):
-        comparison = facts["compared"][name]
-        verdict = str(comparison.get("verdict", "unknown"))
-        line = Text(f"{name:<5}", style="bold")
-        line.append(verdict.replace("_", " "), style=VERDICTS.get(verdict, ""))
-        line.append(f"  {comparison['summary']}")
-        console.print(line, soft_wrap=True)
-    console.print()
-    console.print(f"“{QUESTION}”", soft_wrap=True)
-    console.print(_answers(facts["chat"]))
-    console.print()
-    if is_better:
-        console.print(Text("Verdict: better", style="bold green"))
-    else:
-        console.print(Text("Verdict: not better", style="bold red"))
-    console.print(f"Report:  {facts['report']}", soft_wrap=True)
-    console.print(f"Time:    {duration(facts['seconds'])}")
-
-
-def _answers(chat: Reply) -> Table:
-    """The answers of a chat as a table, that of the model before training first."""
-    table = Table(box=None, show_header=False)
-    table.add_column(style="dim")
-    table.add_column()
-    # The chat asked the trained model first.
-    for answer in reversed(chat.get("answers") or []):
-        table.add_row(str(answer.get("model", "")), str(answer.get("answer", "")).strip())
-    return table
 
 
 def _clean_up(scene: Scene, cancel_reason: str) -> None:

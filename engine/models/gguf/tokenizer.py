@@ -65,15 +65,15 @@ PRE_TOKENIZERS = {
     "llama-bpe": lambda: _split(_LLAMA3),  # Llama 3, 3.1, 3.2
     "gpt-2": lambda: pre.ByteLevel(add_prefix_space=False, use_regex=True),
 }
-_NORMALIZED = {"qwen2", "deepseek-r1-qwen"}  # these models bring text to Unicode's form NFC first
-_CONTROL, _USER_DEFINED = 3, 4  # types of token
+NORMALIZED = {"qwen2", "deepseek-r1-qwen"}  # these models bring text to Unicode's form NFC first
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of token
 _SPECIAL = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
     "unk_token": "tokenizer.ggml.unknown_token_id",
     "pad_token": "tokenizer.ggml.padding_token_id",
 }
-_WORD_START = "\u2581"  # what SentencePiece writes for a space
+WORD_START = "\u2581"  # what SentencePiece writes for a space
 
 
 def write(folder: Path, values: Values) -> None:
@@ -90,7 +90,10 @@ def write(folder: Path, values: Values) -> None:
     if len(types) != len(tokens):
         raise NotImportable(f"{len(tokens)} tokens have {len(types)} types")
     # Special ones first: both calls keep the ids that the vocabulary has already.
-    tokenizer.add_special_tokens([_added(tokens[i]) for i, t in enumerate(types) if t == _CONTROL])
+    special_types = (_UNKNOWN, _CONTROL)
+    tokenizer.add_special_tokens(
+        [_added(tokens[i]) for i, t in enumerate(types) if t in special_types]
+    )
     tokenizer.add_tokens([_added(tokens[i]) for i, t in enumerate(types) if t == _USER_DEFINED])
     tokenizer.save(str(folder / "tokenizer.json"))
     special = {
@@ -112,10 +115,12 @@ def write(folder: Path, values: Values) -> None:
 
 
 def _tokens(values: Values) -> list[str]:
-    """The texts of the tokens, by id. Raises NotImportable if there are none."""
+    """The texts of the tokens, by id. Raises NotImportable if there are none, or one twice."""
     tokens = values.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise NotImportable("the file has no tokens (tokenizer.ggml.tokens)")
+    if len(set(tokens)) < len(tokens):
+        raise NotImportable("a token is there twice (tokenizer.ggml.tokens)")
     return tokens
 
 
@@ -146,15 +151,27 @@ def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
     if not merges:
         raise NotImportable("the file has no merges (tokenizer.ggml.merges)")
     vocab = {token: number for number, token in enumerate(tokens)}
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    pairs = [_pair(merge, vocab) for merge in merges]
     # Llama 3 takes a word that is in the vocabulary as it is.
     bpe = models.BPE(vocab, pairs, ignore_merges=rule == "llama-bpe")
     tokenizer = Tokenizer(bpe)
-    if rule in _NORMALIZED:
+    if rule in NORMALIZED:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[rule]()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _pair(merge: str, vocab: dict[str, int]) -> tuple[str, str]:
+    """The two tokens that a merge joins. Raises NotImportable if one of them or the joined one is
+    no token."""
+    left, space, right = merge.partition(" ")
+    if not space:
+        raise NotImportable(f"{merge!r} is no merge (tokenizer.ggml.merges)")
+    for token in (left, right, left + right):
+        if token not in vocab:
+            raise NotImportable(f"the merge {merge!r} makes {token!r}, which is no token")
+    return left, right
 
 
 def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
@@ -171,10 +188,10 @@ def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
         vocab, _merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
     )
     tokenizer = Tokenizer(bpe)
-    steps: list[Any] = [normalizers.Replace(" ", _WORD_START)]
-    ends: list[Any] = [decoders.Replace(_WORD_START, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[Any] = [normalizers.Replace(" ", WORD_START)]
+    ends: list[Any] = [decoders.Replace(WORD_START, " "), decoders.ByteFallback(), decoders.Fuse()]
     if values.get("tokenizer.ggml.add_space_prefix") is not False:  # the default is to add one
-        steps.insert(0, normalizers.Prepend(_WORD_START))
+        steps.insert(0, normalizers.Prepend(WORD_START))
         ends.append(decoders.Strip(" ", 1, 0))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.decoder = decoders.Sequence(ends)

@@ -1,0 +1,77 @@
+"""Columns of numbers, one per row of a dataset, kept in files and read through memory maps, so that
+millions of rows take little memory."""
+
+import mmap
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+Code = Literal["B", "Q"]  # numbers of 8 and of 64 bits, as `array` names them
+# Hashes are looked at in portions of about this many, so that a set of them stays small.
+PORTION = 500_000
+_HASHES = 1 << 64  # a hash is a number below this
+
+
+class Column:
+    """A column in a file, written at its end and read as a whole.
+
+    Args:
+        path: of the file; made new.
+        code: type code of `array`, such as "Q" for 64 bits.
+    """
+
+    def __init__(self, path: Path, code: Code) -> None:
+        self.path = path
+        self.code: Code = code
+        path.write_bytes(b"")
+
+    def extend(self, values: array) -> None:
+        """Append the values, an array of the same type code."""
+        with open(self.path, "ab") as file:
+            values.tofile(file)
+
+    def values(self) -> Sequence[int]:
+        """All values, mapped from the file."""
+        return mapped(self.path, self.code)
+
+
+def mapped(path: Path, code: Code, first_byte: int = 0, count: int | None = None) -> Sequence[int]:
+    """`count` numbers of a file from `first_byte` on, mapped into memory; None: up to its end."""
+    size = path.stat().st_size
+    if size == 0:
+        return array(code)
+    with open(path, "rb") as file:
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    last_byte = size if count is None else first_byte + count * array(code).itemsize
+    return view[first_byte:last_byte].cast(code)
+
+
+def portions(count: int) -> Iterator[tuple[int, int]]:
+    """Ranges (from, below) of 64-bit hashes; each holds about PORTION of `count` random ones."""
+    parts = max(1, -(-count // PORTION))
+    edges = [_HASHES * part // parts for part in range(parts + 1)]
+    return pairwise(edges)
+
+
+def count_distinct(hashes: Sequence[int]) -> int:
+    """How many different values there are."""
+    return sum(
+        len({value for value in hashes if low <= value < high})
+        for low, high in portions(len(hashes))
+    )
+
+
+def repeated(hashes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields (position, position of the first with that value) of each value seen before."""
+    for low, high in portions(len(hashes)):
+        within = [value for value in hashes if low <= value < high]
+        if len(set(within)) == len(within):
+            continue
+        first: dict[int, int] = {}
+        for position, value in enumerate(hashes):
+            if low <= value < high:
+                earlier = first.setdefault(value, position)
+                if earlier != position:
+                    yield position, earlier

@@ -1,0 +1,117 @@
+"""The training rows of a version whose data stayed where it was, read one by one as they are asked
+for."""
+
+import hashlib
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import overload
+
+from engine.core.errors import UserError
+from engine.environments.indexed.columns import mapped
+from engine.environments.indexed.scan import default_id, read_line
+from engine.records.data_index import IndexedFile
+from envs.dataset import parse_line
+from envs.json_types import TaskRow
+from envs.row_shapes import to_task
+
+ROWS_INDEX = "rows.idx"  # of a version: where each training row begins, then its line; 64 bits each
+_ITEM_BYTES = 8
+
+
+def check_files(files: Sequence[IndexedFile], env_id: str) -> None:
+    """Make sure that the data files still hold what was pushed.
+
+    A file whose size and time are unchanged is believed; any other is hashed again. Raises
+    UserError DATASET_INVALID naming the file that is gone or changed.
+    """
+    for file in files:
+        try:
+            info = os.stat(file.path)
+            if (info.st_size, info.st_mtime_ns) == (file.size, file.mtime_ns):
+                continue
+            fault = f"has {info.st_size} bytes, not {file.size}"
+            if info.st_size == file.size:
+                with open(file.path, "rb") as content:
+                    digest = hashlib.file_digest(content, "sha256").hexdigest()
+                if digest == file.sha256:
+                    continue
+                fault = f"has the SHA-256 {digest[:12]}, not {file.sha256[:12]}"
+        except OSError as error:
+            fault = f"cannot be read: {error.strerror or error}"
+        raise UserError(
+            "DATASET_INVALID",
+            f"{file.path}, the data of {env_id}, {fault}",
+            hint="Large data files stay where they were pushed: put this one back, or push the "
+            "folder again and use the new version.",
+            field="env_id",
+        )
+
+
+class IndexedRows(Sequence[TaskRow]):
+    """The training rows of a version, each read from its file when it is asked for.
+
+    Args:
+        files: as they were pushed; they must not have changed (`check_files`).
+        index: the file ROWS_INDEX of the version.
+        chosen: positions of the rows to give; None for all.
+    """
+
+    def __init__(
+        self, files: Sequence[IndexedFile], index: Path, chosen: Sequence[int] | None = None
+    ) -> None:
+        self._files = files
+        self._index = index
+        self._ends = list(accumulate(file.train for file in files))
+        total = self._ends[-1] if self._ends else 0
+        self._offsets = mapped(index, "Q", 0, total)
+        self._lines = mapped(index, "Q", total * _ITEM_BYTES, total)
+        self._chosen = range(total) if chosen is None else chosen
+        self._descriptors: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    @overload
+    def __getitem__(self, index: int) -> TaskRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> "IndexedRows": ...
+    def __getitem__(self, index: int | slice) -> "TaskRow | IndexedRows":
+        """The row at `index`; of a slice, a view that has read nothing yet."""
+        if isinstance(index, slice):
+            return self.subset(range(len(self))[index])
+        row = self._chosen[index]
+        position = bisect_right(self._ends, row)
+        file = self._files[position]
+        content = read_line(self._descriptor(position), self._offsets[row])
+        task = to_task(parse_line(content), default_id(file.name, self._lines[row]))
+        return stored_row(task.to_row(), "train")
+
+    def __iter__(self) -> Iterator[TaskRow]:
+        return (self[index] for index in range(len(self)))
+
+    def subset(self, indices: Sequence[int]) -> "IndexedRows":
+        """The rows at these indices, as a view that has read nothing yet."""
+        chosen = self._chosen
+        rows = indices if chosen == range(len(self)) else [chosen[index] for index in indices]
+        return IndexedRows(self._files, self._index, rows)
+
+    def _descriptor(self, position: int) -> int:
+        """The open file at `position`; it stays open as long as the rows are used."""
+        if position not in self._descriptors:
+            path = self._files[position].path
+            self._descriptors[position] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._descriptors[position]
+
+    def __del__(self) -> None:
+        for descriptor in getattr(self, "_descriptors", {}).values():
+            os.close(descriptor)
+
+
+def stored_row(row: TaskRow, split: str) -> TaskRow:
+    """A task's row as a version stores it: with its side and its reference conversation."""
+    row["split"] = split
+    row["gold"] = None if row["answer"] is None else [*row["prompt"], *row["answer"]]
+    return row

@@ -1,0 +1,157 @@
+"""LoRA adapters in PEFT's format: their shape, the base they were made for, whether they fit it.
+
+An adapter comes from a run of this home, from a folder (an export of ours among them) or from the
+hub. One of ours says in honesmith.json which weights its base had.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.core.errors import UserError
+from engine.core.files import JsonObject, read_object
+from engine.home.run_dir import Home
+from engine.models import model_files
+from engine.models.hashes import file_hashes
+from engine.models.hub import ADAPTER_FILES
+from engine.models.model_files import AdapterFacts, ModelFacts
+
+CONFIG, WEIGHTS = ADAPTER_FILES
+ORIGIN = "honesmith.json"  # beside an export: where it came from
+BASE_WEIGHTS = "base_weights"  # its key for the SHA-256 of the base's weight files
+# Options of PEFT with which a LoRA is another function than scale * B A on whole projections.
+NOT_PLAIN = (
+    "use_dora",
+    "use_qalora",
+    "use_bdlora",
+    "lora_bias",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "layers_to_transform",
+    "layer_replication",
+    "trainable_token_indices",
+    "target_parameters",
+    "fan_in_fan_out",
+)
+
+
+@dataclass(frozen=True)
+class NamedBase:
+    """What an adapter says of its base model.
+
+    Attributes:
+        names: references to try in turn: a name, a hub id, a path.
+        weights: SHA-256 of its weight files by name; {} where the adapter does not say.
+    """
+
+    names: tuple[str, ...]
+    weights: dict[str, str]
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds an adapter and no model."""
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
+    """The shape of the adapter in `folder`, from its adapter_config.json.
+
+    `base` are the facts of its base. Raises UserError ADAPTER_MISMATCH if it is no plain LoRA, or
+    if it adapts a projection that is not trained in such a model, and MODEL_UNSUPPORTED if the file
+    cannot be read.
+    """
+    config = model_files.load_json(folder / CONFIG)
+    rank = config.get("r")
+    alpha = config.get("lora_alpha")
+    targets = config.get("target_modules")
+    if not isinstance(rank, int) or not isinstance(alpha, int | float) or not targets:
+        raise mismatch(f"{folder} is no LoRA adapter in PEFT's format")
+    _require_plain(config, folder)
+    # PEFT writes a single target as a text.
+    names = [targets] if isinstance(targets, str) else [str(name) for name in targets]
+    if "all-linear" in names:
+        projections = list(base.targets)
+    else:
+        projections = [name for name in base.targets if name in names]
+    unknown = sorted(set(names) - set(projections) - {"all-linear"})
+    if unknown or not projections:
+        raise mismatch(f"{folder} adapts {', '.join(unknown)}, which are not trained here")
+    return AdapterFacts(rank, int(alpha), tuple(projections))
+
+
+def _require_plain(config: JsonObject, folder: Path) -> None:
+    """Raise UserError ADAPTER_MISMATCH for options under which it is another function than a LoRA
+    scaled by lora_alpha / r."""
+    options = [name for name in (*NOT_PLAIN, "use_rslora") if config.get(name)]
+    if config.get("peft_type", "LORA") != "LORA":
+        options.append(f"peft_type {config['peft_type']}")
+    if config.get("bias", "none") != "none":
+        options.append(f"bias {config['bias']}")
+    if config["lora_alpha"] != int(config["lora_alpha"]):
+        options.append(f"lora_alpha {config['lora_alpha']}, which is no whole number")
+    if options:
+        raise mismatch(f"{folder} is no plain LoRA: it sets {', '.join(options)}")
+
+
+def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
+    """Raise UserError ADAPTER_MISMATCH unless the adapter's matrices fit the base model.
+
+    Every layer must have both matrices of each adapted projection, in the right shape. Only the
+    header of the weights is read.
+    """
+    weights = folder / WEIGHTS
+    if not weights.is_file():
+        raise mismatch(f"{folder} has no {WEIGHTS}")
+    tensors = model_files.read_header(weights)
+    for name in adapter.targets:
+        sizes = facts.projection_shapes(name)
+        expected_shapes = {
+            "lora_A": [(adapter.rank, inputs) for inputs, _ in sizes],
+            "lora_B": [(outputs, adapter.rank) for _, outputs in sizes],
+        }
+        for matrix, expected in expected_shapes.items():
+            stored_shapes = [
+                tensor.shape for key, tensor in tensors.items() if f".{name}.{matrix}." in key
+            ]
+            # Layers of one model may have different sizes.
+            if Counter(stored_shapes) == Counter(expected):
+                continue
+            message = (
+                f"{folder} does not fit its base: {len(expected)} {name}.{matrix} of "
+                f"{list(expected[0])} expected, {len(stored_shapes)} there"
+            )
+            if stored_shapes:
+                message += f", the first {list(stored_shapes[0])}"
+            raise mismatch(message)
+
+
+def named_base(folder: Path) -> NamedBase:
+    """What the adapter in `folder` says of its base. Raises UserError MODEL_UNSUPPORTED if its
+    adapter_config.json cannot be read."""
+    origin = read_object(folder / ORIGIN)  # {} where there is none
+    named = model_files.load_json(folder / CONFIG).get("base_model_name_or_path")
+    names = [name for name in (origin.get("base"), named) if isinstance(name, str) and name]
+    weights = origin.get(BASE_WEIGHTS)
+    return NamedBase(tuple(dict.fromkeys(names)), weights if isinstance(weights, dict) else {})
+
+
+def require_same_weights(home: Home, folder: Path, base: NamedBase, base_path: Path) -> None:
+    """Raise UserError ADAPTER_MISMATCH if the model in `base_path` has other weights than the base
+    that the adapter was trained on. Nothing is checked where the adapter does not say."""
+    if not base.weights:
+        return
+    files = [base_path / Path(name).name for name in base.weights]
+    present = [file for file in files if file.is_file()]
+    if not present and not list(base_path.glob("*.safetensors")):
+        return  # of a hub model whose weights come when the run starts
+    if file_hashes(home, present) != base.weights:
+        raise mismatch(
+            f"{folder} was trained on {base.names[0]} with other weights than {base_path} has",
+            hint="Put the base model that it was trained on at that place.",
+        )
+
+
+def mismatch(message: str, hint: str = "Start from the base model instead.") -> UserError:
+    """The error for an adapter that cannot be used on its base model."""
+    return UserError("ADAPTER_MISMATCH", message, hint=hint, field="model")

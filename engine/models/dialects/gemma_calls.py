@@ -1,0 +1,48 @@
+"""Gemma 4's tool calls: `<|tool_call>call:name{key:value,...}<tool_call|>`; a text is
+`<|"|>text<|"|>`, and keys have no quotes or those of a text."""
+
+import re
+from collections.abc import Sequence
+
+from engine.models.dialects.reading import (
+    Found,
+    FoundCall,
+    Malformed,
+    between_marks,
+    shown,
+    skip_mark,
+)
+from engine.models.dialects.values import read_pairs
+from envs.json_types import ToolSchema
+
+_QUOTE = '<|"|>'
+_NAME = re.compile(r"\s*call:([^\s{]+)")
+
+
+def gemma(text: str, _tools: Sequence[ToolSchema]) -> Found:
+    """The calls of a reply. The mark that asks for their answers is left out of the content."""
+    found = between_marks(text, "<|tool_call>", "<tool_call|>", _body)
+    if not found.calls and not found.faults:
+        return found
+    content = found.content.removesuffix("<|tool_response>").rstrip()
+    return Found(content, found.calls, found.faults)
+
+
+def _body(text: str, at: int) -> tuple[list[FoundCall], int]:
+    """A name and an object."""
+    named = _NAME.match(text, at)
+    if not named:
+        raise Malformed(f"no call:name in {shown(text[at:])}")
+    arguments, at = read_pairs(text, skip_mark(text, named.end(), "{"), _text_at)
+    return [FoundCall(named.group(1), arguments)], at
+
+
+def _text_at(text: str, at: int) -> tuple[str, int] | None:
+    """The text between two quotes, if one begins here. Raises Malformed where it has no end."""
+    if not text.startswith(_QUOTE, at):
+        return None
+    at += len(_QUOTE)
+    end = text.find(_QUOTE, at)
+    if end < 0:
+        raise Malformed(f"a text without its end: {shown(text[at:])}")
+    return text[at:end], end + len(_QUOTE)

@@ -1,0 +1,108 @@
+"""Tool calls as Python: `[name(a=1, b='x'), ...]`. Nothing of it is run.
+
+Python's own parser does not read them all: names of tools have hyphens, objects are JSON, and some
+templates write quotes and line feeds inside a text as they are.
+"""
+
+import re
+from collections.abc import Sequence
+
+from engine.models.dialects.reading import (
+    Found,
+    FoundCall,
+    Malformed,
+    between_marks,
+    shown,
+    skip_space,
+)
+from engine.models.dialects.values import after_item, read_pairs
+from envs.json_types import ToolSchema
+
+_NAME = re.compile(r"\s*([A-Za-z_][\w.\-]*)\s*\(")
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"', "/": "/"}
+_AFTER_TEXT = (",", ")", "]", "}", ":")  # what a text's closing quote stands before
+
+
+def lfm(text: str, _tools: Sequence[ToolSchema]) -> Found:
+    """`<|tool_call_start|>[name(a=1)]<|tool_call_end|>`: LFM2."""
+    return between_marks(text, "<|tool_call_start|>", "<|tool_call_end|>", _calls)
+
+
+def pythonic(text: str, _tools: Sequence[ToolSchema]) -> Found:
+    """The whole reply is `[name(a=1), ...]`, between `<|python_start|>` and `<|python_end|>` or
+    without them: Llama 3.2 and 4. A list of other things is an answer, not a call."""
+    body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
+    if not (body.startswith("[") and _NAME.match(body, 1)):
+        return Found(text)
+    return python_calls(body, text)
+
+
+def python_calls(body: str, text: str) -> Found:
+    """The calls of an expression that is all of a reply.
+
+    Args:
+        body: the expression.
+        text: the reply, which stays the content where the expression is no call.
+    """
+    try:
+        calls, at = _calls(body, 0)
+        if skip_space(body, at) < len(body):
+            raise Malformed(f"text after the calls: {shown(body[at:])}")
+    except Malformed as fault:
+        return Found(text, (), (str(fault),))
+    return Found("", tuple(calls))
+
+
+def _calls(text: str, at: int) -> tuple[list[FoundCall], int]:
+    """A call or a list of calls, and the position after it. Raises Malformed."""
+    at = skip_space(text, at)
+    if not text.startswith("[", at):
+        call, at = _call(text, at)
+        return [call], at
+    calls: list[FoundCall] = []
+    at += 1
+    while not text.startswith("]", at := skip_space(text, at)):
+        call, at = _call(text, at)
+        calls.append(call)
+        at = after_item(text, at, "]")
+    if not calls:
+        raise Malformed("a list of no calls")
+    return calls, at + 1
+
+
+def _call(text: str, at: int) -> tuple[FoundCall, int]:
+    """`name(a=1)`, or `name.call(a=1)` as Llama writes tools that it has built in."""
+    named = _NAME.match(text, at)
+    if not named:
+        raise Malformed(f"no call of a tool: {shown(text[at:])}")
+    arguments, at = read_pairs(text, named.end(), _text_at, between="=", closing=")")
+    return FoundCall(named.group(1).removesuffix(".call"), arguments), at
+
+
+def _text_at(text: str, at: int) -> tuple[str, int] | None:
+    """The text in quotes that begins here, if one does.
+
+    It ends at the first quote of its kind that is not escaped and stands before a comma, a colon, a
+    closing bracket or the end. Raises Malformed where there is none.
+    """
+    quote = text[at : at + 1]
+    if quote not in ("'", '"') or not quote:
+        return None
+    end = at + 1
+    while end < len(text):
+        if text[end] == "\\":
+            end += 2
+            continue
+        if text[end] == quote and text.startswith(_AFTER_TEXT, skip_space(text, end + 1)):
+            return _ESCAPE.sub(_unescaped, text[at + 1 : end]), end + 1
+        end += 1
+    raise Malformed(f"a text without its end: {shown(text[at:])}")
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """What an escape stands for; one that nobody knows stays as it is."""
+    code = match.group(1)
+    if len(code) > 1:
+        return chr(int(code[1:], 16))
+    return _ESCAPED.get(code, match.group())

@@ -1,0 +1,227 @@
+"""What all readers of tool calls share: calls, faults, marks, and values written as plain text.
+
+A reader is a function from the text of a reply (its reasoning taken off) to `Found`.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from envs.json_types import JsonObject, ToolSchema
+
+
+def finite(text: str) -> float:
+    """The number that a text is. Raises ValueError for one that JSON does not have: NaN, and
+    whatever a float cannot hold."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"no number: {text}")
+    return number
+
+
+_DECODER = json.JSONDecoder(parse_float=finite, parse_constant=finite)
+_SHOWN_CHARS = 60  # of a text that cannot be read, in the fault
+_CONSTANTS = {"True": True, "False": False, "None": None}
+
+
+class Malformed(ValueError):
+    """Something began as a tool call and is none; the text says why."""
+
+
+@dataclass(frozen=True)
+class FoundCall:
+    """One call that a model wrote.
+
+    Attributes:
+        name: of the tool, whether or not it exists.
+        arguments: by name.
+        id: where the dialect writes one, else "".
+    """
+
+    name: str
+    arguments: JsonObject
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the text of a reply holds.
+
+    Attributes:
+        content: the text without the calls.
+        calls: in the order they were written.
+        faults: why a call could not be read, one text for each.
+    """
+
+    content: str
+    calls: tuple[FoundCall, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+Reader = Callable[[str, Sequence[ToolSchema]], Found]
+# Reads one call or several from a position of the text; returns them with the position after them.
+Body = Callable[[str, int], tuple[list[FoundCall], int]]
+
+
+def between_marks(text: str, opening: str, closing: str, body: Body) -> Found:
+    """The calls that stand between two marks, any number of times in a text.
+
+    Args:
+        opening: what begins a call.
+        closing: what must follow it; "" where nothing has to.
+        body: reads what stands between; raises Malformed.
+    """
+    calls: list[FoundCall] = []
+    faults: list[str] = []
+    said: list[str] = []
+    at = 0
+    while (start := text.find(opening, at)) >= 0:
+        said.append(text[at:start])
+        at = start + len(opening)
+        try:
+            found, after = body(text, at)
+            at = skip_mark(text, after, closing)
+            calls += found
+        except Malformed as fault:
+            faults.append(str(fault))
+            end = text.find(closing, at) if closing else -1
+            at = len(text) if end < 0 else end + len(closing)
+    said.append(text[at:])
+    if not calls and not faults:
+        return Found(text)
+    return Found("".join(said).strip(), tuple(calls), tuple(faults))
+
+
+def skip_mark(text: str, at: int, mark: str) -> int:
+    """The position after `mark`, which must stand at `at`, after any white space. Raises
+    Malformed."""
+    at = skip_space(text, at)
+    if not text.startswith(mark, at):
+        raise Malformed(f"{mark} should follow, not {shown(text[at:])}")
+    return at + len(mark)
+
+
+def skip_space(text: str, at: int) -> int:
+    """The position of the first character from `at` on that is no white space."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def shown(text: str) -> str:
+    """The beginning of a text as it stands in a fault."""
+    return repr(text[:_SHOWN_CHARS]) if text else "the end"
+
+
+def json_value(text: str, at: int) -> tuple[object, int]:
+    """The JSON value that begins at `at`, after any white space, and the position after it. Raises
+    Malformed."""
+    at = skip_space(text, at)
+    try:
+        return _DECODER.raw_decode(text, at)
+    except json.JSONDecodeError as error:
+        raise Malformed(f"not JSON ({error.msg}): {shown(text[at:])}") from error
+    # ValueError: NaN, 1e999, an integer of thousands of digits. RecursionError: nested too deeply.
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"not JSON: {shown(text[at:])}") from error
+
+
+def call_from_json(value: object) -> FoundCall:
+    """A call from an object with `name` and `arguments` (or `parameters`), which may be JSON in a
+    text. Raises Malformed."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise Malformed(f"a call is an object with a name, not {shown(json.dumps(value))}")
+    arguments = value.get("arguments", value.get("parameters"))
+    identity = value.get("id")
+    return FoundCall(
+        name=value["name"],
+        arguments=arguments_from(arguments, value["name"]),
+        id=identity if isinstance(identity, str) else "",
+    )
+
+
+def arguments_from(value: object, name: str) -> JsonObject:
+    """The arguments of the tool `name`: an object, the JSON text of one, or nothing. Raises
+    Malformed."""
+    if isinstance(value, str):
+        value = json_value(value, 0)[0] if value.strip() else None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Malformed(f"the arguments of {name} are no object: {shown(json.dumps(value))}")
+    return value
+
+
+def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, object]:
+    """The schemas of a tool's parameters, by their names; {} where the tool or they are unknown."""
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, dict) and function.get("name") == name:
+            parameters = function.get("parameters")
+            properties = parameters.get("properties") if isinstance(parameters, dict) else None
+            return properties if isinstance(properties, dict) else {}
+    return {}
+
+
+def typed(text: str, schema: object) -> object:
+    """The value that a plain text stands for, where a dialect writes texts without quotes.
+
+    The schema of the parameter decides: "75001" is a text or a number. Without one, what reads as
+    JSON is that value, and everything else is text. Python's True, False and None are read too,
+    which some templates write.
+    """
+    types = _types(schema)
+    if types == {"string"}:
+        return text
+    value = _literal(text.strip())
+    if isinstance(value, str):  # quotes in the text belong to it
+        return text
+    if "string" in types and not {_type_of(value), "number" if _is_number(value) else ""} & types:
+        return text
+    return value
+
+
+def _types(schema: object) -> set[str]:
+    """The names of the types that a schema allows; empty where it names none."""
+    if not isinstance(schema, dict):
+        return set()
+    declared = schema.get("type")
+    types = {declared} if isinstance(declared, str) else set()
+    if isinstance(declared, list):
+        types |= {name for name in declared if isinstance(name, str)}
+    for word in ("anyOf", "oneOf"):
+        choices = schema.get(word)
+        for choice in choices if isinstance(choices, list) else []:
+            types |= _types(choice)
+    values = schema.get("enum")
+    if not types and isinstance(values, list):
+        types = {_type_of(value) for value in values}
+    return types
+
+
+def _type_of(value: object) -> str:
+    """The JSON type of a value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "integer" if float(value).is_integer() else "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _literal(text: str) -> object:
+    """The value that a text is as JSON, or as one of Python's constants; else the text itself."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return text

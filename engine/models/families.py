@@ -1,0 +1,261 @@
+"""What is known of model families: which are refused and why, and which of a model's matrices can
+carry an adapter.
+
+Any family that transformers loads as a causal language model is trained; what a model of it looks
+like is read from its config.json and the headers of its weights, so this module holds only what
+those two do not say.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from engine.core.files import JsonObject
+from engine.records.settings import ANY_MLP, KNOWN_PROJECTIONS
+
+# Families that our own forward computes (engine/worker/network/decoder.py), by model_type. All
+# others, and models of these with a part that it lacks, run through transformers.
+OWN_FORWARD = ("granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
+
+# Why a family is refused, by model_type.
+_NO_ATTENTION = "it has no attention layers, and its recurrence is trained nowhere here"
+_IN_ENCODER = "an encoder reads its prompt; only decoder-only models are trained"
+REFUSED = {
+    "mamba": _NO_ATTENTION,
+    "mamba2": _NO_ATTENTION,
+    "falcon_mamba": _NO_ATTENTION,
+    "rwkv": _NO_ATTENTION,
+    "xlstm": _NO_ATTENTION,
+    "recurrent_gemma": "its recurrent state is kept outside the cache, so what is sampled would "
+    "not be what is trained",
+    "minimax": "it samples with a cache of its own alone",
+    "bart": _IN_ENCODER,
+    "mbart": _IN_ENCODER,
+    "t5gemma": _IN_ENCODER,
+    "diffusion_gemma": "it writes by diffusion, not token by token",
+}
+# How the class of a causal language model ends, of one that holds other parts beside it, and of
+# the first generation of models.
+_CAUSAL = "ForCausalLM"
+_FIRST = "LMHeadModel"
+_COMPOSITE = "ForConditionalGeneration"
+
+# Sizes that config.json may leave out, because they are the defaults of the family's class in
+# transformers, by model_type of the text model.
+_DEFAULTS = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+    }
+}
+
+# Projections that have a known name but take no adapter, by model_type: PEFT refuses them, because
+# the layer's fast path reads their weights past the adapter.
+WITHOUT_ADAPTER = {
+    "falcon_h1": ("out_proj",),
+    "bamba": ("out_proj",),
+    "jamba": ("out_proj", "in_proj"),
+    "granitemoehybrid": ("out_proj",),
+    "nemotron_h": ("out_proj",),
+    "zamba2": ("out_proj",),
+}
+
+# Parts of a model beside the layers that read text, and experts, which are not adapted: matched
+# against the whole name of a module, as PEFT's `exclude_modules`.
+NOT_ADAPTED = (
+    r"(.*\.)?(experts|vision_tower|vision_model|visual|vision_encoder|audio_tower|audio_model"
+    r"|audio_encoder|multi_modal_projector|embed_vision|embed_audio|mtp)\..*"
+)
+_LAYER = re.compile(r"^(?P<before>.*?)\b(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<path>.+)$")
+_EXPERTS = re.compile(r"\bexperts\b")
+# Where a config.json says how many experts there are, and through how many of them a token runs.
+_EXPERT_COUNT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS_PER_TOKEN = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "top_k_experts",
+    "moe_topk",
+    "moe_k",
+)
+_EXPERT_WIDTH = ("moe_intermediate_size", "expert_intermediate_size")
+_SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")
+_KEYS_AND_VALUES = frozenset(("k_proj", "qkv_proj", "query_key_value", "kv_b_proj"))
+
+# Gives a value of a model's configuration by name; None if it has none.
+Lookup = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A projection that can carry an adapter: its name in a layer, and its (inputs, outputs) in
+    each layer that has it."""
+
+    name: str
+    shapes: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What the layers of a model hold, from the shapes of their weights.
+
+    Attributes:
+        projections: those that can carry an adapter, in the order of KNOWN_PROJECTIONS.
+        active_params: parameters of the matrices that one token runs through: of the experts only
+            its share.
+        linear_params: parameters of all matrices but the experts', which 4 bits can hold.
+        attention_layers: layers that keep keys and values.
+        layers: layers that have any weights.
+    """
+
+    projections: tuple[Projection, ...]
+    active_params: int
+    linear_params: int
+    attention_layers: int
+    layers: int
+
+
+def text_part(config: Mapping[str, Any]) -> JsonObject:
+    """The configuration of the model that reads text: `config`, overlaid with its `text_config`
+    where it has several parts, with the family's defaults for what both leave out."""
+    text = config.get("text_config")
+    merged = dict(config) | text if isinstance(text, dict) else dict(config)
+    return _DEFAULTS.get(str(merged.get("model_type")), {}) | merged
+
+
+def refusal(config: Mapping[str, Any], architecture: str) -> str:
+    """Why a model with this config.json cannot be trained, such as "it writes by diffusion"; "" if
+    it can. `architecture` is the class that the config names, "" for none."""
+    types = [str(text_part(config).get("model_type") or ""), str(config.get("model_type") or "")]
+    for model_type in types:
+        if model_type in REFUSED:
+            return REFUSED[model_type]
+    if config.get("is_encoder_decoder"):
+        return _IN_ENCODER
+    if architecture.endswith(_FIRST):
+        return "models of this generation store projections in ways that no adapter here fits"
+    has_text_part = isinstance(config.get("text_config"), dict)
+    if not architecture.endswith(_CAUSAL) and not (
+        architecture.endswith(_COMPOSITE) and has_text_part
+    ):
+        return "it is no causal language model, nor one that holds such a model (text_config)"
+    if not any(_transformers_knows(model_type) for model_type in types if model_type):
+        return f"the transformers installed here knows no model_type {types[0] or 'none'}"
+    return ""
+
+
+@cache
+def _transformers_knows(model_type: str) -> bool:
+    """Whether the installed transformers has the family, without importing it: each has a folder.
+    True where transformers is not installed, as on a server that trains elsewhere."""
+    spec = find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations:
+        return True
+    package = Path(spec.submodule_search_locations[0])
+    folder = model_type.replace("-", "_")
+    names = (folder, folder.removesuffix("_text"))
+    return any(package.joinpath("models", name).is_dir() for name in names)
+
+
+def read_layers(
+    shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], layers: int
+) -> LayerFacts:
+    """What the first `layers` layers of the text model hold.
+
+    Weights beyond them (layers that predict further tokens) and those of other parts are left out,
+    as transformers does not load them.
+
+    Args:
+        shapes: of all weights, by name, as [outputs, inputs].
+        config: of the text model (`text_part`).
+    """
+    found: dict[str, list[tuple[int, int]]] = {}
+    linear_params = expert_params = 0
+    attention_layers: set[int] = set()
+    seen: set[int] = set()
+    left_out = WITHOUT_ADAPTER.get(str(config.get("model_type")), ())
+    for name, shape in sorted(shapes.items()):
+        match = _LAYER.match(name)
+        if match is None or int(match["number"]) >= layers or _other_part(match["before"]):
+            continue
+        seen.add(int(match["number"]))
+        path = match["path"]
+        # Experts lie in one tensor of three dimensions, or each in its own.
+        is_fused = len(shape) == 3 and shape[0] > 1 and shape[1] > 1
+        if _EXPERTS.search(path) or (is_fused and not path.endswith("conv1d.weight")):
+            expert_params += prod(shape) if len(shape) > 1 else 0
+            continue
+        if len(shape) != 2 or not path.endswith(".weight"):  # norms, biases, convolutions
+            continue
+        linear_params += prod(shape)
+        leaf = path.removesuffix(".weight").rpartition(".")[2]
+        if leaf in _KEYS_AND_VALUES:
+            attention_layers.add(int(match["number"]))
+        if leaf in KNOWN_PROJECTIONS and leaf not in left_out:
+            outputs, inputs = shape
+            found.setdefault(leaf, []).append((inputs, outputs))
+    if expert_params:
+        # PEFT takes an MLP's names for the experts' fused weights, in the dense layers and in the
+        # shared expert of such a model too. So only attention carries adapters.
+        found = {name: each for name, each in found.items() if name not in ANY_MLP}
+    return LayerFacts(
+        projections=tuple(
+            Projection(name, tuple(found[name])) for name in KNOWN_PROJECTIONS if name in found
+        ),
+        active_params=linear_params + round(expert_params * expert_share(config.get)),
+        linear_params=linear_params,
+        attention_layers=len(attention_layers),
+        layers=len(seen),
+    )
+
+
+def _other_part(before: str) -> bool:
+    """Whether the name of a weight up to its layer's number leads into a part that does not read
+    text, such as "model.vision_tower.encoder."."""
+    return re.fullmatch(NOT_ADAPTED, before + "x") is not None
+
+
+def expert_share(value: Lookup) -> float:
+    """The share of the experts that one token runs through; 1 where nothing is said of experts."""
+    count, chosen = _first(value, _EXPERT_COUNT), _first(value, _EXPERTS_PER_TOKEN)
+    return min(1.0, chosen / count) if count and chosen else 1.0
+
+
+def active_width(value: Lookup) -> int:
+    """The width between the two products of an MLP as one token sees it; 0 where the configuration
+    does not say it. Of experts it is the width of all that a token runs through together."""
+    dense = _first(value, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
+    chosen = _first(value, _EXPERTS_PER_TOKEN)
+    if not _first(value, _EXPERT_COUNT) or not chosen:
+        return dense
+    expert = _first(value, _EXPERT_WIDTH) or dense
+    shared = _first(value, _SHARED_WIDTH) or expert * _first(value, _SHARED_EXPERTS)
+    return max(dense, chosen * expert + shared)
+
+
+def head_width(value: Lookup) -> int:
+    """Numbers of a key or value of one head; 0 where the configuration does not say it. In latent
+    attention (DeepSeek), whose keys and values differ in size, it is the mean of both."""
+    latent = _first(value, ("kv_lora_rank",))
+    values = _first(value, ("v_head_dim",))
+    if latent and values:
+        keys = _first(value, ("qk_nope_head_dim",)) + _first(value, ("qk_rope_head_dim",))
+        return (keys + values) // 2
+    return _first(value, ("head_dim",))
+
+
+def _first(value: Lookup, names: tuple[str, ...]) -> int:
+    """The first positive integer that the configuration has under one of `names`; 0 for none."""
+    for name in names:
+        found = value(name)
+        if isinstance(found, int) and not isinstance(found, bool) and found > 0:
+            return found
+    return 0

@@ -1,0 +1,225 @@
+"""Turn a model folder into a GGUF file, with weights of the kind f16 or q8_0 (blocks of 32 numbers
+of 8 bits). Matrices are stored so, vectors as float32.
+
+The file holds the vocabulary, the rule that cuts words and the chat template, so that llama.cpp and
+what is built on it ask the model as it was trained. A model whose tokenizer or positions GGUF has
+no name for is refused with what is missing.
+
+Runs in the process that merged the model: it needs the package `gguf` and numpy. Memory stays at
+one tensor.
+
+Sources: the GGUF specification (github.com/ggml-org/ggml, docs/gguf.md), and the order of rows in
+llama.cpp's convert_hf_to_gguf.py.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from engine.core.files import JsonObject, sync_folder
+from engine.models import model_files
+from engine.models.gguf import names, vocabulary
+from engine.models.gguf.vocabulary import NotExportable
+from engine.models.model_files import ModelFacts
+
+KINDS = ("f16", "q8_0")
+_ARCHITECTURES = {model: kind for kind, (model, _) in names.ARCHITECTURES.items()}
+_ARCHITECTURES["MistralForCausalLM"] = "llama"
+_TOP_NAMES = {name: gguf for gguf, name in names.TOP_NAMES.items()}
+_LAYER_NAMES = {name: gguf for gguf, name in names.LAYER_NAMES.items()}
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor of a safetensors file; `heads`: by which its rows are reordered, 0 for not."""
+
+    file: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    first_byte: int
+    heads: int = 0
+
+
+def export_gguf(folder: Path, file: Path, kind: str) -> None:
+    """Write the model in `folder` as the GGUF file `file`, which appears complete or not at all.
+
+    Raises NotExportable if GGUF has no name for a part of it, UserError MODEL_UNSUPPORTED if the
+    folder holds no whole model.
+    """
+
+    facts = model_files.read_facts(folder)
+    config = model_files.load_json(folder / "config.json")
+    architecture = _ARCHITECTURES.get(facts.architecture)
+    if architecture is None:
+        raise NotExportable(f"its architecture is {facts.architecture}")
+    stored = list(_stored_tensors(folder, facts, architecture))
+    values = _values(config, facts, architecture) | vocabulary.read(folder, facts.vocab)
+    factors = _rope_factors(config, facts)
+    aside = file.with_name(f".{file.name}.aside")
+    writer = GGUFWriter(aside, architecture)
+    try:
+        for key, value in values.items():
+            _add_value(writer, key, value)
+        writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"])
+        for each in stored:
+            _add_tensor(writer, _gguf_name(each.name), each.shape, _storage(each.shape, kind))
+        if factors is not None:
+            _add_tensor(writer, names.ROPE_FACTORS, factors.shape, GGMLQuantizationType.F32)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for each in stored:
+            writer.write_tensor_data(gguf.quantize(_read(each), _storage(each.shape, kind)))
+        if factors is not None:
+            writer.write_tensor_data(factors)
+        writer.flush()
+        writer.close()
+        os.replace(aside, file)
+        sync_folder(file.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _values(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObject:
+    """The sizes of the model under GGUF's keys. Raises NotExportable for positions that GGUF has no
+    name for."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    found: JsonObject = {
+        "block_count": facts.layers,
+        "context_length": facts.max_positions,
+        "embedding_length": facts.hidden,
+        "feed_forward_length": facts.intermediate,
+        "attention.head_count": facts.heads,
+        "attention.head_count_kv": facts.kv_heads,
+        "attention.key_length": facts.head_dim,
+        "attention.value_length": facts.head_dim,
+        "attention.layer_norm_rms_epsilon": float(config.get("rms_norm_eps", 1e-6)),
+        "rope.dimension_count": facts.head_dim,
+        "rope.freq_base": float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+        "vocab_size": facts.vocab,
+    }
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind in ("linear", "yarn"):
+        found |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
+        if kind == "yarn":
+            original = rope.get("original_max_position_embeddings", facts.max_positions)
+            found["rope.scaling.original_context_length"] = int(original)
+    elif kind not in ("default", "llama3"):
+        raise NotExportable(f"its rotary positions are scaled by {kind!r}")
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        raise NotExportable(f"it looks back {config['sliding_window']} tokens only")
+    return {f"{architecture}.{key}": value for key, value in found.items()}
+
+
+def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
+    """What Llama 3's scaling divides each rotary frequency by; None for other models.
+
+    Formula: Llama 3.1's, as transformers' modeling_rope_utils has it.
+    """
+
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") != "llama3":
+        return None
+    size = facts.head_dim // 2
+    wavelengths = 2 * np.pi * float(rope["rope_theta"]) ** (np.arange(size) / size)
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    original = float(rope["original_max_position_embeddings"])
+    smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
+    return (1.0 / ((1 - smooth) / float(rope["factor"]) + smooth)).astype(np.float32)
+
+
+def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Iterator[_Stored]:
+    """The tensors to write; an output layer that shares the embedding is left out."""
+    counts = {"q_proj": facts.heads, "k_proj": facts.kv_heads} if architecture == "llama" else {}
+    for file_name in model_files.weight_files(folder):
+        path = folder / file_name
+        with open(path, "rb") as file:
+            [length] = struct.unpack("<Q", file.read(8))
+            header: JsonObject = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name == "__metadata__" or (name == "lm_head.weight" and facts.tied):
+                continue
+            yield _Stored(
+                path,
+                name,
+                entry["dtype"],
+                tuple(entry["shape"]),
+                8 + length + entry["data_offsets"][0],
+                counts.get(name.split(".")[-2], 0),
+            )
+
+
+def _gguf_name(name: str) -> str:
+    """GGUF's name of a tensor. Raises NotExportable if it has none."""
+    if name in _TOP_NAMES:
+        return _TOP_NAMES[name]
+    start, _, rest = name.partition("model.layers.")
+    layer, _, part = rest.partition(".")
+    stem, _, ending = part.rpartition(".")
+    if start or stem not in _LAYER_NAMES:
+        raise NotExportable(f"GGUF has no name for the tensor {name}")
+    return f"blk.{layer}.{_LAYER_NAMES[stem]}.{ending}"
+
+
+def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
+    """How a tensor is stored: vectors in full, rows that do not divide into blocks as float16."""
+
+    if len(shape) == 1:
+        return GGMLQuantizationType.F32
+    wanted = GGMLQuantizationType[kind.upper()]
+    block, _ = gguf.GGML_QUANT_SIZES[wanted]
+    return GGMLQuantizationType.F16 if shape[-1] % block else wanted
+
+
+def _add_tensor(
+    writer: GGUFWriter, name: str, shape: tuple[int, ...], storage: GGMLQuantizationType
+) -> None:
+    """Announce a tensor, whose values are written later."""
+
+    bytes_shape = gguf.quant_shape_to_byte_shape(shape, storage)
+    size = int(np.prod(bytes_shape))
+    writer.add_tensor_info(name, bytes_shape, np.dtype(np.uint8), size, raw_dtype=storage)
+
+
+def _read(stored: _Stored) -> np.ndarray:
+    """The values of a tensor in float32, its rows in GGUF's order."""
+
+    kinds = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+    if stored.dtype not in kinds:
+        raise NotExportable(f"the tensor {stored.name} is stored as {stored.dtype}")
+    values = np.fromfile(
+        stored.file,
+        dtype=kinds[stored.dtype],
+        count=int(np.prod(stored.shape)),
+        offset=stored.first_byte,
+    ).reshape(stored.shape)
+    if stored.dtype == "BF16":  # the upper half of a float32
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    values = values.astype(np.float32)
+    if stored.heads:  # rows that rotate together next to each other, not half a head apart
+        pairs = values.shape[0] // stored.heads // 2
+        halves = values.reshape(stored.heads, 2, pairs, *values.shape[1:])
+        values = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+    return values
+
+
+def _add_value(writer: GGUFWriter, key: str, value: object) -> None:
+    """Add a text, truth value, number or list to the file's metadata."""
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)

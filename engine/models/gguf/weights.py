@@ -1,0 +1,198 @@
+"""The tensors of a GGUF file, checked and written as a safetensors file.
+
+Weights that were quantized are stored as float16, whose rounding is far below that of any
+quantization; the others keep their type.
+"""
+
+import json
+import os
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.core.files import JsonObject
+from engine.models.gguf import names
+from engine.models.gguf.tokenizer import NotImportable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from gguf import GGUFReader, ReaderTensor
+
+_MAX_FLOAT16 = 65504.0
+_BFLOAT16_EXPONENT = 0x7F80  # all ones in NaN and infinity
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of the new safetensors file.
+
+    Attributes:
+        source: the tensor in the GGUF file.
+        name: its name in transformers.
+        dtype: its type in the file: F32, F16 or BF16.
+        shape: as transformers has it: (outputs, inputs), or (size,).
+        heads: number of heads by which rows were reordered for GGUF; 0 if they were not.
+    """
+
+    source: "ReaderTensor"
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    heads: int = 0
+
+
+def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[Stored]:
+    """The tensors to write, in the order of the file.
+
+    Raises NotImportable if one is unknown, missing or of another shape than the sizes say.
+    """
+    stored: list[Stored] = []
+    tensors_of_layer: dict[int, set[str]] = {}
+    for tensor in reader.tensors:
+        if tensor.name == names.ROPE_FACTORS:
+            continue
+        shape = tuple(int(size) for size in tensor.shape[::-1])  # GGUF names the inputs first
+        match = names.LAYER_TENSOR.fullmatch(tensor.name)
+        if tensor.name in names.TOP_NAMES:
+            stored.append(Stored(tensor, names.TOP_NAMES[tensor.name], _dtype(tensor), shape))
+            continue
+        if match is None or match[2] not in names.LAYER_NAMES:
+            raise NotImportable(f"the tensor {tensor.name} is unknown")
+        tensors_of_layer.setdefault(int(match[1]), set()).add(f"{match[2]}.{match[3]}")
+        name = f"model.layers.{match[1]}.{names.LAYER_NAMES[match[2]]}.{match[3]}"
+        heads = _reordered_heads(config, match[2])
+        stored.append(Stored(tensor, name, _dtype(tensor), shape, heads))
+    _require_layers(config, tensors_of_layer)
+    _require_shapes(config, stored)
+    return stored
+
+
+def _require_layers(config: JsonObject, found: dict[int, set[str]]) -> None:
+    """Raise NotImportable unless every layer has the tensors of its architecture and no others.
+
+    `found` holds the tensors of each layer, such as "attn_q.weight".
+    """
+    choices = names.LAYER_TENSORS[config["model_type"]]
+    # With biases, where the first layer has some.
+    wanted = min(choices, key=lambda choice: len(choice ^ found.get(0, set())))
+    for layer in range(config["num_hidden_layers"]):
+        have = found.get(layer, set())
+        if missing := wanted - have:
+            raise NotImportable(f"layer {layer} has no {', '.join(sorted(missing)[:3])}")
+        if unknown := have - wanted:
+            raise NotImportable(
+                f"layer {layer} has {', '.join(sorted(unknown)[:3])}, which the architecture "
+                f"{config['model_type']} has not"
+            )
+    if beyond := sorted(set(found) - set(range(config["num_hidden_layers"]))):
+        raise NotImportable(f"it has a layer {beyond[0]} beyond its block_count")
+
+
+def _require_shapes(config: JsonObject, stored: list[Stored]) -> None:
+    """Raise NotImportable if a tensor has another shape than the sizes in `config` say, or if a
+    tensor of the top is missing."""
+    hidden, inner, vocab = (
+        config[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    query = config["num_attention_heads"] * config["head_dim"]
+    key = config["num_key_value_heads"] * config["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens": (vocab, hidden),
+        "lm_head": (vocab, hidden),
+        "q_proj": (query, hidden),
+        "k_proj": (key, hidden),
+        "v_proj": (key, hidden),
+        "o_proj": (hidden, query),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+        "q_norm": (config["head_dim"],),
+        "k_norm": (config["head_dim"],),
+    }
+    for each in stored:
+        part = each.name.split(".")[-2]
+        shape = shapes.get(part, (hidden,))  # the other norms
+        if each.name.endswith(".bias"):
+            shape = shape[:1]
+        if each.shape != shape:
+            raise NotImportable(
+                f"the tensor {each.source.name} is {list(each.shape)}, the sizes say {list(shape)}"
+            )
+    if "model.norm.weight" not in {each.name for each in stored}:
+        raise NotImportable("the file has no tensor output_norm.weight")
+
+
+def _reordered_heads(config: JsonObject, part: str) -> int:
+    """The number of heads by which llama.cpp reordered the rows of a layer's `part`; 0 if it did
+    not. Only the llama architecture rotates neighbouring rows there, halves here."""
+    if config["model_type"] != "llama":
+        return 0
+    counts = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    return counts.get(part, 0)
+
+
+def _dtype(tensor: "ReaderTensor") -> str:
+    """The type in which a tensor is stored."""
+    kind = tensor.tensor_type.name
+    return kind if kind in ("F32", "BF16") else "F16"
+
+
+def write(path: Path, stored: list[Stored]) -> None:
+    """Write a safetensors file, one tensor after the other.
+
+    Raises NotImportable if a weight is not finite or does not fit its type.
+    """
+    header: JsonObject = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for each in stored:
+        size = prod(each.shape) * (4 if each.dtype == "F32" else 2)
+        offsets = [offset, offset + size]
+        header[each.name] = {"dtype": each.dtype, "shape": each.shape, "data_offsets": offsets}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data must begin at a multiple of 8
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for array in map(_array, stored):
+            file.write(array.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _array(stored: Stored) -> "np.ndarray":
+    """The values of a tensor as they are written. Raises NotImportable as `write` does."""
+    import numpy as np  # noqa: PLC0415  only in the importing process
+    from gguf import dequantize  # noqa: PLC0415
+
+    source = stored.source
+    if stored.dtype == "BF16":  # two bytes per number, which numpy has no type for
+        array = np.frombuffer(source.data.tobytes(), dtype=np.uint16).reshape(stored.shape)
+        is_finite = (array & _BFLOAT16_EXPONENT) != _BFLOAT16_EXPONENT
+    else:
+        try:
+            array = dequantize(source.data, source.tensor_type).reshape(stored.shape)
+        except NotImplementedError as error:
+            raise NotImportable(
+                f"the tensor {source.name} is stored as {source.tensor_type.name}, which cannot be "
+                "turned back"
+            ) from error
+        is_finite = np.isfinite(array)
+    if not is_finite.all():
+        raise NotImportable(f"the tensor {source.name} holds NaN or infinity")
+    if stored.dtype == "F16":
+        if np.abs(array).max() > _MAX_FLOAT16:
+            raise NotImportable(f"the tensor {source.name} has values beyond float16")
+        array = array.astype(np.float16)
+    if stored.heads:
+        array = _original_rows(array, stored.heads)
+    return np.ascontiguousarray(array)
+
+
+def _original_rows(array: "np.ndarray", heads: int) -> "np.ndarray":
+    """Undo llama.cpp's order of rows: it puts the rows that rotate together next to each other,
+    transformers half a head apart."""
+    pairs = array.shape[0] // heads // 2
+    by_pair = array.reshape(heads, pairs, 2, *array.shape[1:])
+    return by_pair.swapaxes(1, 2).reshape(array.shape)

@@ -1,0 +1,52 @@
+"""Which projections of a model `lora_targets` means: groups by what it has, names as they are."""
+
+from collections.abc import Sequence
+
+from engine.core.errors import UserError
+from engine.core.hints import Change, Hint
+from engine.models.model_files import ModelFacts
+from engine.records.settings import ANY_MLP, ATTENTION, MLP, PROJECTIONS, GivenSettings
+
+
+def with_own_targets(settings: GivenSettings, model: ModelFacts) -> GivenSettings:
+    """The settings with `lora_targets`, where given, as projections that the model has.
+
+    The names of a whole group (all, attention, mlp) stand for that group of the model: a Phi-3 has
+    `qkv_proj` in place of three of them, a mixture of experts has no dense MLP. Any other list must
+    name projections of the model.
+
+    Raises UserError SETTING_INVALID if the model lacks one of them, or the whole group.
+    """
+    asked = settings.get("lora_targets")
+    if not asked:
+        return settings
+    return {**settings, "lora_targets": _own(asked, model)}
+
+
+def _own(asked: Sequence[str], model: ModelFacts) -> list[str]:
+    """The model's projections that the names `asked` mean; raises as `with_own_targets`."""
+    available = model.targets
+    wanted = set(asked)
+    if wanted == set(PROJECTIONS):
+        return available
+    if wanted == set(ATTENTION):
+        own = [name for name in available if name not in ANY_MLP]
+    elif wanted == set(MLP):
+        own = [name for name in available if name in ANY_MLP]
+    else:
+        own = [name for name in asked if name in available]
+        if len(own) < len(asked):
+            own = []
+    if own:
+        return own
+    missing = [name for name in asked if name not in available]
+    raise UserError(
+        "SETTING_INVALID",
+        f"lora_targets names {', '.join(missing)}, which {model.architecture} does not have as "
+        "layers of its own",
+        hint=Hint(
+            f"It has {', '.join(available)}; all-linear means all of them.",
+            change=Change(without=("lora_targets",)),
+        ),
+        field="settings.lora_targets",
+    )

@@ -1,0 +1,382 @@
+"""The shapes a row of a data file may have, and how each becomes a task.
+
+    {"messages": [...], "tools": [...]}          a chat; its first assistant message is the target
+    {"conversations": [{"from", "value"}, ...]}  a chat of ShareGPT
+    {"prompt": ..., "completion": ...}           text or messages; "response" and "answer" too
+    {"input": ..., "output": ...}
+    {"instruction": ..., "input": ..., "output": ...}
+    {"question": ..., "answer": ...}, {"query": ..., "response": ...}
+    {"prompt": ..., "chosen": ..., "rejected": ...}   a preference: two answers, one better
+    {"chosen": [...], "rejected": [...]}              the same as two chats that begin alike
+    {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}
+
+The answer may be missing where an environment scores. `id`, `split`, `system`, `metadata` are read;
+any other key goes into the task's metadata. The two answers of a preference stand in the metadata
+under `chosen` and `rejected`, each a list of messages after the prompt. It has no answer to
+imitate, unless the row has one of its own besides (`messages`, `completion`).
+
+Refused by name, because reading them as something else would teach the wrong thing: plain text to
+continue ({"text": ...}), a `label` of true or false on one answer, messages with the weight 0, and
+OpenAI's old `function_call`.
+"""
+
+import json
+from typing import Any
+
+from envs.base import CHOSEN, REJECTED, Message, Task, ToolCall
+from envs.json_types import JsonObject
+
+# Keys of a prompt with the keys its answer may have; the first pair that fits a row is taken.
+PAIRS = (
+    ("prompt", ("completion", "response", "answer")),
+    ("instruction", ("output", "response", "completion")),
+    ("question", ("answer",)),
+    ("query", ("response", "answer")),
+    ("input", ("output",)),
+)
+CHATS = ("messages", "conversations")
+# A preference's shapes. In the second the prompt is what both chats begin with.
+PREFERENCE, PREFERENCE_CHATS, PREFERENCE_OPENAI = (
+    "prompt/chosen/rejected",
+    "chosen/rejected",
+    "preferred_output/non_preferred_output",
+)
+RESERVED = ("id", "split", "system", "metadata", "tools")
+SHAREGPT = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+SHAREGPT |= {"chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
+SHAREGPT |= {"system": "system", "tool": "tool", "function": "tool", "observation": "tool"}
+_FUNCTION_CALL = "function_call"
+
+
+def shape_of(row: JsonObject) -> str:
+    """The name of a row's shape, made of the keys that hold its prompt and its answer.
+
+    - "messages" or "conversations": a chat under that key
+    - such as "question/answer": a prompt and an answer under these keys
+    - such as "question": a prompt without an answer
+    - "prompt/chosen/rejected", "chosen/rejected" or "preferred_output/non_preferred_output":
+      a preference
+    - "": none of these
+    """
+    shape = _plain_shape(row)
+    has_answer = "/" in shape or (shape in CHATS and _ends_with_assistant(row[shape]))
+    return shape if has_answer else _preference_shape(row) or shape
+
+
+def _preference_shape(row: JsonObject) -> str:
+    """The name of a row's shape as a preference; "" if it has no two answers to prefer from."""
+    if _has_value(row.get("preferred_output")) and _has_value(row.get("non_preferred_output")):
+        return PREFERENCE_OPENAI
+    if _has_value(row.get(CHOSEN)) and _has_value(row.get(REJECTED)):
+        return PREFERENCE if _prompt_key(row) else PREFERENCE_CHATS
+    return ""
+
+
+def _ends_with_assistant(chat: list[Any]) -> bool:
+    last = chat[-1] if chat and isinstance(chat[-1], dict) else {}
+    role = last.get("role") or SHAREGPT.get(str(last.get("from")))
+    return role == "assistant"
+
+
+def _plain_shape(row: JsonObject) -> str:
+    """The name of a row's shape, as in `shape_of`, without a look at preferences."""
+    for chat_key in CHATS:
+        if isinstance(row.get(chat_key), list):
+            return chat_key
+    for prompt_key, answer_keys in PAIRS:
+        if not _has_value(row.get(prompt_key)):
+            continue
+        for answer_key in answer_keys:
+            if _has_value(row.get(answer_key)):
+                return f"{prompt_key}/{answer_key}"
+        if prompt_key != "input":  # alone it may be anything; it is a prompt only beside an output
+            return prompt_key
+    return ""
+
+
+def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
+    """Make a task of one row.
+
+    Keys of the row that nothing else uses become metadata; keys of the row's own `metadata` replace
+    them. `default_id` and `split` apply if the row has no id or split; a `split` of None leaves it
+    open.
+
+    Raises ValueError saying what is wrong with the row.
+    """
+    shape = shape_of(row)
+    _refuse_by_name(row, shape)
+    if shape in (PREFERENCE, PREFERENCE_CHATS, PREFERENCE_OPENAI):
+        prompt, pair, used = _preference(row, shape)
+        answer = None
+    else:
+        prompt, answer, used = _prompt_and_answer(row, shape)
+        pair = _pair_beside_answer(row)
+    metadata = row.get("metadata")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise ValueError(f"metadata is an object, got {type(metadata).__name__}")
+    unused = {key: row[key] for key in row if key not in used and key not in RESERVED}
+    tools = row.get("tools")
+    if shape == PREFERENCE_OPENAI:
+        tools = tools or row["input"].get("tools")
+    if tools:
+        # LLaMA-Factory's ShareGPT rows hold the tools as JSON text.
+        unused["tools"] = _tools(_json_or_same(tools))
+    task_split = row.get("split") if _has_value(row.get("split")) else split
+    task_id = row["id"] if _has_value(row.get("id")) else default_id
+    if isinstance(task_id, bool) or not isinstance(task_id, str | int):
+        raise ValueError(f"id is a string, got {type(task_id).__name__}")
+    return Task(str(task_id), prompt, answer, task_split, unused | (metadata or {}) | pair)
+
+
+def _refuse_by_name(row: JsonObject, shape: str) -> None:
+    """Raises ValueError for a row of a shape that is known but not trained on, saying which."""
+    if not shape and isinstance(row.get("text"), str) and row["text"]:
+        said = "is plain text to continue; training here is on questions and answers"
+        if "<|im_start|>" in row["text"] or "[INST]" in row["text"]:
+            said = "is a chat with its template written out; the model's own template is used here"
+        raise ValueError(f"text {said}: write prompt and completion, or messages")
+    if not shape and (_has_value(row.get(CHOSEN)) or _has_value(row.get(REJECTED))):
+        missing = REJECTED if _has_value(row.get(CHOSEN)) else CHOSEN
+        raise ValueError(f"a preference needs chosen and rejected; {missing} is missing")
+    if isinstance(row.get("label"), bool) and "/" in shape:
+        raise ValueError(
+            "label true or false says whether one answer is good (KTO), which nothing here learns "
+            "from: keep the good rows without label, or pair them as chosen and rejected"
+        )
+
+
+def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]:
+    """Read a preference row.
+
+    Returns its prompt (a string or messages), {"chosen": messages, "rejected": messages} as plain
+    dicts, and the row's keys that hold them. Where the answers repeat the prompt it is taken off.
+
+    Raises ValueError if an answer is not from the assistant, if both are equal, or if two chats
+    have no common beginning.
+    """
+    if shape == PREFERENCE_OPENAI:
+        if not isinstance(row.get("input"), dict):
+            raise ValueError("input is an object with messages beside preferred_output")
+        prompt: Any = _messages(row["input"].get("messages"), "input.messages")
+        keys = ("preferred_output", "non_preferred_output")
+        used = {"input", *keys}
+    else:
+        prompt_key = _prompt_key(row)
+        keys = (CHOSEN, REJECTED)
+        used = {prompt_key, *keys}
+        prompt = None
+        if prompt_key in CHATS:
+            prompt = _messages(row[prompt_key], prompt_key)
+        elif prompt_key:
+            prompt, used = _prompt_of(row, prompt_key, used)
+    answers = [_reply(row[key], key) for key in keys]
+    if prompt is None:
+        prompt = _common_start(answers[0], answers[1])
+    shared = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
+    pair = {}
+    for name, key, answer in zip((CHOSEN, REJECTED), keys, answers, strict=True):
+        without_system = [message for message in shared if message.role != "system"]
+        for start in (shared, without_system):  # UltraFeedback repeats the prompt in each answer
+            if start and answer[: len(start)] == start and len(answer) > len(start):
+                answer = answer[len(start) :]
+                break
+        if answer[0].role != "assistant" or answer[-1].role != "assistant":
+            raise ValueError(f"{key} begins and ends with the assistant, after the prompt")
+        pair[name] = [message.to_dict() for message in answer]
+    if pair[CHOSEN] == pair[REJECTED]:
+        raise ValueError("chosen and rejected are the same answer")
+    return prompt, pair, used
+
+
+def _pair_beside_answer(row: JsonObject) -> JsonObject:
+    """The chosen and the rejected answer of a row that has an answer of its own besides.
+
+    {} if it has none, or if they cannot be read as two answers: they stay plain metadata then.
+    """
+    shape = _preference_shape(row)
+    if not shape:
+        return {}
+    try:
+        return _preference(row, shape)[1]
+    except ValueError:
+        return {}
+
+
+def _reply(value: Any, key: str) -> list[Message]:
+    """One answer of a preference as messages. Raises ValueError unless it is text or messages."""
+    if isinstance(value, dict):  # ShareGPT's pairs hold a single message
+        return [_message(value)]
+    if isinstance(value, list):
+        return _messages(value, key)
+    text = _text_or_chat(value, key)
+    assert isinstance(text, str)  # a list was handled above
+    return [Message("assistant", text)]
+
+
+def _common_start(chosen: list[Message], rejected: list[Message]) -> list[Message]:
+    """The messages that both chats begin with, up to their last one that is not the assistant's.
+
+    Raises ValueError if there is none: then the prompt is missing.
+    """
+    same = 0
+    while same < min(len(chosen), len(rejected)) and chosen[same] == rejected[same]:
+        same += 1
+    while same and chosen[same - 1].role == "assistant":
+        same -= 1
+    if not same:
+        raise ValueError(
+            "chosen and rejected have no common beginning: give the question as prompt, or both as "
+            "messages with the question first"
+        )
+    return chosen[:same]
+
+
+def _prompt_key(row: JsonObject) -> str:
+    """The key that holds the prompt of a preference row; "" if the answers hold it."""
+    keys = [*(key for key, _ in PAIRS), *CHATS]
+    return next((key for key in keys if _has_value(row.get(key))), "")
+
+
+def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]:
+    """Read the prompt and the answer of a row.
+
+    Returns:
+        The prompt (a string or messages), the answer (the same; None if the row has none), and the
+        row's keys that hold the two, which therefore do not become metadata.
+
+    Raises ValueError if there is no prompt, or it is neither text nor a chat.
+    """
+    if not shape:
+        empty_key = next((key for key, _ in PAIRS if key in row and not _has_value(row[key])), "")
+        if empty_key:
+            raise ValueError(f"{empty_key} is empty")
+        keys = ", ".join(sorted(row)[:8]) or "none"
+        raise ValueError(f"no prompt found among its keys ({keys})")
+    if shape in CHATS:
+        prompt, answer = _chat(row[shape])
+        if isinstance(row.get("system"), str) and row["system"] and prompt[0].role != "system":
+            prompt = [Message("system", row["system"]), *prompt]
+        return prompt, answer, {shape}
+    prompt_key, _, answer_key = shape.partition("/")
+    # `answer_key` is "" for a prompt alone, which harms nothing.
+    prompt, used = _prompt_of(row, prompt_key, {prompt_key, answer_key})
+    answer = _text_or_chat(row[answer_key], answer_key) if answer_key else None
+    return prompt, answer, used
+
+
+def _prompt_of(row: JsonObject, prompt_key: str, used: set[str]) -> tuple[Any, set[str]]:
+    """The prompt under `prompt_key` and the keys used with it.
+
+    A `system` text becomes its first message. An `input` beside an `instruction` is appended to it
+    as a paragraph.
+    """
+    prompt = _text_or_chat(row[prompt_key], prompt_key)
+    if prompt_key == "instruction" and _has_value(row.get("input")):
+        prompt = f"{prompt}\n\n{row['input']}"
+        used = used | {"input"}
+    if _has_value(row.get("system")):
+        messages = prompt if isinstance(prompt, list) else [Message("user", prompt)]
+        prompt = [Message("system", str(row["system"])), *messages]
+    return prompt, used
+
+
+def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
+    """Split a chat into (prompt, answer) before its first assistant message.
+
+    `items` are messages of OpenAI ("role", "content") or ShareGPT ("from", "value"). The answer is
+    None if the assistant says nothing.
+
+    Raises ValueError if the chat is empty, begins with the assistant, has an answer but does not
+    end with the assistant, or holds a message that cannot be read.
+    """
+    messages = [_message(item) for item in items]
+    if not messages:
+        raise ValueError("messages is empty")
+    roles = [message.role for message in messages]
+    if "assistant" not in roles:
+        return messages, None
+    answer_start = roles.index("assistant")
+    if answer_start == 0:
+        raise ValueError("messages begins with the assistant; there is no prompt")
+    if roles[-1] != "assistant":
+        raise ValueError(f"messages ends with {roles[-1]}, not with the assistant")
+    return messages[:answer_start], messages[answer_start:]
+
+
+def _messages(value: Any, key: str) -> list[Message]:
+    """A list of messages of OpenAI or ShareGPT. Raises ValueError if it is none or empty."""
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{key} is a list of messages")
+    return [_message(item) for item in value]
+
+
+def _message(item: Any) -> Message:
+    """One message of OpenAI or ShareGPT. Raises ValueError if it cannot be read.
+
+    A ShareGPT message from `function_call` becomes an assistant message with that call.
+    """
+    if not isinstance(item, dict):
+        return Message.from_dict(item)
+    if "role" not in item and "from" in item:
+        speaker = str(item["from"])
+        if speaker == _FUNCTION_CALL:
+            return Message("assistant", tool_calls=[_call_in_text(item.get("value"))])
+        role = SHAREGPT.get(speaker)
+        if role is None:
+            raise ValueError(f"unknown speaker {item['from']!r}")
+        item = {**item, "role": role, "content": item.get("value")}
+    if item.get(_FUNCTION_CALL):
+        raise ValueError("function_call is OpenAI's old form; write tool_calls")
+    weight = item.get("weight", 1)
+    if weight not in (0, 1) or isinstance(weight, bool):
+        raise ValueError(f"weight is 0 or 1, got {weight!r}")
+    if weight == 0:
+        raise ValueError(
+            "a message has the weight 0, and each answer of a row is learnt: cut the row there, or "
+            'train with loss_on = "last" and leave the weights out'
+        )
+    return Message.from_dict(item)
+
+
+def _call_in_text(value: Any) -> ToolCall:
+    """A call of ShareGPT, {"name", "arguments"} as JSON text. Raises ValueError if it is none."""
+    call = _json_or_same(value)
+    if not isinstance(call, dict):
+        raise ValueError("function_call is no JSON object with name and arguments")
+    return ToolCall.from_dict(call)
+
+
+def _json_or_same(value: Any) -> Any:
+    """The JSON value of a text; the value itself if it is no text or no JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _text_or_chat(value: Any, key: str) -> str | list[Message]:
+    """`value` as a string, or as a list of messages if it is a list. A number becomes a string.
+
+    Raises ValueError for any other type; `key` names the value in the message.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return [_message(item) for item in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError(f"{key} is text or messages, got {type(value).__name__}")
+
+
+def _tools(value: Any) -> list[Any]:
+    """Return a row's `tools`. Raises ValueError unless they are a list of objects."""
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise ValueError("tools is a list of function schemas")
+    return value
+
+
+def _has_value(value: Any) -> bool:
+    """Whether a value counts as given: it is not None, "" or [] (0 and False count)."""
+    return value is not None and value != "" and value != []
