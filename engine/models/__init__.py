@@ -5,9 +5,9 @@
     catalog.py      a model reference: built in, path, hub id, run
     chat_format.py  conversations to token ids and loss masks, here and in the worker
     chat_template.py  chat templates rendered in jinja's sandbox
+    dialects/       tool calls and reasoning as each family writes them
     families.py     families that are refused, which matrices of a model take an adapter
     gguf/           a GGUF file turned into a model folder; a process of its own
-    hashes.py       SHA-256 of large files, remembered
     hub.py          models by hub id, from caches or over HTTP
     known_models.py  models that a package index has
     library.py      the models of this home: added by name or file, removed

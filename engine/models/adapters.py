@@ -10,9 +10,9 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, read_object
+from engine.home.hashes import file_hashes
 from engine.home.run_dir import Home
 from engine.models import model_files
-from engine.models.hashes import file_hashes
 from engine.models.hub import ADAPTER_FILES
 from engine.models.model_files import AdapterFacts, ModelFacts
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.core.files import Appender
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.evidence.verdict.verdict import run_verdict
-from engine.models.hashes import weight_hashes
+from engine.home.hashes import weight_hashes
 from engine.records.run_config import EvaluateConfig, ProbeConfig
 from engine.records.settings import EvaluationSettings
 from engine.runs import stored_answers

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from engine.core.hardware import detect
+from engine.home.hashes import file_hashes
 from engine.home.run_dir import Home
-from engine.models.hashes import file_hashes
 from engine.records.manifest import (
     Choice,
     EnvironmentUsed,

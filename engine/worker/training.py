@@ -19,7 +19,7 @@ import torch
 
 from engine.evidence.detect.alerts import Watch, alert_fields
 from engine.evidence.verdict.verdict import run_verdict
-from engine.models.hashes import weight_hashes
+from engine.home.hashes import weight_hashes
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.run_config import TrainConfig

@@ -25,8 +25,7 @@ class Completion:
 
     ids: list[int]
     logprobs: list[float]
-    finished: bool
-    """True when the model ended the turn itself, False when `max_tokens` cut it."""
+    finished: bool  # the model ended the turn itself; False: a limit cut it
 
 
 @dataclass

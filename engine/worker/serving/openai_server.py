@@ -38,9 +38,9 @@ from starlette.types import Message, Receive, Scope, Send
 from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
 from engine.core.slow_clients import ImpatientProtocol
+from engine.home.hashes import weight_hashes
 from engine.home.run_dir import DeployDir
 from engine.install import vllm_env
-from engine.models.hashes import weight_hashes
 from engine.worker.components import quiet_libraries
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.serving.chat_models import Models, Served

@@ -8,8 +8,9 @@ import pytest
 
 from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
+from engine.home import hashes
 from engine.home.run_dir import Home
-from engine.models import catalog, hashes
+from engine.models import catalog
 from engine.models.model_files import AdapterFacts
 from engine.records.manifest import (
     Choice,

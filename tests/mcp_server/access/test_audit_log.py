@@ -143,6 +143,10 @@ COMMANDS = {
     "key add ci": "add_key",
     "key remove ci": "remove_key",
     "setup --vllm": "setup_vllm",
+    "models add smollm2": "add_model",
+    "models remove smollm2": "remove_model",
+    "models list": "",
+    "models show pebble": "",
     "status": "",
     "runs": "",
     "estimate arith": "",
@@ -194,7 +198,7 @@ def test_each_changing_command_leaves_one_line_and_a_looking_one_none(
 ):
     monkeypatch.chdir(tmp_path)
     reply = {"summary": "s", "run_id": "r-1", "state": "done", "intact": True, "bad": 0}
-    reply |= {"run_ids": ["r-1"], "bytes": 0}
+    reply |= {"run_ids": ["r-1"], "bytes": 0, "models": []}
     for name in VERBS:
         monkeypatch.setattr(verbs, name, lambda *a, **k: dict(reply))
     monkeypatch.setattr(
@@ -202,6 +206,9 @@ def test_each_changing_command_leaves_one_line_and_a_looking_one_none(
     )
     monkeypatch.setattr("engine.doctor.examine", lambda home: {"checks": [], "failed": False})
     monkeypatch.setattr("mcp_server.cli.key_commands._remove", lambda home, name: {"key": name})
+    for name in ("add", "remove"):
+        monkeypatch.setattr(f"engine.models.library.{name}", lambda home, **named: {"model": "m"})
+    monkeypatch.setattr("engine.models.catalog.describe", lambda home, ref: {"model": ref})
     done = typed(*line.split())
     assert done.exit_code == 0, done.output
     if not COMMANDS[line]:
@@ -210,7 +217,7 @@ def test_each_changing_command_leaves_one_line_and_a_looking_one_none(
     (left,) = lines(home)
     assert left.pop("time") > 0 and len(left.pop("args")) == 64
     named = {"key": "ci"} if " " in line and line.startswith("key") else {"run_id": "r-1"}
-    named = {} if line.startswith("setup") else named
+    named = {} if line.startswith(("setup", "models")) else named
     about = {"who": "local", "via": "cli", "tool": COMMANDS[line], "result": "ok"}
     assert left == about | named
     assert home.audit.stat().st_mode & 0o777 == 0o600
