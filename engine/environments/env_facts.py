@@ -175,6 +175,10 @@ class EnvFacts:
     def longest_in_pairs(self) -> int:
         return max((max(row.pair) for row in self.lengths if row.pair), default=0)
 
+    def longest_row(self, algorithm: str) -> int:
+        """Tokens of the longest row that "sft" or "dpo" trains on; 0 where none was counted."""
+        return self.longest_in_pairs if algorithm == "dpo" else self.longest_total
+
     @cached_property
     def longest_turn(self) -> int:
         """Tokens of the longest single assistant turn of a reference answer; 0 if there is none."""

@@ -223,9 +223,7 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         filled.default("steps", filled["epochs"] * steps_per_epoch)
     else:
         filled.default("epochs", None)
-    longest_row = 0  # tokens; 0: not known
-    if env is not None:
-        longest_row = env.longest_total if algorithm == "sft" else env.longest_in_pairs
+    longest_row = env.longest_row(algorithm) if env else 0  # tokens; 0: not known
     _length_default(filled, facts, longest_row or _UNKNOWN_ROW_LENGTH)
     if filled["batch_size"] > _LARGE_BATCH:
         filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
@@ -415,10 +413,7 @@ def check_env(algorithm: str, env: EnvFacts) -> None:
         hint = "Give rows with split = train."
     elif env.kind == "preference" and algorithm in ("sft", "grpo"):
         problem = f"holds preferences (chosen and rejected answers), which {algorithm} cannot use"
-        hint = (
-            'Use algorithm="dpo"; or keep the chosen answers as prompt and completion, and push '
-            "them for sft."
-        )
+        hint = 'Use algorithm="dpo", or push the chosen answers as prompt and completion for sft.'
     elif algorithm == "sft" and env.answered_rows == 0:
         problem = "has no reference answers to imitate"
         hint = 'Set `answer` on its tasks, or use algorithm="grpo".'
