@@ -1,5 +1,6 @@
 """What a step of DPO does to the adapter, against the formula in float64; and its whole runs."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ from loops import DPO, SFT, curve, go, go_until, make_run, metrics, push, weight
 from reference import Plain, Tensors, apart, gradients, leaves
 from tiny_decoders import FAMILIES, VOCAB, own, policy_on, tiny
 
+from engine.environments.indexed import build
+from engine.environments.push import push_env
 from engine.home.run_dir import Home
+from engine.records.lines.event import read_events
+from engine.worker import dpo
 from engine.worker.network.policy import Policy
 from engine.worker.rollouts.renderer import Rendered
 from engine.worker.update.preference import Pair, PreferencePass, dpo_loss, make_pair
@@ -156,6 +161,29 @@ def test_pairs_alone_without_a_scorer_are_measured_by_their_loss(
     assert result["verdict"] == "better"
     assert "heldout_success" not in metrics(run)[-1]
     assert metrics(run)[-1]["heldout_loss"] < metrics(run)[0]["heldout_loss"]
+
+
+def test_preferences_that_stay_where_they_are_train_like_stored_ones(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(60)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    runs = []
+    for name, copied_bytes, rendered_first in [("s", 10**9, 10**9), ("l", 10, 10**9), ("d", 10, 5)]:
+        monkeypatch.setattr(build, "COPIED_BYTES", copied_bytes)
+        monkeypatch.setattr(dpo, "RENDERED_FIRST", rendered_first)
+        pushed = push_env(home, tmp_path / "data", name=name)
+        assert pushed.kind == "preference"
+        assert pushed.next[0].arguments["algorithm"] == "dpo"
+        settings = {"steps": 3, "batch_size": 4}
+        run = make_run(home, pushed.env_id, "dpo", settings, run_id=f"{name}-run-1")
+        go(run)
+        runs.append(run)
+    stored, early, late = (curve(run) for run in runs)
+    assert stored == early == late and len(stored) == 4  # step 0 too
+    (said,) = (e.message for e in read_events(runs[2].events) if e.event == "data")
+    assert said == "30 pairs, each read when it is trained on"
 
 
 def test_a_resumed_run_of_pairs_has_the_same_bits_with_dropout_and_a_start_adapter(
