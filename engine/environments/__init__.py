@@ -9,7 +9,6 @@
     push.py          a folder becomes a version
     push_audit.py    its reward audit, made again once secrets are set
     push_large.py    data too large to copy: pushed by hash and index
-    push_limits.py   seconds a push may take
     registry.py      the versions there are; their process, their rows
     snapshot.py      a folder into a copy and a content hash, within limits
     task_rows.py     task rows split, with their reference conversations

@@ -23,7 +23,6 @@ from engine.core.split import Split
 from engine.environments import (
     push_audit,
     push_large,
-    push_limits,
     registry,
     snapshot,
     task_rows,
@@ -37,6 +36,7 @@ from engine.home.sanitize import Redactor
 from engine.home.store import Store
 from engine.install import env_packages
 from engine.records.env_version import EnvVersion, PushProblem
+from envs.config import push_limits
 from envs.config.problem import EnvProblem
 from envs.config.settings import EnvSettings, read_settings
 from envs.json_types import EnvDescription
