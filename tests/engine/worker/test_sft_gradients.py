@@ -226,7 +226,7 @@ def test_data_that_stay_where_they_are_train_like_stored_ones(
     stored, early, late = (curve(run) for run in runs)
     assert stored == early == late and len(stored) == 4  # step 0 too
     (said,) = (e.message for e in read_events(runs[2].events) if e.event == "data")
-    assert said == "30 rows, each read when it is trained on"
+    assert said.startswith("30 rows, each read when it is trained on; ")
 
 
 def test_grpo_with_dropout_and_kl_to_a_start_adapter_resumes_to_the_same_bits(
