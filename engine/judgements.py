@@ -11,7 +11,13 @@ from engine.cost.estimate import none_fit
 from engine.environments.env_facts import EnvFacts
 from engine.evidence.stats.learnability import BROKEN
 from engine.records.probe_result import ProbeResult
-from engine.records.settings import GRPOSettings, SFTSettings, TrainSettings
+from engine.records.settings import (
+    DPOSettings,
+    GRPOSettings,
+    RowSettings,
+    SFTSettings,
+    TrainSettings,
+)
 from envs.audit.audit_summary import best_degenerate
 
 # Below these many held-out rows a verdict can show only large gains.
@@ -172,9 +178,7 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
         )
     if misfit := none_fit(statistics, settings):
         return Outcome("fail", misfit, "Raise max_length.", "DATASET_INVALID")
-    if not isinstance(settings, SFTSettings) and (
-        statistics["truncated_share"] > _TOO_MANY_TRUNCATED
-    ):
+    if isinstance(settings, GRPOSettings) and (statistics["truncated_share"] > _TOO_MANY_TRUNCATED):
         return _answers_do_not_fit(statistics, rows, settings)
     weaknesses = _data_weaknesses(statistics, rows, settings)
     if not weaknesses:
@@ -209,7 +213,7 @@ def _data_weaknesses(
     The remedy is "" where there is none. The arguments are those of `judge_data`.
     """
     weaknesses: list[tuple[str, str]] = []
-    if statistics["dropped"]:  # by max_length, under both algorithms
+    if statistics["dropped"]:  # by max_length, under every algorithm
         weaknesses.append(
             (f"{statistics['dropped']} rows do not fit and are left out", "Raise max_length.")
         )
@@ -217,15 +221,16 @@ def _data_weaknesses(
         left_out = f"{rows.without_reasoning} rows have a turn without reasoning and are left out"
         weaknesses.append((left_out, "Set thinking = keep to train them too."))
     if statistics["truncated_share"] > _MANY_TRUNCATED:
-        if isinstance(settings, SFTSettings):
+        if isinstance(settings, RowSettings):
             limit_name, limit = "max_length", settings.max_length
         else:
             limit_name, limit = "max_tokens", settings.max_tokens
         share = f"{statistics['truncated_share']:.0%} of the answers"
         weaknesses.append((f"{share} are cut at {limit_name} = {limit}", f"Raise {limit_name}."))
-    if isinstance(settings, SFTSettings) and statistics["without_answer"]:
+    if isinstance(settings, RowSettings) and statistics["without_answer"]:
+        lacking = "pair" if isinstance(settings, DPOSettings) else "answer"
         weaknesses.append(
-            (f"{statistics['without_answer']} rows have no answer and are left out", "")
+            (f"{statistics['without_answer']} rows have no {lacking} and are left out", "")
         )
     if statistics["duplicate_share"] > _MANY_DUPLICATES:
         weaknesses.append(

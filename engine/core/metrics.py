@@ -8,8 +8,10 @@ playbook may use no other; a test holds that. Standard library only, so anything
 from dataclasses import dataclass
 
 SFT = "sft"
+DPO = "dpo"
 GRPO = "grpo"
-BOTH = (SFT, GRPO)
+ROWS = (SFT, DPO)
+ALL = (SFT, DPO, GRPO)
 
 
 @dataclass(frozen=True)
@@ -153,56 +155,78 @@ _LIST = (
         "seconds",
         (GRPO,),
     ),
-    Metric("train_s", "Time spent on loss, gradient and optimizer step.", "seconds", BOTH),
-    Metric(
-        "microbatches", "Forward passes that one optimizer step was split into.", "passes", BOTH
-    ),
+    Metric("train_s", "Time spent on loss, gradient and optimizer step.", "seconds", ALL),
+    Metric("microbatches", "Forward passes that one optimizer step was split into.", "passes", ALL),
     Metric(
         "mfu",
         "Operations of the model in `train_s`, recomputation left out, over those of one large "
         "matrix product in that time (`matrix_flops` in the manifest; a step that beats it is the "
         "measure from then on).",
         "share",
-        BOTH,
+        ALL,
     ),
     Metric(
         "peak_memory",
         "The most memory held so far: of the GPU, on a CPU by the worker's process.",
         "bytes",
-        BOTH,
+        ALL,
     ),
-    Metric("loss", "Mean cross-entropy of the supervised tokens of the step.", "nats", (SFT,)),
-    Metric("tokens", "Tokens in the step's rows, prompts included.", "tokens", (SFT,)),
-    Metric("supervised_tokens", "Tokens of the step that carry loss.", "tokens", (SFT,)),
-    Metric("grad_norm", "Norm of the adapter's gradient before clipping.", "1", BOTH),
-    Metric("lr", "Learning rate of the step.", "1", BOTH),
+    Metric(
+        "loss",
+        "Mean cross-entropy of the supervised tokens of the step; DPO: mean loss of its pairs, "
+        "0.693 where the policy prefers neither answer more than its start did.",
+        "nats",
+        ROWS,
+    ),
+    Metric("tokens", "Tokens in the step's rows, prompts included.", "tokens", ROWS),
+    Metric("supervised_tokens", "Tokens of the step that carry loss.", "tokens", ROWS),
+    Metric(
+        "preference_accuracy",
+        "Share of the step's pairs whose better answer gained more over the start than the worse.",
+        "share",
+        (DPO,),
+    ),
+    Metric(
+        "chosen_reward",
+        "`beta` times what the better answers' log-probability gained over the start, mean.",
+        "nats",
+        (DPO,),
+    ),
+    Metric(
+        "rejected_reward",
+        "`beta` times what the worse answers' log-probability gained over the start, mean.",
+        "nats",
+        (DPO,),
+    ),
+    Metric("grad_norm", "Norm of the adapter's gradient before clipping.", "1", ALL),
+    Metric("lr", "Learning rate of the step.", "1", ALL),
     Metric(
         "tokens_per_s",
-        "Tokens of the step (SFT: rows with prompts; GRPO: completions) per second of it.",
+        "Tokens of the step (GRPO: completions; else rows with prompts) per second of it.",
         "tokens/s",
-        BOTH,
+        ALL,
     ),
     Metric(
         "heldout_success",
         "Share of held-out tasks solved, greedy, errors counted as not solved; of the half "
         "that chooses the checkpoint (`half: select`).",
         "share",
-        BOTH,
+        ALL,
         "evaluation",
     ),
     Metric(
         "heldout_reward",
         "Mean reward on those tasks, errors counted as 0.",
         "reward",
-        BOTH,
+        ALL,
         "evaluation",
     ),
     Metric(
         "heldout_loss",
-        "Mean cross-entropy of the supervised tokens of the held-out rows; of the half that "
-        "chooses the checkpoint.",
+        "Mean cross-entropy of the supervised tokens of the held-out rows (DPO: mean loss of the "
+        "held-out pairs); of the half that chooses the checkpoint.",
         "nats",
-        (SFT,),
+        ROWS,
         "evaluation",
     ),
 )

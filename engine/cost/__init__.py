@@ -6,5 +6,6 @@
     flops.py        operations and tokens of a run from its settings
     lowering.py     which settings to lower until a run fits, or takes less time
     memory.py       memory that a run needs, disk space of its files
+    run_work.py     the work of training, evaluations and checkpoints of a run
     throughput.py   seconds from operations and bytes: by a table, or as measured
 """

@@ -19,10 +19,10 @@ from engine.records.estimate import EarlierWorkload
 from engine.records.record import DamagedRecord
 from engine.records.run_config import TrainConfig
 from engine.records.run_result import RunResult
+from engine.records.settings import ALGORITHMS
 
 RUNS = 20  # the newest of each algorithm are used
 CALIBRATE_FROM = 3  # with fewer finished runs nothing is corrected
-ALGORITHMS = ("sft", "grpo")
 # Phase of an estimate -> key of its measured seconds. The rest of a run's time is its start.
 MEASURED_KEY_OF_PHASE = {
     "training": "train_s",

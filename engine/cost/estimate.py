@@ -21,7 +21,7 @@ from engine.core.format import size, words
 from engine.core.hardware import Hardware
 from engine.core.hints import Call, Change, Hint
 from engine.core.reply import Reply
-from engine.cost import flops, lowering, throughput
+from engine.cost import flops, lowering, run_work, throughput
 from engine.cost import memory as footprint
 from engine.cost.calibration import CALIBRATE_FROM, experience
 from engine.cost.flops import Battery, Lengths, LoadedModel, Plan, SamplingPlan
@@ -35,7 +35,7 @@ from engine.install import vllm_env
 from engine.models import catalog, hub, tokens
 from engine.models.model_files import ModelFacts
 from engine.records.estimate import Estimate, PeakMemory, Range, TokenCounts, Workload
-from engine.records.settings import SFTSettings, TrainSettings
+from engine.records.settings import RowSettings, TrainSettings
 from engine.settings import resolution as settings_schema
 from engine.settings.defaults import SamplingLimits
 
@@ -244,7 +244,7 @@ def _workload(plan: Plan, score_s: float, memory: int) -> Workload:
     It is stored with the run, so that later estimates can compare it with what was measured.
     """
     return Workload(
-        works={name: list(astuple(work)) for name, work in flops.works(plan, "likely").items()},
+        works={name: list(astuple(work)) for name, work in run_work.works(plan, "likely").items()},
         score_s=score_s,
         layers=plan.model.layers,
         weight_bytes=plan.model.weight_bytes,
@@ -510,8 +510,8 @@ def _token_counts(plan: Plan) -> TokenCounts:
     The evaluations sample tokens too.
     """
     rows = plan.rows * plan.settings.steps  # of the whole run
-    if isinstance(plan.settings, SFTSettings):
-        trained = rows * plan.sft_row().total
+    if isinstance(plan.settings, RowSettings):
+        trained = plan.settings.steps * plan.step_tokens
         sampled = 0.0
     else:
         episode = plan.episode("likely")

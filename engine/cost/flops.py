@@ -10,13 +10,13 @@ engine/cost/throughput.py turns operations into seconds; engine/cost/memory.py c
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import cached_property
 
 from engine.core.hardware import Device
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import ModelFacts
-from engine.records.settings import GRPOSettings, SFTSettings, TrainSettings
+from engine.records.settings import DPOSettings, RowSettings, SFTSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits, exam_limits
 
 _WIDTH = {"float32": 4, "bfloat16": 2}
@@ -29,11 +29,6 @@ CONCURRENT = {"cpu": 256, "cuda": 512}  # completions that are sampled at once
 MICRO_CEILING = {"cpu": 1536, "cuda": 65536}  # tokens of a microbatch at most
 MICRO_FLOOR = 512.0  # tokens of a microbatch at least
 MICRO_SHARE = 0.25  # of the device's memory that one microbatch may fill
-# Share of the completions in groups whose rewards differ; only these are trained on.
-_EFFECTIVE = {"low": 0.4, "likely": 0.75, "high": 1.0}
-# Share of the groups whose rewards are all equal; resample_uniform samples them again. At "high"
-# both shares are large, because more training and more sampling take more time.
-_UNIFORM = {"low": 0.0, "likely": 0.25, "high": 0.6}
 BETWEEN_TURNS = 32  # tokens that an environment says between two turns, as a guess
 
 
@@ -284,13 +279,23 @@ class Plan:
     def rows(self) -> int:
         """Sequences of one optimizer step."""
         settings = self.settings
-        if isinstance(settings, SFTSettings):
+        if isinstance(settings, DPOSettings):
+            return 2 * settings.batch_size  # a better and a worse answer each
+        if isinstance(settings, RowSettings):
             return settings.batch_size
         return settings.prompts_per_step * settings.group_size
 
     @property
+    def step_tokens(self) -> float:
+        """Tokens that run through the layers in a step of SFT or DPO; the prompt of a pair runs
+        once for both answers."""
+        row = self.trained_row()
+        shared = self.rows / 2 * row.prompt if isinstance(self.settings, DPOSettings) else 0.0
+        return self.rows * max(row.total, 1.0) - shared
+
+    @property
     def packed(self) -> bool:
-        """Whether the rows of a step share forward passes; in GRPO they always do."""
+        """Whether the rows of a step share forward passes; in DPO and GRPO they always do."""
         return not isinstance(self.settings, SFTSettings) or self.settings.packing
 
     @property
@@ -310,7 +315,7 @@ class Plan:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens of a turn: the setting, or in SFT the limit of evaluations."""
+        """Most tokens of a turn: the setting, or in SFT and DPO the limit of evaluations."""
         return self._limits.max_tokens
 
     @property
@@ -320,10 +325,11 @@ class Plan:
 
     @cached_property
     def _limits(self) -> SamplingLimits:
-        """The limits of an answer: those in the settings, or in SFT the limits of evaluations."""
+        """The limits of an answer: those in the settings, or for rows those of evaluations."""
         settings = self.settings
-        if isinstance(settings, SFTSettings):
-            length, thinks = settings.max_length, settings.thinking == "require"
+        if isinstance(settings, RowSettings):
+            thinks = isinstance(settings, SFTSettings) and settings.thinking == "require"
+            length = settings.max_length
             return exam_limits(self.env, self.model.max_positions, length, thinking=thinks)
         return SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
 
@@ -335,131 +341,38 @@ class Plan:
         """Assistant turns of an episode; see `SamplingPlan.turns`."""
         return self.sampling.turns(level)
 
-    def sft_row(self) -> Lengths:
-        """The mean train row of SFT after the cut at max_length.
+    def trained_row(self) -> Lengths:
+        """The mean train row of SFT, or answer of DPO's pairs, after the cut at max_length.
 
         In the result `turn_tokens` are the tokens with loss, `prompt` all others, and
-        `longest_turn` is the length of the longest row. If no row with an answer was counted, each
-        of the three is half of max_length.
+        `longest_turn` is the length of the longest row. If no row that is trained on was counted,
+        each of the three is half of max_length.
         """
         settings = self.settings
         loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
         limit = settings.max_length
-        rows = [row for row in self.env.lengths if row.turns]
-        if not rows:
+        if isinstance(settings, DPOSettings):
+            pairs = [
+                (row.prompt, total) for row in self.env.lengths if row.pair for total in row.pair
+            ]
+            totals = [total for _, total in pairs]
+            supervised = [max(0, total - prompt) for prompt, total in pairs]
+        else:
+            rows = [row for row in self.env.lengths if row.turns]
+            totals = [row.total for row in rows]
+            supervised = [row.supervised(loss_on, limit) for row in rows]
+        if not totals:
             return Lengths(prompt=limit / 2, turn_tokens=limit / 2, longest_turn=limit / 2)
-        supervised = _mean([row.supervised(loss_on, limit) for row in rows])
-        row_lengths = [min(row.total, limit) for row in rows]
+        row_lengths = [min(total, limit) for total in totals]
         mean_length = _mean(row_lengths)
+        mean_supervised = _mean(supervised)
+        if isinstance(settings, DPOSettings):  # its rows were not cut above
+            mean_supervised = min(mean_supervised, mean_length)
         return Lengths(
-            prompt=mean_length - min(supervised, mean_length),
-            turn_tokens=supervised,
+            prompt=mean_length - min(mean_supervised, mean_length),
+            turn_tokens=mean_supervised,
             longest_turn=max(row_lengths),
         )
-
-
-def works(plan: Plan, level: str) -> dict[str, Work]:
-    """The work of the whole run, by "training", "evaluation" and "saving".
-
-    Args:
-        level: "low", "likely" or "high", as in `SamplingPlan.episode`.
-    """
-    return {
-        "training": train_work(plan, level),
-        "evaluation": evaluation_work(plan, level),
-        "saving": save_work(plan),
-    }
-
-
-def train_work(plan: Plan, level: str) -> Work:
-    """The work of all optimizer steps; in GRPO including the sampling and scoring of rollouts."""
-    if isinstance(plan.settings, SFTSettings):
-        row = plan.sft_row()
-        step = _update_work(
-            plan,
-            plan.rows,
-            tokens=plan.rows * row.total,
-            length=row.total,
-            supervised=row.turn_tokens,
-        )
-    else:
-        step = _grpo_step_work(plan, plan.settings, level)
-    return step.times(plan.settings.steps)
-
-
-def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
-    """The work of one GRPO step: sampling, scoring and the update.
-
-    Only groups with different rewards are trained on. Others are sampled again, up to
-    resample_uniform times.
-    """
-    episode = plan.episode(level)
-    effective_share = _EFFECTIVE[level]
-    if plan.seen.effective_share is not None and level == "likely":
-        effective_share = plan.seen.effective_share
-    # Uniform groups, whose rewards are all equal, teach nothing. Each round of sampling leaves the
-    # same share of the groups uniform.
-    uniform_share = (1 - effective_share) ** (1 + settings.resample_uniform)
-    trained_rows = plan.rows * (1 - uniform_share)
-    # The prompt of a group goes through the model once, not once for each of its rows.
-    saved_tokens = trained_rows * (1 - 1 / settings.group_size) * episode.prompt
-    update = _update_work(
-        plan,
-        trained_rows,
-        tokens=trained_rows * episode.total - saved_tokens,
-        length=episode.total,
-        supervised=episode.turn_tokens * episode.turns,
-    )
-    step = update.times(settings.updates_per_batch)
-    if settings.kl_coef > 0:  # the reference model reads every completion once
-        step += Work(train_operations=_forward_operations(plan, plan.rows, episode.total))
-    # Rounds of sampling, in multiples of a whole batch: each repeats the uniform groups only.
-    repeats = range(1, settings.resample_uniform + 1)
-    rounds = 1 + sum(_UNIFORM[level] ** number for number in repeats)
-    prompts = settings.prompts_per_step * rounds
-    sampled_rows = plan.rows * rounds
-    return step + rollouts(plan.sampling, prompts, sampled_rows, episode, batches=math.ceil(rounds))
-
-
-def evaluation_work(plan: Plan, level: str) -> Work:
-    """The work of all evaluations of the run, with the questions about kept skills.
-
-    Held-out rows are evaluated at step 0, every eval_every steps and at the end. SFT also computes
-    the loss of the reference answers. There is no work if eval_rows is 0.
-    """
-    rows = plan.evaluated_rows
-    if not rows:
-        return Work()
-    work = Work()
-    if isinstance(plan.settings, SFTSettings):
-        row = plan.sft_row()
-        output_layer = 2 * plan.model.head_params * row.turn_tokens * rows
-        work += Work(train_operations=_forward_operations(plan, rows, row.total) + output_layer)
-    if plan.env.scored:
-        # One batch for each half: two at step 0, one at each evaluation, one at the end.
-        episode = plan.episode(level)
-        work += rollouts(
-            plan.sampling, prompts=rows, rows=rows, episode=episode, batches=plan.evaluations + 3
-        )
-    for battery in plan.batteries:
-        questions = 2 * battery.tasks  # asked at step 0 and at the end
-        answer = battery.answer
-        if plan.seen.answer_length_share is not None and level == "likely":
-            share_of_limit = min(1.0, plan.seen.answer_length_share)
-            answer = replace(answer, turn_tokens=share_of_limit * answer.longest_turn)
-        work += rollouts(
-            plan.sampling, prompts=questions, rows=questions, episode=answer, batches=2
-        )
-    return work
-
-
-def save_work(plan: Plan) -> Work:
-    """The work of writing checkpoints, most of which is syncing them to disk.
-
-    One is written every save_every steps, and at least one for each evaluation.
-    """
-    count = math.ceil(plan.settings.steps / plan.settings.save_every)
-    return Work(saves=max(count, plan.evaluations))
 
 
 def rollouts(
@@ -494,7 +407,7 @@ def rollouts(
     )
 
 
-def _update_work(plan: Plan, rows: float, tokens: float, length: float, supervised: float) -> Work:
+def update_work(plan: Plan, rows: float, tokens: float, length: float, supervised: float) -> Work:
     """The work of one optimizer step, forward and backward.
 
     Args:
@@ -511,7 +424,7 @@ def _update_work(plan: Plan, rows: float, tokens: float, length: float, supervis
         scored=rows * supervised,
     )
     if plan.settings.gradient_checkpointing:  # activations are computed a second time
-        operations += _forward_operations(plan, tokens / max(1.0, length), length)
+        operations += forward_operations(plan, tokens / max(1.0, length), length)
     microbatches = max(1.0, tokens / microbatch_tokens(plan))
     if not plan.packed:  # each row is a forward pass of its own
         microbatches = rows
@@ -537,7 +450,7 @@ def update_operations(
     return layers + attention + 4 * model.head_params * scored
 
 
-def _forward_operations(plan: Plan, rows: float, tokens: float) -> float:
+def forward_operations(plan: Plan, rows: float, tokens: float) -> float:
     """Operations of a forward pass without output layer: `rows` rows of `tokens` tokens each."""
     model = plan.model
     # 4 operations for each token before it, which are half of the row on average.

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Literal
 
 from engine.cost import memory as footprint
-from engine.cost.flops import Plan, works
+from engine.cost.flops import Plan
+from engine.cost.run_work import works
 from engine.cost.throughput import Speed
-from engine.records.settings import SFTSettings
+from engine.records.settings import DPOSettings, RowSettings
 
 Fit = Literal["fits", "tight", "too_big"]
 _Lowering = tuple[str, object, object]  # name of a setting, its value, the value to lower it to
@@ -121,7 +122,7 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
     """
     settings = plan.settings
     needed = _needed_lengths(plan)
-    if isinstance(settings, SFTSettings):
+    if isinstance(settings, RowSettings):
         values = {
             "steps": settings.steps,
             "max_length": settings.max_length,
@@ -154,8 +155,12 @@ def _needed_lengths(plan: Plan) -> dict[str, int]:
     """
     rows = plan.env.lengths
     settings = plan.settings
-    if isinstance(settings, SFTSettings):
-        return {"max_length": _length_of_most([row.total for row in rows if row.turns])}
+    if isinstance(settings, RowSettings):
+        if isinstance(settings, DPOSettings):
+            lengths = [max(row.pair) for row in rows if row.pair]
+        else:
+            lengths = [row.total for row in rows if row.turns]
+        return {"max_length": _length_of_most(lengths)}
     prompt = _length_of_most([row.prompt for row in rows])
     return {
         "max_length": max(1, prompt) + settings.max_tokens,

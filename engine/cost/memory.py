@@ -11,7 +11,7 @@ from engine.cost.flops import (
     microbatch_tokens,
 )
 from engine.records.estimate import PeakMemory
-from engine.records.settings import GRPOSettings, SFTSettings
+from engine.records.settings import DPOSettings, GRPOSettings, RowSettings
 
 _LEAST_LOGIT_ROWS = 128  # the logits of at least so many tokens are computed at once
 # Bytes per parameter of the adapter: float32 weights, gradients and the two moments of AdamW.
@@ -83,8 +83,8 @@ def _batch_tokens(plan: Plan) -> float:
     In GRPO the prompt of a group counts once, because it is computed once.
     """
     settings = plan.settings
-    if isinstance(settings, SFTSettings):
-        return plan.rows * max(plan.sft_row().total, 1.0)
+    if isinstance(settings, RowSettings):
+        return plan.step_tokens
     episode = plan.episode(_episode_level(plan))
     prompts = settings.prompts_per_step
     return prompts * episode.prompt + plan.rows * (episode.total - episode.prompt)
@@ -92,8 +92,8 @@ def _batch_tokens(plan: Plan) -> float:
 
 def _usual_length(plan: Plan) -> float:
     """Tokens of a typical sequence that is trained on."""
-    if isinstance(plan.settings, SFTSettings):
-        return plan.sft_row().total
+    if isinstance(plan.settings, RowSettings):
+        return plan.trained_row().total
     return plan.episode(_episode_level(plan)).total
 
 
@@ -118,7 +118,7 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
     at_once = plan.settings.eval_rows
     if not at_once:
         return 0.0, 0.0
-    if isinstance(plan.settings, SFTSettings) and not plan.env.scored:
+    if isinstance(plan.settings, RowSettings) and not plan.env.scored:
         # Only the questions about kept skills are answered by sampling.
         at_once = max((battery.tasks for battery in plan.batteries), default=0)
     if isinstance(plan.settings, GRPOSettings):  # it samples rollouts too
@@ -138,6 +138,9 @@ def _longest_trained_sequence(plan: Plan) -> float:
     if isinstance(plan.settings, GRPOSettings):
         return _longest_sampled_sequence(plan)
     limit = plan.settings.max_length
+    if isinstance(plan.settings, DPOSettings):  # both answers of a pair go together
+        pairs = [row.pair for row in plan.env.lengths if row.pair]
+        return max((min(a, limit) + min(b, limit) for a, b in pairs), default=2 * limit)
     longest_row = plan.env.longest_total or limit  # 0: no rows were counted
     return min(limit, longest_row)
 
@@ -148,10 +151,10 @@ def _longest_sampled_sequence(plan: Plan) -> float:
     It is assumed to have max_turns turns of max_tokens tokens each. If finished runs have measured
     the turns, 1.5 times their mean is assumed, but not more than max_turns.
 
-    SFT on an environment that does not score samples only answers to the batteries (see
+    SFT or DPO on an environment that does not score samples only answers to the batteries (see
     `Plan.batteries`). These are shorter than its longest trained sequence, which is returned.
     """
-    if isinstance(plan.settings, SFTSettings) and not plan.env.scored:
+    if isinstance(plan.settings, RowSettings) and not plan.env.scored:
         return _longest_trained_sequence(plan)
     turns = plan.turns("high")  # max_turns
     if plan.seen.turns is not None:

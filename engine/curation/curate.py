@@ -13,8 +13,17 @@ from dataclasses import dataclass, field, replace
 from engine.core.errors import UserError
 from engine.core.hints import Call, Hint
 from engine.core.reply import BODY_CHARS, ReplyBase, as_json
-from engine.curation.curated import Choices, checked_name, save_dataset
-from engine.curation.selection import Attempt, Key, Rule, check_selection, groups_of, ranked
+from engine.curation.curated import Choices, Chosen, checked_name, save_dataset
+from engine.curation.selection import (
+    PAIRS,
+    Attempt,
+    Key,
+    Rule,
+    check_selection,
+    groups_of,
+    pairs_in,
+    ranked,
+)
 from engine.curation.sources import Source, SourceSummary, load_sources
 from engine.environments import registry
 from engine.evidence.stats.overlap import HeldOut
@@ -42,6 +51,7 @@ REASONS = {
     "contaminated": "it holds a held-out task",
     "duplicate": "the same conversation is kept already",
     "not_selected": "its task has enough answers",
+    "unpaired": "its task has no answer that is better or worse to pair it with",
 }
 
 
@@ -50,7 +60,8 @@ class _Outcome:
     """Which attempts are kept and which are dropped.
 
     Attributes:
-        kept: those that become training rows.
+        kept: those that become training rows; with select="pairs" the better ones.
+        worse: the worse attempt of each kept one, in the same order; empty without pairs.
         dropped: how many of the others there are, by reason.
         first_dropped: the first attempt that was dropped, by reason.
         overlaps: how many were contaminated, by kind of match.
@@ -60,6 +71,7 @@ class _Outcome:
     """
 
     kept: list[Attempt] = field(default_factory=list)
+    worse: list[Attempt] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
     first_dropped: dict[str, Attempt] = field(default_factory=dict)
     overlaps: dict[str, int] = field(default_factory=dict)
@@ -96,7 +108,7 @@ class CurationReply(ReplyBase):
     """What was chosen, and where it was saved.
 
     Attributes:
-        kept, tasks: attempts that become rows, and the tasks they are at.
+        kept, tasks: attempts or pairs that become rows, and the tasks they are at.
         attempts, groups: how many were considered.
         dropped: how many attempts were not kept, by reason.
         heldout_rows: how many held-out tasks the dataset gets.
@@ -146,13 +158,14 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
                 hint=_advice_without_rows(outcome, sources),
                 field="where" if outcome.dropped.get("where") else "source_ids",
             )
-        pushed = save_dataset(home, name, outcome.kept, tasks, sources, choices)
+        chosen = Chosen(outcome.kept, outcome.worse)
+        pushed = save_dataset(home, name, chosen, tasks, sources, choices)
         reply = replace(reply, env_id=pushed.env_id)
         # The push warns of some of the same things.
         warnings += [warning for warning in pushed.warnings if warning not in warnings]
     complete_reply = replace(
         reply,
-        summary=_sentence(reply, name),
+        summary=_sentence(reply, name, is_pairs=choices.select == PAIRS),
         next=_next_calls(reply, name, choices, sources),
         warnings=warnings,
     )
@@ -235,8 +248,35 @@ def _keep_or_drop(
         if not rule_holds:
             outcome.drop("where", without_error)
             continue
-        _keep_best(without_error, choices, heldout, outcome)
+        if choices.select == PAIRS:
+            _keep_pairs(without_error, choices, heldout, outcome)
+        else:
+            _keep_best(without_error, choices, heldout, outcome)
     return outcome
+
+
+def _keep_pairs(
+    attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
+) -> None:
+    """Keep the pairs of one group, at most `max_per_task`; drop all other attempts, into `outcome`.
+
+    A pair is kept only if both attempts could become training rows.
+    """
+    usable: list[Attempt] = []
+    for attempt in attempts:
+        reason = _drop_reason(attempt, heldout, outcome)
+        if reason:
+            outcome.drop(reason, [attempt])
+            continue
+        usable.append(attempt)
+        outcome.kept_conversations.add(_conversation_text(attempt))
+    pairs = pairs_in(usable)
+    for better, worse in pairs[: choices.max_per_task]:
+        outcome.kept.append(better)
+        outcome.worse.append(worse)
+    in_a_pair = [attempt for pair in pairs for attempt in pair]
+    outcome.drop("not_selected", in_a_pair[2 * choices.max_per_task :])
+    outcome.drop("unpaired", [a for a in usable if not any(a is other for other in in_a_pair)])
 
 
 def _keep_best(
@@ -329,7 +369,8 @@ def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list
     """Warnings about the chosen rows, for whoever trains on them; [] if there are none."""
     warnings = skipped_lines(sum(source.skipped for source in sources))
     incorrect_count = sum(not attempt.correct for attempt in outcome.kept)
-    if incorrect_count and select not in ("correct", "shortest"):  # these keep right answers only
+    # Two of these keep right answers only; of a pair the better answer may be wrong too.
+    if incorrect_count and select not in ("correct", "shortest", PAIRS):
         warnings.append(
             f"{incorrect_count} of the {len(outcome.kept)} rows are not correct answers; "
             'where="solved" with select="correct" keeps right ones only.'
@@ -371,17 +412,20 @@ def _advice_without_rows(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
     return Hint("A preview shows an example of every reason; more attempts give more to choose.")
 
 
-def _sentence(reply: CurationReply, name: str) -> str:
-    """The summary: how many attempts are kept and dropped, and whether they were saved.
+def _sentence(reply: CurationReply, name: str, *, is_pairs: bool) -> str:
+    """The summary: how many attempts or pairs are kept and dropped, and whether they were saved.
 
     Example: "Preview of best, nothing is saved: 12 of 64 attempts are kept, at 9 tasks; dropped:
     2 heldout, 1 error."
     """
     counts = f"{reply.kept} of {reply.attempts} attempts are kept, at {reply.tasks} tasks"
+    if is_pairs:
+        counts = f"{reply.kept} pairs of {reply.attempts} attempts, at {reply.tasks} tasks"
     dropped = _counts_text(reply.dropped)
     text = f"{counts}; dropped: {dropped}." if dropped else f"{counts}."
     if reply.env_id:
-        return f"Saved {reply.env_id}, an SFT dataset with {reply.kept} rows: {text}"
+        kind = "a dataset of pairs for DPO" if is_pairs else "an SFT dataset"
+        return f"Saved {reply.env_id}, {kind} with {reply.kept} rows: {text}"
     return f"Preview of {name}, nothing is saved: {text}"
 
 
@@ -401,7 +445,8 @@ def _next_calls(
     """
     if reply.env_id:
         models = {model for source in sources for model in source.models}
-        training = {"env_id": reply.env_id, "algorithm": "sft"}
+        algorithm = "dpo" if choices.select == PAIRS else "sft"
+        training = {"env_id": reply.env_id, "algorithm": algorithm}
         if len(models) == 1:
             [model] = models
             # "": the answers do not name their model.

@@ -1,9 +1,10 @@
 """A curated dataset: chosen attempts and the held-out tasks of their environments, pushed."""
 
+import itertools
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.core.errors import UserError
@@ -16,6 +17,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from envs.json_types import ChatMessage, TaskRow, ToolSchema
 
+_HELD_OUT = 5  # the pairs of every fifth task are held out
 CARD = "curation.json"  # the file that says where the rows came from and how they were chosen
 # The environment.py of every curated dataset.
 _ENVIRONMENT = '''"""Rows chosen from what models did; curation.json says from where and how."""
@@ -37,8 +39,8 @@ class Choices:
     Attributes:
         source_ids: evaluations, probes or GRPO runs; `run@step20` takes one step's rollouts.
         where: a rule over each task's attempts (engine/curation/selection.py: Rule).
-        select: correct, best, best_n, shortest or all.
-        max_per_task: answers kept per task and model (correct, best_n, shortest).
+        select: correct, best, best_n, shortest, all or pairs.
+        max_per_task: answers kept per task and model (correct, best_n, shortest), or pairs.
         pool_models: treat the attempts of all models at a task as one group.
     """
 
@@ -47,6 +49,18 @@ class Choices:
     select: str = "correct"
     max_per_task: int = 1
     pool_models: bool = False
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The attempts that become training rows.
+
+    Attributes:
+        worse: for pairs the worse attempt of each row, in the order of `attempts`; else empty.
+    """
+
+    attempts: Sequence[Attempt]
+    worse: Sequence[Attempt] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ class DatasetRow(ReplyBase):
     """One row of a dataset file, as envs/dataset.py reads it.
 
     A prompt or completion that is a string stands for a single message. `completion` is None for
-    a task without a known answer.
+    a task without a known answer, `rejected` the worse answer of a pair.
     """
 
     id: str
@@ -86,29 +100,33 @@ class DatasetRow(ReplyBase):
     completion: str | Sequence[ChatMessage] | None
     metadata: RowMetadata
     tools: list[ToolSchema] | None
+    rejected: Sequence[ChatMessage] | None = None
 
 
 def save_dataset(
     home: Home,
     name: str,
-    attempts: Sequence[Attempt],
+    chosen: Chosen,
     tasks: Mapping[str, list[TaskRow]],
     sources: Sequence[Source],
     choices: Choices,
 ) -> push.PushReply:
     """Write the chosen attempts and the held-out tasks as a dataset, and push it.
 
+    Held-out tasks have no worse answer to measure a run of DPO by: of pairs, those of every fifth
+    task are held out too.
+
     Args:
         name: the name of the dataset.
-        attempts: become the training rows.
+        chosen: become the training rows, pairs some of the held-out rows too.
         tasks: the task rows of each environment version, by the version's hash. Those that are
-            held out become the held-out rows.
+            held out become held-out rows.
         sources, choices: written to the dataset's curation.json.
 
     Returns the reply of the push. Raises UserError as `push_env` does.
     """
     records = {source.record.hash: source.record for source in sources}
-    train, heldout = _dataset_rows(attempts, tasks, records)
+    train, heldout = _dataset_rows(chosen, tasks, records)
     card = {
         "made_by": "curate",
         **as_json(choices),
@@ -128,11 +146,12 @@ def save_dataset(
 
 
 def _dataset_rows(
-    attempts: Sequence[Attempt],
+    chosen: Chosen,
     tasks: Mapping[str, list[TaskRow]],
     records: Mapping[str, EnvRecord],
 ) -> tuple[list[DatasetRow], list[DatasetRow]]:
-    """The training rows, one for each attempt, and the held-out rows, from the held-out `tasks`.
+    """The training rows, one for each attempt, and the held-out rows, from the held-out `tasks`
+    and, of pairs, from every fifth task that has one.
 
     Training rows have the ids "task#1", "task#2" for the attempts at a task. With several
     environment versions all ids begin with six digits of the version's hash, because tasks of
@@ -152,9 +171,18 @@ def _dataset_rows(
     ]
     used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
     train = []
-    for attempt in attempts:
+    attempts = chosen.attempts
+    keys = sorted({(attempt.env_hash, attempt.task) for attempt in attempts})
+    measured = set(keys[_HELD_OUT - 1 :: _HELD_OUT]) if chosen.worse else set()
+    for attempt, worse in itertools.zip_longest(attempts, chosen.worse):
         row_id = _take_free_id(f"{prefixes[attempt.env_hash]}{attempt.task}", used_ids)
-        train.append(_train_row(attempt, records[attempt.env_hash], row_id))
+        row = _attempt_row(attempt, records[attempt.env_hash], row_id)
+        if worse is not None:
+            row = replace(row, rejected=worse.messages)
+        if (attempt.env_hash, attempt.task) in measured:
+            heldout.append(replace(row, split="heldout"))
+        else:
+            train.append(row)
     return train, heldout
 
 
@@ -164,7 +192,7 @@ def _write_rows(path: Path, rows: Sequence[DatasetRow]) -> None:
         file.writelines(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
 
 
-def _train_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow:
+def _attempt_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow:
     """Make a training row of a chosen attempt: its whole conversation, and where it came from."""
     origin = Origin(
         env_id=attempt.env_id,

@@ -14,7 +14,8 @@ from engine.core.filters import Where
 from engine.evidence.stats.distributions import pass_at_k
 from envs.json_types import ChatMessage
 
-SELECTS = ("correct", "best", "best_n", "shortest", "all")
+PAIRS = "pairs"
+SELECTS = ("correct", "best", "best_n", "shortest", "all", PAIRS)
 FIXED_COUNT = ("best", "all")  # selections that ignore max_per_task
 EXAMPLE = "0 < avg < 1 and n_correct >= 2"
 # Text in quotes, which is left alone; else `name@k`.
@@ -286,6 +287,23 @@ def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[A
     else:
         candidates.sort(key=lambda attempt: (-attempt.reward, attempt.tokens, attempt.sort_key))
     return candidates, ruled_out
+
+
+def pairs_in(group: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
+    """The better and the worse attempts of a group, as pairs: the best with the worst first, then
+    the second best with the second worst, and so on.
+
+    A pair is one whose first attempt is right and whose second is wrong; where all or none are
+    right, one whose first has the higher reward. Of attempts that earned the same the shorter
+    counts as better, but such attempts never make a pair.
+    """
+    order = sorted(group, key=lambda a: (-a.correct, -a.reward, a.tokens, a.sort_key))
+    candidates = zip(order[: len(order) // 2], reversed(order), strict=False)
+    return [
+        (better, worse)
+        for better, worse in candidates
+        if (better.correct, better.reward) > (worse.correct, worse.reward)
+    ]
 
 
 def _mean(values: Sequence[float]) -> float | None:

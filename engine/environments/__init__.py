@@ -5,10 +5,10 @@
     datasets.py      checks and describes a data file that fits into memory
     draft.py         a version while it is made, and its folder
     env_facts.py     an environment's rows in tokens of a given model
+    pairs.py         the better and the worse answer to a task, for DPO
     push.py          a folder becomes a version
     push_audit.py    its reward audit, made again once secrets are set
     push_large.py    data too large to copy: pushed by hash and index
-    push_limits.py   seconds a push may take
     registry.py      the versions there are; their process, their rows
     snapshot.py      a folder into a copy and a content hash, within limits
     task_rows.py     task rows split, with their reference conversations

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.core.files import sync_folder
-from engine.environments import push_limits, registry, snapshot
+from engine.environments import registry, snapshot
 from engine.home import recovery
 from engine.home.run_dir import Home
+from envs.config import push_limits
 from envs.config.problem import EnvProblem
 from envs.config.settings import EnvSettings
 from envs.host.process import EnvProcess

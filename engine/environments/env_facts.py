@@ -17,19 +17,23 @@ from typing import Any
 from engine.core.files import write_json
 from engine.environments import registry
 from engine.environments.datasets import spread
+from engine.environments.pairs import pair_of
 from engine.home.run_dir import Home
 from engine.models import tokens
-from engine.models.chat_format import NoReasoning, RowShape, TemplateError
+from engine.models.chat_format import ChatFormat, NoReasoning, RowShape, TemplateError
 from engine.models.template_messages import has_reasoning
 from engine.records.record import DamagedRecord, Record
-from engine.records.settings import Reasoning, SFTSettings, TrainSettings
+from engine.records.settings import DPOSettings, Reasoning, SFTSettings, TrainSettings
 from envs.json_types import TaskRow, ToolSchema
 
 SAMPLE = 2000
-_VERSION = 2  # of the cache file; raise it when the counting changes
+_VERSION = 3  # of the cache file; raise it when the counting changes
 # (length, known, turns) of a training row, as in RowShape.
 _StoredRow = tuple[int, int, list[tuple[int, int]]]
+# (prompt, training rows, pair) of a task's row, the first and the last as in RowLengths.
+_StoredLengths = tuple[int, list[_StoredRow], tuple[int, int] | None]
 _REFUSAL_CHARS = 300  # of the template's message that are kept
+_Lengths = tuple[int, int, list[tuple[int, int]], int]  # of a row, in the order of RowLengths
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,15 @@ class RowLengths:
             training row holds it; equal to `prompt` where there is no answer.
         turns: (start, end) of each assistant turn in those tokens.
         later: the further training rows of the conversation, where the chat template splits it.
+        pair: the conversations with the better and with the worse answer, as DPO trains them; None
+            where there is no such pair.
     """
 
     prompt: int
     total: int
     turns: tuple[tuple[int, int], ...] = ()
     later: tuple[RowShape, ...] = ()
+    pair: tuple[int, int] | None = None
 
     @property
     def rows(self) -> list[RowShape]:
@@ -108,6 +115,7 @@ class EnvFacts:
         scored: whether it can score a completion.
         train_rows, heldout_rows: rows of each side.
         answered_rows: train rows with a reference answer, the ones SFT can learn from.
+        paired_rows: train rows with a better and a worse answer, the ones DPO can learn from.
         lengths: token counts of the train rows that were counted.
         duplicate_share: share of train rows whose prompt an earlier train row has.
         score_s: seconds one score takes (95th percentile of the audit); 0 if unknown.
@@ -129,6 +137,7 @@ class EnvFacts:
     refused: int = 0
     refusal: str = ""
     score_s: float = 0.0
+    paired_rows: int = 0
     without_reasoning: int = 0
     reasoned: int = 0
 
@@ -161,6 +170,14 @@ class EnvFacts:
     @cached_property
     def longest_total(self) -> int:
         return max((row.longest for row in self.lengths), default=0)
+
+    @cached_property
+    def longest_in_pairs(self) -> int:
+        return max((max(row.pair) for row in self.lengths if row.pair), default=0)
+
+    def longest_row(self, algorithm: str) -> int:
+        """Tokens of the longest row that "sft" or "dpo" trains on; 0 where none was counted."""
+        return self.longest_in_pairs if algorithm == "dpo" else self.longest_total
 
     @cached_property
     def longest_turn(self) -> int:
@@ -201,7 +218,7 @@ def env_facts(
         with contextlib.suppress(OSError):  # a full disk: the next call counts again
             cache_file.parent.mkdir(exist_ok=True)
             write_json(cache_file, counts.to_json(), fsync=False)
-    lengths = tuple(_lengths_of(prompt, rows) for prompt, rows in counts.lengths)
+    lengths = tuple(_lengths_of(*stored) for stored in counts.lengths)
     return EnvFacts(
         env_id=record.env_id,
         kind=record.kind,
@@ -214,28 +231,31 @@ def env_facts(
         refused=counts.refused,
         refusal=counts.refusal,
         score_s=record.audit.score_seconds_p95,
+        paired_rows=counts.paired_rows,
         without_reasoning=counts.without_reasoning,
         reasoned=counts.reasoned,
     )
 
 
-def _lengths_of(prompt: int, rows: Sequence[_StoredRow]) -> RowLengths:
+def _lengths_of(
+    prompt: int, rows: Sequence[_StoredRow], pair: tuple[int, int] | None
+) -> RowLengths:
     """The lengths of a task from what the cache holds of it."""
     shapes = [
         RowShape(length, tuple(turns), known, is_last=number == len(rows))
         for number, (length, known, turns) in enumerate(rows, start=1)
     ]
     if not shapes:
-        return RowLengths(prompt, prompt)
+        return RowLengths(prompt, prompt, pair=pair)
     first = shapes[0]
-    return RowLengths(prompt, first.length, tuple(first.turns), tuple(shapes[1:]))
+    return RowLengths(prompt, first.length, tuple(first.turns), tuple(shapes[1:]), pair)
 
 
 class _CachedCounts(Record):
     """The counts of a version's rows, as the home's cache keeps them.
 
     Attributes:
-        lengths: tokens of the prompt, and the training rows, of each counted row.
+        lengths: tokens of the prompt, the training rows and the pair of each counted row.
 
     All other fields mean the same as in EnvFacts.
     """
@@ -243,7 +263,8 @@ class _CachedCounts(Record):
     train_rows: int
     heldout_rows: int
     answered_rows: int
-    lengths: list[tuple[int, list[_StoredRow]]]
+    paired_rows: int
+    lengths: list[_StoredLengths]
     duplicate_share: float
     refused: int
     refusal: str
@@ -277,7 +298,7 @@ def _count_rows(
     sample = train
     if len(train) > SAMPLE:
         sample = random.Random(0).sample(train, SAMPLE)
-    lengths: list[tuple[int, list[_StoredRow]]] = []
+    lengths: list[_StoredLengths] = []
     refused = without_reasoning = 0
     refusal = ""
     for row in sample:
@@ -292,13 +313,17 @@ def _count_rows(
     if record.version.data:  # counted when it was read; each row has an answer or is a preference
         prompts = record.version.distinct_prompts
         answered = len(train) if record.kind == "sft" else 0
+        paired_in_sample = sum(1 for row in sample if pair_of(row))
+        paired = round(len(train) * paired_in_sample / max(1, len(sample)))
     else:
         prompts = len({json.dumps(row["prompt"], sort_keys=True) for row in train})
         answered = sum(1 for row in train if row.get("gold"))
+        paired = sum(1 for row in train if pair_of(row))
     return _CachedCounts(
         train_rows=len(train),
         heldout_rows=heldout_count,
         answered_rows=answered,
+        paired_rows=paired,
         lengths=lengths,
         duplicate_share=1 - prompts / len(train) if train else 0.0,
         refused=refused,
@@ -327,18 +352,29 @@ def _stored_lengths(
     tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
     thinking: bool | Reasoning,
-) -> tuple[int, list[_StoredRow]]:
-    """Count the tokens of one task row as the cache keeps them: (the prompt, the training rows of
-    its answer). Raises as `row_lengths` does.
-    """
+) -> _StoredLengths:
+    """Count the tokens of one task row as the cache keeps them. Raises as `row_lengths` does."""
     tools = (row.get("metadata") or {}).get("tools") or tools
     chat = tokenizer.format(thinking in (True, "require"))
     prompt = len(chat.prompt(row["prompt"], tools))
+    pair = _pair_lengths(row, tools, chat)
     if not row.get("gold"):
-        return prompt, []
+        return prompt, [], pair
     reasoning: Reasoning = "keep" if thinking is True else thinking or "drop"
     shapes = [made.shape for made in chat.rows(row["gold"], tools, reasoning)]
-    return prompt, [(shape.length, shape.known, list(shape.turns)) for shape in shapes]
+    return prompt, [(shape.length, shape.known, list(shape.turns)) for shape in shapes], pair
+
+
+def _pair_lengths(
+    row: TaskRow, tools: list[ToolSchema], chat: ChatFormat
+) -> tuple[int, int] | None:
+    """Tokens of the two conversations of a task row's pair, as far as DPO trains them; None where
+    there is no pair. Raises TemplateError if the chat template refuses one of them."""
+    pair = pair_of(row)
+    if pair is None:
+        return None
+    chosen, rejected = (chat.rows(chat_messages, tools)[-1].shape for chat_messages in pair)
+    return chosen.length, rejected.length
 
 
 def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
@@ -346,19 +382,20 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
 
     - rows: number of all train rows.
     - counted: number of the rows that the figures below are about; in SFT the training rows that
-      answers become.
+      answers become, in DPO the rows with a pair.
     - split: number of answers that the chat template splits into several training rows.
     - without_reasoning: number of answers that thinking = require leaves out.
     - prompt, target, total: percentiles of tokens. `target` is what is learnt: tokens with loss in
-      SFT, the reference answer in GRPO.
+      SFT, the reference answer in GRPO and DPO.
     - truncated_share: share of rows that max_length (in GRPO max_tokens) would cut.
     - dropped: number of rows that are too long to learn from.
     - duplicate_share: share of train rows whose prompt an earlier one has.
     - zero_supervision: number of rows without a token to learn.
-    - without_answer: number of train rows without a reference answer.
+    - without_answer: number of train rows without a reference answer, in DPO without a pair.
     - refused_by_template: number of rows that the chat template refuses.
     """
     max_length = settings.max_length
+    usable_rows = facts.answered_rows
     if isinstance(settings, SFTSettings):
         loss_on = settings.loss_on
         # SFT learns from rows with an answer only.
@@ -369,6 +406,13 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
         target_tokens = [supervised(row, loss_on) for row in rows]
         dropped = sum(1 for row in rows if supervised(row, loss_on, max_length) == 0)
         truncated = sum(1 for row in rows if row.length > max_length)
+    elif isinstance(settings, DPOSettings):
+        rows = [(row.prompt, *row.pair) for row in facts.lengths if row.pair]
+        usable_rows = facts.paired_rows
+        prompts, totals = [prompt for prompt, _, _ in rows], [chosen for _, chosen, _ in rows]
+        target_tokens = [max(0, chosen - prompt) for prompt, chosen, _ in rows]
+        dropped = sum(1 for prompt in prompts if prompt >= max_length)
+        truncated = sum(1 for _, *answers in rows if max(answers) > max_length)
     else:
         rows = facts.lengths
         prompts, totals = [row.prompt for row in rows], [row.longest for row in rows]
@@ -388,7 +432,7 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
         "dropped": dropped,
         "duplicate_share": round(facts.duplicate_share, 4),
         "zero_supervision": target_tokens.count(0),
-        "without_answer": facts.train_rows - facts.answered_rows,
+        "without_answer": facts.train_rows - usable_rows,
         "refused_by_template": facts.refused,
     }
 

@@ -23,7 +23,6 @@ from engine.core.split import Split
 from engine.environments import (
     push_audit,
     push_large,
-    push_limits,
     registry,
     snapshot,
     task_rows,
@@ -37,6 +36,7 @@ from engine.home.sanitize import Redactor
 from engine.home.store import Store
 from engine.install import env_packages
 from engine.records.env_version import EnvVersion, PushProblem
+from envs.config import push_limits
 from envs.config.problem import EnvProblem
 from envs.config.settings import EnvSettings, read_settings
 from envs.json_types import EnvDescription
@@ -333,8 +333,8 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
     heldout = record.rows["heldout"]
     redact = Redactor({name: os.environ.get(name, "") for name in record.secrets})
     dry_run_arguments: JsonObject = {"env_id": record.env_id}
-    if record.kind == "sft":  # the default, grpo, would only be refused
-        dry_run_arguments["algorithm"] = "sft"
+    if not record.scored:  # the default, grpo, would only be refused
+        dry_run_arguments["algorithm"] = "dpo" if record.kind == "preference" else "sft"
     return PushReply(
         env_id=record.env_id,
         kind=record.kind,

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.files import JsonObject, sync_folder, write_json, write_text
-from engine.environments import push_limits, registry
+from engine.environments import registry
 from engine.environments.draft import Draft
 from engine.environments.registry import AUDIT, EARLIER
 from engine.home.sanitize import Redactor
 from envs.audit.rescore import THIRD_S
 from envs.audit.reward_audit import OVERRUN, audit
+from envs.config import push_limits
 from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from engine.core import split
 from engine.core.errors import UserError
-from engine.environments import push_limits
 from engine.environments.draft import Draft
+from envs.config import push_limits
 from envs.host.process import EnvProcess, EpisodeFailed
 from envs.json_types import ChatMessage, TaskRow
 

@@ -9,7 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from engine.core.files import JsonObject, open_file
 from engine.records.estimate import Estimate
 from engine.records.record import DamagedRecord, Record, fault_of
-from engine.records.settings import EvaluationSettings, GRPOSettings, SFTSettings
+from engine.records.settings import DPOSettings, EvaluationSettings, GRPOSettings, SFTSettings
 
 
 class BaseModelRef(Record):
@@ -101,6 +101,13 @@ class SFTConfig(_TrainConfig):
     settings: SFTSettings
 
 
+class DPOConfig(_TrainConfig):
+    """A run of direct preference optimisation."""
+
+    algorithm: Literal["dpo"]
+    settings: DPOSettings
+
+
 class GRPOConfig(_TrainConfig):
     """A run of GRPO."""
 
@@ -161,9 +168,9 @@ class ProbeConfig(RunConfigBase):
         return [model.ref for model in self.models]
 
 
-TrainConfig = SFTConfig | GRPOConfig
+TrainConfig = SFTConfig | DPOConfig | GRPOConfig
 AskingConfig = EvaluateConfig | RegradeConfig | ProbeConfig
-RunConfig = SFTConfig | GRPOConfig | EvaluateConfig | RegradeConfig | ProbeConfig
+RunConfig = SFTConfig | DPOConfig | GRPOConfig | EvaluateConfig | RegradeConfig | ProbeConfig
 
 _ANY_CONFIG: TypeAdapter[RunConfig] = TypeAdapter(
     Annotated[RunConfig, Field(discriminator="algorithm")]

@@ -20,7 +20,8 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-ALGORITHMS = ("sft", "grpo")
+ALGORITHMS = ("sft", "dpo", "grpo")
+ROW_ALGORITHMS = ("sft", "dpo")  # they learn from rows that exist; the others sample
 # Settings as a client gives them, by name: all may be left out, and nobody has checked them yet.
 GivenSettings = Mapping[str, Any]
 # The projections of a layer that can carry an adapter, by the names most families give them.
@@ -119,20 +120,21 @@ class Settings(BaseModel):
 
 
 class CommonSettings(Settings):
-    """Settings of both trainers."""
+    """Settings of every trainer."""
 
     learning_rate: float = _setting(
         "Peak step size of AdamW on the adapter.",
-        "from the model's hidden size; lower for grpo",
+        "from the model's hidden size; lower for grpo, lowest for dpo",
         ge=1e-7,
         le=1e-1,
     )
     lr_schedule: Literal["constant", "linear", "cosine"] = _setting(
-        "How the learning rate goes down to 0 after the warm-up.", "sft cosine, grpo constant"
+        "How the learning rate goes down to 0 after the warm-up.",
+        "cosine; grpo constant",
     )
     warmup_ratio: float = _setting(
         "Share of all steps in which the learning rate rises from 0.",
-        "sft 0.03, grpo 0",
+        "sft 0.03, dpo 0.1, grpo 0",
         ge=0,
         lt=1,
     )
@@ -152,8 +154,8 @@ class CommonSettings(Settings):
         max_length=len(KNOWN_PROJECTIONS),
     )
     max_length: int = _setting(
-        "Longest sequence in tokens, prompt included. SFT cuts rows there; GRPO drops tasks whose "
-        "prompt leaves no room for max_tokens.",
+        "Longest sequence in tokens, prompt included. SFT and DPO cut rows there; GRPO drops "
+        "tasks whose prompt leaves no room for max_tokens.",
         "what the rows need, at most the model's context",
         ge=8,
     )
@@ -162,7 +164,7 @@ class CommonSettings(Settings):
     )
     eval_every: int = _setting(
         "Steps between evaluations on held-out rows; step 0 and the last always have one.",
-        "sft a fifth of all steps, grpo a third",
+        "sft and dpo a fifth of all steps, grpo a third",
         ge=1,
     )
     eval_rows: int = _setting(
@@ -201,16 +203,21 @@ class CommonSettings(Settings):
     )
 
 
-class SFTSettings(CommonSettings):
-    """Settings of supervised fine-tuning."""
+class RowSettings(CommonSettings):
+    """Settings of training on rows that exist: SFT, DPO."""
 
-    epochs: int | None = _setting("Passes over the train rows.", "3", ge=1, le=1000)
+    epochs: int | None = _setting("Passes over the train rows.", "3; dpo 1", ge=1, le=1000)
     steps: int = _setting(
         "Optimizer steps; instead of epochs.", "epochs x rows / batch_size", ge=1, le=1_000_000
     )
     batch_size: int = _setting(
-        "Rows per optimizer step.", "32, at most an eighth of the rows", ge=1
+        "Rows per optimizer step (DPO: pairs).", "32, at most an eighth of the rows", ge=1
     )
+
+
+class SFTSettings(RowSettings):
+    """Settings of supervised fine-tuning."""
+
     packing: bool = _setting(
         "Rows of a step share forward passes; false: one row each, the least memory.", "true"
     )
@@ -222,6 +229,17 @@ class SFTSettings(CommonSettings):
         "leaves out rows with a turn that has none, and has the model think when it is asked.",
         "require where every answer has reasoning, else keep",
         default="keep",
+    )
+
+
+class DPOSettings(RowSettings):
+    """Settings of direct preference optimisation, on pairs of a better and a worse answer."""
+
+    beta: float = _setting(
+        "How firmly the policy is held to where it started: the larger, the less it may move.",
+        "0.1",
+        gt=0,
+        le=10,
     )
 
 
@@ -328,13 +346,14 @@ class EvaluationSettings(SamplingSettings):
     max_length: int = _setting("Longest sequence in tokens.", "the model's context", ge=1)
 
 
-TrainSettings = SFTSettings | GRPOSettings
+TrainSettings = SFTSettings | DPOSettings | GRPOSettings
 
-SCHEMAS: dict[str, type[Settings]] = {
+TRAINERS: dict[str, type[SFTSettings] | type[DPOSettings] | type[GRPOSettings]] = {
     "sft": SFTSettings,
+    "dpo": DPOSettings,
     "grpo": GRPOSettings,
-    "evaluate": SamplingSettings,
 }
+SCHEMAS: dict[str, type[Settings]] = {**TRAINERS, "evaluate": SamplingSettings}
 
 
 def _with_optional_fields(schema: type[Settings]) -> type[Settings]:

@@ -6,11 +6,13 @@ An unknown setting is always refused; these tables tell what to use in its place
 import difflib
 from collections.abc import Iterable
 
-# Another trainer's name -> our name. If the algorithms have different ones: "sft's|grpo's".
+from engine.records.settings import ALGORITHMS
+
+# Another trainer's name -> our name. Where GRPO has another one: "sft's, dpo's|grpo's".
 FOREIGN: dict[str, str] = {
     "alpha": "lora_alpha",
     "batch": "batch_size|prompts_per_step",
-    "beta": "kl_coef",
+    "beta": "beta|kl_coef",
     "bf16": "precision",
     "clip_eps": "clip_low",
     "clip_epsilon": "clip_low",
@@ -35,7 +37,7 @@ FOREIGN: dict[str, str] = {
     "group": "group_size",
     "importance_sampling_cap": "tis_cap",
     "kl": "kl_coef",
-    "kl_beta": "kl_coef",
+    "kl_beta": "beta|kl_coef",
     "kl_coeff": "kl_coef",
     "kl_penalty": "kl_coef",
     "kl_penalty_coef": "kl_coef",
@@ -159,10 +161,20 @@ REFUSED: dict[str, str] = {
 
 # (algorithm, setting it does not have) -> what to use for it.
 NOT_FOR: dict[tuple[str, str], str] = {
+    ("dpo", "group_size"): "DPO does not sample; it learns from pairs that exist.",
+    ("dpo", "kl_coef"): "Here it is called beta: what holds the policy to where it started.",
+    ("dpo", "loss"): "DPO has one loss.",
+    ("dpo", "loss_on"): "DPO compares what the two answers of a pair do not share.",
+    ("dpo", "max_tokens"): "DPO does not sample while training; max_length cuts rows.",
+    ("dpo", "packing"): "DPO always lets the answers of a step share forward passes.",
+    ("dpo", "prompts_per_step"): "Use batch_size (pairs per optimizer step).",
+    ("dpo", "temperature"): "DPO does not sample while training.",
+    ("dpo", "thinking"): "DPO compares the answers as they are, with the reasoning that they have.",
     ("grpo", "batch_size"): "Use prompts_per_step (tasks) and group_size (completions of each).",
     ("grpo", "epochs"): "GRPO runs for `steps`; each takes prompts_per_step tasks.",
     ("grpo", "loss_on"): "GRPO trains the tokens the policy sampled.",
     ("grpo", "packing"): "GRPO always lets the answers of a step share forward passes.",
+    ("sft", "beta"): "SFT has no reference; use fewer epochs or a lower learning_rate.",
     ("sft", "async_sampling"): "SFT does not sample while training.",
     ("sft", "resample_uniform"): "SFT has no groups whose rewards could be equal.",
     ("sft", "thinking_length_penalty"): "SFT earns no reward; shorten the thoughts in its rows.",
@@ -188,6 +200,8 @@ _ALGORITHMS = {
     "rloo": "grpo",
     "dapo": "grpo",
     "gspo": "grpo",
+    "preference": "dpo",
+    "preferences": "dpo",
     "finetune": "sft",
     "lora": "sft",
     "supervised": "sft",
@@ -240,6 +254,14 @@ def suggest(name: str, algorithm: str, known: Iterable[str]) -> str:
     return f"Did you mean {' or '.join(similar)}?" if similar else ""
 
 
+def other_name(name: str, algorithm: str, known: Iterable[str]) -> str:
+    """The setting of `algorithm` that other trainers call `name`; "" if there is none. `known` are
+    the names of the algorithm's settings."""
+    normalized = _normalized(name)
+    target = _our_name(normalized, algorithm) if normalized in FOREIGN else ""
+    return target if target in known else ""
+
+
 def _normalized(name: str) -> str:
     """The name as settings are written here: lower case, with underscores."""
     return name.strip().lower().replace("-", "_")
@@ -249,15 +271,15 @@ def _our_name(foreign_name: str, algorithm: str) -> str:
     """Our name for a key of FOREIGN."""
     # Two names stand as "sft's|grpo's"; a single one is both the first and the last.
     names = FOREIGN[foreign_name].split("|")
-    return names[-1] if algorithm == "grpo" else names[0]
+    return names[-1] if algorithm == "grpo" else names[0]  # the first is of those with rows
 
 
 def suggest_algorithm(name: str) -> str:
-    """The algorithm ("sft" or "grpo") that another name or a typo stands for; "" if unclear."""
+    """The algorithm that another name or a typo stands for; "" if unclear."""
     normalized = name.strip().lower()
     if normalized in _ALGORITHMS:
         return _ALGORITHMS[normalized]
     similar = difflib.get_close_matches(
-        normalized, ["sft", "grpo"], n=1, cutoff=_ALGORITHM_SIMILARITY
+        normalized, list(ALGORITHMS), n=1, cutoff=_ALGORITHM_SIMILARITY
     )
     return similar[0] if similar else ""

@@ -17,7 +17,7 @@ from engine.core.errors import UserError
 from engine.core.hardware import Hardware
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
-from engine.records.settings import GivenSettings
+from engine.records.settings import ROW_ALGORITHMS, GivenSettings
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
 EVAL_ROWS = 400
@@ -54,7 +54,8 @@ class Facts:
         """Number of train rows the algorithm can learn from; None without an environment."""
         if self.env is None:
             return None
-        return self.env.answered_rows if algorithm == "sft" else self.env.train_rows
+        usable = {"sft": self.env.answered_rows, "dpo": self.env.paired_rows}
+        return usable.get(algorithm, self.env.train_rows)
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
     _adapter_defaults(filled, facts)
     _machine_defaults(filled, facts)
     _data_defaults(filled, algorithm, facts)
-    if algorithm == "sft":
-        _sft_defaults(filled, facts)
+    if algorithm in ROW_ALGORITHMS:
+        _row_defaults(filled, algorithm, facts)
     else:
         _grpo_defaults(filled, facts)
     _optimizer_defaults(filled, algorithm, facts)
@@ -129,10 +130,14 @@ def learning_rate(algorithm: str, hidden: int) -> float:
     - SFT: 5e-4 (ten times the 5e-5 of full fine-tuning) times sqrt(2000 / hidden). That is 1.6e-3
       at 192, 7e-4 at 1024 and 3.5e-4 at 4096.
     - GRPO: 0.2 / hidden. That is 1e-3 at 192 (measured to work) and 5e-5 at 4096.
+    - DPO: a fifth of GRPO's. That is 1e-5 at 4096, ten times the 1e-6 of its paper.
 
-    Both stay within 1e-5 and 2e-3.
+    All stay within 1e-5 and 2e-3.
     """
-    unbounded_rate = 0.2 / hidden if algorithm == "grpo" else 5e-4 * math.sqrt(2000 / hidden)
+    if algorithm == "sft":
+        unbounded_rate = 5e-4 * math.sqrt(2000 / hidden)
+    else:
+        unbounded_rate = (0.04 if algorithm == "dpo" else 0.2) / hidden
     return float(f"{min(max(unbounded_rate, 1e-5), 2e-3):.1e}")
 
 
@@ -194,28 +199,31 @@ def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("stop_early", "none")
 
 
-def _sft_defaults(filled: Filled, facts: Facts) -> None:
-    """Set batch size, epochs and steps, and the longest row of SFT.
+def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
+    """Set batch size, epochs and steps, and the longest row of SFT or DPO.
 
     The batch is an eighth of the rows, from 1 to 32. If the user gave no `steps`, they follow from
-    `epochs`, which are 3 by default.
+    `epochs`: by default 3, for DPO (which overfits sooner) 1.
     """
     env = facts.env
     rows = filled["max_examples"]
-    if rows is not None and env is not None and env.answered_rows:
+    if algorithm == "sft" and rows is not None and env is not None and env.answered_rows:
         rows = round(rows * env.sft_rows / env.answered_rows)  # the template may split answers
     filled.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
-    filled.default("loss_on", "assistant")
-    filled.default("packing", True)
-    all_reasoned = env is not None and 0 < env.reasoned == env.answered_lengths
-    filled.default("thinking", "require" if all_reasoned else "keep")
+    if algorithm == "sft":
+        filled.default("loss_on", "assistant")
+        filled.default("packing", True)
+        all_reasoned = env is not None and 0 < env.reasoned == env.answered_lengths
+        filled.default("thinking", "require" if all_reasoned else "keep")
+    else:
+        filled.default("beta", 0.1)
     if filled.values.get("steps") is None:
-        filled.default("epochs", 3)
+        filled.default("epochs", 3 if algorithm == "sft" else 1)
         steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])
         filled.default("steps", filled["epochs"] * steps_per_epoch)
     else:
         filled.default("epochs", None)
-    longest_row = env.longest_total if env else 0  # tokens; 0: not known
+    longest_row = env.longest_row(algorithm) if env else 0  # tokens; 0: not known
     _length_default(filled, facts, longest_row or _UNKNOWN_ROW_LENGTH)
     if filled["batch_size"] > _LARGE_BATCH:
         filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
@@ -301,7 +309,7 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
 def exam_limits(
     env: EnvFacts, context: int, max_length: int, *, thinking: bool = False
 ) -> SamplingLimits:
-    """The limits of sampling in the evaluations of an SFT run, which has no settings for that.
+    """The limits of sampling in the evaluations of SFT and DPO, which have no settings for that.
 
     They are the defaults of GRPO and of evaluations, so that results can be compared.
 
@@ -368,8 +376,8 @@ def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set the learning rate, its schedule, weight decay and gradient clipping."""
     usual = learning_rate(algorithm, facts.model.hidden)
     filled.default("learning_rate", usual, MODEL)
-    filled.default("lr_schedule", "cosine" if algorithm == "sft" else "constant")
-    filled.default("warmup_ratio", 0.03 if algorithm == "sft" else 0.0)
+    filled.default("lr_schedule", "cosine" if algorithm in ROW_ALGORITHMS else "constant")
+    filled.default("warmup_ratio", {"sft": 0.03, "dpo": 0.1}.get(algorithm, 0.0))
     filled.default("weight_decay", 0.0)
     filled.default("max_grad_norm", 1.0)
     if filled["learning_rate"] > 10 * usual:
@@ -382,13 +390,13 @@ def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set the rows of an evaluation, and how often the run evaluates and saves.
 
-    By default an SFT run evaluates five times and a GRPO run three times, and each saves whenever
-    it evaluates.
+    By default an SFT or DPO run evaluates five times and a GRPO run three times, and each saves
+    whenever it evaluates.
     """
     heldout_rows = facts.env.heldout_rows if facts.env else None
     filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
     filled.default("eval_rows", EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows))
-    evaluations = 5 if algorithm == "sft" else 3
+    evaluations = 5 if algorithm in ROW_ALGORITHMS else 3
     filled.default("eval_every", max(1, math.ceil(filled["steps"] / evaluations)))
     filled.default("save_every", filled["eval_every"])
     filled.default("keep_checkpoints", 3)
@@ -397,17 +405,21 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 def check_env(algorithm: str, env: EnvFacts) -> None:
     """Raise UserError BAD_ARGUMENT for an environment that the algorithm cannot learn from.
 
-    SFT needs reference answers, GRPO a score, and both need train rows.
+    SFT needs reference answers, DPO pairs of a better and a worse one, GRPO a score; all need train
+    rows.
     """
     if env.train_rows == 0:
         problem = "has no train rows"
         hint = "Give rows with split = train."
     elif env.kind == "preference" and algorithm in ("sft", "grpo"):
         problem = f"holds preferences (chosen and rejected answers), which {algorithm} cannot use"
-        hint = "Keep the chosen answers as prompt and completion, and push them for algorithm=sft."
+        hint = 'Use algorithm="dpo", or push the chosen answers as prompt and completion for sft.'
     elif algorithm == "sft" and env.answered_rows == 0:
         problem = "has no reference answers to imitate"
         hint = 'Set `answer` on its tasks, or use algorithm="grpo".'
+    elif algorithm == "dpo" and env.paired_rows == 0:
+        problem = "has no pairs of a better and a worse answer"
+        hint = 'Give rows `chosen` and `rejected`, or make pairs of runs: curate(select="pairs").'
     elif algorithm == "grpo" and not env.scored:
         problem = "has no score, so there is nothing to reinforce"
         hint = 'Use algorithm="sft", or give the environment a `score` method.'
@@ -505,7 +517,7 @@ def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFa
     _check_quantization(values)
     if algorithm == "evaluate":  # it has no batch
         return
-    batch_setting = "batch_size" if algorithm == "sft" else "prompts_per_step"
+    batch_setting = "batch_size" if algorithm in ROW_ALGORITHMS else "prompts_per_step"
     batch, rows = values[batch_setting], values.get("max_examples")
     if rows is not None and batch > rows:
         limited_by = " (max_examples)" if filled.sources["max_examples"] == USER else ""

@@ -23,7 +23,9 @@ from engine.records.settings import (
     ALGORITHMS,
     GIVEN,
     SCHEMAS,
+    TRAINERS,
     CommonSettings,
+    DPOSettings,
     GivenSettings,
     GRPOSettings,
     Reasoning,
@@ -96,21 +98,23 @@ def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_rewar
 def counted_thinking(algorithm: str, given: GivenSettings) -> bool | Reasoning:
     """The setting `thinking` that rows are counted with before the settings are resolved. What is
     no value of it counts as left out; it is refused later."""
+    if algorithm == "dpo":
+        return "keep"  # DPO has no such setting: it compares the answers as they are
     if algorithm != "sft":
         return is_switched_on(given, "thinking")
     return next((word for word in get_args(Reasoning) if word == given.get("thinking")), "keep")
 
 
 def check_algorithm(algorithm: str) -> None:
-    """Raise UserError BAD_ARGUMENT unless `algorithm` is "sft" or "grpo"."""
+    """Raise UserError BAD_ARGUMENT unless `algorithm` is one of ALGORITHMS."""
     if algorithm in ALGORITHMS:
         return
     meant_algorithm = aliases.suggest_algorithm(str(algorithm))
     raise UserError(
         "BAD_ARGUMENT",
-        f"algorithm {algorithm!r} does not exist; there are sft and grpo",
+        f"algorithm {algorithm!r} does not exist; there are {', '.join(ALGORITHMS)}",
         hint=Hint(
-            f"Use {meant_algorithm}." if meant_algorithm else "Use grpo or sft.",
+            f"Use {meant_algorithm}." if meant_algorithm else "Use one of these.",
             change=Change(arguments={"algorithm": meant_algorithm}) if meant_algorithm else None,
         ),
         field="algorithm",
@@ -123,7 +127,7 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     A setting whose value is None counts as not given and is left out.
 
     Args:
-        algorithm: "sft", "grpo" or "evaluate".
+        algorithm: "evaluate", or one of ALGORITHMS.
 
     Raises UserError:
     - BAD_ARGUMENT: the settings are not an object, or there is no such algorithm;
@@ -173,7 +177,7 @@ def resolve(
     """All settings of a training run with their sources: those given, and defaults for the rest.
 
     Args:
-        algorithm: "sft" or "grpo".
+        algorithm: one of ALGORITHMS.
         env: the environment's facts; None gives defaults that do not depend on one.
         hardware: of this machine; None counts as a CPU.
         inherited: shape of the adapter that the run continues; None for a new one.
@@ -193,7 +197,7 @@ def resolve(
     facts = defaults.Facts(model, env, hardware, inherited, vllm=vllm)
     filled = defaults.fill_defaults(algorithm, user_settings, facts)
     defaults.check_together(algorithm, filled, model, env)
-    schema = SFTSettings if algorithm == "sft" else GRPOSettings
+    schema = TRAINERS[algorithm]
     return Resolved(
         algorithm,
         settings=schema.model_validate(filled.values),
@@ -315,15 +319,17 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
 
 
 def _other_owner(name: str, algorithm: str) -> str:
-    """The algorithm that has the setting `name` if `algorithm` does not: "sft" or "grpo".
+    """The algorithms that have the setting `name` if `algorithm` does not, as "sft and dpo".
 
-    "training" if both have it, which happens for `algorithm` "evaluate". "" if `algorithm` has the
-    setting itself, or if there is no such setting at all.
+    "training" if all have it, which happens for `algorithm` "evaluate". "" if `algorithm` has the
+    setting itself or calls it otherwise, or if there is no such setting at all.
     """
     owners = [other for other in ALGORITHMS if name in SCHEMAS[other].model_fields]
     if not owners or algorithm in owners:
         return ""
-    return "training" if len(owners) > 1 else owners[0]
+    if aliases.other_name(name, algorithm, SCHEMAS[algorithm].model_fields):
+        return ""
+    return "training" if len(owners) == len(ALGORITHMS) else " and ".join(owners)
 
 
 def _list_names(names: list[str]) -> str:
@@ -480,7 +486,7 @@ def load_toml(path: Path) -> TrainFile:
 
 def _unknown_key_error(place: str, name: str, value: Any) -> UserError:
     """The error for an unknown key or table of a settings file; `place` is file and line."""
-    if name in SFTSettings.model_fields or name in GRPOSettings.model_fields:
+    if any(name in schema.model_fields for schema in TRAINERS.values()):
         hint = f"Put {name} under [settings]."
     else:
         # The algorithm makes no difference here: these are keys, no settings.
@@ -517,8 +523,9 @@ def _line_of(text: str, name: str) -> int:
 def settings_reference() -> str:
     """The reference page of all settings as Markdown, made from the schema."""
     tables = (
-        ("Both algorithms", CommonSettings, ()),
+        ("All algorithms", CommonSettings, ()),
         ("SFT", SFTSettings, tuple(CommonSettings.model_fields)),
+        ("DPO", DPOSettings, tuple(CommonSettings.model_fields)),
         ("GRPO", GRPOSettings, tuple(CommonSettings.model_fields)),
         ("Evaluation", SamplingSettings, ()),
     )
@@ -529,7 +536,7 @@ def settings_reference() -> str:
     for title, schema, described_before in tables:
         rows = ["| setting | takes | default | what it does |", "|---|---|---|---|"]
         for name, field in schema.model_fields.items():
-            if name not in described_before:  # in the table of both algorithms
+            if name not in described_before:  # in the table of all algorithms
                 extra = field.json_schema_extra
                 rule = extra["rule"] if isinstance(extra, dict) else ""
                 rows.append(f"| `{name}` | {expects(field)} | {rule} | {field.description} |")

@@ -1,12 +1,13 @@
 """The training side, the only place with torch; started as `python -m engine.worker`, imported by
-nobody. Start with `grpo.py` or `sft.py`, each a loop from top to bottom.
+nobody. Start with `grpo.py`, `sft.py` or `dpo.py`, each a loop from top to bottom.
 
     __main__.py      one run, one process: dispatch, exit status, failure record
     components.py    base, renderer, environment, sampler, made ready
+    dpo.py           direct preference optimisation, top to bottom
     evaluate.py      evaluations and probes
     grpo.py          group relative policy optimisation, top to bottom
     manifest.py      what was trained on what, with what
     probe_speed.py   how fast this machine is
     sft.py           supervised fine-tuning, top to bottom
-    training.py      what both loops share around their steps
+    training.py      what the loops share around their steps
 """

@@ -20,6 +20,7 @@ from engine.home.store import Store
 from engine.worker.components import quiet_libraries
 from engine.worker.core.failures import explain
 from engine.worker.core.job import Job, Result, Stopped
+from engine.worker.dpo import train as train_dpo
 from engine.worker.evaluate import evaluate, probe
 from engine.worker.grpo import train as train_grpo
 from engine.worker.sft import train as train_sft
@@ -29,6 +30,7 @@ DONE, FAILED, STOPPED = 0, 3, 4
 # By the algorithm that the run's config names; each function takes a job with that kind of config.
 LOOPS: dict[str, Callable[[Job[Any]], Result]] = {
     "sft": train_sft,
+    "dpo": train_dpo,
     "grpo": train_grpo,
     "evaluate": evaluate,
     "probe": probe,

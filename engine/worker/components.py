@@ -16,6 +16,7 @@ from engine.cost import flops
 from engine.environments.env_facts import env_facts
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.records.run_config import (
+    DPOConfig,
     EvaluateConfig,
     GRPOConfig,
     ProbeConfig,
@@ -86,7 +87,7 @@ class Loading:
 def loading_of(config: RunConfig) -> Loading:
     """How a run loads its base model, from its config.
 
-    Evaluations have no settings for precision and quantization, SFT has none for thinking: there
+    Evaluations have no settings for precision and quantization, DPO has none for thinking: there
     the defaults stay.
 
     Raises:
@@ -99,6 +100,12 @@ def loading_of(config: RunConfig) -> Loading:
                 quantization=settings.quantization,
                 steps=settings.steps,
                 thinking=settings.thinking == "require",
+            )
+        case DPOConfig(settings=settings):
+            return Loading(
+                precision=settings.precision,
+                quantization=settings.quantization,
+                steps=settings.steps,
             )
         case GRPOConfig(settings=settings) | ProbeConfig(settings=settings):
             return Loading(
@@ -205,12 +212,14 @@ def tasks_of(components: Components, split: str) -> Sequence[TaskRow]:
     return read_tasks(components.env, split)
 
 
-def evaluation_limits(job: Job[SFTConfig], components: Components) -> EvaluationLimits:
-    """The limits of answers in the evaluations of an SFT run, whose settings have none. They follow
-    from the lengths in the dataset and the model's context."""
+def evaluation_limits(
+    job: Job[SFTConfig] | Job[DPOConfig], components: Components
+) -> EvaluationLimits:
+    """The limits of answers in the evaluations of an SFT or DPO run, whose settings have none. They
+    follow from the lengths in the dataset and the model's context."""
     config = job.config
     context = components.base.network.shape.context
-    thinking = config.settings.thinking
+    thinking = config.settings.thinking if isinstance(config, SFTConfig) else "keep"
     facts = env_facts(job.run.home, components.env, Path(config.base.path), thinking=thinking)
     limits = defaults.exam_limits(
         facts, context, config.settings.max_length, thinking=thinking == "require"

@@ -29,7 +29,7 @@ from engine.worker.core.batch import Row
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.rows_on_demand import RowsOnDemand
 from engine.worker.evaluation import heldout
-from engine.worker.evaluation.during_training import LossRow
+from engine.worker.evaluation.heldout_loss import CrossEntropy, LossRow
 from engine.worker.network.policy import Policy
 from engine.worker.training import Training
 from engine.worker.update.losses import cross_entropy
@@ -62,7 +62,7 @@ def train(job: Job[SFTConfig]) -> Result:
             eval_tasks,
             context=components.context(process, limits) if process else None,
             limits=limits,
-            loss_rows=loss_rows(job, components, eval_tasks),
+            losses=CrossEntropy(loss_rows(job, components, eval_tasks)),
             budget=budget,
         )
         for step in training.steps():
@@ -168,7 +168,7 @@ def sample_rows(tasks: Sequence[TaskRow], limit: int | None, seed: int) -> Seque
 
 def render(
     job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]
-) -> list[Row] | RowsOnDemand:
+) -> list[Row] | RowsOnDemand[Row]:
     """Render each task's conversation as rows of token ids with loss masks, cut at max_length.
 
     A conversation is one row, or several where the chat template writes earlier turns differently
@@ -247,7 +247,7 @@ def _rows_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> list
     return [(Row(row.ids[:limit], row.loss_mask[:limit]), len(row.ids)) for row in rendered]
 
 
-def _last_row_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> Row:
-    """The last row of a task's conversation; one without ids where there is none to train on."""
+def _last_row_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> Row | None:
+    """The last row of a task's conversation; None where it has no token to train."""
     rows = _rows_of(job, components, task)
-    return rows[-1][0] if rows else Row([], [])
+    return rows[-1][0] if rows and any(rows[-1][0].loss_mask) else None

@@ -1,4 +1,4 @@
-"""What both loops share around their steps: policy, optimizer, evaluations, checkpoints, the end.
+"""What the loops share around their steps: policy, optimizer, evaluations, checkpoints, the end.
 
 A loop iterates over `steps()`, does its own forward and backward, calls `optimizer_step` once or
 more per step and `log` once; everything that happens between steps happens in `log` and `steps`.
@@ -32,9 +32,9 @@ from engine.worker.evaluation.during_training import (
     Best,
     HalfResult,
     HeldoutEvaluation,
-    LossRow,
     Questions,
 )
+from engine.worker.evaluation.heldout_loss import HeldoutLoss
 from engine.worker.manifest import write_manifest
 from engine.worker.network.adapter import read_adapter
 from engine.worker.network.policy import Policy
@@ -60,7 +60,7 @@ class Training:
 
         Args:
             components: what was loaded for the run.
-            total: optimizer steps (SFT) or batches (GRPO) of the whole run.
+            total: optimizer steps (SFT, DPO) or batches (GRPO) of the whole run.
 
         Raises:
             WorkerFailure: kind config, when the adapter to start from was trained on another base.
@@ -109,7 +109,7 @@ class Training:
         context: RolloutContext | None,
         limits: AnswerLimits,
         budget: int,
-        loss_rows: Sequence[LossRow] = (),
+        losses: HeldoutLoss | None = None,
     ) -> None:
         """Prepare the evaluations; then either resume or do the first evaluation, at step 0.
 
@@ -119,7 +119,7 @@ class Training:
                 environment scores nothing.
             limits: how long answers may get.
             budget: the most padded tokens of one forward pass.
-            loss_rows: the same tasks as conversations, if their loss is measured too (SFT).
+            losses: the same tasks as conversations, if their loss is measured too (SFT, DPO).
 
         Raises:
             WorkerFailure: kind config, when the checkpoint to resume from was trained on another
@@ -130,7 +130,7 @@ class Training:
             self.job,
             self.policy,
             self.components.sampler,
-            Questions(self.components.env, tasks, context, params, loss_rows),
+            Questions(self.components.env, tasks, context, params, losses),
             budget,
         )
         isolation = context.process.isolation if context else ""
@@ -255,7 +255,7 @@ class Training:
         Args:
             step: the number of the step just done.
             values: its metrics by name, `train_s` among them.
-            rollouts: the records of its rollouts; empty for SFT.
+            rollouts: the records of its rollouts; empty for SFT and DPO.
         """
         self.done = step
         values = {**values, **self.meter.step(values["train_s"] or 0.0)}

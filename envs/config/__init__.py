@@ -1,7 +1,8 @@
-"""What an environment folder may say: its settings file, problems in it, new ones from a template.
-The ground of `envs`; start with `settings.py`.
+"""What an environment folder may say: its settings file, problems in it, new ones from a template;
+and how long a push of it may take. The ground of `envs`; start with `settings.py`.
 
-    problem.py   what is wrong, as an exception
-    scaffold.py  templates by name
-    settings.py  environment.toml
+    problem.py      what is wrong, as an exception
+    push_limits.py  seconds a push and its parts may take
+    scaffold.py     templates by name
+    settings.py     environment.toml
 """

@@ -13,11 +13,11 @@ from mcp_server.screen.terminal import Sets, settings_from
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run; a unique prefix will do.")]
 Env = Annotated[str, typer.Argument(metavar="ENV", help="A pushed environment.")]
 Model = Annotated[str, typer.Option("--model", help="pebble, a path, a hub id or a run.")]
-Algorithm = Annotated[Literal["sft", "grpo"], typer.Option("--algorithm")]
+Algorithm = Annotated[Literal["sft", "dpo", "grpo"], typer.Option("--algorithm")]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
 Until = Annotated[Literal["end", "first_step", "next_eval", "alert"], typer.Option()]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
-Select = Literal["correct", "best", "best_n", "shortest", "all"]
+Select = Literal["correct", "best", "best_n", "shortest", "all", "pairs"]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="How many.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Stay until it ends.")]
 
@@ -31,8 +31,8 @@ class TrainOptions:
     ] = ""
     model: Annotated[str, typer.Option(help="Default: pebble, or what the file says.")] = ""
     algorithm: Annotated[
-        Literal["", "sft", "grpo"],
-        typer.Option(metavar="<sft|grpo>", help="Default: grpo, or what the file says."),
+        Literal["", "sft", "dpo", "grpo"],
+        typer.Option(metavar="<sft|dpo|grpo>", help="Default: grpo, or what the file says."),
     ] = ""
     settings: Sets = None
     note: Annotated[str, typer.Option(help="Why this run.")] = ""

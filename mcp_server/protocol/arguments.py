@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from engine.core.errors import UserError
 from engine.core.hints import Change, Hint
-from engine.records.settings import GRPOSettings, SamplingSettings, SFTSettings
+from engine.records.settings import TRAINERS, SamplingSettings
 from mcp_server.api.replies import compact
 
 # How similar a name must be to be suggested (difflib's ratio, 1 is equal). Settings need more,
@@ -177,6 +177,6 @@ def _nearest_setting(name: str, schemas: Mapping[str, Any]) -> str:
     if "settings" not in schemas:
         return ""
     # Only `evaluate` has attempts, and it takes sampling settings alone.
-    setting_schemas = [SamplingSettings] if "attempts" in schemas else [SFTSettings, GRPOSettings]
+    setting_schemas = [SamplingSettings] if "attempts" in schemas else list(TRAINERS.values())
     names = [field for schema in setting_schemas for field in schema.model_fields]
     return _nearest(name, names, NEAR_SETTING)

@@ -38,7 +38,7 @@ Model = Annotated[
     str,
     Field(description='"pebble" (built in), a path, a hub id, or a run, e.g. "arith-sft-1@best"'),
 ]
-Algorithm = Literal["sft", "grpo"]
+Algorithm = Literal["sft", "dpo", "grpo"]
 Settings = Annotated[
     dict[str, Any],
     Field(
@@ -56,7 +56,7 @@ Limit = Annotated[int, Field(ge=1, le=200)]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
 
-Select = Literal["correct", "best", "best_n", "shortest", "all"]
+Select = Literal["correct", "best", "best_n", "shortest", "all", "pairs"]
 
 # Tools that only read; that change something, and the same when called again; that start something
 # new with each call.
@@ -165,8 +165,9 @@ class Tools:
             ),
         ] = "",
     ) -> Any:
-        """Queue a training run (sft imitates reference answers, grpo maximises reward); return at
-        once: run_id, state, queue position, estimate. Runs go on without this server."""
+        """Queue a training run (sft imitates reference answers, dpo learns from pairs, grpo
+        maximises reward); return at once: run_id, state, queue position, estimate. Runs go on
+        without this server."""
         request = TrainRequest(
             env_id=env_id,
             model=model,

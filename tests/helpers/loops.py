@@ -19,6 +19,7 @@ from engine.models import catalog
 from engine.settings import resolution
 from engine.worker import training
 from engine.worker.core.job import Job, Stopped
+from engine.worker.dpo import train as train_dpo
 from engine.worker.grpo import train as train_grpo
 from engine.worker.sft import train as train_sft
 
@@ -32,7 +33,8 @@ class Sums(SingleTurnEnv):
         pairs = [(a, b) for a in range(1, 10) for b in range(1, 10)]
         return [
             Task(f"{a}+{b}", f"What is {a} + {b}?", answer=f"{a + b}",
-                 split="heldout" if (a + 2 * b) % 4 == 0 else "train")
+                 split="heldout" if (a + 2 * b) % 4 == 0 else "train",
+                 metadata={"rejected": f"{a} + {b} = {a + b}"})
             for a, b in pairs
         ]
 
@@ -70,7 +72,8 @@ GRPO: dict[str, Any] = {
     "updates_per_batch": 2,
     "seed": 3,
 }
-BASE = {"sft": SFT, "grpo": GRPO}
+DPO: dict[str, Any] = SFT | {"learning_rate": 1e-3}
+BASE = {"sft": SFT, "dpo": DPO, "grpo": GRPO}
 
 
 def push(home: Home, folder: Path, source: str = ENVIRONMENT, name: str = "sums") -> str:
@@ -127,7 +130,8 @@ def make_run(
 def go(run: RunDir) -> dict[str, Any]:
     """Train in this process; returns the result record."""
     job: Job[Any] = Job(run.path)
-    return {"sft": train_sft, "grpo": train_grpo}[job.config.algorithm](job)
+    loops = {"sft": train_sft, "dpo": train_dpo, "grpo": train_grpo}
+    return loops[job.config.algorithm](job)
 
 
 def go_until(run: RunDir, step: int, *, killed: bool = False) -> None:

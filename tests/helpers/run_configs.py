@@ -2,7 +2,13 @@
 
 from typing import Any
 
-from engine.records.settings import PROJECTIONS, EvaluationSettings, GRPOSettings, SFTSettings
+from engine.records.settings import (
+    PROJECTIONS,
+    DPOSettings,
+    EvaluationSettings,
+    GRPOSettings,
+    SFTSettings,
+)
 
 COMMON: dict[str, Any] = {
     "learning_rate": 1e-3,
@@ -33,6 +39,7 @@ SFT = (
     | {"epochs": None, "batch_size": 8, "packing": True, "loss_on": "assistant"}
     | {"thinking": "keep"}
 )
+DPO = COMMON | {"epochs": None, "batch_size": 8, "beta": 0.1}
 GRPO = COMMON | {
     "prompts_per_step": 4,
     "group_size": 4,
@@ -103,6 +110,10 @@ def sft_settings(**changes: Any) -> SFTSettings:
     return SFTSettings.model_validate(SFT | changes)
 
 
+def dpo_settings(**changes: Any) -> DPOSettings:
+    return DPOSettings.model_validate(DPO | changes)
+
+
 def grpo_settings(**changes: Any) -> GRPOSettings:
     return GRPOSettings.model_validate(GRPO | changes)
 
@@ -115,7 +126,7 @@ def train_config(run_id: str = "sums-grpo-1", **changes: Any) -> dict[str, Any]:
     """A training run's config.json; `settings` among the changes are laid over the usual ones."""
     algorithm = changes.get("algorithm", "grpo")
     changes["estimate"] = ESTIMATE | changes.get("estimate", {})
-    build = sft_settings if algorithm == "sft" else grpo_settings
+    build = {"sft": sft_settings, "dpo": dpo_settings}.get(algorithm, grpo_settings)
     settings = build(**changes.pop("settings", {})).model_dump()
     return {
         "run_id": run_id,

@@ -21,7 +21,7 @@ from engine.home.rows import STATES
 from engine.home.run_dir import Home
 from engine.reading.rollout_rows import FILTER_NAMES
 from engine.records.lines.answer import StopReason
-from engine.settings import resolution
+from engine.records.settings import SCHEMAS
 from envs.base import Message, MultiTurnEnv, Score, SingleTurnEnv, Task
 from envs.host.process import EnvProcess
 from mcp_server.protocol.tools import all_tools
@@ -44,12 +44,7 @@ def tools() -> dict[str, dict[str, Any]]:
 @cache
 def settings(algorithm: str) -> dict[str, Any]:
     """Setting name -> its JSON schema; the sampling names for evaluations under "evaluate"."""
-    models = {
-        "sft": resolution.SFTSettings,
-        "grpo": resolution.GRPOSettings,
-        "evaluate": resolution.SamplingSettings,
-    }
-    return models[algorithm].model_json_schema()["properties"]
+    return SCHEMAS[algorithm].model_json_schema()["properties"]
 
 
 def choices(schema: dict[str, Any]) -> list[Any] | None:
@@ -66,7 +61,7 @@ def choices(schema: dict[str, Any]) -> list[Any] | None:
 def arguments() -> dict[str, list[dict[str, Any]]]:
     """Every argument of a tool and every setting, with the schemas it has in different places."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for holder in [*tools().values(), *(settings(name) for name in ("sft", "grpo", "evaluate"))]:
+    for holder in [*tools().values(), *(settings(name) for name in SCHEMAS)]:
         for name, schema in holder.items():
             found.setdefault(name, []).append(schema)
     return found

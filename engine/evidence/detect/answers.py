@@ -15,6 +15,7 @@ from engine.evidence.detect.views import (
     stuck_at,
 )
 from engine.evidence.stats import thresholds as limits
+from engine.records.settings import ROW_ALGORITHMS
 
 
 def truncation(facts: Facts) -> Finding | None:
@@ -22,13 +23,13 @@ def truncation(facts: Facts) -> Finding | None:
 
     What is looked at depends on the kind of run:
         grpo: the answers of the last steps.
-        sft: training rows cut at `max_length`, else the answers of the last exam.
+        sft, dpo: training rows cut at `max_length`, else the answers of the last exam.
         evaluate: the answers of the evaluation.
 
     None where few are cut. Also None where the answers grew longer for a reason that more room does
     not mend (see `length_grew`).
     """
-    if facts.algorithm == "sft":
+    if facts.algorithm in ROW_ALGORITHMS:
         return _cut_rows(facts) or _cut_exam(facts)
     if facts.algorithm == "evaluate":
         return _cut_exam(facts)
@@ -136,7 +137,7 @@ def _cut_exam(facts: Facts) -> Finding | None:
         "reward_when_cut": view.cut_reward,
         "reward_when_whole": view.uncut_reward,
     }
-    if facts.algorithm == "sft":
+    if facts.algorithm in ROW_ALGORITHMS:
         what = f"{view.cut_share:.0%} of the held-out answers after training do not come to an end."
         lever = edit_lever(
             "reference answers that end where the answer ends, none cut at max_length"

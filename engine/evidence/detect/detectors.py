@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from engine.evidence.detect import answers, groups, learning, scoring, setbacks
 from engine.evidence.detect.findings import Finding, ranked
 from engine.evidence.detect.views import Facts, View
+from engine.records.settings import ALGORITHMS, ROW_ALGORITHMS
 
 # Kinds of run a detector can judge; without one given it judges GRPO runs only.
-_TRAINERS = ("sft", "grpo")
-_ALL = ("sft", "grpo", "evaluate")
+_TRAINERS = ALGORITHMS
+_ALL = (*ALGORITHMS, "evaluate")
 _VIEW_ATTRIBUTES = frozenset(View.__dataclass_fields__)
 
 
@@ -69,7 +70,7 @@ DETECTORS = (
     Detector("entropy_collapse", groups.entropy_collapse, reads=("entropy",)),
     Detector("judge_pleasing", scoring.judge_pleasing, ("grpo", "evaluate"), ("judge_gap",)),
     Detector("reward_hacking", scoring.reward_hacking, reads=("reward_mean",)),
-    Detector("overfitting", learning.overfitting, ("sft",), ("heldout_loss",)),
+    Detector("overfitting", learning.overfitting, ROW_ALGORITHMS, ("heldout_loss",)),
     Detector("too_short", learning.too_short, ("sft",), ("heldout_loss",), live=False),
     Detector("forgetting", setbacks.forgetting, _TRAINERS, ("kept",), live=False),
     Detector("no_update", learning.no_update, _TRAINERS, ("lr",)),

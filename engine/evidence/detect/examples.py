@@ -12,6 +12,7 @@ from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, clip
 from engine.records.lines.answer import OUT_OF_TOKENS, Answer
 from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
+from engine.records.settings import ROW_ALGORITHMS
 
 _EXAMPLES = 2  # per finding
 _EXAMPLE_CHARS = 220  # of an answer; a prompt gets half of it
@@ -90,7 +91,8 @@ class Examples:
     ) -> None:
         """Read the rollouts to choose from.
 
-        `exam` is the last exam of the run, used for SFT runs only; `redact` hides secrets.
+        `exam` is the last exam of the run, used where a run has no rollouts (SFT,
+        DPO); `redact` hides secrets.
         """
         self.run = run
         self.redact = redact
@@ -100,7 +102,7 @@ class Examples:
         if algorithm == "grpo" and steps:
             self.step = steps[-1]
             self.rows = read_trajectories(run.rollouts(self.step))
-        elif algorithm == "sft":
+        elif algorithm in ROW_ALGORITHMS:
             self.rows = exam
 
     def of(self, finding: Finding) -> list[Example]:

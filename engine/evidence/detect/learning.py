@@ -15,6 +15,7 @@ from engine.evidence.stats.inference import MARGIN, tasks_needed
 from engine.evidence.stats.power import more_rows
 from engine.evidence.stats.results import rounded
 from engine.records.lines.curves import number
+from engine.records.settings import ROW_ALGORITHMS
 
 # Kinds of failure that lie in the machine, and what a finding says of them.
 _MACHINE = {
@@ -29,7 +30,7 @@ _ERROR_CHARS = 300  # of an error's text, shown as evidence
 
 
 def overfitting(facts: Facts) -> Finding | None:
-    """Detect that the loss of SFT's training rows still falls while the held-out loss rises.
+    """Detect that the loss of the rows (SFT, DPO) still falls while the held-out loss rises.
 
     None with too few exams, or where held-out success clearly rose in the meantime. The lever is to
     stop at the step of the lowest held-out loss; a lower learning rate where that is step 0.
@@ -338,7 +339,7 @@ def infra(facts: Facts) -> Finding | None:
             "gradient_checkpointing", now=False, to=True, why="the same mathematics in less memory"
         )
     else:
-        setting = "batch_size" if facts.algorithm == "sft" else "prompts_per_step"
+        setting = "batch_size" if facts.algorithm in ROW_ALGORITHMS else "prompts_per_step"
         batch_size = getattr(facts.settings, setting)
         half_size = max(1, batch_size // 2) if isinstance(batch_size, int) else None
         lever = setting_lever(setting, now=batch_size, to=half_size)
@@ -386,16 +387,17 @@ def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
 def _worse_after(facts: Facts, step: int) -> bool:
     """Whether training got worse after a step, by more than its noise.
 
-    Compares the means of the five steps before and after: the loss for SFT, the reward for GRPO.
-    False where either side has fewer steps.
+    Compares the means of the five steps before and after: the loss for SFT and DPO, the reward for
+    GRPO. False where either side has fewer steps.
     """
-    curve = facts.curve("loss" if facts.algorithm == "sft" else "reward_mean")
+    has_rows = facts.algorithm in ROW_ALGORITHMS
+    curve = facts.curve("loss" if has_rows else "reward_mean")
     before = [value for at_step, value in curve if 0 < at_step < step][-limits.LEAST :]
     after = [value for at_step, value in curve if at_step > step][: limits.LEAST]
     if len(before) < limits.LEAST or len(after) < limits.LEAST:
         return False
     rise = mean(after) - mean(before)
-    worsening = rise if facts.algorithm == "sft" else -rise  # a loss gets worse by rising
+    worsening = rise if has_rows else -rise  # a loss gets worse by rising
     noise = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
     # Two standard errors of the difference of two means over so many steps.
     return worsening > 2 * noise * (2 / limits.LEAST) ** 0.5

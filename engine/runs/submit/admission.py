@@ -22,7 +22,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.models.catalog import ModelRef
 from engine.records.estimate import Estimate
-from engine.records.settings import SFTSettings, TrainSettings
+from engine.records.settings import RowSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits
 
 LOOK_HOURS = 0.1  # GPU-hours of an evaluation or a probe that need nobody's agreement
@@ -213,13 +213,13 @@ def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
     """Check that the environment's reward may be trained on.
 
     Where the stored audit found that the reward pays for degenerate answers, UserError REWARD_RISK
-    is raised. For SFT, which does not learn from the reward, and with `accept_reward_risk`, a
+    is raised. For SFT and DPO, which do not learn from the reward, and with `accept_reward_risk`, a
     warning is returned instead. Returns [] where the audit found no risk.
     """
     if record.audit.verdict != "risk":
         return []
     problem = record.audit.headline or "degenerate answers earn"
-    if isinstance(settings, SFTSettings) or settings.accept_reward_risk:
+    if isinstance(settings, RowSettings) or settings.accept_reward_risk:
         return [f"reward_audit: {problem}; held-out success means little until it is mended"]
     raise UserError(
         "REWARD_RISK",

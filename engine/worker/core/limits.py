@@ -1,5 +1,5 @@
 """How long answers may get and how they are sampled: the fields that the settings of every kind of
-run have, and the limits that evaluations of an SFT run use instead."""
+run have, and the limits that evaluations of SFT and DPO runs use instead."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class SamplingSettings(AnswerLimits, Protocol):
 
 @dataclass(frozen=True)
 class EvaluationLimits:
-    """Limits of evaluations of an SFT run, whose settings have no such fields."""
+    """Limits of evaluations of an SFT or DPO run, whose settings have no such fields."""
 
     max_tokens: int
     max_turns: int

@@ -1,35 +1,37 @@
 """Rows of a dataset too large to be tokenised before training: each is when a step asks for it."""
 
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
-from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
 from envs.json_types import TaskRow
 
 TRIES = 1_000  # rows looked at until one has a token to learn
 
+Item = TypeVar("Item")  # a row, or a pair of rows
 
-class RowsOnDemand:
+
+class RowsOnDemand(Generic[Item]):
     """As many rows as there are tasks, by index; nothing is kept of them.
 
     A row without a token to learn, such as one that lost them by a cut, gives way to the next one
     that has some.
     """
 
-    def __init__(self, tasks: Sequence[TaskRow], render: Callable[[TaskRow], Row]) -> None:
-        """`render` makes the row of a task."""
+    def __init__(self, tasks: Sequence[TaskRow], render: Callable[[TaskRow], Item | None]) -> None:
+        """`render` makes the row of a task; None where there is nothing to learn from."""
         self._tasks = tasks
         self._render = render
 
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> Item:
         """The row at `index`. Raises WorkerFailure (kind data) if no row after it can be learnt
         from either."""
         for place in range(index, index + min(TRIES, len(self))):
             row = self._render(self._tasks[place % len(self)])
-            if any(row.loss_mask):
+            if row is not None:
                 return row
         raise WorkerFailure(
             "data", "There are no rows that fit into max_length.", hint="Raise max_length."

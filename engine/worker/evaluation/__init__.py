@@ -3,6 +3,7 @@
 
     during_training.py  held-out tasks at step 0, on the way, at the end
     heldout.py          which held-out tasks, which half, which rows they leave
+    heldout_loss.py     the loss of held-out conversations
     language_skills.py  what a language model is asked for
     pebble_skills.py    what pebble is taught
     prior_skills.py     what the model could do before, asked at both ends

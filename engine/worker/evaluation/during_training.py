@@ -10,29 +10,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-
 from engine.core.files import Appender, keep_lines
 from engine.environments.registry import EnvRecord
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
 from engine.runs import stored_answers
-from engine.worker.core.batch import Row
 from engine.worker.core.job import Job
 from engine.worker.evaluation import heldout
+from engine.worker.evaluation.heldout_loss import HeldoutLoss, MeasuredLoss
 from engine.worker.evaluation.prior_skills import PriorSkills
 from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext
 from envs.json_types import TaskRow
-
-
-@dataclass(frozen=True)
-class LossRow:
-    """A held-out conversation, or one of the rows it is split into, to measure the loss on."""
-
-    task_id: str
-    row: Row
 
 
 @dataclass
@@ -76,14 +66,14 @@ class Questions:
         tasks: held-out tasks, already `heldout.ordered`.
         context: how they are played; None plays none.
         params: how answers are sampled.
-        loss_rows: the same tasks as conversations; empty where their loss is not measured.
+        losses: the loss of the same tasks as conversations; None where it is not measured.
     """
 
     env: EnvRecord
     tasks: Sequence[TaskRow]
     context: RolloutContext | None
     params: SamplingParams
-    loss_rows: Sequence[LossRow] = ()
+    losses: HeldoutLoss | None = None
 
 
 class HeldoutEvaluation:
@@ -117,7 +107,7 @@ class HeldoutEvaluation:
         self.tasks = questions.tasks
         self.context = questions.context
         self.params = questions.params
-        self.loss_rows = questions.loss_rows
+        self.losses = questions.losses
         self.budget = budget
         self.half_of_task = heldout.halves(self.tasks)
         self.choosing_count = list(self.half_of_task.values()).count(heldout.VALIDATION)
@@ -158,8 +148,8 @@ class HeldoutEvaluation:
         return validation
 
     def _evaluate_half(self, half: str, file: Appender) -> HalfResult:
-        """Play the tasks of one half if the environment scores, measure their loss if the run has
-        loss rows, and write the rows of both to `file`. Returns the numbers and the rows."""
+        """Play the tasks of one half if the environment scores, measure their loss if the run
+        measures one, and write the rows of both to `file`. Returns the numbers and the rows."""
         tasks = [t for t in self.tasks if self.half_of_task[t["id"]] == half]
         curves: dict[str, float] = {}
         rows: list[EvaluationRow] = []
@@ -175,50 +165,32 @@ class HeldoutEvaluation:
             summary = heldout.summarise(answers)
             curves = summary.curves()
             score = summary.score
-        loss_rows = [r for r in self.loss_rows if self.half_of_task[r.task_id] == half]
-        if loss_rows:
-            loss, measured_rows = self._loss(loss_rows, half)
+        measured = self._losses(half)
+        if measured:
+            loss = sum(m.total for m in measured) / max(1, sum(m.weight for m in measured))
             curves["heldout_loss"] = loss
             if self.context is None:  # else the tasks have the rows of their answers already
-                rows += measured_rows
+                rows += [self._loss_row(m, half) for m in measured]
         for row in rows:
             file.append(row.to_line())
         return HalfResult(curves, score, loss, rows)
 
-    @torch.no_grad()
-    def _loss(self, rows: Sequence[LossRow], half: str) -> tuple[float, list[EvaluationRow]]:
-        """Measure the loss of held-out conversations. Returns (mean cross-entropy over all their
-        supervised tokens; for each conversation a row with its loss, for the evaluation file)."""
-        network = self.policy.base.network
-        losses: dict[str, float] = {}  # summed cross-entropy of each task
-        tokens: dict[str, int] = {}
-        for members in network.split([r.row for r in rows], self.budget):
-            batch = network.collate([rows[i].row for i in members])
-            logprobs, _ = network.logprobs(batch, self.policy.adapter)
-            # For each row of the microbatch: its summed cross-entropy, and its supervised tokens.
-            sums = torch.zeros(len(members)).index_add(0, batch.row.cpu(), -logprobs.cpu())
-            counts = torch.bincount(batch.row.cpu(), minlength=len(members))
-            for position, index in enumerate(members):
-                task = rows[index].task_id
-                losses[task] = losses.get(task, 0.0) + float(sums[position])
-                tokens[task] = tokens.get(task, 0) + int(counts[position])
-        measured_rows = [
-            self._loss_row(task, half, loss / max(1, tokens[task]), tokens[task])
-            for task, loss in losses.items()
-        ]
-        total, total_tokens = sum(losses.values()), sum(tokens.values())
-        return total / max(1, total_tokens), measured_rows
+    def _losses(self, half: str) -> Sequence[MeasuredLoss]:
+        """The losses of the conversations of one half; empty where they are not measured."""
+        if self.losses is None:
+            return ()
+        tasks = {task for task, of_half in self.half_of_task.items() if of_half == half}
+        return self.losses.measure(self.policy, tasks, self.budget)
 
-    def _loss_row(self, task_id: str, half: str, loss: float, tokens: int) -> EvaluationRow:
-        """The row of a task whose loss was measured, for the evaluation file. `loss` is the mean
-        over the task's supervised tokens, `tokens` in number."""
+    def _loss_row(self, measured: MeasuredLoss, half: str) -> EvaluationRow:
+        """The row of a task whose loss was measured, for the evaluation file."""
         return EvaluationRow(
             model=self.job.run.id,
-            task=task_id,
+            task=measured.task_id,
             half=half,
             attempt=0,
-            loss=loss,
-            tokens=tokens,
+            loss=measured.loss,
+            tokens=measured.tokens,
             error=None,
         )
 

@@ -10,6 +10,7 @@ from answered import SUMS, answer, evaluation, push, training
 from engine.core.errors import UserError
 from engine.curation import curate as curation
 from engine.curation.curated import Choices
+from engine.environments.pairs import pair_of
 from engine.environments.registry import find_env, read_tasks
 from engine.evidence.stats import overlap
 from engine.home.run_dir import Home
@@ -254,3 +255,47 @@ def test_exam_tasks_past_the_size_of_the_index_are_said(
     monkeypatch.setattr(overlap, "MOST_GRAMS", 0)
     notes = curate(home, [run.id], "x")["warnings"]
     assert any("8 held-out tasks are past the size of the index" in note for note in notes), notes
+
+
+PAIRED = [
+    answer("1+1", "2", 1.0, 0),
+    answer("1+1", "It is 2", 0.0, 1),
+    answer("1+1", "two", 0.0, 2),
+    answer("1+2", "3", 1.0, 0),
+    answer("1+2", "3.", 1.0, 1),
+    answer("1+3", "4", 1.0, 0),
+    answer("1+3", "5", 0.0, 1),
+    answer("9+1", "10", 1.0, 0),
+    answer("9+1", "11", 0.0, 1),
+]
+
+
+def test_pairs_of_a_right_and_a_wrong_answer_become_rows_that_dpo_can_learn(home: Home, env: str):
+    run = evaluation(home, env, {"pebble": PAIRED})
+    saved = curate(home, [run.id], "sums-pairs", select="pairs", preview=False)
+    assert saved["kept"] == saved["tasks"] == 2
+    # Of 1+1 the wrong answer nearest to the middle, of 1+2 both: they earned the same.
+    assert saved["dropped"] == {"heldout": 2, "unpaired": 3}
+    assert "2 pairs of 9 attempts" in saved["summary"] and "DPO" in saved["summary"]
+    assert saved["next"][0]["arguments"]["algorithm"] == "dpo"
+    first, second = rows_of(home, saved)
+    assert [message["content"] for message in first["gold"][-1:]] == ["2"]
+    pairs = [pair_of(first), pair_of(second)]
+    assert pairs[0] is not None and pairs[0].rejected[-1]["content"] in ("It is 2", "two")
+    assert pairs[1] is not None
+    assert pairs[1].rejected == [*second["prompt"], {"role": "assistant", "content": "5"}]
+    assert [row for row in rows_of(home, saved, "heldout") if pair_of(row)] == []
+
+
+def test_pairs_of_every_fifth_task_are_held_out_to_measure_the_run(home: Home, env: str):
+    tasks = [row["id"] for row in read_tasks(find_env(home, env), "train")][:11]
+    answers = [
+        answer(task, text, reward, member)
+        for task in tasks
+        for member, (text, reward) in enumerate((("yes", 1.0), ("no", 0.0)))
+    ]
+    run = evaluation(home, env, {"pebble": answers})
+    saved = curate(home, [run.id], "sums-pairs", select="pairs", preview=False)
+    held_out = [row["id"] for row in rows_of(home, saved, "heldout") if pair_of(row)]
+    assert held_out == [f"{task}#1" for task in sorted(tasks)[4::5]]
+    assert len(rows_of(home, saved)) == len(tasks) - len(held_out)

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from engine.core.errors import UserError
-from engine.curation.selection import Attempt, Rule, check_selection, facts_of, groups_of, ranked
+from engine.curation.selection import (
+    Attempt,
+    Rule,
+    check_selection,
+    facts_of,
+    groups_of,
+    pairs_in,
+    ranked,
+)
 
 
 def attempt(member: int, reward: float, **more: Any) -> Attempt:
@@ -161,3 +169,17 @@ def test_a_number_that_would_do_nothing_is_refused():
         assert refused.value.field == "max_per_task"
     with pytest.raises(UserError, match="does not exist"):
         check_selection("newest", 1)
+
+
+def test_the_best_is_paired_with_the_worst_and_equals_make_no_pair() -> None:
+    group = [attempt(reward=r, member=i) for i, r in enumerate((0.5, 1.0, 0.0, 0.5, 0.2))]
+    pairs = [(better.reward, worse.reward) for better, worse in pairs_in(group)]
+    assert pairs == [(1.0, 0.0), (0.5, 0.2)]
+    assert pairs_in(group[:1]) == []
+    assert pairs_in([attempt(reward=0.5, member=i) for i in range(4)]) == []
+
+
+def test_a_right_answer_is_better_than_a_wrong_one_that_was_paid_more() -> None:
+    right = attempt(reward=0.4, success=True, member=0)
+    wrong = attempt(reward=0.6, success=False, member=1)
+    assert pairs_in([wrong, right]) == [(right, wrong)]

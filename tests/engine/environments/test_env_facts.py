@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from run_configs import grpo_settings, sft_settings
+from run_configs import dpo_settings, grpo_settings, sft_settings
 
 from engine.core.files import append_line
 from engine.environments import env_facts
@@ -165,3 +165,44 @@ def test_statistics_of_grpo_say_which_prompts_leave_no_room():
     found = env_facts.statistics(facts, grpo_settings(max_length=32, max_tokens=8))
     assert found["dropped"] == 1
     assert found["truncated_share"] == 0.5  # the turn of ten tokens is longer than eight
+
+
+def test_pairs_are_counted_with_the_length_of_the_worse_answer(home: Home, model: Path) -> None:
+    rows = [
+        row(1, metadata={"rejected": "four, I think, or five"}),
+        row(2),
+        row(3, metadata={"rejected": "4"}),  # the same as the better one
+        row(4, split="heldout", metadata={"rejected": "five"}),
+    ]
+    facts = env_facts.env_facts(home, stored(home, rows), model)
+    assert facts.paired_rows == 1 and facts.answered_rows == 3
+    pair, plain, equal = facts.lengths
+    assert pair.pair is not None and plain.pair is equal.pair is None
+    chosen, rejected = pair.pair
+    assert rejected > chosen == pair.total > pair.prompt
+    assert (facts.longest_in_pairs, facts.longest_total) == (rejected, chosen)
+    settings = dpo_settings(max_length=rejected - 1)
+    found = env_facts.statistics(facts, settings)
+    assert (found["counted"], found["truncated_share"], found["dropped"]) == (1, 1.0, 0)
+    assert found["without_answer"] == 2
+
+
+def test_the_pairs_of_a_dataset_of_preferences_are_counted_though_it_has_no_answers(
+    home: Home, model: Path
+) -> None:
+    said = {
+        key: [{"role": "assistant", "content": text}]
+        for key, text in (("chosen", "four"), ("rejected", "5"))
+    }
+    rows = [row(n, answer=None, metadata=said) for n in range(3)]
+    facts = env_facts.env_facts(home, stored(home, rows, kind="preference", scored=False), model)
+    assert (facts.paired_rows, facts.answered_rows, facts.longest_total) == (
+        3,
+        0,
+        facts.longest_prompt,
+    )
+    assert {length.pair for length in facts.lengths} == {
+        (facts.longest_prompt + 5, facts.longest_prompt + 2)  # the end token counts
+    }
+    found = env_facts.statistics(facts, dpo_settings(max_length=facts.longest_prompt + 5))
+    assert (found["counted"], found["truncated_share"], found["without_answer"]) == (3, 0.0, 0)

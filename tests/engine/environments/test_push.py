@@ -16,11 +16,12 @@ from doubles_env import DOUBLES
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.core.hints import Call, Change
-from engine.environments import push, push_limits, registry, task_rows
+from engine.environments import push, registry, task_rows
 from engine.environments.push import push_env
 from engine.environments.registry import find_env, open_process, read_tasks
 from engine.home.run_dir import Home
 from engine.records.audit import Audit
+from envs.config import push_limits
 from envs.host.process import EnvProcess
 
 # Each push starts processes and syncs files: a busy disk may take its time.

@@ -12,14 +12,14 @@ from machines import CPU, GB, GPU
 from engine.core.errors import UserError
 from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.models.model_files import AdapterFacts, ModelFacts
-from engine.records.settings import ALGORITHMS, SCHEMAS, GRPOSettings, SFTSettings
+from engine.records.settings import ALGORITHMS, SCHEMAS, TRAINERS, DPOSettings
 from engine.settings import aliases, defaults, resolution
 
 MODEL = ModelFacts(
     "Qwen3ForCausalLM", 192, 4, 6, 2, 32, 512, 264, True, 1_628_992, 1024, "bfloat16", 3_257_984
 )
 ROWS = tuple(RowLengths(20, 28, ((20, 28),)) for _ in range(30))
-ENV = EnvFacts("sums@0123456789ab", "single", True, 600, 300, 600, ROWS)
+ENV = EnvFacts("sums@0123456789ab", "single", True, 600, 300, 600, ROWS, paired_rows=600)
 
 
 def resolve(algorithm: str, settings: Any = None, **changes: Any) -> Any:
@@ -73,6 +73,11 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("grpo", {"batch_size": 64}, "SETTING_NOT_APPLICABLE", "prompts_per_step"),
     ("grpo", {"loss_on": "all"}, "SETTING_NOT_APPLICABLE", "sampled"),
     ("sft", {"group_size": 8}, "SETTING_NOT_APPLICABLE", "batch_size"),
+    ("sft", {"beta": 0.1}, "SETTING_NOT_APPLICABLE", "reference"),
+    ("dpo", {"beta": 0}, "SETTING_INVALID", "range"),
+    ("dpo", {"kl_coef": 0.1}, "SETTING_NOT_APPLICABLE", "beta"),
+    ("dpo", {"packing": False}, "SETTING_NOT_APPLICABLE", "forward passes"),
+    ("dpo", {"batch_size": 601}, "SETTING_INVALID", "600"),
     ("sft", {"temperature": 1.0}, "SETTING_NOT_APPLICABLE", "sample"),
     ("sft", {"kl_coef": 0.1}, "SETTING_NOT_APPLICABLE", "reference"),
     ("sft", {"max_tokens": 64}, "SETTING_NOT_APPLICABLE", "max_length"),
@@ -162,6 +167,7 @@ def test_what_cannot_work_is_refused_with_a_hint(
         ("sft", "lr", "learning_rate"),
         ("grpo", "num_generations", "group_size"),
         ("grpo", "beta", "kl_coef"),
+        ("dpo", "kl_beta", "beta"),
         ("grpo", "per_device_train_batch_size", "prompts_per_step"),
         ("sft", "per_device_train_batch_size", "batch_size"),
         ("grpo", "max_new_tokens", "max_tokens"),
@@ -176,10 +182,11 @@ def test_a_name_from_elsewhere_gets_ours(algorithm: str, wrong: str, right: str)
 
 
 def test_every_foreign_name_leads_to_a_setting_of_ours():
-    known = set(SFTSettings.model_fields) | set(GRPOSettings.model_fields)
+    known = {name for schema in TRAINERS.values() for name in schema.model_fields}
     for foreign, ours in aliases.FOREIGN.items():
         assert set(ours.split("|")) <= known, foreign
-        assert foreign not in known
+        # `beta` is a setting of DPO, and what others call kl_coef in GRPO.
+        assert foreign not in known or foreign in ours.split("|")
     assert not set(aliases.REFUSED) & (known | set(aliases.FOREIGN))
     for algorithm, name in aliases.NOT_FOR:
         assert name in known and name not in SCHEMAS[algorithm].model_fields
@@ -201,7 +208,9 @@ def test_settings_that_are_no_object_are_refused(settings: Any):
     assert refusal("sft", settings).code == "BAD_ARGUMENT"
 
 
-@pytest.mark.parametrize(("given", "meant"), [("ppo", "grpo"), ("SFT", "sft"), ("gropo", "grpo")])
+@pytest.mark.parametrize(
+    ("given", "meant"), [("ppo", "grpo"), ("SFT", "sft"), ("gropo", "grpo"), ("preference", "dpo")]
+)
 def test_an_unknown_algorithm_is_refused_with_the_one_meant(given: str, meant: str):
     error = refusal(given, {})
     assert error.code == "BAD_ARGUMENT" and f"Use {meant}" in error.hint
@@ -240,6 +249,22 @@ def test_the_recipe_of_sft():
     assert (found.batch_size, found.epochs, found.steps) == (32, 3, 57)
     assert found.eval_every == 12 == found.save_every
     assert (found.eval_rows, found.max_examples, found.max_length) == (300, 600, 32)
+
+
+def test_the_recipe_of_dpo():
+    found = resolve("dpo").settings
+    assert isinstance(found, DPOSettings)
+    assert (found.beta, found.epochs, found.batch_size) == (0.1, 1, 32)
+    assert (found.lr_schedule, found.warmup_ratio) == ("cosine", 0.1)
+    assert found.learning_rate < resolve("grpo").settings.learning_rate
+
+
+def test_pairs_are_what_dpo_counts_and_needs():
+    env = EnvFacts("e@1", "single", True, 600, 100, 600, paired_rows=40)
+    assert resolve("dpo", env=env).settings.max_examples == 40
+    with pytest.raises(UserError, match="has no pairs") as caught:
+        resolve("dpo", env=EnvFacts("e@1", "single", True, 600, 100, 600))
+    assert 'select="pairs"' in str(caught.value.advice)
 
 
 def test_the_recipe_of_grpo():
@@ -444,7 +469,7 @@ def test_defaults_always_stand_together(
     algorithm: str, model: ModelFacts, prompt: int, said: int, train: int, heldout: int, kind: str
 ):
     rows = (RowLengths(prompt, prompt + said, ((prompt, prompt + said),)),)
-    env = EnvFacts("e@1", kind, True, train, heldout, train, rows)
+    env = EnvFacts("e@1", kind, True, train, heldout, train, rows, paired_rows=train)
     found = resolve(algorithm, model=model, env=env)
     assert not found.warnings or found.settings.lora_rank > model.hidden
     again = found.settings.model_dump(exclude={"epochs"})
@@ -483,3 +508,4 @@ def test_preferences_are_refused_by_name_where_they_cannot_be_used(algorithm: st
     pairs = EnvFacts("p@1", "preference", False, train_rows=9, heldout_rows=9, answered_rows=0)
     with pytest.raises(UserError, match=f"chosen and rejected answers.*{algorithm} cannot use"):
         defaults.check_env(algorithm, pairs)
+    defaults.check_env("dpo", replace(pairs, paired_rows=9))

@@ -6,7 +6,7 @@ import pytest
 from loops import BASE, go, make_run, push, trace
 
 from engine.home.run_dir import Home
-from engine.records.settings import GRPOSettings, SFTSettings
+from engine.records.settings import TRAINERS
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
@@ -37,6 +37,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "packing": False,
         "loss_on": "all",
     },
+    "dpo": BOTH | {"lr_schedule": "linear", "max_length": 28, "batch_size": 5, "beta": 0.5},
     "grpo": BOTH
     | {
         "lr_schedule": "cosine",
@@ -75,7 +76,7 @@ ELSEWHERE = {
 
 
 def test_every_setting_of_the_schema_is_in_a_table() -> None:
-    for algorithm, schema in (("sft", SFTSettings), ("grpo", GRPOSettings)):
+    for algorithm, schema in TRAINERS.items():
         covered = set(CHANGES[algorithm]) | {k.split("/")[0] for k in ELSEWHERE}
         assert set(schema.model_fields) - covered == set(), algorithm
 
@@ -87,7 +88,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = Home.locate(place / "home")
     env = push(home, place / "sums")
     found: dict[str, Any] = {"home": home, "env": env}
-    for algorithm in ("sft", "grpo"):
+    for algorithm in TRAINERS:
         run = make_run(home, env, algorithm, BASE[algorithm], run_id=f"base-{algorithm}")
         go(run)
         found[algorithm] = trace(run)

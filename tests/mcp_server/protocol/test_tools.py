@@ -52,7 +52,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "ca39029b53bc5122990dd056437357dbaf539d8ecc4628bb62cd20eb74a8bc62"
+SURFACE = "62678968d5ef2965dd1d7f43db0dd9ca7bb4e40bb5e67ec3d6b720009c8c8232"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):

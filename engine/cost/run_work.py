@@ -1,0 +1,137 @@
+"""The work of a whole run: training by its algorithm, evaluations, checkpoints.
+
+engine/cost/flops.py counts the operations of one update and of one batch of rollouts.
+"""
+
+import math
+from dataclasses import replace
+
+from engine.cost.flops import (
+    Plan,
+    Work,
+    forward_operations,
+    rollouts,
+    update_work,
+)
+from engine.records.settings import DPOSettings, GRPOSettings, RowSettings
+
+# Share of the completions in groups whose rewards differ; only these are trained on.
+_EFFECTIVE = {"low": 0.4, "likely": 0.75, "high": 1.0}
+# Share of the groups whose rewards are all equal; resample_uniform samples them again. At "high"
+# both shares are large, because more training and more sampling take more time.
+_UNIFORM = {"low": 0.0, "likely": 0.25, "high": 0.6}
+
+
+def works(plan: Plan, level: str) -> dict[str, Work]:
+    """The work of the whole run, by "training", "evaluation" and "saving".
+
+    Args:
+        level: "low", "likely" or "high", as in `SamplingPlan.episode`.
+    """
+    return {
+        "training": train_work(plan, level),
+        "evaluation": evaluation_work(plan, level),
+        "saving": save_work(plan),
+    }
+
+
+def train_work(plan: Plan, level: str) -> Work:
+    """The work of all optimizer steps; in GRPO including the sampling and scoring of rollouts."""
+    if isinstance(plan.settings, GRPOSettings):
+        step = _grpo_step_work(plan, plan.settings, level)
+    else:
+        step = _row_step_work(plan)
+    return step.times(plan.settings.steps)
+
+
+def _row_step_work(plan: Plan) -> Work:
+    """The work of one SFT or DPO step. DPO reads every answer once more under the reference."""
+    row = plan.trained_row()
+    step = update_work(
+        plan,
+        plan.rows,
+        tokens=plan.step_tokens,
+        length=row.total,
+        supervised=row.turn_tokens,
+    )
+    if isinstance(plan.settings, DPOSettings):
+        head = 2 * plan.model.head_params * row.turn_tokens * plan.rows
+        read_rows = plan.step_tokens / max(1.0, row.total)
+        step += Work(train_operations=forward_operations(plan, read_rows, row.total) + head)
+    return step
+
+
+def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
+    """The work of one GRPO step: sampling, scoring and the update.
+
+    Only groups with different rewards are trained on. Others are sampled again, up to
+    resample_uniform times.
+    """
+    episode = plan.episode(level)
+    effective_share = _EFFECTIVE[level]
+    if plan.seen.effective_share is not None and level == "likely":
+        effective_share = plan.seen.effective_share
+    # Uniform groups, whose rewards are all equal, teach nothing. Each round of sampling leaves the
+    # same share of the groups uniform.
+    uniform_share = (1 - effective_share) ** (1 + settings.resample_uniform)
+    trained_rows = plan.rows * (1 - uniform_share)
+    # The prompt of a group goes through the model once, not once for each of its rows.
+    saved_tokens = trained_rows * (1 - 1 / settings.group_size) * episode.prompt
+    update = update_work(
+        plan,
+        trained_rows,
+        tokens=trained_rows * episode.total - saved_tokens,
+        length=episode.total,
+        supervised=episode.turn_tokens * episode.turns,
+    )
+    step = update.times(settings.updates_per_batch)
+    if settings.kl_coef > 0:  # the reference model reads every completion once
+        step += Work(train_operations=forward_operations(plan, plan.rows, episode.total))
+    # Rounds of sampling, in multiples of a whole batch: each repeats the uniform groups only.
+    repeats = range(1, settings.resample_uniform + 1)
+    rounds = 1 + sum(_UNIFORM[level] ** number for number in repeats)
+    prompts = settings.prompts_per_step * rounds
+    sampled_rows = plan.rows * rounds
+    return step + rollouts(plan.sampling, prompts, sampled_rows, episode, batches=math.ceil(rounds))
+
+
+def evaluation_work(plan: Plan, level: str) -> Work:
+    """The work of all evaluations of the run, with the questions about kept skills.
+
+    Held-out rows are evaluated at step 0, every eval_every steps and at the end. SFT also computes
+    the loss of the reference answers, DPO that of the held-out pairs.
+    There is no work if eval_rows is 0.
+    """
+    rows = plan.evaluated_rows
+    if not rows:
+        return Work()
+    work = Work()
+    if isinstance(plan.settings, RowSettings):
+        row = plan.trained_row()
+        output_layer = 2 * plan.model.head_params * row.turn_tokens * rows
+        work += Work(train_operations=forward_operations(plan, rows, row.total) + output_layer)
+    if plan.env.scored:
+        # One batch for each half: two at step 0, one at each evaluation, one at the end.
+        episode = plan.episode(level)
+        work += rollouts(
+            plan.sampling, prompts=rows, rows=rows, episode=episode, batches=plan.evaluations + 3
+        )
+    for battery in plan.batteries:
+        questions = 2 * battery.tasks  # asked at step 0 and at the end
+        answer = battery.answer
+        if plan.seen.answer_length_share is not None and level == "likely":
+            share_of_limit = min(1.0, plan.seen.answer_length_share)
+            answer = replace(answer, turn_tokens=share_of_limit * answer.longest_turn)
+        work += rollouts(
+            plan.sampling, prompts=questions, rows=questions, episode=answer, batches=2
+        )
+    return work
+
+
+def save_work(plan: Plan) -> Work:
+    """The work of writing checkpoints, most of which is syncing them to disk.
+
+    One is written every save_every steps, and at least one for each evaluation.
+    """
+    count = math.ceil(plan.settings.steps / plan.settings.save_every)
+    return Work(saves=max(count, plan.evaluations))

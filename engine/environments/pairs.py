@@ -1,0 +1,55 @@
+"""Preference pairs: a better and a worse answer to one task.
+
+The one place that knows where a stored row keeps them: in its metadata, the better answer under
+`chosen`, or else as the row's reference answer, and the worse one under `rejected`; each as text,
+as messages, or as a whole conversation that begins with the row's prompt.
+"""
+
+from typing import NamedTuple
+
+from envs.base import CHOSEN, REJECTED
+from envs.json_types import ChatMessage, TaskRow
+
+
+class Preference(NamedTuple):
+    """Two whole conversations: the row's prompt, then the better or the worse answer."""
+
+    chosen: list[ChatMessage]
+    rejected: list[ChatMessage]
+
+
+def pair_of(row: TaskRow) -> Preference | None:
+    """The pair of a stored row; None for one that has none.
+
+    That is a row without a better or without a worse answer, whose `rejected` is neither text nor
+    messages that end with the assistant's, or is the better answer over again.
+    """
+    rejected = _conversation(row, REJECTED)
+    chosen = _conversation(row, CHOSEN) or row.get("gold")
+    if not chosen or rejected is None or chosen == rejected:
+        return None
+    return Preference(list(chosen), rejected)
+
+
+def _conversation(row: TaskRow, key: str) -> list[ChatMessage] | None:
+    """The row's prompt with the answer in its metadata under `key`; None where that is none."""
+    answer = (row.get("metadata") or {}).get(key)
+    if isinstance(answer, str) and answer:
+        answer = [{"role": "assistant", "content": answer}]
+    if not isinstance(answer, list) or not all(_is_message(message) for message in answer):
+        return None
+    prompt = list(row["prompt"])
+    if [_said(message) for message in answer[: len(prompt)]] == [_said(m) for m in prompt]:
+        answer = answer[len(prompt) :]
+    if not answer or answer[-1]["role"] != "assistant":
+        return None
+    return [*prompt, *answer]
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("role"), str)
+
+
+def _said(message: ChatMessage) -> tuple[object, object]:
+    """Who says what; other keys of a message may be missing on one side."""
+    return message["role"], message.get("content")

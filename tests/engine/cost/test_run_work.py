@@ -1,0 +1,48 @@
+"""The work of a run of pairs, by hand."""
+
+from dataclasses import replace
+
+import pytest
+from machines import CPU
+from run_configs import dpo_settings, sft_settings
+
+from engine.cost import flops, memory, run_work
+from engine.environments.env_facts import EnvFacts, RowLengths
+from engine.models.model_files import ModelFacts
+
+SMALL = ModelFacts(
+    "Qwen3ForCausalLM", 192, 4, 6, 2, 32, 512, 264, True, 1_628_992, 1024, "float32", 6_515_968
+)
+# Prompts of 60 tokens, better answers of 30, worse of 20; and one row without a pair.
+PAIR = RowLengths(60, 90, ((60, 90),), pair=(90, 80))
+ENV = EnvFacts(
+    "sums@1", "single", True, 41, 0, 41, (*[PAIR] * 40, RowLengths(9, 900)), paired_rows=40
+)
+
+
+def plan(batch_size: int = 8, max_length: int = 512) -> flops.Plan:
+    settings = dpo_settings(batch_size=batch_size, max_length=max_length, eval_rows=0)
+    return flops.Plan(settings, SMALL, ENV, CPU.device)
+
+
+def test_a_pair_runs_its_prompt_once_and_both_answers() -> None:
+    assert plan().rows == 16
+    assert plan().step_tokens == pytest.approx(8 * (60 + 30 + 20))
+    row = plan().trained_row()
+    assert (row.prompt, row.turn_tokens, row.longest_turn) == pytest.approx((60, 25, 90))
+    assert plan(max_length=70).trained_row().longest_turn == 70
+
+
+def test_the_reference_adds_a_forward_pass_to_every_step() -> None:
+    work = run_work.train_work(plan(), "likely")
+    update = flops.update_work(plan(), 16, tokens=8 * 110, length=85, supervised=25)
+    forward = flops.forward_operations(plan(), 8 * 110 / 85, 85) + 2 * SMALL.head_params * 25 * 16
+    assert work.train_operations == pytest.approx(4 * (update.train_operations + forward))
+    # A step forward and backward is three times a forward pass; the adapter makes it a little more.
+    assert 1.25 < work.train_operations / (4 * update.train_operations) < 1.6
+
+
+def test_a_pair_takes_the_memory_of_both_answers() -> None:
+    pairs = replace(plan(batch_size=1), env=replace(ENV, lengths=(replace(PAIR, pair=(90, 500)),)))
+    rows = replace(pairs, settings=sft_settings(batch_size=1, max_length=512, eval_rows=0))
+    assert memory.memory(pairs).activations > 3 * memory.memory(rows).activations
