@@ -104,15 +104,15 @@ class _Chooser:
 def _heldout_target(prompts: Sequence[int], named: bytes) -> int:
     """How many rows to hold out where no row says it: 20 % of those that name no side, at least 50
     of them or half, at most CHOSEN_MOST; none where there are fewer than two prompts."""
-    free: Iterable[int] = (key for key, side in zip(prompts, named, strict=True) if side != TRAIN)
+    named_train: set[int] = set()
+    if TRAIN in named:
+        named_train = {key for key, side in zip(prompts, named, strict=True) if side == TRAIN}
+    # A prompt that one of its rows names is decided, whatever its other rows say.
+    free: Iterable[int] = (key for key in prompts if key not in named_train)
     first = next(iter(free), None)
     if first is None or all(key == first for key in free):
         return 0
-    if TRAIN in named:
-        said = {key for key, side in zip(prompts, named, strict=True) if side == TRAIN}
-        total = sum(key not in said for key in prompts)
-    else:
-        total = len(prompts)
+    total = sum(key not in named_train for key in prompts) if named_train else len(prompts)
     return min(CHOSEN_MOST, max(math.ceil(HELDOUT_SHARE * total), min(HELDOUT_LEAST, total // 2)))
 
 

@@ -1,6 +1,6 @@
 """Large data are divided by the rule of small data, as far as the limits allow."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.core.split import prompt_key, split_rows
@@ -20,6 +20,7 @@ def decided(rows: list[tuple[str, str | None]]) -> sides.Sides:
     return sides.decide(hashed([p for p, _ in rows]), bytes(SAID[side] for _, side in rows))
 
 
+@example(rows=[("a", None), ("a", "train"), ("b", None)], unsaid=False)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcdefghij"), st.sampled_from([None, None, "train", "heldout"])),
