@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, quantize
 
+from engine.models.gguf.exporter import add_value
 from tests import tiny_model
 
 NAMES = {
@@ -87,7 +88,7 @@ def write(
     )
     for key, value in values.items():
         if key not in leave_out:
-            _add(writer, key, value)
+            add_value(writer, key, value)
     quantized = GGMLQuantizationType[kind]
     for name, array in tensors.items():
         gguf_name = _name(name)
@@ -159,19 +160,6 @@ def _words(words: Words) -> dict[str, Any]:
     if words.scores:
         found["tokenizer.ggml.scores"] = words.scores
     return found
-
-
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, str):
-        writer.add_string(key, value)
-    elif isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    else:
-        writer.add_array(key, value)
 
 
 def _name(name: str) -> str:

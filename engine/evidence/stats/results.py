@@ -44,9 +44,13 @@ def load_rows(path: Path) -> list[Line]:
         cursor = next_cursor
 
 
-def damaged_answers_warning(run: RunDir) -> list[str]:
-    """A warning where lines of the run's stored answers cannot be read; [] where all can."""
-    files = sorted(run.evals_dir.glob("*.jsonl"))
+def damaged_answers_warning(run: RunDir, steps: Iterable[int] | None = None) -> list[str]:
+    """A warning where lines of the run's stored answers cannot be read; [] where all can. Only the
+    evaluations at `steps` are read; None: all of them."""
+    if steps is None:
+        files = sorted(run.evals_dir.glob("*.jsonl"))
+    else:
+        files = [run.evals(step) for step in sorted(set(steps))]
     damaged = sum(EvaluationRow.read_file(file).skipped for file in files)
     if not damaged:
         return []

@@ -246,7 +246,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     start = better_start(run_dir, config, sides.step, verdict)
     expected, as_expected = _expectation(config.expect if config else "", verdict)
     warnings = [
-        *damaged_answers_warning(run_dir),
+        *damaged_answers_warning(run_dir, steps=(0, sides.step or 0)),
         *contamination_warnings(run_dir),
         *forgotten,
         *rescored_warnings(run_dir),

@@ -67,7 +67,7 @@ def export_gguf(folder: Path, file: Path, kind: str) -> None:
     writer = GGUFWriter(aside, architecture)
     try:
         for key, value in values.items():
-            _add_value(writer, key, value)
+            add_value(writer, key, value)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"])
         for each in stored:
             _add_tensor(writer, _gguf_name(each.name), each.shape, _storage(each.shape, kind))
@@ -211,7 +211,7 @@ def _read(stored: _Stored) -> np.ndarray:
     return values
 
 
-def _add_value(writer: GGUFWriter, key: str, value: object) -> None:
+def add_value(writer: GGUFWriter, key: str, value: object) -> None:
     """Add a text, truth value, number or list to the file's metadata."""
     if isinstance(value, str):
         writer.add_string(key, value)
