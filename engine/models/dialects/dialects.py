@@ -161,6 +161,8 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
     for dialect in DIALECTS:
         thoughts = dialect.thoughts or by_tags
         if any(_reads(dialect.calls(thoughts(text)[1], [_TOOL])) for text in written):
+            if dialect is HERMES and "<tool_call>" not in source:
+                break  # we wrote this call, as the template writes none: its marks say more
             return ReplyReader(dialect, thoughts)
     for dialect in DIALECTS:
         if any(mark in source for mark in dialect.marks):

@@ -1,17 +1,16 @@
 """What a chat template writes for tool calls and reasoning is read back as the same.
 
-The official templates come from an installed `trl` (`pip install --no-deps trl`); without it their
-tests are skipped. Formats of families that it lacks are written here after their publications.
+The official templates are those of trl's wheel (tests/helpers/official_templates.py); without it
+their tests are skipped. Formats of families that it lacks are written here, as published.
 """
 
-import importlib.util
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from official_templates import REASON, TEMPLATES
 
 from engine.models.chat_format import ChatFormat, TemplateError
 from engine.models.dialects.dialects import DIALECTS, Dialect, ReplyReader, reader_of
@@ -95,14 +94,10 @@ AFTER_CALLS = {"gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5", "di
 
 
 def official(name: str) -> ChatFormat:
-    """The official template of that name in an installed trl."""
-    spec = importlib.util.find_spec("trl")
-    if spec is None or spec.origin is None:
-        pytest.skip("trl is not installed: pip install --no-deps trl")
-    path = Path(spec.origin).parent / "chat_templates" / f"{name}.jinja"
-    if not path.exists():
-        pytest.skip(f"the installed trl has no {path.name}")
-    return chat_format(path.read_text("utf-8"))
+    """The official template of that name."""
+    if not TEMPLATES.is_dir():
+        pytest.skip(REASON)
+    return chat_format((TEMPLATES / f"{name}.jinja").read_text("utf-8"))
 
 
 def chat_format(template: str) -> ChatFormat:
