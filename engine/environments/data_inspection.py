@@ -1,12 +1,12 @@
 """What is in a data file of any size, also in tokens of a given model."""
 
+import math
 import random
-import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from engine.core.errors import UserError
 from engine.environments import datasets
 from engine.environments.datasets import (
     DataReport,
@@ -20,59 +20,88 @@ from engine.environments.datasets import (
 from engine.environments.env_facts import SAMPLE, row_lengths
 from engine.environments.indexed import build
 from engine.environments.indexed.rows import ROWS_INDEX, IndexedRows, stored_row
+from engine.environments.snapshot import resolve_inside
 from engine.home.run_dir import Home
+from engine.hub import data as hub_data
 from engine.models import catalog, tokens
 from engine.models.chat_format import TemplateError
 from engine.records.data_index import DataIndex, Spread
-from envs.dataset import LINE_FORMATS
+from envs.dataset import LINE_FORMATS, data_files, split_of
 from envs.json_types import TaskRow
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
-
-def inspect(home: Home, path: str | Path, model: str = "") -> DataReport:
+def inspect(
+    home: Home,
+    path: str | Path,
+    model: str = "",
+    roots: Sequence[Path] | None = None,
+    wait_s: float = math.inf,
+) -> DataReport:
     """Check a data file and describe its rows.
 
-    A large JSONL file is read in a process of its own, which this waits for, and what was found is
-    kept in the home's cache. With `model` the report has `tokens`, counted with that model's
-    tokenizer and chat template over at most SAMPLE rows, a seeded sample.
+    A large JSONL file is read in a process of its own, and the result is kept in the home's cache.
+    With `model` the report has `tokens`, counted with that model's tokenizer and chat template over
+    at most SAMPLE rows, a seeded sample.
 
-    Raises UserError DATASET_INVALID if the file cannot be read as data, or the error of
-    `catalog.resolve_model`.
+    Args:
+        path: of the file, or the id of a dataset on the hub: its first training file is meant, and
+            a warning names the others.
+        roots: folders that the file must lie in; None: any folder.
+        wait_s: how long to fetch a dataset and to wait for the reading of a large file.
+
+    Raises UserError DATASET_INVALID if the file cannot be read as data, DATASET_READING if that
+    takes longer than `wait_s`, PATH_OUTSIDE_ROOTS, or the error of `catalog.resolve_model`.
     """
+    deadline = time.monotonic() + wait_s
+    places = [Path(), *(roots or [])]
+    dataset = hub_data.named_dataset(home, path, places, deadline)
+    if dataset is not None:
+        return _dataset_report(home, dataset, model, deadline)
     file = Path(path).expanduser().absolute()
-    if not file.exists() and _HUB_ID.fullmatch(str(path)):
-        raise hub_data_error(str(path))
+    if roots is not None:
+        file = file.resolve()  # where a link leads counts, not where it lies
+        resolve_inside(file.parent, list(roots))
+    return _file_report(home, file, model, deadline)
+
+
+def _dataset_report(
+    home: Home, dataset: hub_data.Dataset, model: str, deadline: float
+) -> DataReport:
+    """The report of a fetched dataset's first training file, with a warning about the others."""
+    files = data_files(dataset.folder)
+    training_files = [file for file in files if split_of(file) != "heldout"]
+    file = (training_files or files)[0]
+    report = _file_report(home, file, model, deadline)
+    other_files = [other.name for other in files if other != file]
+    warnings = list(report.warnings)
+    if other_files:
+        warnings.append(f"of {len(files)} files only {file.name} is described here")
+    return replace(
+        report, summary=f"{report.summary} {dataset.origin.in_words()}", warnings=warnings
+    )
+
+
+def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataReport:
+    """The report of one file; `deadline` is a value of `time.monotonic()`."""
     model_folder = catalog.resolve_model(home, model).base_path if model else None
     try:
         is_large = file.suffix.lower() in LINE_FORMATS and build.is_large([file])
     except OSError:  # `datasets.inspect` says what is wrong
         is_large = False
     if is_large:
-        indexed = build.read_once(home, [file], file.parent, wait_s=float("inf"))
+        wait_s = max(0.0, deadline - time.monotonic())
+        indexed = build.read_once(home, [file], file.parent, wait_s=wait_s)
         report = _large_report(file, indexed.found)
         if model_folder is not None:
             rows = IndexedRows(indexed.found.files, indexed.folder / ROWS_INDEX)
             return replace(report, tokens=_count(rows, model, model_folder))
         return report
-    report = datasets.inspect(path)
+    report = datasets.inspect(file)
     if model_folder is not None:
         tasks = datasets.valid_tasks(file)
         rows = [stored_row(task.to_row(), "train") for task in tasks]
         return replace(report, tokens=_count(rows, model, model_folder))
     return report
-
-
-def hub_data_error(name: str) -> UserError:
-    """The error for the id of a dataset on the hub where a file or folder is meant."""
-    return UserError(
-        "DATASET_INVALID",
-        f"{name!r} is no file or folder here; datasets of the hub are not fetched by name",
-        hint=f"Fetch it first: hf download {name} --repo-type dataset --local-dir "
-        f"{name.partition('/')[2]}, then name that folder's files. Parquet needs the extra "
-        "honesmith[data].",
-        field="path",
-    )
 
 
 def _large_report(file: Path, found: DataIndex) -> DataReport:

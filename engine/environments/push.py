@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor
 from engine.home.store import Store
+from engine.hub import data as hub_data
 from engine.install import env_packages
 from engine.records.env_version import EnvVersion, PushProblem
 from envs.config import push_limits
@@ -46,6 +47,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
 # Called with the settings of environment.toml; raises UserError for what they may not ask for.
 SettingsCheck = Callable[[EnvSettings], None]
+_AFTER_FETCHING_S = 20.0  # of a push, kept for what follows the fetching of a dataset
 _LEAST_SCAN_S = 0.5  # for the search for shared tasks, even if the push has no time left
 _HINT_CHARS, _MESSAGE_CHARS = 700, 2000  # of an error of the environment that a reply shows
 
@@ -100,7 +102,8 @@ def push_env(
     its name, and repeats its audit if secrets that were missing then are set now.
 
     Args:
-        path: a folder inside one of `roots` (None: anywhere), or the files of a stored version.
+        path: a folder inside one of `roots` (None: anywhere), the files of a stored version, or a
+            dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`), which is fetched first.
         name: the name to push under; "" takes the folder's.
         install: build an environment from its requirements.txt if packages are missing.
         allowed: called with the settings of environment.toml; raises UserError if they ask for
@@ -109,12 +112,18 @@ def push_env(
 
     Raises UserError PATH_OUTSIDE_ROOTS, ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_LIMITS,
     DATASET_INVALID, BAD_ARGUMENT or DISK_FULL; nothing is stored then. DATASET_READING if the data
-    is large and could not be read in the time of a push: the next push goes on from there.
+    could not be fetched or read in the time of a push: the next push goes on from there.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
-    allowed_roots = None if roots is None else [*roots, *_root_of_stored_version(home, path)]
-    source = snapshot.resolve_inside(path, allowed_roots)
-    name = _version_name(name, source)
+    places = [Path(), *(roots or [])]
+    dataset = hub_data.named_dataset(home, path, places, deadline - _AFTER_FETCHING_S)
+    if dataset is None:
+        allowed_roots = None if roots is None else [*roots, *_root_of_stored_version(home, path)]
+        source = snapshot.resolve_inside(path, allowed_roots)
+        name = _version_name(name, source.name)
+    else:  # its files are data, in a folder of ours
+        source = dataset.folder
+        name = _version_name(name, dataset.origin.name)
     large = push_large.find(home, source, deadline)
     with staging(home, name) as folder:
         referenced = {file.name: file.sha256 for file in large.found.files} if large else None
@@ -140,7 +149,10 @@ def push_env(
                 _make_newest(draft, version_folder)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-    return _reply(registry.find_env(home, f"{name}@{copied.digest[:12]}"), copied)
+    reply = _reply(registry.find_env(home, f"{name}@{copied.digest[:12]}"), copied)
+    if dataset is None:
+        return reply
+    return replace(reply, summary=f"{reply.summary} {dataset.origin.in_words()}")
 
 
 def _root_of_stored_version(home: Home, path: str | Path) -> list[Path]:
@@ -356,13 +368,13 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
     )
 
 
-def _version_name(requested: str, source: Path) -> str:
+def _version_name(requested: str, folder_name: str) -> str:
     """The name to push under: `requested`, or one made from the folder's name if that is "".
 
     Raises UserError BAD_ARGUMENT for a name that NAME does not allow.
     """
     if not requested:
-        return _nearest_name(source.name)
+        return _nearest_name(folder_name)
     if not NAME.fullmatch(requested):
         raise UserError(
             "BAD_ARGUMENT",

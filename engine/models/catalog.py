@@ -18,6 +18,7 @@ from engine.core.reply import Reply, ReplyBase
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.hub.repository import HUB_ID
 from engine.models import adapters, hub, library, model_files, model_origin
 from engine.models.known_models import KNOWN
 from engine.models.model_files import AdapterFacts, ModelFacts
@@ -110,7 +111,7 @@ def _found(home: Home, ref: str) -> _Found:
     folder = _local_folder(ref)
     if folder is not None:
         return _Found("path", str(folder), folder)
-    if hub.HUB_ID.fullmatch(ref):
+    if HUB_ID.fullmatch(ref):
         return _Found("hub", ref, hub.look_up(home, ref))
     raise _unknown_reference(home, ref)
 
@@ -159,7 +160,7 @@ def check_in_sight(home: Home, ref: str) -> None:
     is_path = is_file or "/" in ref or ref.startswith((".", "~"))
     if not is_path or not _can_be_a_path(ref):  # `resolve_model` refuses the latter at once
         return
-    is_hub_id = not is_file and hub.HUB_ID.fullmatch(ref) is not None
+    is_hub_id = not is_file and HUB_ID.fullmatch(ref) is not None
     try:
         # A GGUF file is only usable here if its owner has imported it before.
         folder = library.imported(home, _gguf_file(ref)) if is_file else _local_folder(ref)

@@ -25,33 +25,32 @@ local server that sends 60 MB in two seconds:
   agent it recognises in later requests. This module tells a hub nothing about the caller.
 """
 
-import contextlib
-import errno
 import fcntl
-import hashlib
 import os
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from pydantic import BaseModel, ValidationError
 
 from engine.core.errors import UserError
 from engine.core.files import write_text
 from engine.home.run_dir import Home
+from engine.hub.client import MODEL, connect, errors_as_refusals, refuse_offline
+from engine.hub.repository import (
+    COMMIT,
+    HubVersion,
+    RemoteFile,
+    download,
+    fetch_first_bytes,
+    fetch_text,
+    file_url,
+    newest_version,
+)
 from engine.models import model_files
 from engine.records.record import Record
 
 if TYPE_CHECKING:
-    import ssl
-
     import httpx
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _SMALL_FILES = (
     "config.json",
     "generation_config.json",
@@ -64,21 +63,10 @@ _SMALL_FILES = (
     "model.safetensors.index.json",
 )
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_SMALL_LIMIT = 64 << 20  # bytes; the largest tokenizers have about a third of it
 _FIRST_BYTES = 1 << 18  # enough for most headers, so that one request will do
 _PLAN = "download.json"
-_TRIES = 4  # times that a weight file is downloaded until the connection holds
-_PARTIAL_CONTENT, _RANGE_NOT_SATISFIABLE = 206, 416  # HTTP statuses
 
 Progress = Callable[[int, int], None]  # called with bytes downloaded so far, bytes in total
-
-
-class WeightFile(Record):
-    """A weight file of a repository; `size` in bytes is 0 and `sha256` (hex) "" where unknown."""
-
-    name: str
-    size: int = 0
-    sha256: str = ""
 
 
 class DownloadPlan(Record):
@@ -87,41 +75,7 @@ class DownloadPlan(Record):
     repo: str
     commit: str
     endpoint: str
-    weights: list[WeightFile]
-
-
-class _LargeFile(BaseModel):
-    """What the hub says of a file in large file storage."""
-
-    sha256: str | None = None
-
-
-class _HubFile(BaseModel):
-    """One file in the hub's answer; `lfs` is None for files that are not in large file storage."""
-
-    rfilename: str
-    size: int | None = None
-    lfs: _LargeFile | None = None
-
-
-class _HubAnswer(BaseModel):
-    """The part that is used of the hub's answer about the newest version of a model."""
-
-    sha: str
-    siblings: list[_HubFile]
-
-
-@dataclass(frozen=True)
-class _HubVersion:
-    """One version of a repository on the hub: its commit and its files by name."""
-
-    client: "httpx.Client"
-    repo: str
-    commit: str
-    files: dict[str, WeightFile]
-
-    def url(self, name: str) -> str:
-        return _file_url(self.repo, self.commit, name)
+    weights: list[RemoteFile]
 
 
 def cached(home: Home, repo: str) -> Path | None:
@@ -174,13 +128,9 @@ def look_up(home: Home, repo: str) -> Path:
     folder = cached(home, repo)
     if folder is not None:
         return folder
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        raise _not_found(
-            f"{repo} is in no local cache and HF_HUB_OFFLINE is set",
-            "Unset HF_HUB_OFFLINE, or use `pebble` or the path of a local model.",
-        )
-    with _client() as client, _http_errors_as_refusals(repo):
-        return _fetch_small(home, _newest_version(client, repo))
+    refuse_offline(repo, MODEL)
+    with connect() as client, errors_as_refusals(repo, MODEL):
+        return _fetch_small(home, newest_version(client, MODEL, repo))
 
 
 def ensure_weights(folder: Path, progress: Progress | None = None) -> None:
@@ -198,9 +148,9 @@ def ensure_weights(folder: Path, progress: Progress | None = None) -> None:
     plan = _read_plan(folder)
     if plan is None:  # another program's cache: nothing says where to download the rest
         return
-    with _http_errors_as_refusals(plan.repo), open(folder / "download.lock", "wb") as lock:
+    with errors_as_refusals(plan.repo, MODEL), open(folder / "download.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second worker waits here; the files are there then
-        with _client(plan.endpoint) as client:
+        with connect(plan.endpoint) as client:
             _fetch_weights(client, folder, plan, progress)
 
 
@@ -220,9 +170,27 @@ def _fetch_weights(
 
     for file in plan.weights:
         if not (folder / file.name).is_file():
-            url = _file_url(plan.repo, plan.commit, file.name)
+            url = file_url(MODEL, plan.repo, plan.commit, file.name)
             _download(client, url, folder, file, report)
         bytes_before += file.size
+
+
+def _download(
+    client: "httpx.Client",
+    url: str,
+    folder: Path,
+    file: RemoteFile,
+    report: Callable[[int], None] | None = None,
+) -> None:
+    """Download one weight file into `folder`; `report` is called with the bytes that are there.
+
+    Raises httpx.HTTPError, or UserError MODEL_UNSUPPORTED if it has the wrong size or checksum.
+    """
+    fault = download(client, url, folder / file.name, file, report)
+    if fault:
+        raise model_files.unsupported(fault, "Start the run again.")
+    # The header is in the file itself now.
+    (folder / (file.name + model_files.HEADER)).unlink(missing_ok=True)
 
 
 def _read_plan(folder: Path) -> DownloadPlan | None:
@@ -232,11 +200,6 @@ def _read_plan(folder: Path) -> DownloadPlan | None:
     """
     path = folder / _PLAN
     return DownloadPlan.read(path) if path.is_file() else None
-
-
-def _file_url(repo: str, commit: str, name: str) -> str:
-    """Where a file of one version is downloaded, relative to the endpoint."""
-    return f"/{repo}/resolve/{commit}/{name}"
 
 
 def missing_bytes(folder: Path) -> int:
@@ -278,112 +241,10 @@ def _snapshot(root: Path, repo: str) -> Path | None:
         return snapshots[0] if len(snapshots) == 1 else None
     # The pattern also keeps a damaged file from leading out of the folder.
     snapshot = folder / "snapshots" / commit
-    return snapshot if _COMMIT.fullmatch(commit) and snapshot.is_dir() else None
+    return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
 
 
-def _client(endpoint: str = "") -> "httpx.Client":
-    """An HTTP client for the hub at `endpoint`, with the token in HF_TOKEN, if that is set.
-
-    An `endpoint` of "" stands for HF_ENDPOINT, or for the public hub if that is unset.
-    """
-    import httpx  # noqa: PLC0415  takes 70 ms to import; only hub access needs it
-
-    base = endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    headers = {"Accept-Encoding": "identity"}  # sizes and ranges count the file's own bytes
-    token = os.environ.get("HF_TOKEN", "").strip()
-    if token:
-        headers["Authorization"] = f"Bearer {token}"
-    return httpx.Client(
-        base_url=base.rstrip("/"),
-        headers=headers,
-        follow_redirects=True,  # httpx drops the token when a redirect leaves the host
-        timeout=httpx.Timeout(20, connect=8),
-        verify=_certificates(),
-    )
-
-
-@lru_cache(maxsize=1)
-def _certificates() -> "ssl.SSLContext":
-    """The TLS settings, made once per process: reading the certificates takes 0.3 s."""
-    import httpx  # noqa: PLC0415  loaded by the client already
-
-    return httpx.create_ssl_context()
-
-
-@contextlib.contextmanager
-def _http_errors_as_refusals(repo: str) -> Iterator[None]:
-    """Context manager: turn errors of HTTP and of a full disk into a UserError about `repo`.
-
-    Raises UserError MODEL_NOT_FOUND (HTTP) or DISK_FULL; other errors pass unchanged.
-    """
-    import httpx  # noqa: PLC0415  loaded by the client already
-
-    try:
-        yield
-    except httpx.HTTPStatusError as error:
-        raise _status_error(repo, error.response.status_code) from error
-    except httpx.HTTPError as error:
-        raise _not_found(
-            f"{repo} could not be fetched: {type(error).__name__} {error}".rstrip(),
-            "Check the network (HF_ENDPOINT), or use `pebble` or the path of a local model.",
-            retryable=True,
-        ) from error
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        place = f" ({error.filename})" if error.filename else ""
-        raise UserError(
-            "DISK_FULL",
-            f"no room for the files of {repo}{place}",
-            hint="Free disk space, or set HONESMITH_HOME to a volume with room.",
-        ) from error
-
-
-def _status_error(repo: str, status: int) -> UserError:
-    """The error MODEL_NOT_FOUND for an HTTP status that means failure, with what to do about it."""
-    if status in (401, 403):
-        return _not_found(
-            f"{repo} does not exist or needs permission (HTTP {status})",
-            "Accept the model's terms on its page and set HF_TOKEN for this server.",
-        )
-    if status == 404:
-        return _not_found(
-            f"{repo} does not exist on the hub", "Check the spelling: ORGANISATION/NAME."
-        )
-    return _not_found(f"the hub answered HTTP {status} for {repo}", "Try again.", retryable=True)
-
-
-def _not_found(message: str, hint: str, retryable: bool = False) -> UserError:
-    """The error MODEL_NOT_FOUND; `retryable` if the same call may succeed later."""
-    return UserError("MODEL_NOT_FOUND", message, hint=hint, field="model", retryable=retryable)
-
-
-def _newest_version(client: "httpx.Client", repo: str) -> _HubVersion:
-    """Ask the hub for the newest version of `repo`, with the sizes and checksums of its files.
-
-    Raises httpx.HTTPError if the request fails, UserError MODEL_NOT_FOUND if the answer is not that
-    of a hub.
-    """
-    reply = client.get(f"/api/models/{repo}/revision/main", params={"blobs": "true"})
-    reply.raise_for_status()
-    try:
-        answer = _HubAnswer.model_validate_json(reply.content)
-    except ValidationError as error:
-        raise _not_found(
-            f"the hub's answer for {repo} makes no sense", "Check HF_ENDPOINT."
-        ) from error
-    if not _COMMIT.fullmatch(answer.sha):
-        raise _not_found(f"the hub names no version of {repo}", "Check HF_ENDPOINT.")
-    files = {}
-    for file in answer.siblings:
-        sha256 = file.lfs.sha256 if file.lfs is not None else None  # only of large files
-        files[file.rfilename] = WeightFile(
-            name=file.rfilename, size=file.size or 0, sha256=sha256 or ""
-        )
-    return _HubVersion(client, repo, answer.sha, files)
-
-
-def _fetch_small(home: Home, remote: _HubVersion) -> Path:
+def _fetch_small(home: Home, remote: HubVersion) -> Path:
     """Fetch the small files and the headers of the weights; returns the snapshot folder.
 
     It also writes the download plan, from which `ensure_weights` fetches the rest. `refs/main` is
@@ -398,15 +259,15 @@ def _fetch_small(home: Home, remote: _HubVersion) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if is_adapter:  # small beside a model: its weights are fetched at once
         config, weights = ADAPTER_FILES
-        write_text(folder / config, _fetch_text(remote, config))
+        write_text(folder / config, fetch_text(remote, config))
         if not (folder / weights).is_file():
-            _download(remote.client, remote.url(weights), folder, remote.files[weights], _unseen)
+            _download(remote.client, remote.url(weights), folder, remote.files[weights])
         (root / "refs").mkdir(exist_ok=True)
         write_text(root / "refs" / "main", remote.commit)
         return folder
     for name in _SMALL_FILES:
         if name in remote.files and not (folder / name).is_file():
-            write_text(folder / name, _fetch_text(remote, name))
+            write_text(folder / name, fetch_text(remote, name))
             if name == "config.json":  # refused before the larger files are fetched
                 model_files.check_config(model_files.load_json(folder / name), remote.repo)
     names = _weight_names(folder, remote)
@@ -425,11 +286,7 @@ def _fetch_small(home: Home, remote: _HubVersion) -> Path:
     return folder
 
 
-def _unseen(_bytes: int) -> None:
-    """For a download whose progress nobody follows."""
-
-
-def _require_config(remote: _HubVersion) -> None:
+def _require_config(remote: HubVersion) -> None:
     """Raise UserError MODEL_UNSUPPORTED for a repository without config.json.
 
     Such a repository holds a model for a library other than transformers.
@@ -441,7 +298,7 @@ def _require_config(remote: _HubVersion) -> None:
     )
 
 
-def _weight_names(folder: Path, remote: _HubVersion) -> list[str]:
+def _weight_names(folder: Path, remote: HubVersion) -> list[str]:
     """Names of the weight files: those in the shard index, or the single file.
 
     Raises UserError MODEL_UNSUPPORTED if the repository does not have them.
@@ -456,123 +313,13 @@ def _weight_names(folder: Path, remote: _HubVersion) -> list[str]:
     return names
 
 
-def _fetch_text(remote: _HubVersion, name: str) -> str:
-    """Fetch the content of a small file.
-
-    Raises UserError MODEL_UNSUPPORTED if it is over 64 MB or not UTF-8, or httpx.HTTPError.
-    """
-    content = b""
-    with remote.client.stream("GET", remote.url(name)) as reply:
-        reply.raise_for_status()
-        for chunk in reply.iter_bytes():
-            content += chunk
-            if len(content) > _SMALL_LIMIT:
-                raise model_files.unsupported(f"{name} is over 64 MB", "Use another model.")
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise model_files.unsupported(f"{name} is not text", "Use another model.") from error
-
-
-def _fetch_header(remote: _HubVersion, name: str) -> bytes:
+def _fetch_header(remote: HubVersion, name: str) -> bytes:
     """Fetch the safetensors header of a weight file, with the eight bytes of its length.
 
     One request is enough unless the header is longer than 256 KB.
     """
-    first_bytes = _fetch_first_bytes(remote, name, _FIRST_BYTES)
+    first_bytes = fetch_first_bytes(remote, name, _FIRST_BYTES)
     wanted_bytes = 8 + model_files.header_length(first_bytes, name)
     if len(first_bytes) < wanted_bytes:
-        first_bytes = _fetch_first_bytes(remote, name, wanted_bytes)
+        first_bytes = fetch_first_bytes(remote, name, wanted_bytes)
     return first_bytes[:wanted_bytes]
-
-
-def _fetch_first_bytes(remote: _HubVersion, name: str, count: int) -> bytes:
-    """Fetch the first `count` bytes of a file, or all of them if it is shorter.
-
-    From a server that ignores the range and sends everything, only these bytes are read.
-    """
-    headers = {"Range": f"bytes=0-{count - 1}"}
-    content = b""
-    with remote.client.stream("GET", remote.url(name), headers=headers) as reply:
-        reply.raise_for_status()
-        for chunk in reply.iter_raw():
-            content += chunk
-            if len(content) >= count:
-                break
-    return content[:count]
-
-
-def _download(
-    client: "httpx.Client",
-    url: str,
-    folder: Path,
-    file: WeightFile,
-    report: Callable[[int], None],
-) -> None:
-    """Download one weight file into `folder`, and check its size and checksum.
-
-    A partial file of an earlier attempt is continued. If the connection breaks, it is continued up
-    to three times. `report` is called with the number of bytes that are there. Raises
-    httpx.HTTPError, or UserError MODEL_UNSUPPORTED if the file has the wrong size or checksum.
-    """
-    import httpx  # noqa: PLC0415  loaded by the client already
-
-    target = folder / file.name
-    part = folder / (file.name + ".part")
-    for attempt in range(1, _TRIES + 1):
-        try:
-            _continue_part(client, url, part, report)
-            break
-        except httpx.TransportError:  # the connection broke
-            if attempt == _TRIES:
-                raise
-    fault = _download_fault(part, file)
-    if fault:
-        part.unlink()
-        raise model_files.unsupported(f"{file.name}: {fault}", "Start the run again.")
-    os.replace(part, target)
-    # The header is in the file itself now.
-    (folder / (file.name + model_files.HEADER)).unlink(missing_ok=True)
-
-
-def _continue_part(
-    client: "httpx.Client", url: str, part: Path, report: Callable[[int], None]
-) -> None:
-    """Append the missing bytes to the partial file `part` and sync it to disk.
-
-    If the server ignores ranges, the file is fetched from its start. Raises httpx.HTTPError; what
-    has arrived by then stays in `part`.
-    """
-    size = part.stat().st_size if part.is_file() else 0
-    headers = {}
-    if size:
-        headers["Range"] = f"bytes={size}-"  # from the first missing byte on
-    with client.stream("GET", url, headers=headers) as reply:
-        # There is nothing after `size`: the file is complete.
-        if reply.status_code == _RANGE_NOT_SATISFIABLE:
-            return
-        reply.raise_for_status()
-        if reply.status_code != _PARTIAL_CONTENT:  # the server sends the whole file
-            size = 0
-        with open(part, "ab" if size else "wb") as file:
-            for chunk in reply.iter_raw():
-                file.write(chunk)
-                size += len(chunk)
-                report(size)
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def _download_fault(part: Path, file: WeightFile) -> str:
-    """What is wrong with the downloaded file `part`; "" if size and checksum are right.
-
-    A size of 0 or a checksum of "" in `file` is unknown and not compared.
-    """
-    size = part.stat().st_size
-    if file.size and size != file.size:
-        return f"{size} of {file.size} bytes arrived"
-    if file.sha256:
-        with open(part, "rb") as data:
-            if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
-                return "the checksum is wrong"
-    return ""

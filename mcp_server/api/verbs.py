@@ -6,21 +6,23 @@ inside them because a server must answer its first request before it needs any o
 """
 # ruff: noqa: PLC0415
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.core.errors import UserError
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.runs.submit.requests import EvaluationRequest, GivenSettings, TrainRequest
 from mcp_server.access.keys import LOCAL, Key, check_owner_agreed
+from mcp_server.api import paths
 from mcp_server.api.replies import fitting_page
 
 MAX_WAIT_S = 50.0  # clients give up a call after 60 s
+_DATA_WAIT_S = 40.0  # for data to be fetched or read; counting tokens comes after it
 
 
 def get_status(
@@ -79,7 +81,7 @@ def push_env(
 
     if install:
         key.require("install", "push_env with install=true")
-    folder = path if roots is None else from_roots(path, roots)
+    folder = path if roots is None else paths.from_roots(path, roots)
     reply = push.push_env(
         home,
         folder,
@@ -101,22 +103,27 @@ def dry_run(
     settings: GivenSettings | None = None,
     samples: int = 0,
     key: Key = LOCAL,
+    roots: Sequence[Path] | None = None,
 ) -> Reply:
-    """Check the plan of a training run without training.
+    """Check the plan of a training run without training, or look into a data file.
 
     Args:
         home: the home that holds the environment.
-        env_id: the environment to train on.
+        env_id: the environment to train on; or the path of a data file, or the id of a dataset on
+            the hub, for what `inspect_data` says of it in tokens of `model`.
         model: the model to train.
         algorithm: sft, dpo or grpo.
         settings: settings that differ from the defaults; None for none.
         samples: how many tasks to try the model on; 0: only check. A long probe becomes a run.
         key: the caller, to whose quota the hours of the probe count.
+        roots: folders that a data file must lie in; None: any folder.
 
     Raises UserError if the environment, the model or a setting cannot be used.
     """
     from engine import dry_run as engine_dry_run
 
+    if paths.names_data(env_id):
+        return inspect_data(home, env_id, model, roots, wait_s=_DATA_WAIT_S)
     reply = engine_dry_run.dry_run(
         home, env_id, model, algorithm, dict(settings or {}), samples, _cap_function(home, key)
     )
@@ -355,7 +362,7 @@ def deploy(
     from engine.serving import service
 
     if action == "export" and path and roots is not None:
-        path = str(inside_roots(path, roots))
+        path = str(paths.inside_roots(path, roots))
     asker = service.Asker(key.name, key.max_deployments)
     reply = service.deploy(home, run_id, action, format, path, asker)
     summary = f"{action} {run_id}: done."
@@ -428,15 +435,32 @@ def verify(home: Home, run_id: str) -> Reply:
     return with_head(provenance.verify(home, run_id).to_json(), f"Verified {run_id}.")
 
 
-def inspect_data(home: Home, path: Path, model: str = "") -> Reply:
+def inspect_data(
+    home: Home,
+    path: str,
+    model: str = "",
+    roots: Sequence[Path] | None = None,
+    wait_s: float = math.inf,
+) -> Reply:
     """List the shapes, bad rows, duplicates, lengths and splits of a data file, with `model` also
     its lengths in tokens of that model.
 
-    Raises UserError DATASET_INVALID if the file cannot be read as data.
+    Args:
+        home: the home whose cache holds what was read of large files, and datasets of the hub.
+        path: of the file; or the id of a dataset on the hub, whose first training file is meant.
+        model: whose tokens are counted; "" for none.
+        roots: folders that the file must lie in; None: any folder.
+        wait_s: how long a dataset is fetched and a large file is read.
+
+    Raises UserError: DATASET_INVALID, the file cannot be read as data. DATASET_READING, retryable,
+    it is still being fetched or read. PATH_OUTSIDE_ROOTS, it lies in none of `roots`.
     """
     from engine.environments import data_inspection
 
-    return with_head(data_inspection.inspect(home, path, model).to_json(), f"Looked into {path}.")
+    report = data_inspection.inspect(
+        home, path if roots is None else paths.from_roots(path, roots), model, roots, wait_s
+    )
+    return with_head(report.to_json(), f"Looked into {path}.")
 
 
 def build_env(home: Home, folder: str) -> Reply:
@@ -511,56 +535,6 @@ def with_head(reply: Reply, summary: str, *next_calls: Reply) -> Reply:
         "warnings": reply.get("warnings") or [],
     }
     return head | {name: value for name, value in reply.items() if name not in head}
-
-
-def from_roots(path: str, roots: Sequence[Path]) -> str:
-    """Find a relative path in the current folder, or else in the first of `roots` that has it.
-
-    Clients start servers in any folder, while an agent names paths relative to its project. A path
-    that is absolute, empty, found nowhere or not possible (with a NUL) is returned unchanged.
-    """
-    if not path or "\0" in path or Path(path).expanduser().is_absolute() or exists(Path(path)):
-        return path
-    return next((str(root / path) for root in roots if exists(root / path)), path)
-
-
-def exists(path: Path) -> bool:
-    """Whether there is a file or folder at `path`; False if the file system refuses to look."""
-    try:
-        return path.exists()
-    except OSError:  # such as a name that is too long
-        return False
-
-
-def inside_roots(path: str, roots: Sequence[Path]) -> Path:
-    """Resolve `path`, links included, and check that it lies inside one of `roots`.
-
-    A relative path may be meant from the current folder or from a root. One that exists is
-    preferred; if none does, the path is taken to be in the first root.
-
-    Raises:
-        UserError: PATH_OUTSIDE_ROOTS, the path lies outside all roots. BAD_ARGUMENT, the path has a
-            NUL character in it.
-    """
-    if "\0" in path:
-        raise UserError("BAD_ARGUMENT", "path has a NUL in it", hint="Name a folder.", field="path")
-    user_path = Path(path).expanduser()
-    if user_path.is_absolute():
-        candidates = [user_path]
-    else:
-        in_roots = [root / user_path for root in roots]
-        candidates = [option for option in (user_path, *in_roots) if exists(option)] + in_roots
-    for candidate in candidates:
-        resolved = candidate.resolve()
-        if any(resolved.is_relative_to(root.resolve()) for root in roots):
-            return resolved
-    allowed = ", ".join(str(root) for root in roots) or "none"
-    raise UserError(
-        "PATH_OUTSIDE_ROOTS",
-        f"{path} lies outside the folders this server may use ({allowed})",
-        hint="Choose a path inside them, or start the server with another --root FOLDER.",
-        field="path",
-    )
 
 
 def _cap_function(home: Home, key: Key) -> Callable[[float], float] | None:

@@ -1,6 +1,5 @@
 """Commands about data files: `honesmith data ...`."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,7 +24,10 @@ app = typer.Typer(help="Data files.", no_args_is_help=True, cls=CommandGroup)
 @app.command("inspect")
 @command
 def inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSONL, JSON, CSV or parquet.")],
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="JSONL, JSON, CSV or parquet; or a hub id, ORG/NAME."),
+    ],
     model: Annotated[
         str, typer.Option("--model", help="Count tokens of pebble, a path, a hub id or a run.")
     ] = "",

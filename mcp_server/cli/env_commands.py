@@ -11,7 +11,7 @@ import typer
 from engine.core.errors import UserError
 from engine.core.format import counted
 from mcp_server.access.audit_log import call_and_record
-from mcp_server.api import verbs
+from mcp_server.api import paths, verbs
 from mcp_server.cli import starter
 from mcp_server.screen.terminal import (
     FAILED,
@@ -96,7 +96,10 @@ def _large_data_may_take_long() -> Iterator[None]:
 @app.command("push")
 @command
 def push(
-    folder: Folder,
+    folder: Annotated[
+        str,
+        typer.Argument(metavar="FOLDER", help="With environment.py or data; or a hub id of data."),
+    ],
     name: Annotated[str, typer.Option(help="Default: the folder's name.")] = "",
     install: Install = False,
     home: HomeFolder = None,
@@ -104,7 +107,8 @@ def push(
 ) -> int:
     """Store an environment as an immutable version."""
     # No `roots`: they restrict agents, while a person may push any folder.
-    arguments = {"path": _folder_path(folder), "name": name, "install": install}
+    path = folder if paths.names_dataset(folder) else _folder_path(Path(folder))
+    arguments = {"path": path, "name": name, "install": install}
     reply = None
     while reply is None:
         with working(PUSHING, as_json), _large_data_may_take_long():
@@ -175,7 +179,7 @@ def delete(
 
 def _folder_path(folder: Path) -> str:
     """The absolute path of `folder`. Raises UserError ENV_INVALID if it is not a folder."""
-    if verbs.exists(folder) and folder.is_dir():
+    if paths.exists(folder) and folder.is_dir():
         return str(folder.absolute())
     raise UserError(
         "ENV_INVALID",

@@ -96,7 +96,9 @@ class Tools:
 
     def push_env(
         self,
-        path: Annotated[str, Field(description='Folder with environment.py, e.g. "envs/arith"')],
+        path: Annotated[
+            str, Field(description='Folder with environment.py or data, or a hub id, "ORG/NAME"')
+        ],
         ctx: Context,
         name: Annotated[str, Field(description="Default: the folder's name")] = "",
         install: Annotated[
@@ -122,9 +124,11 @@ class Tools:
     ) -> Reply:
         """Check a plan before spending: ordered checks with fixes, every setting and its source,
         token lengths, reward audit; with samples also pass@k and the share of groups with variance
-        (a longer probe returns a run_id to wait for)."""
+        (a longer probe returns a run_id to wait for). env_id may be a data file: what is in it."""
         key = guard.caller_of(ctx)
-        return verbs.dry_run(self.home, env_id, model, algorithm, settings, samples, key)
+        return verbs.dry_run(
+            self.home, env_id, model, algorithm, settings, samples, key, self.roots
+        )
 
     def estimate_cost(
         self,

@@ -42,8 +42,12 @@ def test_without_a_model_nothing_is_counted(home: Home, tmp_path: Path):
     assert "tokens" not in data_inspection.inspect(home, write(tmp_path)).to_json()
 
 
-def test_a_dataset_of_the_hub_is_refused_with_what_to_do(home: Home):
-    with pytest.raises(UserError, match="'openai/gsm8k' is no file or folder here") as caught:
+def test_a_dataset_of_the_hub_that_cannot_be_fetched_is_refused_with_what_to_do(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="no file or folder 'openai/gsm8k' here") as caught:
         data_inspection.inspect(home, "openai/gsm8k")
     assert caught.value.code == "DATASET_INVALID"
-    assert "hf download openai/gsm8k --repo-type dataset --local-dir gsm8k" in caught.value.hint
+    assert "Unset HF_HUB_OFFLINE, or use a folder with its files" in str(caught.value.hint)
+

@@ -1,14 +1,11 @@
 """Models by hub id, against a server on the loopback."""
 
-import hashlib
 import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,74 +13,8 @@ import pytest
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
 from engine.models import catalog, hub
-from tests import tiny_model
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-class Hub:
-    """What the server holds and what it was asked."""
-
-    def __init__(self, files: dict[str, bytes]) -> None:
-        self.files = files
-        self.asked: list[tuple[str, str, str]] = []  # path, Range, Authorization
-        self.sent = 0
-        self.status = 200
-        self.cut_at: int | None = None  # break the connection after so many bytes of weights
-        self.stall_at: int | None = None  # send so many bytes of weights, then nothing
-        self.go_on = threading.Event()
-        self.ranges = True
-        self.url = ""
-
-    def listing(self) -> bytes:
-        siblings = [
-            {
-                "rfilename": name,
-                "size": len(data),
-                "lfs": {"sha256": hashlib.sha256(data).hexdigest()},
-            }
-            for name, data in self.files.items()
-        ]
-        return json.dumps({"sha": COMMIT, "siblings": siblings}).encode()
-
-
-def handler(state: Hub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path, span = self.path.partition("?")[0], self.headers.get("Range", "")
-            state.asked.append((path, span, self.headers.get("Authorization", "")))
-            if state.status != 200:
-                self.send_error(state.status)
-                return
-            name = path.rpartition("/")[2]
-            data = state.listing() if path.startswith("/api/") else state.files.get(name)
-            if data is None:
-                self.send_error(404)
-                return
-            start, end = 0, len(data)
-            if span and state.ranges:
-                first, _, last = span.removeprefix("bytes=").partition("-")
-                start, end = int(first), min(end, int(last) + 1 if last else end)
-            if start >= len(data):
-                self.send_error(416)
-                return
-            self.send_response(206 if span and state.ranges else 200)
-            self.send_header("Content-Length", str(end - start))
-            self.end_headers()
-            body = data[start:end]
-            if state.cut_at is not None and len(body) > state.cut_at:
-                body, state.cut_at = body[: state.cut_at], None
-            state.sent += len(body)
-            if state.stall_at is not None and len(body) > state.stall_at:
-                self.wfile.write(body[: state.stall_at])
-                state.go_on.wait(10)
-                return
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    return Handler
+from tests import hub_server, tiny_model
+from tests.hub_server import Hub
 
 
 @pytest.fixture
@@ -91,20 +22,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     # Weights much larger than what is read to look at them.
     tiny_model.write_model(tmp_path / "upstream", vocab_size=9000, eos_token_id=257)
     files = {path.name: path.read_bytes() for path in (tmp_path / "upstream").iterdir()}
-    state = Hub(files)
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler(state))
-    thread = threading.Thread(target=httpd.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    state.url = f"http://127.0.0.1:{httpd.server_port}"
-    monkeypatch.setenv("HF_ENDPOINT", state.url)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "shared-cache"))
-    for name in ("HF_HUB_OFFLINE", "HF_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    yield state
-    httpd.shutdown()
-    httpd.server_close()
+    with hub_server.serving(Hub(files), tmp_path / "shared-cache", monkeypatch) as state:
+        yield state
 
 
 def refusal(home: Home, ref: str = "org/tiny") -> UserError:

@@ -52,7 +52,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "62678968d5ef2965dd1d7f43db0dd9ca7bb4e40bb5e67ec3d6b720009c8c8232"
+SURFACE = "5c4939af4b6c22424cc7afb09be4e7d63792a1e70b81789dd0c5d1e912612f32"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
@@ -203,3 +203,22 @@ async def test_a_resume_that_names_no_cap_has_the_one_of_the_run(
             result = await client.call_tool("submit_train", {"resume": row.run_id} | given)
             assert not result.is_error, result.content
     assert caps == [0.4, 0.4, 3]
+
+
+async def test_dry_run_of_a_data_file_says_what_is_in_it_in_tokens_of_the_model(
+    home: Home, tmp_path: Path
+):
+    inside = tmp_path / "project"
+    inside.mkdir()
+    row = json.dumps({"question": "2 + 2 = ?", "answer": "4"})
+    (inside / "train.jsonl").write_text(f"{row}\n{{\n")
+    (tmp_path / "outside.jsonl").write_text(row)
+    async with Client(build_server(home, [inside])) as client:
+        looked_into = await client.call_tool("dry_run", {"env_id": "train.jsonl"})
+        (inside / "link.jsonl").symlink_to(tmp_path / "outside.jsonl")
+        outside = [str(tmp_path / "outside.jsonl"), "link.jsonl"]
+        refused = [await client.call_tool("dry_run", {"env_id": path}) for path in outside]
+    report = looked_into.structured_content
+    assert report["rows"] == 1 and [bad["line"] for bad in report["bad_rows"]] == [2]
+    assert report["tokens"]["model"] == "pebble" and report["tokens"]["answer"]["max"] > 0
+    assert all(reply.is_error and "PATH_OUTSIDE_ROOTS" in str(reply.content) for reply in refused)

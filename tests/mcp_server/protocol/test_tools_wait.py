@@ -9,7 +9,7 @@ from mcp import Client
 
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
-from mcp_server.api import verbs
+from mcp_server.api import paths, verbs
 from mcp_server.protocol.app import build_server
 
 
@@ -169,12 +169,12 @@ def test_a_relative_folder_is_found_in_a_root(tmp_path, monkeypatch: pytest.Monk
     for folder in (project / "envs" / "arith", elsewhere / "own"):
         folder.mkdir(parents=True)
     monkeypatch.chdir(elsewhere)
-    assert verbs.from_roots("envs/arith", [project]) == str(project / "envs" / "arith")
-    assert verbs.from_roots("own", [project]) == "own"
-    assert verbs.from_roots("none", [project]) == "none"
-    assert verbs.from_roots("/abs", [project]) == "/abs"
-    assert verbs.from_roots("", [project]) == ""
-    assert verbs.from_roots("a\0b", [project]) == "a\0b"
+    assert paths.from_roots("envs/arith", [project]) == str(project / "envs" / "arith")
+    assert paths.from_roots("own", [project]) == "own"
+    assert paths.from_roots("none", [project]) == "none"
+    assert paths.from_roots("/abs", [project]) == "/abs"
+    assert paths.from_roots("", [project]) == ""
+    assert paths.from_roots("a\0b", [project]) == "a\0b"
 
 
 def test_an_alert_suggests_to_diagnose_and_then_to_wait_on(

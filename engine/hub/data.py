@@ -1,0 +1,338 @@
+"""A dataset of the hub by its id, as a folder of data files in the home's cache.
+
+Its card decides which files belong together, as for `datasets.load_dataset`: `configs` at the head
+of README.md names subsets and the files of each split (hub documentation, "Manual configuration").
+Without that all data files of one format are taken, and their names decide the split.
+"""
+
+import fnmatch
+import re
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import UserError
+from engine.core.files import write_json
+from engine.core.format import counted
+from engine.home.run_dir import Home
+from engine.hub.client import DATASET, connect, errors_as_refusals, is_offline, refuse_offline
+from engine.hub.repository import HUB_ID, HubVersion, RemoteFile, download, newest_version
+from engine.records.record import Record
+from envs.dataset import FORMATS, split_of
+
+_URL = "hf://datasets/"  # as huggingface_hub's file system names datasets
+_FETCHED = "fetched.json"  # written last: the folder is complete
+_SHOWN_SUBSETS = 20
+# Where a dataset is stored in several formats, the first of these is read.
+_PREFERRED = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+
+
+@dataclass(frozen=True)
+class DatasetRef:
+    """A dataset as a user names it: `ORG/NAME`, or `ORG/NAME:SUBSET` for one of its subsets."""
+
+    repo: str
+    subset: str = ""
+
+
+class FetchedData(Record):
+    """`fetched.json` beside the files of a dataset: where they come from.
+
+    `licence` is "" where the card names none; `left_out` are data files that were not fetched.
+    """
+
+    repo: str
+    subset: str
+    commit: str
+    licence: str = ""
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """A name for an environment: that of the dataset and its subset."""
+        parts = [self.repo.partition("/")[2], self.subset]
+        return "-".join(part for part in parts if part)
+
+    def in_words(self) -> str:
+        """One or two sentences about where the files come from."""
+        subset = f":{self.subset}" if self.subset else ""
+        licence = self.licence or "none named"
+        text = f"From {self.repo}{subset} at {self.commit[:12]} (licence: {licence})."
+        if self.left_out:
+            text += f" {counted(len(self.left_out), 'other data file')} of it left out."
+        return text
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A fetched dataset: `folder` holds its data files, `origin` says where they come from."""
+
+    folder: Path
+    origin: FetchedData
+
+
+def parse(text: str) -> DatasetRef | None:
+    """The dataset that `text` names: `ORG/NAME`, `ORG/NAME:SUBSET`, either also behind
+    `hf://datasets/`. None if it cannot name one."""
+    repo, _, subset = text.removeprefix(_URL).partition(":")
+    is_id = HUB_ID.fullmatch(repo) is not None and not repo.endswith((".", *FORMATS))
+    return DatasetRef(repo, subset) if is_id else None
+
+
+def named_dataset(
+    home: Home, path: str | Path, places: Sequence[Path], deadline: float
+) -> Dataset | None:
+    """The dataset of the hub that `path` names, fetched as by `fetch`; None if it names none.
+
+    A path that exists in one of `places`, or whose parent folder does, is a path and no dataset;
+    `hf://datasets/ORG/NAME` always is a dataset.
+    """
+    text = str(path)
+    ref = parse(text)
+    if ref is None:
+        return None
+    if not text.startswith(_URL) and any((place / text).parent.is_dir() for place in places):
+        return None
+    try:
+        return fetch(home, ref, deadline)
+    except UserError as error:
+        if error.code != DATASET.absent_code or text.startswith(_URL):
+            raise
+        # An agent may have meant a folder.
+        raise DATASET.absent(
+            f"there is no file or folder {text!r} here; as a dataset: {error.message}",
+            str(error.hint),
+            retryable=error.retryable,
+        ) from error
+
+
+def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
+    """The dataset's files in a folder of the home's cache, fetched unless they are there.
+
+    The newest version is asked for each time; without a network (HF_HUB_OFFLINE, or the hub cannot
+    be reached) the version fetched last is used.
+
+    Args:
+        deadline: value of `time.monotonic()` by which the call must end.
+
+    Raises UserError: DATASET_INVALID, the dataset cannot be had or has no files that can be read;
+    DATASET_READING, retryable, if it is not fetched by the deadline: the next call goes on from
+    there; DISK_FULL.
+    """
+    root = home.cache / "hub-data" / ref.repo.replace("/", "--")
+    if ref.subset:
+        root = root.with_name(f"{root.name}--{ref.subset.replace('/', '-')}")
+    latest = _latest(root)
+    if latest is not None and is_offline():
+        return latest
+    refuse_offline(ref.repo, DATASET)
+    with connect() as client:
+        try:
+            with errors_as_refusals(ref.repo, DATASET):
+                remote = newest_version(client, DATASET, ref.repo)
+        except UserError as error:
+            if latest is None or not error.retryable:  # retryable: the hub cannot be reached
+                raise
+            return latest
+        folder = root / remote.commit
+        if not (folder / _FETCHED).is_file():
+            with errors_as_refusals(ref.repo, DATASET):
+                _fetch_files(remote, ref.subset, folder, deadline)
+        return Dataset(folder / "datasets", FetchedData.read(folder / _FETCHED))
+
+
+def _latest(root: Path) -> Dataset | None:
+    """The dataset in the newest complete folder below `root`; None if there is none."""
+    complete = sorted(root.glob(f"*/{_FETCHED}"), key=lambda path: path.stat().st_mtime)
+    if not complete:
+        return None
+    return Dataset(complete[-1].parent / "datasets", FetchedData.read(complete[-1]))
+
+
+def _fetch_files(remote: HubVersion, subset: str, folder: Path, deadline: float) -> None:
+    """Download the files of a subset into `folder`/datasets and write fetched.json beside it."""
+    chosen = _choose_files(remote, subset)
+    total_bytes = sum(file.size for file in chosen.values())
+    data_folder = folder / "datasets"
+    data_folder.mkdir(parents=True, exist_ok=True)
+    _check_room(data_folder, total_bytes, remote.repo)
+    bytes_before = 0  # sizes of the files that are there
+
+    def check_deadline(file_bytes: int) -> None:
+        if time.monotonic() >= deadline:
+            raise _not_ready(remote.repo, bytes_before + file_bytes, total_bytes)
+
+    for local_name, file in chosen.items():
+        target = data_folder / local_name
+        if not target.is_file():
+            fault = download(remote.client, remote.url(file.name), target, file, check_deadline)
+            if fault:
+                raise DATASET.unusable(fault, "Call again.")
+        bytes_before += file.size
+    read_names = {file.name for file in chosen.values()}
+    origin = FetchedData(
+        repo=remote.repo,
+        subset=subset,
+        commit=remote.commit,
+        licence=str(remote.card.get("license") or ""),
+        left_out=tuple(sorted(set(_data_files(remote)) - read_names)),
+    )
+    write_json(folder / _FETCHED, origin.model_dump())
+
+
+def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
+    """Raise UserError DISK_FULL if the disk has no room for so many bytes."""
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
+        raise UserError(
+            "DISK_FULL",
+            f"{repo} has {needed_bytes >> 20} MB of data, {free_bytes >> 20} MB are free",
+            hint="Free disk space, or set HONESMITH_HOME to a volume with room.",
+        )
+
+
+def _not_ready(repo: str, fetched_bytes: int, total_bytes: int) -> UserError:
+    """The error for a dataset that is not fetched yet, with how far it is."""
+    total = f" of {total_bytes >> 20}" if total_bytes else ""
+    return UserError(
+        "DATASET_READING",
+        f"{repo} is being fetched, {fetched_bytes >> 20}{total} MB so far; nothing is stored yet",
+        hint="Call again; it goes on from there.",
+        field="path",
+        retryable=True,
+    )
+
+
+def _choose_files(remote: HubVersion, subset: str) -> dict[str, RemoteFile]:
+    """The files to fetch, by the name each gets here, which says its split.
+
+    Raises UserError DATASET_INVALID if there are none, or if a subset has to be named.
+    """
+    configs = remote.card.get("configs")
+    if isinstance(configs, list) and any(_data_files_of(config) for config in configs):
+        by_split = _declared_files(remote, _choose_subset(remote.repo, configs, subset))
+    elif subset:
+        raise DATASET.unusable(
+            f"{remote.repo} declares no subsets, so there is no {subset!r}",
+            f"Name {remote.repo} alone.",
+        )
+    else:
+        by_split = _undeclared_files(remote)
+    chosen: dict[str, RemoteFile] = {}
+    for split, names in by_split.items():
+        for name in names:
+            # The name says the split and nothing else, because reading goes by its words.
+            word = re.sub(r"\W", "-", split) or "data"
+            local_name = f"{word}-{len(chosen):05d}{Path(name).suffix.lower()}"
+            chosen[local_name] = remote.files[name]
+    if not chosen:
+        raise DATASET.unusable(
+            f"{remote.repo} has no data files that can be read here",
+            f"Formats that can: {', '.join(FORMATS)}.",
+        )
+    return chosen
+
+
+def _data_files(remote: HubVersion) -> list[str]:
+    """Names of the repository's files in a format of data, sorted; hidden and generated ones, and
+    descriptions of datasets, are left out."""
+    return sorted(
+        name
+        for name in remote.files
+        if name.lower().endswith(FORMATS)
+        and not any(part.startswith(".") for part in name.split("/"))
+        and not name.endswith(("dataset_infos.json", "dataset_info.json", "state.json"))
+    )
+
+
+def _undeclared_files(remote: HubVersion) -> dict[str, list[str]]:
+    """The data files of one format by their split ("" where the name says none).
+
+    Raises UserError DATASET_INVALID if they lie in folders of their own side by side, which are
+    subsets that have to be fetched by hand.
+    """
+    names = _data_files(remote)
+    for suffix in _PREFERRED:
+        of_format = [name for name in names if name.lower().endswith(suffix)]
+        if of_format:
+            break
+    else:
+        return {}
+    by_split: dict[str, list[str]] = {}
+    for name in of_format:
+        by_split.setdefault(split_of(Path(name)) or _split_of_folders(name), []).append(name)
+    return by_split
+
+
+def _split_of_folders(name: str) -> str:
+    """The split that a folder in the path says, the innermost first; "" if none does."""
+    for folder in reversed(name.split("/")[:-1]):
+        split = split_of(Path(folder))
+        if split:
+            return split
+    return ""
+
+
+def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
+    """The declared subset of that name; for "" the default one or the only one.
+
+    Raises UserError DATASET_INVALID naming the subsets if none fits.
+    """
+    by_name = {
+        str(config.get("config_name") or "default"): config
+        for config in configs
+        if isinstance(config, dict)
+    }
+    if subset in by_name:
+        return by_name[subset]
+    if not subset:
+        defaults = [config for config in by_name.values() if config.get("default") is True]
+        if defaults or "default" in by_name:
+            return defaults[0] if defaults else by_name["default"]
+        if len(by_name) == 1:
+            return next(iter(by_name.values()))
+    names = list(by_name)
+    shown = ", ".join(names[:_SHOWN_SUBSETS])
+    if len(names) > _SHOWN_SUBSETS:
+        shown += f" and {len(names) - _SHOWN_SUBSETS} more"
+    fault = f"has no subset {subset!r}" if subset else f"has {len(names)} subsets"
+    raise DATASET.unusable(f"{repo} {fault}: {shown}", f"Name one, such as {repo}:{names[0]}.")
+
+
+def _data_files_of(config: Any) -> Any:
+    """What a declared subset says of its files; None if it says nothing."""
+    return config.get("data_files") if isinstance(config, dict) else None
+
+
+def _declared_files(remote: HubVersion, config: Any) -> dict[str, list[str]]:
+    """The files of a declared subset by split; "" stands for files whose split is not declared.
+
+    `data_files` there is a pattern, a list of patterns, or a list of {split, path}.
+    """
+    folder = str(config.get("data_dir") or "").strip("/")
+    entries = _as_list(_data_files_of(config))
+    by_split: dict[str, list[str]] = {}
+    for entry in entries:
+        split, patterns = "", entry
+        if isinstance(entry, dict):
+            split, patterns = str(entry.get("split") or ""), entry.get("path")
+        paths = [f"{folder}/{pattern}".lstrip("/") for pattern in _as_list(patterns)]
+        by_split.setdefault(split, []).extend(_matching(_data_files(remote), paths))
+    return by_split
+
+
+def _as_list(value: Any) -> list[Any]:
+    """A list as it is, [] for None, and any other value in a list of its own."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """The names that fit one of the patterns; `*` also stands for "/", as in the hub's `**`."""
+    return [
+        name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    ]

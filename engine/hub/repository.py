@@ -1,0 +1,222 @@
+"""One version of a repository on the hub: its files, fetched whole or in part."""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ValidationError
+
+from engine.core.files import JsonObject
+from engine.hub.client import RepoKind
+from engine.records.record import Record
+
+if TYPE_CHECKING:
+    import httpx
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_SMALL_LIMIT = 64 << 20  # bytes; the largest tokenizers have about a third of it
+_TRIES = 4  # times that a file is downloaded until the connection holds
+_PARTIAL_CONTENT, _RANGE_NOT_SATISFIABLE = 206, 416  # HTTP statuses
+
+
+class RemoteFile(Record):
+    """A file of a repository; `size` in bytes is 0 and `sha256` (hex) "" where unknown."""
+
+    name: str
+    size: int = 0
+    sha256: str = ""
+
+
+class _LargeFile(BaseModel):
+    """What the hub says of a file in large file storage."""
+
+    sha256: str | None = None
+
+
+class _HubFile(BaseModel):
+    """One file in the hub's answer; `lfs` is None for files that are not in large file storage."""
+
+    rfilename: str
+    size: int | None = None
+    lfs: _LargeFile | None = None
+
+
+class _HubAnswer(BaseModel):
+    """The part that is used of the hub's answer about the newest version of a repository."""
+
+    sha: str
+    siblings: list[_HubFile]
+    cardData: JsonObject | None = None  # the spelling of the hub
+
+
+@dataclass(frozen=True)
+class HubVersion:
+    """One version of a repository on the hub.
+
+    Attributes:
+        commit: its hash.
+        files: by name.
+        card: the data at the head of its README.md; {} without.
+    """
+
+    client: "httpx.Client"
+    kind: RepoKind
+    repo: str
+    commit: str
+    files: dict[str, RemoteFile]
+    card: JsonObject = field(default_factory=dict)
+
+    def url(self, name: str) -> str:
+        return file_url(self.kind, self.repo, self.commit, name)
+
+
+def file_url(kind: RepoKind, repo: str, commit: str, name: str) -> str:
+    """Where a file of one version is downloaded, relative to the endpoint."""
+    return f"{kind.files}/{repo}/resolve/{commit}/{name}"
+
+
+def newest_version(client: "httpx.Client", kind: RepoKind, repo: str) -> HubVersion:
+    """Ask the hub for the newest version of `repo`, with the sizes and checksums of its files.
+
+    Raises httpx.HTTPError if the request fails, the kind's error if the answer is not that of a
+    hub.
+    """
+    reply = client.get(f"{kind.api}/{repo}/revision/main", params={"blobs": "true"})
+    reply.raise_for_status()
+    try:
+        answer = _HubAnswer.model_validate_json(reply.content)
+    except ValidationError as error:
+        raise kind.absent(
+            f"the hub's answer for {repo} makes no sense", "Check HF_ENDPOINT."
+        ) from error
+    if not COMMIT.fullmatch(answer.sha):
+        raise kind.absent(f"the hub names no version of {repo}", "Check HF_ENDPOINT.")
+    files = {}
+    for file in answer.siblings:
+        sha256 = file.lfs.sha256 if file.lfs is not None else None  # only of large files
+        files[file.rfilename] = RemoteFile(
+            name=file.rfilename, size=file.size or 0, sha256=sha256 or ""
+        )
+    return HubVersion(client, kind, repo, answer.sha, files, answer.cardData or {})
+
+
+def fetch_text(remote: HubVersion, name: str) -> str:
+    """Fetch the content of a small file.
+
+    Raises the kind's error for unusable content if it is over 64 MB or not UTF-8, or
+    httpx.HTTPError.
+    """
+    content = b""
+    with remote.client.stream("GET", remote.url(name)) as reply:
+        reply.raise_for_status()
+        for chunk in reply.iter_bytes():
+            content += chunk
+            if len(content) > _SMALL_LIMIT:
+                raise remote.kind.unusable(
+                    f"{name} is over 64 MB", f"Use another {remote.kind.word}."
+                )
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise remote.kind.unusable(
+            f"{name} is not text", f"Use another {remote.kind.word}."
+        ) from error
+
+
+def fetch_first_bytes(remote: HubVersion, name: str, count: int) -> bytes:
+    """Fetch the first `count` bytes of a file, or all of them if it is shorter.
+
+    From a server that ignores the range and sends everything, only these bytes are read.
+    """
+    headers = {"Range": f"bytes=0-{count - 1}"}
+    content = b""
+    with remote.client.stream("GET", remote.url(name), headers=headers) as reply:
+        reply.raise_for_status()
+        for chunk in reply.iter_raw():
+            content += chunk
+            if len(content) >= count:
+                break
+    return content[:count]
+
+
+def download(
+    client: "httpx.Client",
+    url: str,
+    target: Path,
+    file: RemoteFile,
+    report: Callable[[int], None] | None = None,
+) -> str:
+    """Download one file to the path `target`, and check its size and checksum.
+
+    A partial file of an earlier attempt is continued. If the connection breaks, it is continued up
+    to three times. `report` is called with the number of bytes that are there; an error that it
+    raises ends the download and leaves the partial file.
+
+    Returns what is wrong with the file that arrived, which is deleted then; "" if it is complete.
+    Raises httpx.HTTPError.
+    """
+    import httpx  # noqa: PLC0415  loaded by the client already
+
+    part = target.with_name(target.name + ".part")
+    for attempt in range(1, _TRIES + 1):
+        try:
+            _continue_part(client, url, part, report)
+            break
+        except httpx.TransportError:  # the connection broke
+            if attempt == _TRIES:
+                raise
+    fault = _download_fault(part, file)
+    if fault:
+        part.unlink()
+        return f"{file.name}: {fault}"
+    os.replace(part, target)
+    return ""
+
+
+def _continue_part(
+    client: "httpx.Client", url: str, part: Path, report: Callable[[int], None] | None
+) -> None:
+    """Append the missing bytes to the partial file `part` and sync it to disk.
+
+    If the server ignores ranges, the file is fetched from its start. Raises httpx.HTTPError; what
+    has arrived by then stays in `part`.
+    """
+    size = part.stat().st_size if part.is_file() else 0
+    headers = {}
+    if size:
+        headers["Range"] = f"bytes={size}-"  # from the first missing byte on
+    with client.stream("GET", url, headers=headers) as reply:
+        # There is nothing after `size`: the file is complete.
+        if reply.status_code == _RANGE_NOT_SATISFIABLE:
+            return
+        reply.raise_for_status()
+        if reply.status_code != _PARTIAL_CONTENT:  # the server sends the whole file
+            size = 0
+        with open(part, "ab" if size else "wb") as file:
+            for chunk in reply.iter_raw():
+                file.write(chunk)
+                size += len(chunk)
+                if report is not None:
+                    report(size)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _download_fault(part: Path, file: RemoteFile) -> str:
+    """What is wrong with the downloaded file `part`; "" if size and checksum are right.
+
+    A size of 0 or a checksum of "" in `file` is unknown and not compared.
+    """
+    size = part.stat().st_size if part.is_file() else 0
+    if file.size and size != file.size:
+        return f"{size} of {file.size} bytes arrived"
+    if file.sha256:
+        with open(part, "rb") as data:
+            if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
+                return "the checksum is wrong"
+    return ""

@@ -1,0 +1,69 @@
+"""Paths as agents and people write them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.core.errors import UserError
+from envs.dataset import FORMATS
+
+
+def names_data(env_id: str) -> bool:
+    """Whether `env_id` is the path of a data file or the id of a dataset, not an environment."""
+    return "/" in env_id or env_id.lower().endswith(FORMATS)
+
+
+def from_roots(path: str, roots: Sequence[Path]) -> str:
+    """Find a relative path in the current folder, or else in the first of `roots` that has it.
+
+    Clients start servers in any folder, while an agent names paths relative to its project. A path
+    that is absolute, empty, found nowhere or not possible (with a NUL) is returned unchanged.
+    """
+    if not path or "\0" in path or Path(path).expanduser().is_absolute() or exists(Path(path)):
+        return path
+    return next((str(root / path) for root in roots if exists(root / path)), path)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file or folder at `path`; False if the file system refuses to look."""
+    try:
+        return path.exists()
+    except OSError:  # such as a name that is too long
+        return False
+
+
+def inside_roots(path: str, roots: Sequence[Path]) -> Path:
+    """Resolve `path`, links included, and check that it lies inside one of `roots`.
+
+    A relative path may be meant from the current folder or from a root. One that exists is
+    preferred; if none does, the path is taken to be in the first root.
+
+    Raises:
+        UserError: PATH_OUTSIDE_ROOTS, the path lies outside all roots. BAD_ARGUMENT, the path has a
+            NUL character in it.
+    """
+    if "\0" in path:
+        raise UserError("BAD_ARGUMENT", "path has a NUL in it", hint="Name a folder.", field="path")
+    user_path = Path(path).expanduser()
+    if user_path.is_absolute():
+        candidates = [user_path]
+    else:
+        in_roots = [root / user_path for root in roots]
+        candidates = [option for option in (user_path, *in_roots) if exists(option)] + in_roots
+    for candidate in candidates:
+        resolved = candidate.resolve()
+        if any(resolved.is_relative_to(root.resolve()) for root in roots):
+            return resolved
+    allowed = ", ".join(str(root) for root in roots) or "none"
+    raise UserError(
+        "PATH_OUTSIDE_ROOTS",
+        f"{path} lies outside the folders this server may use ({allowed})",
+        hint="Choose a path inside them, or start the server with another --root FOLDER.",
+        field="path",
+    )
+
+
+def names_dataset(text: str) -> bool:
+    """Whether `text` can only be the id of a dataset on the hub, as nothing here has that path."""
+    from engine.hub import data  # noqa: PLC0415  most commands need nothing of the hub
+
+    return data.parse(text) is not None and not exists(Path(text))
