@@ -50,4 +50,3 @@ def test_a_dataset_of_the_hub_that_cannot_be_fetched_is_refused_with_what_to_do(
         data_inspection.inspect(home, "openai/gsm8k")
     assert caught.value.code == "DATASET_INVALID"
     assert "Unset HF_HUB_OFFLINE, or use a folder with its files" in str(caught.value.hint)
-
