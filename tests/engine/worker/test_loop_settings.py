@@ -124,7 +124,9 @@ def test_what_a_run_measured_stands_in_its_metrics_manifest_and_result(
     assert result["measured"]["matrix_flops"] >= rate > 0
     spent = sum(line["train_s"] for line in lines)
     assert result["measured"]["seconds"]["train_s"] == pytest.approx(spent, abs=1e-3)
-    assert result["measured"]["peak_memory"] == max(line["peak_memory"] for line in lines)
+    # The peak at the end, which the last line may not have seen.
+    largest = max(line["peak_memory"] for line in lines)
+    assert largest <= result["measured"]["peak_memory"] < 1.1 * largest
 
 
 def test_rows_without_packing_go_one_by_one_with_the_same_gradient(home: Home, env_id: str) -> None:
