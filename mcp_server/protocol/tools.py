@@ -30,9 +30,7 @@ from mcp_server.api import verbs
 from mcp_server.protocol import guard
 from mcp_server.protocol.agreement import with_agreement
 
-EnvId = Annotated[
-    str, Field(description='Pushed env, e.g. "arith" (newest version) or "arith@3f9c01".')
-]
+EnvId = Annotated[str, Field(description='e.g. "arith" (newest) or "arith@3f9c01"')]
 RunId = Annotated[str, Field(description='e.g. "arith-grpo-7"')]
 Model = Annotated[
     str,

@@ -52,7 +52,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "5c4939af4b6c22424cc7afb09be4e7d63792a1e70b81789dd0c5d1e912612f32"
+SURFACE = "b8f2c55cfa2890efe0a2b5a659b604978bc89d3fb132161f3d0eb1201b04eee3"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
