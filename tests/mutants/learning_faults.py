@@ -22,15 +22,15 @@ LEARNING = [
     Fault(
         "an answer's second token is predicted from the prompts",
         "ops/packing.py",
-        "torch.where(before < row.prefix_len, before + prefix, before + suffix)",
-        "torch.where(before <= row.prefix_len, before + prefix, before + suffix)",
+        "torch.where(predicting < row.prefix_len, in_prefix, in_suffix)",
+        "torch.where(predicting <= row.prefix_len, in_prefix, in_suffix)",
         (HAND, SHARED),
     ),
     Fault(
         "a token is its own label",
         "ops/packing.py",
-        "labels.append(torch.tensor(row.ids, dtype=torch.long)[before + 1])",
-        "labels.append(torch.tensor(row.ids, dtype=torch.long)[before])",
+        "labels.append(torch.tensor(row.ids, dtype=torch.long)[trained])",
+        "labels.append(torch.tensor(row.ids, dtype=torch.long)[predicting])",
         (HAND, SFT),
     ),
     Fault(
