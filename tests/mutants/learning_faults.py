@@ -304,8 +304,8 @@ LEARNING = [
     Fault(
         "the data of a step are those of the next",
         "sft.py",
-        "epoch, index = divmod(step - 1, per_epoch)",
-        "epoch, index = divmod(step, per_epoch)",
+        "epoch, batch_number = divmod(step - 1, batches_per_epoch)",
+        "epoch, batch_number = divmod(step, batches_per_epoch)",
         (
             "test_sft_gradients.py"
             "::test_each_epoch_sees_every_row_once_and_a_resumed_run_the_same_ones",

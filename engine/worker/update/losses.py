@@ -90,8 +90,8 @@ def gspo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
 
 
 def cispo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
-    """-stop_gradient(min(ratio, 1 + high)) A log p: the weight is limited, and every token keeps a
-    gradient (arXiv 2506.13585). Mean over all tokens of the batch."""
+    """-weight A log p, with weight = min(ratio, 1 + high) without gradient: the weight is limited,
+    and every token has a gradient (arXiv 2506.13585). Mean over all tokens of the batch."""
     weight = torch.exp(t.policy - t.old).detach().clamp(max=1 + clip.high)
     return -weight * t.advantage * t.policy * t.correction / norm.tokens
 
