@@ -248,8 +248,8 @@ LEARNING = [
     Fault(
         "microbatches outgrow their budget",
         "network/network.py",
-        "if groups and tokens + added <= budget:",
-        "if groups and tokens <= budget:",
+        "if microbatches and tokens + added_tokens <= budget:",
+        "if microbatches and tokens <= budget:",
         (
             "network/test_network.py"
             "::test_microbatches_hold_every_row_once_within_the_budget_and_change_no_gradient",
