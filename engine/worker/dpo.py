@@ -218,5 +218,7 @@ class PairLoss:
             values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1)
             for index, loss in zip(members, values.tolist(), strict=True):
                 pair = pairs[index]
-                measured.append(MeasuredLoss(pair.task_id, loss, 1, pair.trained_tokens))
+                measured.append(
+                    MeasuredLoss(pair.task_id, loss, weight=1, tokens=pair.trained_tokens)
+                )
         return measured

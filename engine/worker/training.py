@@ -315,11 +315,11 @@ class Training:
             self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
         self._last_saved_step = self.done
 
-    def require_finite(self, value: float, what: str) -> None:
+    def require_finite(self, value: float, name: str) -> None:
         """Check a value, such as the loss, before it reaches the weights.
 
         Args:
-            what: names the value in the message.
+            name: of the value, for the message.
 
         Raises:
             WorkerFailure: kind nonfinite, when the value is NaN or infinite.
@@ -327,8 +327,8 @@ class Training:
         if not math.isfinite(value):
             raise WorkerFailure(
                 "nonfinite",
-                f"The {what} became NaN or infinite.",
-                evidence=f"step {self.done + 1}: {what} {value}",
+                f"The {name} became NaN or infinite.",
+                evidence=f"step {self.done + 1}: {name} {value}",
             )
 
     def finish(self) -> Result:

@@ -35,7 +35,7 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of weight * x / rms(x) for x, in float32. `normed` is x / rms(x) and `inverse` 1
+    """The gradient of x in weight * x / rms(x), in float32. `normed` is x / rms(x) and `inverse` 1
     / rms(x), as `normalise` gives them; `dy` is the gradient of the result."""
     grad, wide_normed = (dy * weight).float(), normed.float()
     mean_product = (grad * wide_normed).mean(-1, keepdim=True)
@@ -56,7 +56,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tenso
 
 
 def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """The gradient of `norm` for x, from the gradient `dy` of its result."""
+    """The gradient of x in `norm`, from the gradient `dy` of its result."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).to(dy.dtype)
 

@@ -61,7 +61,7 @@ class Liger:
     def norm_gradient(
         self, saved: tuple[torch.Tensor, ...], weight: torch.Tensor, dy: torch.Tensor
     ) -> torch.Tensor:
-        """The gradient of `norm` for x, from the gradient `dy` of its result."""
+        """The gradient of x in `norm`, from the gradient `dy` of its result."""
         return self._norm_back(saved, weight, dy.contiguous(), in_place=False)
 
     def add_norm(
@@ -165,7 +165,7 @@ class Liger:
         *,
         in_place: bool,
     ) -> torch.Tensor:
-        """The gradient of `norm` for x, from the gradient `dy` of its result. `in_place` lets the
+        """The gradient of x in `norm`, from the gradient `dy` of its result. `in_place` lets the
         kernel overwrite `dy`."""
         x, inverse = saved
         width = x.shape[-1]

@@ -148,7 +148,6 @@ def _play_turns(
                 _set_error(trajectory, str(error), timed_out=error.timed_out)
     times.reward_s += time.monotonic() - began
     turn = 0
-    # From here on the environment works in its own thread.
     with BackgroundWorker() as background:
         while open_rollouts:
             _play_turn(open_rollouts, turn, context, sampler, params, background, times)

@@ -150,6 +150,5 @@ def truncated_importance(old: torch.Tensor, sampled: torch.Tensor, cap: float) -
 
 
 def cross_entropy(policy: torch.Tensor, tokens_in_batch: int) -> torch.Tensor:
-    """-log p of each token, divided by the number of supervised tokens in the whole batch: the
-    summand of SFT's loss."""
+    """SFT's loss: -log p of each token, divided by the supervised tokens of the whole batch."""
     return -policy / tokens_in_batch
