@@ -77,7 +77,7 @@ class Experience:
     left_out: tuple[str, ...] = ()
 
     def of(self, algorithm: str) -> list[FinishedRun]:
-        """The finished runs of one algorithm."""
+        """The finished runs of this algorithm."""
         return [run for run in self.past if run.algorithm == algorithm]
 
     def seen(self, base: str) -> Seen:

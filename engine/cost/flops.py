@@ -192,7 +192,8 @@ class SamplingPlan:
         limit = self.limits.max_tokens
         turns = self.turns(level)
         if level == "likely" and self.seen.turns is not None:
-            turns = max(1.0, min(turns, self.seen.turns))
+            measured_turns = min(turns, self.seen.turns)
+            turns = max(1.0, measured_turns)
         reference_tokens = self._reference_turn_tokens()
         longest_turn = float(limit)
         if level == "low":
@@ -205,9 +206,9 @@ class SamplingPlan:
             turn_tokens = self.seen.answer_length_share * limit / turns
         else:
             turn_tokens = 1.5 * reference_tokens
-        mean_prompt = _mean([row.prompt for row in self.env.lengths])  # 0: none was counted
+        mean_prompt = _mean([row.prompt for row in self.env.lengths])
         return Lengths(
-            prompt=mean_prompt or self.unknown_prompt,
+            prompt=mean_prompt or self.unknown_prompt,  # 0: no prompt was counted
             turn_tokens=min(turn_tokens, limit),
             longest_turn=min(longest_turn, limit),
             turns=turns,

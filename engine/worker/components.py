@@ -161,6 +161,7 @@ def make_sampler(base: Base, renderer: Renderer) -> Sampler:
 
 
 def sampler_needs(base: Base, renderer: Renderer) -> SamplerNeeds:
+    """What every sampler on this base has to know."""
     return SamplerNeeds(
         pad_id=base.pad_id,
         stop_ids=base.stop_ids,

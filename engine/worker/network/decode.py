@@ -46,14 +46,7 @@ class _Waiting:
 
 
 class DecoderSampler:
-    """See the module and `Sampler`.
-
-    Args:
-        decoder: the base model.
-        needs: what every sampler needs.
-        vocab: ids at or above it are never sampled (padded vocabularies hold ids without a token).
-        graphs: whether steps are captured as CUDA graphs; by default where the device is a GPU.
-    """
+    """See the module and `Sampler`."""
 
     name = "torch"
 
@@ -65,6 +58,14 @@ class DecoderSampler:
         *,
         graphs: bool | None = None,
     ) -> None:
+        """Sample from `decoder`.
+
+        Args:
+            needs: what every sampler needs.
+            vocab: ids at or above it are never sampled (padded vocabularies hold ids without a
+                token).
+            graphs: whether steps are captured as CUDA graphs; None, the default: on a GPU.
+        """
         self.decoder = decoder
         self.needs = needs
         self.vocab = vocab
@@ -199,18 +200,19 @@ def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], max_rows: int) -
 
 
 class _Batch:
-    """The rows being sampled, in blocks of `width` places; None stands where a row has ended.
-
-    Args:
-        forward: the model as it is now.
-        ending: decides when a row is over.
-        done: called for each row that ends; None for nothing.
-        graphs: whether steps are captured as CUDA graphs.
-    """
+    """The rows being sampled, in blocks of `width` places; None stands where a row has ended."""
 
     def __init__(
         self, forward: Forward, ending: Ending, done: Done | None, *, graphs: bool
     ) -> None:
+        """Begin with no rows.
+
+        Args:
+            forward: the model as it is now.
+            ending: decides when a row is over.
+            done: called for each row that ends; None for nothing.
+            graphs: whether steps are captured as CUDA graphs.
+        """
         self.forward = forward
         self.ending = ending
         self.done = done
@@ -337,28 +339,38 @@ class _Batch:
             fresh_groups: for each fresh prompt, its rows that go on.
         """
         old_groups = self._alive_by_block()
-        width = _best_width([len(group) for group in [*old_groups, *fresh_groups]])
-        old_places = {id(row): place for place, row in enumerate(self.rows) if row is not None}
-        rows: list[Row | None] = []
-        staying_blocks: list[StayingBlock] = []
-        fresh_blocks: list[int] = []  # for each, the number of its fresh prompt
-        for old_block, group in enumerate(old_groups):
-            for part in _parts(group, width):
-                empty_count = width - len(part)
-                places = [old_places[id(row)] for row in part]
-                # The cache has no empty places: it holds the part's first row there once more.
-                staying_blocks.append(StayingBlock(old_block, places + places[:1] * empty_count))
-                rows += [*part, *[None] * empty_count]
-        for prompt_index, group in enumerate(fresh_groups):
-            for part in _parts(group, width):
-                fresh_blocks.append(prompt_index)
-                rows += [*part, *[None] * (width - len(part))]
+        groups = [*old_groups, *fresh_groups]
+        width = _best_width([len(group) for group in groups])
+        staying_blocks = self._staying_blocks(old_groups, width)
+        # For each block that joins, the number of its prompt.
+        fresh_blocks = [i for i, group in enumerate(fresh_groups) for _ in _parts(group, width)]
         if self.cache is not None and staying_blocks:
             self.cache = self.cache.rearranged(staying_blocks, fresh, fresh_blocks, width)
         else:
             assert fresh is not None  # there are rows to arrange, and none were under way
             self.cache = Cache.for_new_rows(self.forward.shape, fresh, fresh_blocks, width)
+        rows: list[Row | None] = []
+        for group in groups:
+            for part in _parts(group, width):
+                rows += [*part, *[None] * (width - len(part))]
         self._set_rows(rows, width)
+
+    def _staying_blocks(self, groups: Sequence[Sequence[Row]], width: int) -> list[StayingBlock]:
+        """The new blocks of the rows under way, as the cache needs them.
+
+        Args:
+            groups: for each old block its rows that have not ended.
+            width: places of a new block.
+        """
+        place_of_row = {id(row): place for place, row in enumerate(self.rows) if row is not None}
+        blocks = []
+        for old_block, group in enumerate(groups):
+            for part in _parts(group, width):
+                places = [place_of_row[id(row)] for row in part]
+                # The cache has no empty places: it holds the part's first row there once more.
+                places += places[:1] * (width - len(part))
+                blocks.append(StayingBlock(old_block, places))
+        return blocks
 
     def _set_rows(self, rows: list[Row | None], width: int) -> None:
         """Put `rows` into the places of the batch, `width` of them in each block. A step reads the

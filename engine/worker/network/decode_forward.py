@@ -24,17 +24,16 @@ Attend = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class Forward:
-    """A decoder with the weights that it had when this object was made; see the module.
-
-    Args:
-        decoder: the base model.
-        weights: base alone or with an adapter, merged or not.
-        vocab: ids at or above it get no logits.
-        length: how many positions there may be, those of rows that have ended included.
-    """
+    """A decoder with the weights that it had when this object was made; see the module."""
 
     def __init__(self, decoder: Decoder, weights: Weights, vocab: int, length: int) -> None:
-        """Lay out the decoder's weights for sampling, as they are now; see the class."""
+        """Lay out the decoder's weights for sampling, as they are now.
+
+        Args:
+            weights: base alone or with an adapter, merged or not.
+            vocab: ids at or above it get no logits.
+            length: how many positions there may be, those of rows that have ended included.
+        """
         self.decoder = decoder
         self.length = length
         self.shape = decoder.shape
@@ -89,7 +88,7 @@ class Forward:
         ids = torch.tensor([token for i in chunk for token in prompts[i]], device=device)
 
         def attend(layer: int, heads: torch.Tensor) -> torch.Tensor:
-            # An `Attend`, which also stores the layer's keys and values.
+            """See `Attend`; also stores the layer's keys and values."""
             _, k, v = heads.split([shape.heads, shape.kv, shape.kv], 1)
             keys[layer][prompt_numbers, :, positions] = k
             values[layer][prompt_numbers, :, positions] = v
@@ -173,16 +172,12 @@ def _head_norm(layer: Layer, shape: Shape) -> torch.Tensor | None:
 
 
 class _Product:
-    """One linear layer with its adapter, merged or as a second product of low rank.
-
-    Args:
-        adapted: the layer as the training forward has it.
-        pack: whether to keep a second copy of the weight in a faster layout.
-    """
+    """One linear layer with its adapter, merged or as a second product of low rank."""
 
     def __init__(self, adapted: AdaptedLinear, *, pack: bool) -> None:
-        """Prepare the layer's product and, unless the adapter is merged into the weight, the
-        adapter's two factors; see the class."""
+        """Prepare the product of `adapted`, the layer as the training forward has it, and those of
+        the adapter's two factors, unless it is merged into the weight. With `pack` a second copy of
+        the weight is made in a faster layout."""
         self.product = Fixed(adapted.weight, pack=pack)
         self.bias = adapted.linear.bias
         self.scale = adapted.scale

@@ -96,18 +96,21 @@ Take = Callable[[str], torch.Tensor | None]
 class Decoder:
     """Frozen weights and the forward pass over them; see the module.
 
-    Args:
-        config: of a model for which `unsupported` has no objection.
-        take: gives each weight once, in the dtype and on the device to work in.
-        rope: as transformers makes it for the configuration.
-
     Attributes:
         functions: what is computed between the matrix products; torch's until others are set.
     """
 
     def __init__(self, config: Any, take: Take, rope: Rope) -> None:
-        """Take the weights over and fuse them layer by layer; see the class. Raises KeyError for a
-        weight that is missing."""
+        """Take the weights over and fuse them layer by layer.
+
+        Args:
+            config: of a model for which `unsupported` has no objection.
+            take: gives each weight once, in the dtype and on the device to work in.
+            rope: as transformers makes it for the configuration.
+
+        Raises:
+            KeyError: for a weight that is missing.
+        """
         self.shape = Shape.of(config)
         self.functions: Pointwise = TORCH
         self.eps = float(config.rms_norm_eps)
@@ -467,20 +470,19 @@ LayerWeights = tuple[AdaptedLinear, AdaptedLinear, AdaptedLinear, AdaptedLinear]
 
 
 class Weights:
-    """A decoder's layers with an adapter on them, or without.
-
-    Args:
-        merge: keep weight + scale * B A beside the frozen weights. It is computed anew from the
-            frozen weights whenever the adapter has changed, so that errors do not add up. Ignored
-            unless the weights are float32: rounded to bfloat16, most of a small update would be
-            lost.
-    """
+    """A decoder's layers with an adapter on them, or without."""
 
     def __init__(
         self, decoder: Decoder, adapter: FlatAdapter | None = None, *, merge: bool = False
     ) -> None:
-        """Put the adapter on each layer of the decoder; None leaves the base alone. Merged weights
-        only get their memory here; `refresh` computes them."""
+        """Put the adapter on each layer of the decoder; None leaves the base alone.
+
+        Args:
+            merge: keep weight + scale * B A beside the frozen weights. `refresh` computes it from
+                the frozen weights whenever the adapter has changed, so that errors do not add up.
+                Ignored unless the weights are float32: rounded to bfloat16, most of a small update
+                would be lost.
+        """
         self.adapter = adapter
         self.merging = merge and adapter is not None and decoder.dtype == torch.float32
         self._merged_version = -1  # of the adapter; -1: it was never merged

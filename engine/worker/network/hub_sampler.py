@@ -26,14 +26,7 @@ from engine.worker.network.sampler import (
 
 
 class HubSampler:
-    """See the module and `Sampler`.
-
-    Args:
-        model: a causal LM.
-        needs: what every sampler needs.
-        vocab: ids at or above it are never sampled (padded vocabularies hold ids without a token).
-        with_adapter: opens a context in which the model has exactly the given adapter (None: none).
-    """
+    """See the module and `Sampler`."""
 
     name = "torch"
 
@@ -44,6 +37,15 @@ class HubSampler:
         vocab: int,
         with_adapter: Callable[[Any], AbstractContextManager[None]],
     ) -> None:
+        """Sample from `model`.
+
+        Args:
+            needs: what every sampler needs.
+            vocab: ids at or above it are never sampled (padded vocabularies hold ids without a
+                token).
+            with_adapter: opens a context in which the model has exactly the given adapter (None:
+                none).
+        """
         self.model = model
         self.needs = needs
         self.vocab = vocab
