@@ -328,8 +328,8 @@ class Decoder:
 
 
 def _rounded_up(rows: torch.Tensor, token_count: int) -> torch.Tensor:
-    """`rows`, followed by a few other numbers below `token_count`, so that there are a multiple of
-    `grain` in all. Products then come in few sizes, and oneDNN reuses the code it compiled."""
+    """`rows`, followed by a few unused indices of the `token_count` tokens, so that their number is
+    a multiple of `grain`. Products then come in few sizes, and oneDNN reuses its compiled code."""
     missing = -len(rows) % grain(len(rows))
     if not missing:
         return rows
@@ -339,11 +339,7 @@ def _rounded_up(rows: torch.Tensor, token_count: int) -> torch.Tensor:
 
 
 class _LayerStep:
-    """One decoder layer over packed tokens.
-
-    A call takes the residual stream x and `delta`, the output of the previous layer that has not
-    been added to x yet (None at the first layer). It returns x and delta for the next layer.
-    """
+    """One decoder layer over packed tokens, as a function of the hidden states alone."""
 
     def __init__(
         self,
@@ -356,7 +352,7 @@ class _LayerStep:
         rows: torch.Tensor | None,
         dropout: float,
     ) -> None:
-        """Keep what the call needs beside x and delta; see the class.
+        """Keep what a call needs beside the hidden states.
 
         Args:
             linears: the four matrices of the layer, with the adapter if there is one.
@@ -376,7 +372,11 @@ class _LayerStep:
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the layer. x, delta: [N, hidden]; see the class."""
+        """Run the layer on the residual stream `x` [N, hidden]. `delta` [N, hidden], the output of
+        the previous layer, has not been added to it yet; None at the first layer.
+
+        Returns x and delta for the next layer, for `rows` alone if these are set.
+        """
         layer, eps = self.layer, self.decoder.eps
         shape, functions = self.decoder.shape, self.decoder.functions
         qkv, o, gate_up, down = self.linears
@@ -384,7 +384,7 @@ class _LayerStep:
             y = Norm.apply(x, layer.norm_in, eps, functions)
         else:
             x, y = AddNorm.apply(x, delta, layer.norm_in, eps, functions)
-        heads = qkv(y, self.dropout)
+        heads = qkv(y, self.dropout)  # [N, (heads + 2 kv_heads) * head_dim]
         cos, sin = self.cos, self.sin
         if not layer.rotated:
             cos, sin = unturned(cos, sin)
@@ -394,7 +394,8 @@ class _LayerStep:
         if self.rows is not None:
             attended, x = PickRows.apply(attended, self.rows), PickRows.apply(x, self.rows)
         x, y = AddNorm.apply(x, o(attended, self.dropout), layer.norm_mid, eps, functions)
-        return x, down.gated(gate_up(y, self.dropout), self.dropout, functions)
+        mlp_output = down.gated(gate_up(y, self.dropout), self.dropout, functions)
+        return x, mlp_output
 
 
 def unturned(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

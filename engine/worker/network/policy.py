@@ -314,13 +314,8 @@ def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> 
 class Policy:
     """A base model with one trained adapter.
 
-    Args:
-        base: shared; its weights are never changed.
-        settings: of the run; those of the adapter, gradient_checkpointing and seed are read.
-        start_adapter: a PEFT folder; the run continues from a copy of its adapter. None starts
-            anew.
-
     Attributes:
+        base: its weights are never changed.
         reference: a frozen copy of the start adapter; None where the base alone is the reference.
     """
 
