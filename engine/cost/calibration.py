@@ -161,8 +161,8 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
         for row in rows:
             features = row["features"]
             device = str(features.get("device") or "cpu")  # "cpu" or "cuda:0"
-            run_was_on_cpu = device.startswith("cpu")
-            if run_was_on_cpu != (kind == "cpu"):
+            kind_of_run = "cpu" if device.startswith("cpu") else "cuda"
+            if kind_of_run != kind:
                 continue
             run = home.run(str(features["run_id"]))
             total_seconds = 3600 * float(row["actual"])  # the database has hours

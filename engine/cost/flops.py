@@ -366,7 +366,7 @@ class Plan:
         if isinstance(settings, DPOSettings):  # counted without a limit
             mean_supervised = min(mean_supervised, mean_length)
         return Lengths(
-            prompt=mean_length - min(mean_supervised, mean_length),
+            prompt=max(0.0, mean_length - mean_supervised),
             turn_tokens=mean_supervised,
             longest_turn=max(cut_lengths),
         )

@@ -136,7 +136,12 @@ def render(
     if isinstance(tasks, IndexedRows) and len(tasks) > RENDERED_FIRST:
         message = f"{len(tasks)} pairs, each read when it is trained on"
         job.event("data", message, rows=len(tasks))
-        return RowsOnDemand(tasks, lambda task: _pair(job, components, task)[0])
+
+        def render_one(task: TaskRow) -> Pair | None:
+            pair, _is_cut, _is_split = _pair(job, components, task)
+            return pair
+
+        return RowsOnDemand(tasks, render_one)
     pairs, cut_pairs, split_pairs = pairs_of(job, components, tasks)
     dropped_pairs = len(tasks) - len(pairs)
     split = f", {split_pairs} split by the chat template" if split_pairs else ""

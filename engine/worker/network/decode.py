@@ -171,8 +171,8 @@ class DecoderSampler:
 
 
 def _take_fitting(waiting: deque[_Waiting], free: int) -> list[_Waiting]:
-    """Remove the first prompts from the queue, as many as have places for all their rows among
-    `free` ones, and return them."""
+    """Remove prompts from the front of the queue, as long as all rows of the next one fit into the
+    places that are left of `free`, and return them."""
     fitting = []
     while waiting and len(waiting[0].rows) <= free:
         prompt = waiting.popleft()
@@ -243,15 +243,15 @@ class _Batch:
             self._arrange(prompts, groups)
 
     def regroup_if_cheaper(self) -> None:
-        """If rows have ended, and moving the others into fewer or narrower blocks makes a step cost
-        at most MAX_COST_SHARE of what it costs now, move them."""
+        """Move the rows that have not ended into fewer or narrower blocks, if a step then costs at
+        most MAX_COST_SHARE of what it costs now. This is only tried after a row has ended."""
         if not self._some_ended:
             return
         self._some_ended = False
         sizes = [len(group) for group in self._alive_by_block()]
         width = _best_width(sizes)
-        cost = _cost(_place_count(sizes, width), width)
-        if cost <= MAX_COST_SHARE * _cost(len(self.rows), self.width):
+        new_cost = _cost(_place_count(sizes, width), width)
+        if new_cost <= MAX_COST_SHARE * _cost(len(self.rows), self.width):
             self._arrange(fresh=None, fresh_groups=[])
 
     def step(self) -> None:

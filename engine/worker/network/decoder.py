@@ -145,11 +145,12 @@ class Decoder:
         parameters = dict(model.named_parameters())
 
         def take(name: str) -> torch.Tensor | None:
+            """See `Take`. A projection is emptied in the model."""
             parameter = parameters.get(name)
             if parameter is None:
                 return None
             weight = parameter.detach()
-            if name.endswith("_proj.weight"):  # a projection, which is fused here
+            if name.endswith("_proj.weight"):
                 parameter.data = weight.new_empty(0)
             return weight
 

@@ -51,7 +51,6 @@ class HubSampler:
         self.vocab = vocab
         self.with_adapter = with_adapter
         self._adapter: Any = None
-        # Not every family takes `position_ids` and `logits_to_keep`.
         self._accepted_arguments = signature(model.forward).parameters
 
     def load(self, adapter: Any) -> None:
@@ -187,6 +186,7 @@ class HubSampler:
             ids, positions: [rows, new tokens].
             mask: [rows, all tokens so far], 0 for padding.
         """
+        # Not every family takes these.
         optional = {"position_ids": positions, "logits_to_keep": 1}
         accepted = {k: v for k, v in optional.items() if k in self._accepted_arguments}
         out = self.model(

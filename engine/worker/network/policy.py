@@ -189,7 +189,8 @@ def load_transformers(
     its tokenizer).
 
     Args:
-        precision, quantization: as in `load_base`.
+        precision: see `pick_dtype`.
+        quantization: "nf4" loads 4-bit weights; "none".
 
     Raises:
         WorkerFailure: kind config, when the folder holds no model that can be loaded.
@@ -209,7 +210,8 @@ def load_transformers(
     model.requires_grad_(False)
     model.eval()
     if quantization == "none":  # quantized weights were loaded onto the device
-        torch.nn.Module.to(model, device)  # transformers' own `to` is typed for no caller
+        # Through torch, because the types of transformers' own `to` fit no call.
+        torch.nn.Module.to(model, device)
     for module in model.modules():
         # With this flag the first pass in eval mode on a CPU with AVX512-BF16 would repack the
         # weights for inference for good, and every gradient after it would be lost in silence.
@@ -219,9 +221,9 @@ def load_transformers(
 
 
 def _model_class(path: Path) -> Any:
-    """The class of transformers that loads the model in `path`: the one for causal language models.
-    A family that has none there is loaded as a language model with other parts, such as one that
-    sees pictures; it reads text alone as well."""
+    """The class of transformers that loads the model in `path`: the one for causal language models,
+    if it knows the family. Otherwise the one for models that see pictures too, which also read text
+    alone."""
     # Imported late, as our own forward does without them.
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: PLC0415
     from transformers.models.auto.modeling_auto import (  # noqa: PLC0415

@@ -527,31 +527,34 @@ def trial(
 ) -> dict[str, Tensors]:
     """Call every function of a set on random numbers, which are the same for every set. Returns
     their results by the function's name."""
-    x, delta, dtotal, dy, weight, q_weight, k_weight, cos, sin, qkv, d, gate_up, dgated = (
-        _trial_inputs(sizes, rows, dtype, device)
-    )
+    inputs = _trial_inputs(sizes, rows, dtype, device)
     eps, heads, kv_heads = 1e-6, sizes.heads, sizes.kv
     results: dict[str, Tensors] = {}
     # Norms of the hidden stream.
+    x, weight = inputs.x, inputs.weight
     y, saved = functions.norm(x, weight, eps)
     results["norm"] = (y,)
-    results["norm_gradient"] = (functions.norm_gradient(saved, weight, dy),)
-    total, y, saved = functions.add_norm(x, delta, weight, eps)
+    results["norm_gradient"] = (functions.norm_gradient(saved, weight, inputs.dy),)
+    total, y, saved = functions.add_norm(x, inputs.delta, weight, eps)
     results["add_norm"] = (total, y)
-    results["add_norm_gradient"] = (functions.add_norm_gradient(saved, weight, dtotal, dy),)
+    gradient = functions.add_norm_gradient(saved, weight, inputs.dtotal, inputs.dy)
+    results["add_norm_gradient"] = (gradient,)
 
     # Queries and keys. `apply_rope` overwrites qkv; the copy is for `plain_apply_rope` below.
+    qkv, cos, sin = inputs.qkv, inputs.cos, inputs.sin
+    q_weight, k_weight = inputs.q_weight, inputs.k_weight
     qkv_copy = qkv.clone().view(rows, heads + 2 * kv_heads, -1)
     saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, eps)
     results["apply_rope"] = (qkv,)
-    dqkv = functions.apply_rope_gradient(saved, cos, sin, d, heads, kv_heads)
+    dqkv = functions.apply_rope_gradient(saved, cos, sin, inputs.d, heads, kv_heads)
     results["apply_rope_gradient"] = (dqkv,)
 
     # The gate.
+    gate_up = inputs.gate_up
     results["gate"] = (functions.gate(gate_up),)
     gated_again, saved = functions.gate_again(gate_up)
     results["gate_again"] = (gated_again,)
-    results["gate_gradient"] = (functions.gate_gradient(gate_up, saved, dgated),)
+    results["gate_gradient"] = (functions.gate_gradient(gate_up, saved, inputs.dgated),)
 
     # The functions without a gradient.
     both_eps = Eps(eps, torch.full((1,), eps, device=device))

@@ -75,9 +75,9 @@ class LoraLinear(torch.autograd.Function):
         bias: torch.Tensor | None,
         placement: LoraPlacement,
     ) -> torch.Tensor:
-        """The layer's outputs [N, out] for x [N, in], the adapter's share included. `dropped` is x
-        after adapter dropout, or x itself; the class describes the other arguments. Beside the
-        weights only the adapter's input is saved for the backward pass."""
+        """The layer's outputs [N, out] for x [N, in], the adapter's share included; the class
+        describes the arguments. Beside the weights only `dropped`, the adapter's input, is saved
+        for the backward pass."""
         ctx.placement = placement
         ctx.has_dropout = dropped is not x
         ctx.save_for_backward(dropped, a, b, weight)
@@ -107,7 +107,6 @@ class GatedLoraLinear(torch.autograd.Function):
     """LoraLinear of silu(gate) * up, without dropout. That product, the second widest input of a
     layer, is not saved: the backward pass computes it again.
 
-    gate_up: [N, 2 * in], gate first; the other arguments as in LoraLinear.
     """
 
     @staticmethod
@@ -121,9 +120,13 @@ class GatedLoraLinear(torch.autograd.Function):
         placement: LoraPlacement,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        """The layer's outputs [N, out] for silu(gate) * up, the adapter's share included. gate_up
-        [N, 2 * in] holds gate, then up; it is the only activation saved for the backward pass. The
-        other arguments are those of LoraLinear."""
+        """The layer's outputs [N, out] for silu(gate) * up, the adapter's share included.
+
+        Args:
+            gate_up: [N, 2 * in], gate, then up; the only activation saved for the backward pass.
+            a, b: [parts * r, in] and [adapted outputs, r], the adapter's factors.
+            weight: [out, in], and bias: [out] or None.
+        """
         x = functions.gate(gate_up)
         ctx.placement, ctx.functions = placement, functions
         ctx.save_for_backward(gate_up, a, b, weight)
@@ -154,8 +157,14 @@ def _adapted(
     bias: torch.Tensor | None,
     placement: LoraPlacement,
 ) -> torch.Tensor:
-    """x W^T + b [N, out]. Unless the weight contains the adapter already, scale * (dropped A_i^T)
-    B_i^T is added in the span of each adapted part i. Arguments as in LoraLinear."""
+    """x W^T + bias [N, out] for x [N, in]. Unless the weight contains the adapter already, scale *
+    (dropped A_i^T) B_i^T is added in the span of each adapted part i of the outputs.
+
+    Args:
+        dropped: x after adapter dropout, or x itself.
+        a, b: [parts * r, in] and [adapted outputs, r], the factors of all parts one below the
+            other.
+    """
     y = linear(x, weight, bias)
     if not placement.merged:
         low_rank = linear(dropped, a.to(x.dtype))

@@ -289,8 +289,9 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 
 
 def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixBucket:
-    """Make the bucket of the suffixes with the numbers from `first` to `end - 1`, of which at least
-    one has tokens. `offset` is where suffix `first` begins in the packed order."""
+    """Make the bucket of the suffixes with the numbers from `first` to `end - 1`, which attention
+    pads to one length. At least one of them has tokens. `offset` is where suffix `first` begins in
+    the packed order."""
     # A completion of one token has an empty suffix.
     nonempty = [i for i in range(first, end) if layout.suffixes[i]]
     suffixes = _padded_bucket([layout.suffixes[i] for i in nonempty], offset)

@@ -106,11 +106,12 @@ class SyncCheck:
         latest.append(mean)
         del latest[:-WINDOW]  # in place, since checkpoints save this list
         first_gap, latest_gap = statistics.median(first), statistics.median(latest)
+        allowed_gap = max(self.limits.floor, GROWTH * first_gap)  # above it the gap has grown
         if mean > self.limits.fail or math.isnan(mean):
             raise self._failure(step, mean, largest, first_gap)
         if mean > self.limits.warn:
             self._report_once("sampler_gap", step, mean, largest, "more than rounding explains")
-        elif len(latest) == WINDOW and latest_gap > max(self.limits.floor, GROWTH * first_gap):
+        elif len(latest) == WINDOW and latest_gap > allowed_gap:
             reason = (
                 f"and growing: {first_gap:.2g} in the first steps, {latest_gap:.2g} in the latest"
             )

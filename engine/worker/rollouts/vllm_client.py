@@ -118,6 +118,7 @@ class VllmClient:
                 chunk = json.loads(data)
                 if "error" in chunk:
                     raise VllmError(str(chunk["error"])[:300])
+                # A choice may bring no ids (None), such as the last one.
                 yield [
                     int(token) for choice in chunk["choices"] for token in choice["token_ids"] or ()
                 ]

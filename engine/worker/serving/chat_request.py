@@ -146,7 +146,8 @@ def checked_number(value: Any, name: str, low: float, high: float) -> float:
     """Return `value` if it is a number from `low` to `high`, both included. Raises Refused (400)
     otherwise, naming the field `name`."""
     # A bool counts as an int in Python; NaN fails the comparison.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
         raise Refused(400, f"{name} must be a number from {low:g} to {high:g}, got {value!r}.")
     return value
 

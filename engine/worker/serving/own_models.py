@@ -102,6 +102,7 @@ class OwnModels:
         network = self.base.network
         require_base(folder, self.base_weights)
         state = read_adapter(folder)
+        # Any seed: the initial weights are replaced at once.
         adapter = network.new_adapter(LoraSpec.from_folder(folder), seed=0)
         try:
             adapter.load(state)
