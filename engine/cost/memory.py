@@ -31,9 +31,9 @@ def memory(plan: Plan) -> PeakMemory:
     """
     settings = plan.settings
     longest_sequence = _longest_trained_sequence(plan)
-    micro_tokens = microbatch_tokens(plan)
-    if plan.packed:  # the rows of a step fill microbatches
-        tokens_at_once = min(_batch_tokens(plan), max(longest_sequence, micro_tokens))
+    if plan.packed:  # the rows of a step fill microbatches; a longer row goes alone
+        largest_microbatch = max(longest_sequence, microbatch_tokens(plan))
+        tokens_at_once = min(_batch_tokens(plan), largest_microbatch)
     else:  # each row is a forward pass of its own
         tokens_at_once = longest_sequence
     activations = _activation_bytes(plan, tokens_at_once, _usual_length(plan))
@@ -50,11 +50,12 @@ def memory(plan: Plan) -> PeakMemory:
         adapter += plan.loaded.adapter * 4  # the copy that samples
     model_bytes = weights + adapter + max(training_peak, sampling_peak)
     overhead = _overhead_bytes(plan, model_bytes)
+    logits_at_peak = logits if training_peak >= sampling_peak else sampled_logits
     return PeakMemory(
         weights=int(weights),
         adapter_and_optimizer=int(adapter),
         activations=int(activations),
-        logits=int(logits if training_peak >= sampling_peak else sampled_logits),
+        logits=int(logits_at_peak),
         kv_cache=int(kv_cache),
         overhead=int(overhead),
         total=int(model_bytes + overhead),

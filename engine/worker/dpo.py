@@ -68,6 +68,7 @@ def train(job: Job[DPOConfig]) -> Result:
     if not components.env.scored:  # only pairs can be measured
         eval_tasks = [task for task in eval_tasks if pair_of(task)]
     eval_tasks = heldout.ordered(eval_tasks, settings.eval_rows)
+    eval_pairs, _cut_pairs, _split_pairs = pairs_of(job, components, eval_tasks)
     limits = evaluation_limits(job, components)
     budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
     with (
@@ -78,7 +79,7 @@ def train(job: Job[DPOConfig]) -> Result:
             eval_tasks,
             context=components.context(process, limits) if process else None,
             limits=limits,
-            losses=PairLoss(pairs_of(job, components, eval_tasks)[0], settings.beta),
+            losses=PairLoss(eval_pairs, settings.beta),
             budget=budget,
         )
         for step in training.steps():

@@ -244,8 +244,8 @@ class HubNetwork:
     @torch.no_grad()
     def _plain_head(self) -> torch.nn.Linear | None:
         """The model's head, if the logits are nothing but the head's matrix applied to the hidden
-        states; otherwise None. The configuration may say so; else both are compared on a few ids.
-        """
+        states; otherwise None. Some configurations say that there is more to the logits; for all
+        others, both are compared on a few ids."""
         head = self.model.get_output_embeddings()
         if not isinstance(head, torch.nn.Linear) or head.bias is not None:
             return None
@@ -290,7 +290,7 @@ class HubNetwork:
             return self.model(torch.tensor([ids], device=self.device)).logits[0].float()
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        """A sampler on this model; the first one is held against the model's own forward.
+        """A sampler on this model; the first one is compared with the model's own forward.
 
         Raises:
             WorkerFailure: kind config, when sampling with a cache gives other log-probabilities

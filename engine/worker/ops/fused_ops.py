@@ -345,7 +345,7 @@ def of_liger(kernels: Liger) -> Pointwise:
         """The gradient of qkv from `d`, that of the rotated qkv. `saved` is what `apply_rope`
         returned."""
         by_head = d.reshape(d.shape[0], heads + 2 * kv_heads, -1)
-        weight = saved[-1] if saved else None
+        weight = saved[-1] if saved else None  # nothing was saved where heads have no norm
         gradient = kernels.apply_rope_gradient(
             saved[:-1], weight, cos, sin, by_head, heads, kv_heads
         )
