@@ -201,7 +201,7 @@ def _kept_floats_per_token(plan: Plan, length: float) -> float:
     keys = model.kv_heads * model.head_dim  # as many as values
     norms = 2 * 2 * model.hidden  # two norms: the normalised numbers, and those times the weight
     attention = 2 * queries + 2 * keys  # queries, keys, values and the attention's output
-    head_norms = queries + keys
+    head_norms = queries + keys  # normalised, where a model normalises them
     mlp = 2 * model.intermediate  # gate and up
     floats = norms + attention + head_norms + mlp
     if plan.device.kind == "cpu":

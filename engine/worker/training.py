@@ -311,7 +311,7 @@ class Training:
                 base_weights=self.base_weights,
             )
         checkpoint.prune(self.job.run, self.settings.keep_checkpoints, {best.step, self.done})
-        if self._last_saved_step != self.done:  # not saved before, as the best
+        if self._last_saved_step != self.done:  # a best step that is also due is saved twice
             self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
         self._last_saved_step = self.done
 

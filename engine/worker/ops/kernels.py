@@ -179,8 +179,9 @@ def _adapted(
 def _factor_gradients(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of LoraLinear, from the gradient `dy` [N, out] of its outputs. Returns (of a, of b,
-    of the low-rank activations x A^T [N, parts * r]). x [N, in] is the adapter's input."""
+    """The gradients of the adapter's factors a and b, and of its low-rank activations x A^T [N,
+    parts * r], from the gradient `dy` [N, out] of the layer's outputs. x [N, in] is the adapter's
+    input."""
     rank = b.shape[1]
     scale = placement.scale
     low_rank = linear(x, a.to(x.dtype))
@@ -410,8 +411,8 @@ class TokenLogprobs(torch.autograd.Function):
         chunk_rows: int,
         entropies: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the log-probability of each label, the entropy of the distribution that it is drawn
-        from), both [T] float32; entropies are zeros unless `entropies`.
+        """(the log-probability of each label, the entropy of its distribution), both [T] float32;
+        the entropies are zeros unless `entropies` is true.
 
         If `hidden` needs a gradient, `slopes` [T, hidden] is computed here and saved in place of
         the logits. Row t is the gradient of token t's log-probability with respect to its row of
