@@ -122,7 +122,7 @@ class Experience:
             for run in runs
             if run.memory > 0  # 0: the run did not measure it
         ]
-        return _correction_factor(actual_and_predicted, MEMORY_DOUBT)
+        return _correction_factor(actual_and_predicted, doubt=MEMORY_DOUBT)
 
     def log_time_ratios(self, algorithm: str) -> list[float]:
         """For each run of the algorithm: log(actual seconds / predicted and corrected seconds).

@@ -359,7 +359,8 @@ def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
         turn_tokens=max(8.0, usual_answer),
         longest_turn=max(16.0, 2 * usual_answer),
     )
-    return Battery(tasks=min(flops.KEEP_TASKS, max(1, len(rows))), answer=lengths)
+    task_count = max(1, len(rows))
+    return Battery(tasks=min(task_count, flops.KEEP_TASKS), answer=lengths)
 
 
 def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:

@@ -216,10 +216,10 @@ class SamplingPlan:
 
     def _reference_turn_tokens(self) -> float:
         """Mean tokens of a turn of the reference answers; without these half of max_tokens."""
-        answers = self.env.answers
-        if not answers:
+        answer_tokens = self.env.answers  # of each reference answer, all its turns together
+        if not answer_tokens:
             return self.limits.max_tokens / 2
-        return _mean(list(answers)) / max(1.0, self.turns("low"))
+        return _mean(list(answer_tokens)) / max(1.0, self.turns("low"))
 
     def turns(self, level: str) -> float:
         """Assistant turns of an episode; 1 in a single-turn environment.

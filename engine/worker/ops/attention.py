@@ -202,11 +202,11 @@ class VarlenPlan:
         """Plan the attention of a layout: prefixes first, then suffixes. The keys of a suffix are
         those of its prefix, then its own; an empty suffix is left out."""
         prefixes = list(layout.prefixes)
-        suffixes = [n for n in layout.suffixes if n]
+        suffixes = [length for length in layout.suffixes if length]
         if not suffixes:
-            return cls(None, query_lengths=prefixes, key_lengths=prefixes, device=device)
+            return cls(keys=None, query_lengths=prefixes, key_lengths=prefixes, device=device)
         prefix_starts = start_offsets(prefixes, offset=0)
-        offset = sum(prefixes)  # in the packed order, after all prefixes
+        offset = sum(prefixes)  # of the next suffix in the packed order
         keys = [torch.arange(offset)]  # of the prefixes: their own tokens
         key_lengths = list(prefixes)
         for n, owner in zip(layout.suffixes, layout.owners, strict=True):

@@ -143,7 +143,9 @@ def gate_gradient(gate_up: torch.Tensor, _: None, dy: torch.Tensor) -> torch.Ten
     wide_dy = dy.float()
     # The derivative of silu.
     slope = sigmoid * (1 + gate_half * (1 - sigmoid))
-    return torch.cat([wide_dy * up_half * slope, wide_dy * gate_half * sigmoid], -1).to(dy.dtype)
+    dgate = wide_dy * up_half * slope
+    dup = wide_dy * gate_half * sigmoid
+    return torch.cat([dgate, dup], -1).to(dy.dtype)
 
 
 def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:

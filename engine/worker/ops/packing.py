@@ -203,7 +203,7 @@ def _trained_tokens(
         suffix_starts: by row number, where its suffix begins; only for rows that have a suffix.
 
     Raises:
-        ValueError: as `pack`.
+        ValueError: when a row's first token is marked as trained.
     """
     source, labels, row_numbers = [], [], []
     for r, row in enumerate(rows):
