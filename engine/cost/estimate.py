@@ -175,13 +175,13 @@ def estimate(
         model,
         env,
         device,
-        seen=past_runs.seen(str(base_path or "")),
+        seen=past_runs.seen(str(base_path or "")),  # "": no run has that base
         batteries=batteries(home, base_path),
     )
     speed = _with_score_time(speed, env)
     phases = _corrected_phases(plan, speed, past_runs.factors(resolved.algorithm), download)
     totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
-    hours, basis, runs = _band(
+    hours, basis, runs = _hours_by_level(
         past_runs.log_time_ratios(resolved.algorithm), totals, speed.measured
     )
     price = home.user_config().gpu_hour_price
@@ -444,7 +444,7 @@ def check_budget(
     return []
 
 
-def _band(
+def _hours_by_level(
     log_ratios: Sequence[float], corrected: dict[str, float], measured: bool
 ) -> tuple[dict[str, float], str, int]:
     """Compute the low, likely and high hours of a run from its corrected hours.

@@ -56,7 +56,7 @@ def train(job: Job[DPOConfig]) -> Result:
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
-    train_tasks = paired(tasks_of(components, "train"))
+    train_tasks = tasks_with_pair(tasks_of(components, "train"))
     require(
         train_tasks,
         "training rows with a better and a worse answer",
@@ -113,7 +113,7 @@ def train(job: Job[DPOConfig]) -> Result:
         return training.finish()
 
 
-def paired(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
+def tasks_with_pair(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
     """The tasks with a pair. Of a dataset that is read row by row all tasks are returned: whether
     one has a pair shows when a step reads it."""
     if isinstance(tasks, IndexedRows):

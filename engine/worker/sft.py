@@ -48,7 +48,7 @@ def train(job: Job[SFTConfig]) -> Result:
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
-    train_tasks = answered(tasks_of(components, "train"))
+    train_tasks = tasks_with_answer(tasks_of(components, "train"))
     require(train_tasks, "training rows with an answer", "Give the tasks an answer to learn from.")
     rows = render(job, components, sample_rows(train_tasks, settings.max_examples, settings.seed))
     eval_tasks = heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows)
@@ -154,7 +154,7 @@ def _order_of_epoch(epoch: int, count: int, seed: int) -> "array[int]":
     return order
 
 
-def answered(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
+def tasks_with_answer(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
     """The tasks with an answer. In a dataset that is read row by row every task has one."""
     if isinstance(tasks, IndexedRows):
         return tasks

@@ -7,7 +7,7 @@ import torch
 from engine.core.hardware import detect
 from engine.worker.network.adapter import Factors
 from engine.worker.network.cache import Prompts
-from engine.worker.network.decoder import AdaptedLinear, Decoder, Layer, Weights, unturned
+from engine.worker.network.decoder import AdaptedLinear, Decoder, Layer, Weights, no_rotation
 from engine.worker.network.shape import Shape
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.compiled import Eps
@@ -127,12 +127,12 @@ class Forward:
         shape, functions, eps = self.shape, self.functions, self.eps
         cos, sin = (table.index_select(0, positions) for table in self.rope)
         # For layers that do not rotate; not needed where every layer does.
-        unturned_cos_sin = unturned(cos, sin) if self.has_unrotated_layers else (cos, sin)
+        no_angles = no_rotation(cos, sin) if self.has_unrotated_layers else (cos, sin)
         x = self.decoder.embed(ids)
         for number, (layer, (qkv, o, gate_up, down)) in enumerate(self.layers):
             y = functions.plain_norm(x, layer.norm_in, eps)
             heads = qkv(y).view(len(x), -1, shape.head_dim)
-            angles = (cos, sin) if layer.rotated else unturned_cos_sin
+            angles = (cos, sin) if layer.rotated else no_angles
             functions.plain_apply_rope(
                 heads, self.head_norms[number], shape.heads, shape.kv, *angles, eps
             )

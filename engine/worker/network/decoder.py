@@ -388,7 +388,7 @@ class _LayerStep:
         heads = qkv(y, self.dropout)  # [N, (heads + 2 kv_heads) * head_dim]
         cos, sin = self.cos, self.sin
         if not layer.rotated:
-            cos, sin = unturned(cos, sin)
+            cos, sin = no_rotation(cos, sin)
         layout = HeadLayout(shape.heads, shape.kv, eps)
         heads = HeadsRope.apply(heads, layer.q_norm, layer.k_norm, cos, sin, layout, functions)
         attended = self.attention(heads)
@@ -399,7 +399,7 @@ class _LayerStep:
         return x, mlp_output
 
 
-def unturned(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def no_rotation(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Tables like `cos` and `sin` that turn nothing."""
     return torch.ones_like(cos), torch.zeros_like(sin)
 

@@ -195,7 +195,7 @@ def functions() -> list[Callable[..., Any]]:
     return [_compile_at_first_call(function) for function in FUNCTIONS]
 
 
-def forgive() -> None:
+def tolerate_failures() -> None:
     """From now on a function that cannot be compiled runs as it is written, instead of raising."""
     settings: Any = import_module("torch._dynamo.config")
     settings.suppress_errors = True

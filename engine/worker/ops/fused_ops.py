@@ -417,7 +417,7 @@ def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 
             return Choice(TORCH, f"{steps} steps; compiling pays from {COMPILE_FROM_STEPS}")
         choice = attempt(of_compiler, sizes, dtype, device)
         if choice.functions is not TORCH:
-            compiled.forgive()
+            compiled.tolerate_failures()
         return choice
     if not requested and find_spec("liger_kernel") is None:
         return AS_WRITTEN
