@@ -77,7 +77,7 @@ class Experience:
     left_out: tuple[str, ...] = ()
 
     def of(self, algorithm: str) -> list[FinishedRun]:
-        """The finished runs of one algorithm."""
+        """The finished runs of this algorithm."""
         return [run for run in self.past if run.algorithm == algorithm]
 
     def seen(self, base: str) -> Seen:
@@ -122,7 +122,7 @@ class Experience:
             for run in runs
             if run.memory > 0  # 0: the run did not measure it
         ]
-        return _correction_factor(actual_and_predicted, MEMORY_DOUBT)
+        return _correction_factor(actual_and_predicted, doubt=MEMORY_DOUBT)
 
     def log_time_ratios(self, algorithm: str) -> list[float]:
         """For each run of the algorithm: log(actual seconds / predicted and corrected seconds).
@@ -161,8 +161,8 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
         for row in rows:
             features = row["features"]
             device = str(features.get("device") or "cpu")  # "cpu" or "cuda:0"
-            run_was_on_cpu = device.startswith("cpu")
-            if run_was_on_cpu != (kind == "cpu"):
+            kind_of_run = "cpu" if device.startswith("cpu") else "cuda"
+            if kind_of_run != kind:
                 continue
             run = home.run(str(features["run_id"]))
             total_seconds = 3600 * float(row["actual"])  # the database has hours

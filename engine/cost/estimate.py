@@ -175,13 +175,13 @@ def estimate(
         model,
         env,
         device,
-        seen=past_runs.seen(str(base_path or "")),
+        seen=past_runs.seen(str(base_path or "")),  # "": no run has that base
         batteries=batteries(home, base_path),
     )
     speed = _with_score_time(speed, env)
     phases = _corrected_phases(plan, speed, past_runs.factors(resolved.algorithm), download)
     totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
-    hours, basis, runs = _band(
+    hours, basis, runs = _hours_by_level(
         past_runs.log_time_ratios(resolved.algorithm), totals, speed.measured
     )
     price = home.user_config().gpu_hour_price
@@ -190,7 +190,7 @@ def estimate(
     available = plan.device.memory_total
     disk_bytes = footprint.disk(plan) + download
     memory_fit = lowering.fit_of(memory.total, available)
-    # Lower a setting for the memory if that is short or tight, else (None) for the time.
+    # Suggest a setting to lower: for memory if that is too small or tight, else (None) for time.
     bytes_to_save = None if memory_fit == "fits" else memory.total
     figures = Estimate(
         steps=resolved.settings.steps,
@@ -312,17 +312,18 @@ def _sampling_seconds(
         answers: number of answers to all tasks together.
     """
     work = flops.rollouts(plan, rows, answers, plan.episode("high"))
-    works = {"training": flops.Work(), "evaluation": work, "saving": flops.Work()}
+    no_work = flops.Work()
+    works = {"training": no_work, "evaluation": work, "saving": no_work}
     model = plan.loaded.model
     phases = speed.phases(works, model.layers, model.weight_bytes, is_first_run=not plan.seen.runs)
     return sum(seconds * max(1.0, factors.get(phase, 1.0)) for phase, seconds in phases.items())
 
 
 def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
-    """The batteries that a run on this base model is asked: sets of questions by which it is
-    measured what the model forgets. Each has its number of tasks and their lengths in tokens.
+    """The batteries that a run on this base model is asked. A battery is a set of questions that
+    shows what the model forgets.
 
-    The worker chooses them in the same way:
+    The worker chooses the same ones:
     - for pebble our own questions, which are also assumed if `base_path` is None (unknown);
     - for any other base model the questions in English;
     - the user's environment "keep", if there is one. Its lengths need a tokenizer, so it is left
@@ -345,23 +346,21 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
 
 
 def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
-    """The questions of the user's environment "keep", from the lengths of its rows.
-
-    A model's answers are assumed to be 1.5 times as long as the reference answers, the longest 3
-    times. If no rows were counted, a prompt counts as 32 tokens and a reference answer as 16.
-    """
+    """The questions of the user's environment "keep", from the lengths of its rows."""
     if rows:
         mean_prompt = statistics.fmean([row.prompt for row in rows])
-        mean_answer = statistics.fmean([row.total - row.prompt for row in rows])
-    else:
-        mean_prompt, mean_answer = 32.0, 16.0
-    usual_answer = 1.5 * mean_answer
+        mean_reference = statistics.fmean([row.total - row.prompt for row in rows])
+    else:  # no rows were counted
+        mean_prompt, mean_reference = 32.0, 16.0
+    # A model writes more than the reference answer.
+    usual_answer = 1.5 * mean_reference
     lengths = Lengths(
         prompt=mean_prompt,
         turn_tokens=max(8.0, usual_answer),
         longest_turn=max(16.0, 2 * usual_answer),
     )
-    return Battery(tasks=min(flops.KEEP_TASKS, max(1, len(rows))), answer=lengths)
+    task_count = max(1, len(rows))
+    return Battery(tasks=min(task_count, flops.KEEP_TASKS), answer=lengths)
 
 
 def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
@@ -371,7 +370,8 @@ def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
     """
     question = [{"role": "user", "content": flops.LANGUAGE_QUESTION}]
     prompt = len(tokenizer.format().prompt(question))
-    return Battery(flops.LANGUAGE_TASKS, Lengths(prompt, turn_tokens=12, longest_turn=24))
+    lengths = Lengths(prompt=prompt, turn_tokens=12, longest_turn=24)
+    return Battery(tasks=flops.LANGUAGE_TASKS, answer=lengths)
 
 
 def summary(figures: Estimate) -> str:
@@ -385,7 +385,7 @@ def summary(figures: Estimate) -> str:
     sentence += f" on {figures.device}, {size(memory)} of {size(figures.memory_available)}"
     if figures.gpu_hour_price:
         sentence += f", {figures.money.likely:.2f} at {figures.gpu_hour_price:g} an hour"
-    return sentence + (". It does not fit." if not figures.fits else ".")
+    return sentence + ("." if figures.fits else ". It does not fit.")
 
 
 def shown(figures: Estimate) -> Reply:
@@ -444,7 +444,7 @@ def check_budget(
     return []
 
 
-def _band(
+def _hours_by_level(
     log_ratios: Sequence[float], corrected: dict[str, float], measured: bool
 ) -> tuple[dict[str, float], str, int]:
     """Compute the low, likely and high hours of a run from its corrected hours.
@@ -509,16 +509,15 @@ def _token_counts(plan: Plan) -> TokenCounts:
 
     The evaluations sample tokens too.
     """
-    rows = plan.rows * plan.settings.steps  # of the whole run
+    episode = plan.episode("likely")
     if isinstance(plan.settings, RowSettings):
         trained = plan.settings.steps * plan.step_tokens
         sampled = 0.0
     else:
-        episode = plan.episode("likely")
-        trained = rows * episode.total
-        sampled = rows * episode.turn_tokens * episode.turns
+        episodes = plan.rows * plan.settings.steps  # of the whole run
+        trained = episodes * episode.total
+        sampled = episodes * episode.turn_tokens * episode.turns
     if plan.env.scored:
-        episode = plan.episode("likely")
         sampled += plan.evaluated_rows * episode.turn_tokens * episode.turns
     return TokenCounts(trained=int(trained), generated=int(sampled))
 

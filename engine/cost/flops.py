@@ -153,8 +153,8 @@ class LoadedModel:
         into 4 bits, but not those of experts."""
         if self.quantization == "none":
             return self.model.params * self.width
-        dense = self.model.dense_params
-        return dense * _NF4_WIDTH + (self.model.params - dense) * self.width
+        quantized = self.model.dense_params
+        return quantized * _NF4_WIDTH + (self.model.params - quantized) * self.width
 
     @property
     def adapter(self) -> int:
@@ -182,8 +182,8 @@ class SamplingPlan:
     def episode(self, level: str) -> Lengths:
         """The lengths of a typical episode.
 
-        An untrained policy often does not stop by itself. So at the level high every turn has
-        max_tokens, and the longest turn of a batch has max_tokens at the level likely too.
+        An untrained policy often does not stop by itself. So at the level "high" every turn has
+        max_tokens; at "likely" the longest turn of a batch has.
 
         Args:
             level: "low" if turns are short, "likely" if they are as expected, "high" if they are
@@ -192,7 +192,8 @@ class SamplingPlan:
         limit = self.limits.max_tokens
         turns = self.turns(level)
         if level == "likely" and self.seen.turns is not None:
-            turns = max(1.0, min(turns, self.seen.turns))
+            measured_turns = min(turns, self.seen.turns)
+            turns = max(1.0, measured_turns)
         reference_tokens = self._reference_turn_tokens()
         longest_turn = float(limit)
         if level == "low":
@@ -205,9 +206,9 @@ class SamplingPlan:
             turn_tokens = self.seen.answer_length_share * limit / turns
         else:
             turn_tokens = 1.5 * reference_tokens
-        mean_prompt = _mean([row.prompt for row in self.env.lengths])  # 0: none was counted
+        mean_prompt = _mean([row.prompt for row in self.env.lengths])
         return Lengths(
-            prompt=mean_prompt or self.unknown_prompt,
+            prompt=mean_prompt or self.unknown_prompt,  # 0: no prompt was counted
             turn_tokens=min(turn_tokens, limit),
             longest_turn=min(longest_turn, limit),
             turns=turns,
@@ -215,10 +216,10 @@ class SamplingPlan:
 
     def _reference_turn_tokens(self) -> float:
         """Mean tokens of a turn of the reference answers; without these half of max_tokens."""
-        answers = self.env.answers
-        if not answers:
+        answer_tokens = self.env.answers  # of each reference answer, all its turns together
+        if not answer_tokens:
             return self.limits.max_tokens / 2
-        return _mean(list(answers)) / max(1.0, self.turns("low"))
+        return _mean(list(answer_tokens)) / max(1.0, self.turns("low"))
 
     def turns(self, level: str) -> float:
         """Assistant turns of an episode; 1 in a single-turn environment.
@@ -230,8 +231,9 @@ class SamplingPlan:
         if not self.env.multi_turn:
             return 1.0
         limit = self.limits.max_turns
-        mean_of_answers = _mean([row.answer_turns for row in self.env.lengths if row.answer_turns])
-        low_turns = min(limit, mean_of_answers) if mean_of_answers else limit / 2
+        # 0: there are no reference answers.
+        reference_turns = _mean([row.answer_turns for row in self.env.lengths if row.answer_turns])
+        low_turns = min(limit, reference_turns) if reference_turns else limit / 2
         if level == "low":
             return low_turns
         if level == "likely":
@@ -287,11 +289,12 @@ class Plan:
 
     @property
     def step_tokens(self) -> float:
-        """Tokens that run through the layers in a step of SFT or DPO; the prompt of a pair runs
-        once for both answers."""
+        """Tokens that run through the layers in a step of SFT or DPO."""
         row = self.trained_row()
-        shared = self.rows / 2 * row.prompt if isinstance(self.settings, DPOSettings) else 0.0
-        return self.rows * max(row.total, 1.0) - shared
+        tokens = self.rows * max(row.total, 1.0)
+        if isinstance(self.settings, DPOSettings):
+            tokens -= self.rows / 2 * row.prompt  # it runs once for both answers of a pair
+        return tokens
 
     @property
     def packed(self) -> bool:
@@ -300,17 +303,14 @@ class Plan:
 
     @property
     def evaluations(self) -> int:
-        """Number of evaluations after the one at step 0 and before the final report."""
+        """Number of evaluations, without the one at step 0 and the one for the final report."""
         return math.ceil(self.settings.steps / self.settings.eval_every)
 
     @property
     def evaluated_rows(self) -> float:
-        """Number of held-out answers in all evaluations together.
-
-        All rows are answered at step 0, one half in each later evaluation, the other half at the
-        end.
-        """
+        """Number of held-out answers in all evaluations together."""
         rows = self.settings.eval_rows
+        # All rows at step 0, one half in each later evaluation, the other half at the end.
         return rows + rows * self.evaluations / 2 + rows / 2
 
     @property
@@ -328,9 +328,10 @@ class Plan:
         """The limits of an answer: those in the settings, or for rows those of evaluations."""
         settings = self.settings
         if isinstance(settings, RowSettings):
-            thinks = isinstance(settings, SFTSettings) and settings.thinking == "require"
-            length = settings.max_length
-            return exam_limits(self.env, self.model.max_positions, length, thinking=thinks)
+            must_think = isinstance(settings, SFTSettings) and settings.thinking == "require"
+            return exam_limits(
+                self.env, self.model.max_positions, settings.max_length, thinking=must_think
+            )
         return SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
 
     def episode(self, level: str) -> Lengths:
@@ -349,30 +350,36 @@ class Plan:
         each of the three is half of max_length.
         """
         settings = self.settings
-        loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
         limit = settings.max_length
         if isinstance(settings, DPOSettings):
-            pairs = [
-                (row.prompt, total) for row in self.env.lengths if row.pair for total in row.pair
-            ]
-            totals = [total for _, total in pairs]
-            supervised = [max(0, total - prompt) for prompt, total in pairs]
+            totals, supervised = self._pair_lengths()
         else:
+            loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
             rows = [row for row in self.env.lengths if row.turns]
             totals = [row.total for row in rows]
             supervised = [row.supervised(loss_on, limit) for row in rows]
         if not totals:
             return Lengths(prompt=limit / 2, turn_tokens=limit / 2, longest_turn=limit / 2)
-        row_lengths = [min(total, limit) for total in totals]
-        mean_length = _mean(row_lengths)
+        cut_lengths = [min(total, limit) for total in totals]
+        mean_length = _mean(cut_lengths)
         mean_supervised = _mean(supervised)
-        if isinstance(settings, DPOSettings):  # its rows were not cut above
+        if isinstance(settings, DPOSettings):  # counted without a limit
             mean_supervised = min(mean_supervised, mean_length)
         return Lengths(
-            prompt=mean_length - min(mean_supervised, mean_length),
+            prompt=max(0.0, mean_length - mean_supervised),
             turn_tokens=mean_supervised,
-            longest_turn=max(row_lengths),
+            longest_turn=max(cut_lengths),
         )
+
+    def _pair_lengths(self) -> tuple[list[int], list[int]]:
+        """Of both answers of all pairs: (their tokens with the prompt, those without it)."""
+        totals: list[int] = []
+        answer_lengths: list[int] = []
+        for row in self.env.lengths:
+            for total in row.pair or ():
+                totals.append(total)
+                answer_lengths.append(max(0, total - row.prompt))
+        return totals, answer_lengths
 
 
 def rollouts(
@@ -399,10 +406,13 @@ def rollouts(
     steps = batch_count * episode.longest_turn * episode.turns
     cache_bytes_per_token = model.cached_numbers * loaded.width
     decode_operations = tokens_written * (operations_per_token + attention_per_token)
+    read_operations = 2 * model.linear_params * tokens_read
+    # A step reads all weights once, and for every row the cache of its tokens so far.
+    cache_bytes = tokens_written * context * cache_bytes_per_token
     return Work(
-        sample_operations=decode_operations + 2 * model.linear_params * tokens_read,
+        sample_operations=decode_operations + read_operations,
         decode_steps=steps,
-        moved_bytes=steps * loaded.weights + tokens_written * context * cache_bytes_per_token,
+        moved_bytes=steps * loaded.weights + cache_bytes,
         scores=rows,
     )
 
@@ -425,8 +435,9 @@ def update_work(plan: Plan, rows: float, tokens: float, length: float, supervise
     )
     if plan.settings.gradient_checkpointing:  # activations are computed a second time
         operations += forward_operations(plan, tokens / max(1.0, length), length)
-    microbatches = max(1.0, tokens / microbatch_tokens(plan))
-    if not plan.packed:  # each row is a forward pass of its own
+    if plan.packed:
+        microbatches = max(1.0, tokens / microbatch_tokens(plan))
+    else:  # each row is a forward pass of its own
         microbatches = rows
     return Work(train_operations=operations, microbatches=microbatches)
 
@@ -443,19 +454,21 @@ def update_operations(
             row's length.
         scored: tokens whose log-probability is computed.
     """
-    # Attention takes 4 operations forward and 8 backward. A frozen parameter takes 2 and 2, one of
-    # the adapter 2 and 4, because it also gets a gradient.
-    attention = 12 * model.attention_width * pairs
+    attention = 12 * model.attention_width * pairs  # 4 forward, 8 backward
+    # A frozen parameter takes 2 forward and 2 backward, one of the adapter 2 and 4, because it also
+    # gets a gradient.
     layers = tokens * (4 * model.linear_params + 6 * adapter)
-    return layers + attention + 4 * model.head_params * scored
+    output_layer = 4 * model.head_params * scored
+    return layers + attention + output_layer
 
 
 def forward_operations(plan: Plan, rows: float, tokens: float) -> float:
     """Operations of a forward pass without output layer: `rows` rows of `tokens` tokens each."""
     model = plan.model
+    parameters = 2 * model.linear_params + 2 * plan.loaded.adapter
     # 4 operations for each token before it, which are half of the row on average.
     attention = 2 * model.attention_width * tokens
-    return rows * tokens * (2 * model.linear_params + 2 * plan.loaded.adapter + attention)
+    return rows * tokens * (parameters + attention)  # per token, times all tokens
 
 
 def microbatch_tokens(plan: Plan) -> float:
@@ -494,13 +507,15 @@ def tokens_at_once(
         memory: bytes of the device.
     """
     # Numbers that the backward pass needs of a token: in each layer, or with checkpointing in about
-    # two of them. To these come three float32 numbers per entry of the vocabulary: the logits,
-    # their log-softmax and its gradient.
+    # two of them, and outside the layers.
     floats_per_layer = 18 * hidden + 5 * intermediate
     kept_layers = 2 if checkpointing else layers
-    bytes_per_token = 4 * (kept_layers * floats_per_layer + 4 * hidden) + 12 * vocab
+    activation_bytes = 4 * (kept_layers * floats_per_layer + 4 * hidden)
+    # Three float32 numbers per entry of the vocabulary: logits, log-softmax and gradient.
+    bytes_per_token = activation_bytes + 12 * vocab
     fitting_tokens = MICRO_SHARE * memory / bytes_per_token
-    return max(MICRO_FLOOR, min(MICRO_CEILING[kind], fitting_tokens))
+    at_most = min(MICRO_CEILING[kind], fitting_tokens)
+    return max(MICRO_FLOOR, at_most)
 
 
 def _mean(values: Sequence[float]) -> float:

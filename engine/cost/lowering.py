@@ -151,16 +151,14 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
 def _needed_lengths(plan: Plan) -> dict[str, int]:
     """The values of max_length and max_tokens that 19 in 20 rows need, by setting.
 
-    With lower values more of the rows would be cut or left out. SFT has no max_tokens.
+    With lower values more of the rows would be cut or left out. SFT and DPO have no max_tokens.
     """
     rows = plan.env.lengths
     settings = plan.settings
+    if isinstance(settings, DPOSettings):
+        return {"max_length": _length_of_most([max(row.pair) for row in rows if row.pair])}
     if isinstance(settings, RowSettings):
-        if isinstance(settings, DPOSettings):
-            lengths = [max(row.pair) for row in rows if row.pair]
-        else:
-            lengths = [row.total for row in rows if row.turns]
-        return {"max_length": _length_of_most(lengths)}
+        return {"max_length": _length_of_most([row.total for row in rows if row.turns])}
     prompt = _length_of_most([row.prompt for row in rows])
     return {
         "max_length": max(1, prompt) + settings.max_tokens,
@@ -170,4 +168,7 @@ def _needed_lengths(plan: Plan) -> dict[str, int]:
 
 def _length_of_most(lengths: list[int]) -> int:
     """The smallest of the lengths that 19 in 20 of them do not exceed; 0 if there are none."""
-    return sorted(lengths)[math.ceil(_ROWS_TO_KEEP * len(lengths)) - 1] if lengths else 0
+    if not lengths:
+        return 0
+    kept_count = math.ceil(_ROWS_TO_KEEP * len(lengths))
+    return sorted(lengths)[kept_count - 1]

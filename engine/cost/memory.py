@@ -31,15 +31,13 @@ def memory(plan: Plan) -> PeakMemory:
     """
     settings = plan.settings
     longest_sequence = _longest_trained_sequence(plan)
-    micro_tokens = microbatch_tokens(plan)
-    if plan.packed:  # the rows of a step fill microbatches
-        tokens_at_once = min(_batch_tokens(plan), max(longest_sequence, micro_tokens))
+    if plan.packed:  # the rows of a step fill microbatches; a longer row goes alone
+        largest_microbatch = max(longest_sequence, microbatch_tokens(plan))
+        tokens_at_once = min(_batch_tokens(plan), largest_microbatch)
     else:  # each row is a forward pass of its own
         tokens_at_once = longest_sequence
     activations = _activation_bytes(plan, tokens_at_once, _usual_length(plan))
-    # A chunk of logits, its log-softmax and its gradient in float32.
-    chunk_bytes = max(_LEAST_LOGIT_ROWS * 4 * plan.model.vocab, HEAD_BYTES[plan.device.kind])
-    logits = 3 * min(chunk_bytes, tokens_at_once * 4 * plan.model.vocab)
+    logits = _trained_logit_bytes(plan, tokens_at_once)
     kv_cache, sampled_logits = _sampling_bytes(plan, _longest_sampled_sequence(plan))
     copy_bytes = _weight_copy_bytes(plan)
     training_peak = activations + logits
@@ -52,15 +50,24 @@ def memory(plan: Plan) -> PeakMemory:
         adapter += plan.loaded.adapter * 4  # the copy that samples
     model_bytes = weights + adapter + max(training_peak, sampling_peak)
     overhead = _overhead_bytes(plan, model_bytes)
+    logits_at_peak = logits if training_peak >= sampling_peak else sampled_logits
     return PeakMemory(
         weights=int(weights),
         adapter_and_optimizer=int(adapter),
         activations=int(activations),
-        logits=int(logits if training_peak >= sampling_peak else sampled_logits),
+        logits=int(logits_at_peak),
         kv_cache=int(kv_cache),
         overhead=int(overhead),
         total=int(model_bytes + overhead),
     )
+
+
+def _trained_logit_bytes(plan: Plan, tokens: float) -> float:
+    """Bytes of the logits in a microbatch of `tokens` tokens, which are computed in chunks."""
+    token_bytes = 4 * plan.model.vocab  # float32
+    chunk_bytes = max(_LEAST_LOGIT_ROWS * token_bytes, HEAD_BYTES[plan.device.kind])
+    # The logits, their log-softmax and its gradient.
+    return 3 * min(chunk_bytes, tokens * token_bytes)
 
 
 def _weight_copy_bytes(plan: Plan) -> float:
@@ -69,10 +76,11 @@ def _weight_copy_bytes(plan: Plan) -> float:
     On a CPU with enough memory our own forward keeps a copy with the adapter merged in for
     training, and makes another one in its own layout for sampling.
     """
-    if not plan.model.own_forward:
+    if not plan.model.own_forward or plan.device.kind != "cpu":
         return 0.0
+    # The worker makes copies under the same condition (decoder.py).
     has_room = 4 * plan.loaded.weights < plan.device.memory_total
-    if plan.device.kind != "cpu" or not has_room:
+    if not has_room:
         return 0.0
     return plan.model.linear_params * plan.loaded.width
 
@@ -86,8 +94,8 @@ def _batch_tokens(plan: Plan) -> float:
     if isinstance(settings, RowSettings):
         return plan.step_tokens
     episode = plan.episode(_episode_level(plan))
-    prompts = settings.prompts_per_step
-    return prompts * episode.prompt + plan.rows * (episode.total - episode.prompt)
+    prompt_tokens = settings.prompts_per_step * episode.prompt
+    return prompt_tokens + plan.rows * (episode.total - episode.prompt)
 
 
 def _usual_length(plan: Plan) -> float:
@@ -115,15 +123,15 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
         longest: tokens of the longest completion with its prompt.
     """
     model = plan.model
-    at_once = plan.settings.eval_rows
-    if not at_once:
+    completions = plan.settings.eval_rows
+    if not completions:
         return 0.0, 0.0
     if isinstance(plan.settings, RowSettings) and not plan.env.scored:
-        # Only the questions about kept skills are answered by sampling.
-        at_once = max((battery.tasks for battery in plan.batteries), default=0)
+        # Only the questions of the batteries (see `Plan.batteries`) are answered by sampling.
+        completions = max((battery.tasks for battery in plan.batteries), default=0)
     if isinstance(plan.settings, GRPOSettings):  # it samples rollouts too
-        at_once = max(at_once, plan.rows)
-    at_once = min(at_once, CONCURRENT[plan.device.kind])
+        completions = max(completions, plan.rows)
+    at_once = min(completions, CONCURRENT[plan.device.kind])
     # Bytes of the keys and values of one token.
     cache_per_token = model.cached_numbers * plan.loaded.width
     # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
@@ -140,7 +148,8 @@ def _longest_trained_sequence(plan: Plan) -> float:
     limit = plan.settings.max_length
     if isinstance(plan.settings, DPOSettings):  # both answers of a pair go together
         pairs = [row.pair for row in plan.env.lengths if row.pair]
-        return max((min(a, limit) + min(b, limit) for a, b in pairs), default=2 * limit)
+        pair_lengths = [min(better, limit) + min(worse, limit) for better, worse in pairs]
+        return max(pair_lengths, default=2 * limit)
     longest_row = plan.env.longest_total or limit  # 0: no rows were counted
     return min(limit, longest_row)
 
@@ -182,34 +191,38 @@ def _overhead_bytes(plan: Plan, model_bytes: float) -> float:
 def _kept_floats_per_token(plan: Plan, length: float) -> float:
     """How many numbers a layer keeps of each token for the backward pass.
 
-    In our own forward pass (engine/worker/ops/kernels.py) these are norms, queries, keys and
-    values, the inputs of the projections, and on a CPU the attention of short rows.
+    They are those of our own forward pass (engine/worker/ops/kernels.py).
 
     Args:
         length: tokens of a typical row.
     """
     model = plan.model
     queries = model.heads * model.head_dim
-    keys = model.kv_heads * model.head_dim
-    floats = 4 * model.hidden + 2 * (queries + keys) + queries + keys + 2 * model.intermediate
+    keys = model.kv_heads * model.head_dim  # as many as values
+    norms = 2 * 2 * model.hidden  # two norms: the normalised numbers, and those times the weight
+    attention = 2 * queries + 2 * keys  # queries, keys, values and the attention's output
+    head_norms = queries + keys  # normalised, where a model normalises them
+    mlp = 2 * model.intermediate  # gate and up
+    floats = norms + attention + head_norms + mlp
     if plan.device.kind == "cpu":
+        # Short rows keep the weights of attention: a token sees half of its row on average.
         floats += model.heads * min(length, ATTENTION_KEPT) / 2
     return floats
 
 
 def _activation_bytes(plan: Plan, tokens: float, length: float) -> float:
-    """Peak bytes of activations for a microbatch of `tokens` tokens, in rows of `length` tokens.
-
-    With gradient checkpointing little of each layer is kept, and all of the one that is recomputed.
-    """
+    """Peak bytes of activations for a microbatch of `tokens` tokens, in rows of `length` tokens."""
     model = plan.model
     layer_floats = _kept_floats_per_token(plan, length)
     gradient_floats = 6 * (model.hidden + model.intermediate)  # one layer's own gradients
     if plan.settings.gradient_checkpointing:
+        # The two inputs of each layer, and all of the one layer that is recomputed.
         kept_floats = model.layers * 2 * model.hidden + layer_floats
     else:
         kept_floats = model.layers * layer_floats
-    return plan.loaded.width * tokens * (kept_floats + gradient_floats) + 8 * tokens * model.hidden
+    layer_bytes = plan.loaded.width * tokens * (kept_floats + gradient_floats)
+    # Outside the layers: two float32 vectors per token, as for the output layer and its gradient.
+    return layer_bytes + 8 * tokens * model.hidden
 
 
 def disk(plan: Plan) -> int:
@@ -217,11 +230,10 @@ def disk(plan: Plan) -> int:
     checkpoint_bytes = plan.loaded.adapter * _CHECKPOINT_BYTES + _CHECKPOINT_FILES
     # Two more than are kept: the best one, and one that is being written.
     checkpoints = min(plan.settings.keep_checkpoints, plan.evaluations) + 2
-    episode = plan.episode("high")
-    line_bytes = _LINE_BYTES + _TOKEN_BYTES * episode.total
+    # Each answer of an evaluation and each rollout is stored as a line.
+    line_bytes = _LINE_BYTES + _TOKEN_BYTES * plan.episode("high").total
     lines = plan.evaluated_rows
     if isinstance(plan.settings, GRPOSettings):
         lines += plan.rows * plan.settings.steps
-    return int(
-        checkpoints * checkpoint_bytes + lines * line_bytes + plan.settings.steps * _STEP_BYTES
-    )
+    metrics_bytes = plan.settings.steps * _STEP_BYTES
+    return int(checkpoints * checkpoint_bytes + lines * line_bytes + metrics_bytes)

@@ -55,9 +55,11 @@ def _row_step_work(plan: Plan) -> Work:
         supervised=row.turn_tokens,
     )
     if isinstance(plan.settings, DPOSettings):
-        head = 2 * plan.model.head_params * row.turn_tokens * plan.rows
-        read_rows = plan.step_tokens / max(1.0, row.total)
-        step += Work(train_operations=forward_operations(plan, read_rows, row.total) + head)
+        output_layer = 2 * plan.model.head_params * row.turn_tokens * plan.rows
+        # Less than plan.rows, because a prompt is read once for both answers.
+        rows_read = plan.step_tokens / max(1.0, row.total)
+        layers = forward_operations(plan, rows_read, row.total)
+        step += Work(train_operations=layers + output_layer)
     return step
 
 
@@ -76,7 +78,8 @@ def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     uniform_share = (1 - effective_share) ** (1 + settings.resample_uniform)
     trained_rows = plan.rows * (1 - uniform_share)
     # The prompt of a group goes through the model once, not once for each of its rows.
-    saved_tokens = trained_rows * (1 - 1 / settings.group_size) * episode.prompt
+    rows_without_prompt = trained_rows * (1 - 1 / settings.group_size)
+    saved_tokens = rows_without_prompt * episode.prompt
     update = update_work(
         plan,
         trained_rows,
@@ -96,11 +99,11 @@ def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
 
 
 def evaluation_work(plan: Plan, level: str) -> Work:
-    """The work of all evaluations of the run, with the questions about kept skills.
+    """The work of all evaluations of the run, and of the batteries (see `Plan.batteries`).
 
     Held-out rows are evaluated at step 0, every eval_every steps and at the end. SFT also computes
     the loss of the reference answers, DPO that of the held-out pairs.
-    There is no work if eval_rows is 0.
+    If eval_rows is 0, nothing is evaluated.
     """
     rows = plan.evaluated_rows
     if not rows:
@@ -108,8 +111,9 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     work = Work()
     if isinstance(plan.settings, RowSettings):
         row = plan.trained_row()
+        layers = forward_operations(plan, rows, row.total)
         output_layer = 2 * plan.model.head_params * row.turn_tokens * rows
-        work += Work(train_operations=forward_operations(plan, rows, row.total) + output_layer)
+        work += Work(train_operations=layers + output_layer)
     if plan.env.scored:
         # One batch for each half: two at step 0, one at each evaluation, one at the end.
         episode = plan.episode(level)

@@ -87,9 +87,9 @@ class Speed:
         """
         sampling_s = work.sample_operations / self.sample_flops_per_s
         moving_s = work.moved_bytes / self.moved_bytes_per_s
+        training_s = work.train_operations / self.train_flops_per_s
         return {
-            "training": work.train_operations / self.train_flops_per_s
-            + work.microbatches * layers * self.layer_update_s,
+            "training": training_s + work.microbatches * layers * self.layer_update_s,
             "rollouts": sampling_s + moving_s + work.decode_steps * layers * self.layer_decode_s,
             "rewards": work.scores * self.score_s,
             "checkpoints": work.saves * self.save_s,
@@ -180,8 +180,8 @@ def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
     if not isinstance(stored, dict) or stored.get("device") != device.kind:
         return by_table
     rates = _speed_fields({name: value for name, value in stored.items() if _is_rate(value)})
-    needed = {"train_flops_per_s", "sample_flops_per_s", "layer_decode_s", "layer_update_s"}
-    if not needed <= rates.keys():  # by a probe of an earlier version: it is measured again
+    most_important = {"train_flops_per_s", "sample_flops_per_s", "layer_decode_s", "layer_update_s"}
+    if not most_important <= rates.keys():  # by a probe of an earlier version: it is measured again
         return by_table
     return replace(by_table, **rates, measured=True)
 
@@ -210,8 +210,8 @@ def _speed_fields(probe: dict[str, float]) -> dict[str, float]:
 
 def _is_rate(value: Any) -> bool:
     """Whether `value` is a positive finite number; true and false do not count as numbers."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value > 0
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value > 0
 
 
 def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:

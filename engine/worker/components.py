@@ -161,15 +161,19 @@ def make_sampler(base: Base, renderer: Renderer) -> Sampler:
 
 
 def sampler_needs(base: Base, renderer: Renderer) -> SamplerNeeds:
-    return SamplerNeeds(base.pad_id, base.stop_ids, renderer.completion_text, sampler_rows(base))
+    """What every sampler on this base has to know."""
+    return SamplerNeeds(
+        pad_id=base.pad_id,
+        stop_ids=base.stop_ids,
+        decode=renderer.completion_text,
+        max_rows=sampler_rows(base),
+    )
 
 
 def sampler_rows(base: Base) -> int:
-    """How many completions to sample at once: at most GPU_ROWS or CPU_ROWS, at least FEWEST_ROWS.
-
-    In between, as many as fit their keys and values into the share CACHE_SHARE of the device's
-    memory, if each takes COMMON_LENGTH tokens (or the model's context, if that is shorter).
-    """
+    """How many completions to sample at once: as many as have room for their keys and values in the
+    share CACHE_SHARE of the device's memory, if each has COMMON_LENGTH tokens (or the model's
+    context, if that is shorter). At most GPU_ROWS or CPU_ROWS, at least FEWEST_ROWS."""
     shape = base.network.shape
     device = base.network.device
     # Of one token: a key and a value in every layer.
@@ -177,7 +181,8 @@ def sampler_rows(base: Base) -> int:
     completion_bytes = token_bytes * min(shape.context, COMMON_LENGTH)
     rows_in_memory = CACHE_SHARE * memory_bytes(device) / completion_bytes
     most_rows = GPU_ROWS if device.type == "cuda" else CPU_ROWS
-    return int(max(FEWEST_ROWS, min(most_rows, rows_in_memory)))
+    rows = min(most_rows, rows_in_memory)
+    return int(max(FEWEST_ROWS, rows))
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def train(job: Job[DPOConfig]) -> Result:
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
-    train_tasks = paired(tasks_of(components, "train"))
+    train_tasks = tasks_with_pair(tasks_of(components, "train"))
     require(
         train_tasks,
         "training rows with a better and a worse answer",
@@ -68,6 +68,7 @@ def train(job: Job[DPOConfig]) -> Result:
     if not components.env.scored:  # only pairs can be measured
         eval_tasks = [task for task in eval_tasks if pair_of(task)]
     eval_tasks = heldout.ordered(eval_tasks, settings.eval_rows)
+    eval_pairs, _cut_pairs, _split_pairs = pairs_of(job, components, eval_tasks)
     limits = evaluation_limits(job, components)
     budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
     with (
@@ -78,7 +79,7 @@ def train(job: Job[DPOConfig]) -> Result:
             eval_tasks,
             context=components.context(process, limits) if process else None,
             limits=limits,
-            losses=PairLoss(pairs_of(job, components, eval_tasks)[0], settings.beta),
+            losses=PairLoss(eval_pairs, settings.beta),
             budget=budget,
         )
         for step in training.steps():
@@ -112,20 +113,23 @@ def train(job: Job[DPOConfig]) -> Result:
         return training.finish()
 
 
-def paired(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
-    """The tasks with a pair. Of a dataset that is read row by row all are returned; those without
-    are found when a step asks for them."""
-    return tasks if isinstance(tasks, IndexedRows) else [task for task in tasks if pair_of(task)]
+def tasks_with_pair(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
+    """The tasks with a pair. Of a dataset that is read row by row all tasks are returned: whether
+    one has a pair shows when a step reads it."""
+    if isinstance(tasks, IndexedRows):
+        return tasks
+    return [task for task in tasks if pair_of(task)]
 
 
 def render(
     job: Job[DPOConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> list[Pair] | RowsOnDemand[Pair]:
-    """Render the pairs of the tasks, and write the event `data` that says how many were cut at
-    max_length, how many were dropped, because the cut left nothing to compare, and of how many the
-    chat template splits a conversation, so that the last turns are compared.
+    """Render the pairs of the tasks, and write the event `data`. It counts the pairs that were cut
+    at max_length, those that were dropped because the cut left nothing to compare, and those with a
+    conversation that the chat template splits into several rows (see `_pair`).
 
-    More than `RENDERED_FIRST` pairs of a large dataset are rendered when a step needs them.
+    More than `RENDERED_FIRST` pairs of a dataset that is read row by row are not rendered here, but
+    when a step needs them.
 
     Raises:
         WorkerFailure: kind data, when no pair is left.
@@ -133,7 +137,12 @@ def render(
     if isinstance(tasks, IndexedRows) and len(tasks) > RENDERED_FIRST:
         message = f"{len(tasks)} pairs, each read when it is trained on"
         job.event("data", message, rows=len(tasks))
-        return RowsOnDemand(tasks, lambda task: _pair(job, components, task)[0])
+
+        def render_one(task: TaskRow) -> Pair | None:
+            pair, _is_cut, _is_split = _pair(job, components, task)
+            return pair
+
+        return RowsOnDemand(tasks, render_one)
     pairs, cut_pairs, split_pairs = pairs_of(job, components, tasks)
     dropped_pairs = len(tasks) - len(pairs)
     split = f", {split_pairs} split by the chat template" if split_pairs else ""
@@ -155,8 +164,8 @@ def pairs_of(
     job: Job[DPOConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> tuple[list[Pair], int, int]:
     """Render the pairs of those tasks that have one. Returns (the pairs that have something to
-    compare within max_length; how many of them were cut there; of how many the chat template
-    splits a conversation)."""
+    compare within max_length; how many of them were cut there; how many have a conversation that
+    the chat template splits)."""
     pairs: list[Pair] = []
     cut_pairs = split_pairs = 0
     for task in tasks:
@@ -171,23 +180,26 @@ def pairs_of(
 def _pair(
     job: Job[DPOConfig], components: Components, task: TaskRow
 ) -> tuple[Pair | None, bool, bool]:
-    """Render the pair of one task. Returns (the pair, None where there is nothing to compare;
+    """Render the pair of one task. Returns (the pair, or None where there is nothing to compare;
     whether it was cut at max_length; whether the chat template splits one of its conversations).
 
-    Of a conversation that is split the last row stands for all: it holds the last turn, and what
-    both conversations begin with is not trained anyway.
+    A chat template that changes earlier turns splits a conversation into several rows. Only the
+    last row is compared: it holds the last turn, and the beginning that both conversations share is
+    not trained anyway.
     """
     limit = job.config.settings.max_length
     conversations = pair_of(task)
     if conversations is None:
         return None, False, False
     tools = tools_of(components, task)
-    sides = [components.renderer.rows(chat, tools, "assistant") for chat in conversations]
-    if not all(sides):
+    chosen_chat, rejected_chat = conversations
+    chosen_rows = components.renderer.rows(chosen_chat, tools, "assistant")
+    rejected_rows = components.renderer.rows(rejected_chat, tools, "assistant")
+    if not chosen_rows or not rejected_rows:  # nothing to train in one of them
         return None, False, False
-    chosen, rejected = (rows[-1] for rows in sides)
+    chosen, rejected = chosen_rows[-1], rejected_rows[-1]
     is_cut = max(len(chosen.ids), len(rejected.ids)) > limit
-    is_split = any(len(rows) > 1 for rows in sides)
+    is_split = max(len(chosen_rows), len(rejected_rows)) > 1
     return make_pair(task["id"], chosen, rejected, limit), is_cut, is_split
 
 
@@ -203,7 +215,8 @@ class PairLoss:
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """See `HeldoutLoss` (evaluation/heldout_loss.py); every pair counts the same."""
+        """The loss of each pair whose task is in `tasks`; every pair has the weight 1. It is a
+        `HeldoutLoss` (evaluation/heldout_loss.py). `budget`: tokens of a microbatch."""
         pairs = [pair for pair in self.pairs if pair.task_id in tasks]
         measured: list[MeasuredLoss] = []
         for members in split_pairs(policy, pairs, budget):
@@ -211,5 +224,7 @@ class PairLoss:
             values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1)
             for index, loss in zip(members, values.tolist(), strict=True):
                 pair = pairs[index]
-                measured.append(MeasuredLoss(pair.task_id, loss, 1, pair.trained_tokens))
+                measured.append(
+                    MeasuredLoss(pair.task_id, loss, weight=1, tokens=pair.trained_tokens)
+                )
         return measured

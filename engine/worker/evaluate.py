@@ -99,8 +99,8 @@ def probe(job: Job[ProbeConfig]) -> Result:
             raise WorkerFailure("config", "This environment scores nothing to probe.")
         context = components.context(process, settings)
         params = SamplingParams.drawn(settings, settings.seed)
-        pool = [t for t in tasks_of(components, "train") if fits(t, context, params)]
-        tasks = heldout.ordered(pool, config.samples)
+        fitting = [task for task in tasks_of(components, "train") if fits(task, context, params)]
+        tasks = heldout.ordered(fitting, config.samples)
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
         base_weights = weight_hashes(job.run.home, components.base.path)
         with adapter_loaded(components, model.adapter, base_weights):
@@ -172,7 +172,7 @@ class _PlaySetup:
     Attributes:
         tasks: the tasks that are played.
         left_out: how many are not, as their prompts leave no room for an answer.
-        half_of_task: the half ("select" or "report") of each task, by its id.
+        half_of_task: VALIDATION or TEST of heldout.py for each task id.
         context: the environment, and how prompts are written.
         params: how answers are sampled.
         attempts: how often each task is played.

@@ -125,7 +125,7 @@ def time_decoding(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Ti
         sampler.generate([prompt], completions, params)
 
     def step_s(completions: int) -> float:
-        """Seconds of one decoding step: the time for prompt and first token is subtracted."""
+        """Seconds of one decoding step, without the time for prompt and first token."""
         first_s = best_of(lambda: sample(completions, 1), network.device)
         all_s = best_of(lambda: sample(completions, 1 + DECODED_STEPS), network.device)
         return (all_s - first_s) / DECODED_STEPS
@@ -149,9 +149,11 @@ def rate_and_fixed_cost(operations: float, smaller: Timing, larger: Timing) -> t
     few, few_s = smaller
     many, many_s = larger
     unit_s = (many_s - few_s) / (many - few)
+    least_fixed_s = FIXED_SHARE * few_s
     if unit_s <= 0:
-        return operations * many / many_s, FIXED_SHARE * few_s
-    return operations / unit_s, max(FIXED_SHARE * few_s, few_s - unit_s * few)
+        return operations * many / many_s, least_fixed_s
+    fixed_s = few_s - unit_s * few
+    return operations / unit_s, max(least_fixed_s, fixed_s)
 
 
 def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> float:
@@ -178,12 +180,15 @@ def main(out: Path) -> None:
     set_threads()
     device = pick_device(os.environ.get("HONESMITH_DEVICE", "cpu"))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(
-        out,
-        measure(device)
-        | {"startup_s": startup_s, "device": device.type, "time": time.time()}
-        | {"threads": torch.get_num_threads(), "torch": torch.__version__},
-    )
+    rates = measure(device)
+    facts = {
+        "startup_s": startup_s,
+        "device": device.type,
+        "time": time.time(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    write_json(out, rates | facts)
 
 
 if __name__ == "__main__":

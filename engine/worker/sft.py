@@ -48,7 +48,7 @@ def train(job: Job[SFTConfig]) -> Result:
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
-    train_tasks = answered(tasks_of(components, "train"))
+    train_tasks = tasks_with_answer(tasks_of(components, "train"))
     require(train_tasks, "training rows with an answer", "Give the tasks an answer to learn from.")
     rows = render(job, components, sample_rows(train_tasks, settings.max_examples, settings.seed))
     eval_tasks = heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows)
@@ -139,22 +139,26 @@ def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]
     Each epoch is a new shuffle of all rows. It follows from the seed and the epoch alone, so a
     resumed run trains on the same rows. The last batch of an epoch may be smaller.
     """
-    per_epoch = math.ceil(count / batch_size)
-    epoch, index = divmod(step - 1, per_epoch)
-    return list(_order_of_epoch(epoch, count, seed)[index * batch_size : (index + 1) * batch_size])
+    batches_per_epoch = math.ceil(count / batch_size)
+    epoch, batch_number = divmod(step - 1, batches_per_epoch)
+    start = batch_number * batch_size
+    return list(_order_of_epoch(epoch, count, seed)[start : start + batch_size])
 
 
 @lru_cache(maxsize=1)
 def _order_of_epoch(epoch: int, count: int, seed: int) -> "array[int]":
-    """The indices of all rows in the order of an epoch; of millions of rows it is made once."""
+    """The indices of all rows in the order of an epoch. The last order is cached, because millions
+    of rows take long to shuffle."""
     order = array("Q", range(count))
     random.Random(f"{seed}-{epoch}").shuffle(order)  # type: ignore[arg-type] - swaps elements alone
     return order
 
 
-def answered(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
+def tasks_with_answer(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
     """The tasks with an answer. In a dataset that is read row by row every task has one."""
-    return tasks if isinstance(tasks, IndexedRows) else [task for task in tasks if task["gold"]]
+    if isinstance(tasks, IndexedRows):
+        return tasks
+    return [task for task in tasks if task["gold"]]
 
 
 def sample_rows(tasks: Sequence[TaskRow], limit: int | None, seed: int) -> Sequence[TaskRow]:
@@ -176,8 +180,8 @@ def render(
     cut, would train nothing and is dropped. The event `data` says how many rows were cut and
     dropped, and how many conversations were split.
 
-    More than `RENDERED_FIRST` rows of a large dataset are rendered when a step needs them; of a
-    conversation that the template splits, only the last row is trained then.
+    More than `RENDERED_FIRST` tasks of a dataset that is read row by row are rendered when a step
+    needs them; of a conversation that the template splits, only the last row is trained then.
 
     Raises:
         WorkerFailure: kind data, when no row is left.
@@ -193,8 +197,10 @@ def render(
     cut_rows = dropped_rows = split_tasks = 0
     for task in tasks:
         rendered = _rows_of(job, components, task)
-        split_tasks += len(rendered) > 1
-        dropped_rows += not rendered
+        if len(rendered) > 1:
+            split_tasks += 1
+        if not rendered:  # the conversation has nothing to train
+            dropped_rows += 1
         for row, full_length in rendered:
             if not any(row.loss_mask):
                 dropped_rows += 1
@@ -210,8 +216,8 @@ def render(
         truncated=cut_rows,
         dropped=dropped_rows,
         split=split_tasks,
-        tokens=sum(len(r.ids) for r in rows),
-        supervised_tokens=sum(sum(r.loss_mask) for r in rows),
+        tokens=sum(len(row.ids) for row in rows),
+        supervised_tokens=sum(sum(row.loss_mask) for row in rows),
     )
     require(rows, "rows that fit into max_length", "Raise max_length.")
     return rows
@@ -250,4 +256,7 @@ def _rows_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> list
 def _last_row_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> Row | None:
     """The last row of a task's conversation; None where it has no token to train."""
     rows = _rows_of(job, components, task)
-    return rows[-1][0] if rows and any(rows[-1][0].loss_mask) else None
+    if not rows:
+        return None
+    last_row, _ = rows[-1]
+    return last_row if any(last_row.loss_mask) else None

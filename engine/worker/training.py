@@ -111,7 +111,8 @@ class Training:
         budget: int,
         losses: HeldoutLoss | None = None,
     ) -> None:
-        """Prepare the evaluations; then either resume or do the first evaluation, at step 0.
+        """Prepare the evaluations. Then resume from the last checkpoint, or, in a run without one,
+        do the first evaluation, at step 0.
 
         Args:
             tasks: the held-out tasks, in the order of `heldout.ordered`.
@@ -119,7 +120,8 @@ class Training:
                 environment scores nothing.
             limits: how long answers may get.
             budget: the most padded tokens of one forward pass.
-            losses: the same tasks as conversations, if their loss is measured too (SFT, DPO).
+            losses: the same tasks as conversations, whose loss is measured too (SFT, DPO); None if
+                it is not.
 
         Raises:
             WorkerFailure: kind config, when the checkpoint to resume from was trained on another
@@ -142,8 +144,9 @@ class Training:
             with self._timed("exam_s"):
                 first_result = self.evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
             self.job.metrics(step=0, values=first_result.curves)
+        # After a resume this reads the steps done before: alerts raised then are active again, and
+        # may have ended the run.
         self.watch.catch_up(self.done)
-        # A resumed run has ended already if an alert was raised before.
         self.ended_by_alert = self.settings.stop_early == "alert" and bool(self.watch.active_alerts)
 
     def _report_start(self, task_count: int, choosing_count: int) -> None:
@@ -258,7 +261,8 @@ class Training:
             rollouts: the records of its rollouts; empty for SFT and DPO.
         """
         self.done = step
-        values = {**values, **self.meter.step(values["train_s"] or 0.0)}
+        train_s = values["train_s"] or 0.0
+        values = {**values, **self.meter.step(train_s)}
         is_last = step == self.total
         evaluation_is_due = is_last or step % self.settings.eval_every == 0
         evaluated = self._evaluate(step) if evaluation_is_due else HalfResult({})
@@ -291,9 +295,9 @@ class Training:
     def save(self) -> None:
         """Save a checkpoint of the step just done, and remove old ones: all but the last
         `keep_checkpoints`, the best and this one."""
-        best = self.evaluation.best if self.evaluation is not None else Best()  # step -1: none
+        best = self.evaluation.best if self.evaluation is not None else Best()
         state = dict(self.state)
-        if best.step > 0:
+        if best.step > 0:  # there is a best step, and it is not the start
             # JSON has no infinity; a field left out is read back as its default, which is infinite.
             state["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
         progress = checkpoint.Progress(self.done, state)
@@ -307,15 +311,15 @@ class Training:
                 base_weights=self.base_weights,
             )
         checkpoint.prune(self.job.run, self.settings.keep_checkpoints, {best.step, self.done})
-        if self._last_saved_step != self.done:  # a step may be saved for two reasons
+        if self._last_saved_step != self.done:  # a best step that is also due is saved twice
             self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
         self._last_saved_step = self.done
 
-    def require_finite(self, value: float, what: str) -> None:
+    def require_finite(self, value: float, name: str) -> None:
         """Check a value, such as the loss, before it reaches the weights.
 
         Args:
-            what: names the value in the message.
+            name: of the value, for the message.
 
         Raises:
             WorkerFailure: kind nonfinite, when the value is NaN or infinite.
@@ -323,8 +327,8 @@ class Training:
         if not math.isfinite(value):
             raise WorkerFailure(
                 "nonfinite",
-                f"The {what} became NaN or infinite.",
-                evidence=f"step {self.done + 1}: {what} {value}",
+                f"The {name} became NaN or infinite.",
+                evidence=f"step {self.done + 1}: {name} {value}",
             )
 
     def finish(self) -> Result:
@@ -392,7 +396,7 @@ class Training:
 
     def _resume(self) -> bool:
         """Load the newest undamaged checkpoint, if there is one, and drop the metrics of later
-        steps. Returns whether there was one; without one, all metrics are dropped.
+        steps; without a checkpoint, drop all metrics. Returns whether there was one.
 
         Raises:
             WorkerFailure: kind config, when the checkpoint was trained on another base.

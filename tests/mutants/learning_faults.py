@@ -22,15 +22,15 @@ LEARNING = [
     Fault(
         "an answer's second token is predicted from the prompts",
         "ops/packing.py",
-        "torch.where(before < row.prefix_len, before + prefix, before + suffix)",
-        "torch.where(before <= row.prefix_len, before + prefix, before + suffix)",
+        "torch.where(predicting < row.prefix_len, in_prefix, in_suffix)",
+        "torch.where(predicting <= row.prefix_len, in_prefix, in_suffix)",
         (HAND, SHARED),
     ),
     Fault(
         "a token is its own label",
         "ops/packing.py",
-        "labels.append(torch.tensor(row.ids, dtype=torch.long)[before + 1])",
-        "labels.append(torch.tensor(row.ids, dtype=torch.long)[before])",
+        "labels.append(torch.tensor(row.ids, dtype=torch.long)[trained])",
+        "labels.append(torch.tensor(row.ids, dtype=torch.long)[predicting])",
         (HAND, SFT),
     ),
     Fault(
@@ -248,8 +248,8 @@ LEARNING = [
     Fault(
         "microbatches outgrow their budget",
         "network/network.py",
-        "if groups and tokens + added <= budget:",
-        "if groups and tokens <= budget:",
+        "if microbatches and tokens + added_tokens <= budget:",
+        "if microbatches and tokens <= budget:",
         (
             "network/test_network.py"
             "::test_microbatches_hold_every_row_once_within_the_budget_and_change_no_gradient",
@@ -304,8 +304,8 @@ LEARNING = [
     Fault(
         "the data of a step are those of the next",
         "sft.py",
-        "epoch, index = divmod(step - 1, per_epoch)",
-        "epoch, index = divmod(step, per_epoch)",
+        "epoch, batch_number = divmod(step - 1, batches_per_epoch)",
+        "epoch, batch_number = divmod(step, batches_per_epoch)",
         (
             "test_sft_gradients.py"
             "::test_each_epoch_sees_every_row_once_and_a_resumed_run_the_same_ones",

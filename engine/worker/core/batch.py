@@ -17,8 +17,8 @@ class Row:
     Attributes:
         ids: all of them, prompt and answer.
         loss_mask: 1 for each id that is trained, else 0; 0 for the first.
-        prefix_len: how many ids at the beginning are the prompt it shares with the other rows of
-            its group; 0 where it stands alone.
+        prefix_len: how many ids at the beginning are a prompt that other rows begin with too; 0
+            if it shares none.
     """
 
     ids: Sequence[int]
@@ -32,8 +32,8 @@ class Batch:
 
     Attributes:
         ids: [rows, length] int64.
-        source: [tokens] int64, flat index into [rows, length] of the position that *predicts*
-            a trained token, that is, the one before it.
+        source: [tokens] int64, the position that predicts each trained token, which is the one
+            before it; an index into the flattened [rows * length].
         labels: [tokens] int64, the trained tokens themselves, row by row.
         row: [tokens] int64, the row each trained token belongs to.
     """
@@ -66,7 +66,12 @@ def collate(rows: Sequence[Row], pad: int) -> Batch:
                 source.append(i * length + position - 1)
                 labels.append(row.ids[position])
                 row_numbers.append(i)
-    return Batch(ids, *(torch.tensor(x, dtype=torch.long) for x in (source, labels, row_numbers)))
+    return Batch(
+        ids=ids,
+        source=torch.tensor(source, dtype=torch.long),
+        labels=torch.tensor(labels, dtype=torch.long),
+        row=torch.tensor(row_numbers, dtype=torch.long),
+    )
 
 
 def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -76,12 +81,12 @@ def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     Rows of similar length go together, the longest first, so that little is padded. A row longer
     than the budget goes alone. Every index occurs exactly once.
     """
-    groups: list[list[int]] = []
-    longest = 0  # row of the last group: its first one
+    result: list[list[int]] = []
+    padded_length = 0  # of the rows in the last microbatch: the length of its first row
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if groups and longest * (len(groups[-1]) + 1) <= budget:
-            groups[-1].append(index)
+        if result and padded_length * (len(result[-1]) + 1) <= budget:
+            result[-1].append(index)
         else:
-            groups.append([index])
-            longest = lengths[index]
-    return groups
+            result.append([index])
+            padded_length = lengths[index]
+    return result

@@ -101,15 +101,15 @@ class Job(Generic[ConfigT]):
         self._stop.set()
 
 
-def require(rows: Sequence[Any], what: str, hint: str) -> None:
+def require(rows: Sequence[Any], described: str, hint: str) -> None:
     """Raises WorkerFailure (kind data) when `rows` is empty.
 
     Args:
-        what: names the rows in the message "There are no ...".
+        described: the rows in the words of the message "There are no ...".
         hint: what to try.
     """
     if not rows:
-        raise WorkerFailure("data", f"There are no {what}.", hint=hint)
+        raise WorkerFailure("data", f"There are no {described}.", hint=hint)
 
 
 def _exit_with_supervisor(descriptor: int) -> None:

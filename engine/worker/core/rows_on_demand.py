@@ -27,10 +27,10 @@ class RowsOnDemand(Generic[Item]):
         return len(self._tasks)
 
     def __getitem__(self, index: int) -> Item:
-        """The row at `index`. Raises WorkerFailure (kind data) if no row after it can be learnt
-        from either."""
-        for place in range(index, index + min(TRIES, len(self))):
-            row = self._render(self._tasks[place % len(self)])
+        """The row at `index`, or the next one that has something to learn. Raises WorkerFailure
+        (kind data) if none of TRIES rows has."""
+        for next_index in range(index, index + min(TRIES, len(self))):
+            row = self._render(self._tasks[next_index % len(self)])  # after the last, the first
             if row is not None:
                 return row
         raise WorkerFailure(

@@ -80,7 +80,7 @@ class Trajectory:
     def answer_fields(self) -> dict[str, Any]:
         """The fields of a trajectory that every file of answers holds: rollouts and evaluations.
         `invalid_calls` is left out where there are none."""
-        fields = {
+        fields: dict[str, Any] = {
             "task": self.task_id,
             "prompt": self.prompt,
             "messages": self.messages,
@@ -92,7 +92,9 @@ class Trajectory:
             "stop_reason": self.stop_reason,
             "tokens": self.trained_tokens,
         }
-        return fields | ({"invalid_calls": self.invalid_calls} if self.invalid_calls else {})
+        if self.invalid_calls:
+            fields["invalid_calls"] = self.invalid_calls
+        return fields
 
     def add_completion(self, completion: Completion) -> None:
         """Append the tokens of a turn that the model sampled; they are trained. The caller appends

@@ -140,6 +140,8 @@ class HeldoutEvaluation:
                     validation = result
         if validation.curves:
             self._report_result(step, validation)
+            if step > 0:  # the start cannot be the best
+                self._update_best(step, validation)
         if step == 0:
             # Until now it was loaded only if tasks were played.
             self.sampler.load(self.policy.adapter)
@@ -158,16 +160,17 @@ class HeldoutEvaluation:
             self.sampler.load(self.policy.adapter)
             groups = heldout.evaluate(tasks, self.context, self.sampler, self.params)
             rows += heldout.rows_of(groups, self.half_of_task, model=self.job.run.id)
-            answers = [t for g in groups for t in g.members]
+            answers = [answer for group in groups for answer in group.members]
             self._episodes += len(answers)
-            self._tokens += sum(t.trained_tokens for t in answers)
-            self._turns += sum(t.turns for t in answers)
+            self._tokens += sum(answer.trained_tokens for answer in answers)
+            self._turns += sum(answer.turns for answer in answers)
             summary = heldout.summarise(answers)
             curves = summary.curves()
             score = summary.score
         measured = self._losses(half)
         if measured:
-            loss = sum(m.total for m in measured) / max(1, sum(m.weight for m in measured))
+            weight = sum(m.weight for m in measured)
+            loss = sum(m.total for m in measured) / max(1, weight)
             curves["heldout_loss"] = loss
             if self.context is None:  # else the tasks have the rows of their answers already
                 rows += [self._loss_row(m, half) for m in measured]
@@ -179,7 +182,7 @@ class HeldoutEvaluation:
         """The losses of the conversations of one half; empty where they are not measured."""
         if self.losses is None:
             return ()
-        tasks = {task for task, of_half in self.half_of_task.items() if of_half == half}
+        tasks = {task for task, task_half in self.half_of_task.items() if task_half == half}
         return self.losses.measure(self.policy, tasks, self.budget)
 
     def _loss_row(self, measured: MeasuredLoss, half: str) -> EvaluationRow:
@@ -195,19 +198,18 @@ class HeldoutEvaluation:
         )
 
     def _report_result(self, step: int, result: HalfResult) -> None:
-        """Write the event `evaluated` with the numbers of the validation half at `step`. Then
-        update the best step, except at step 0: the start cannot be the best."""
+        """Write the event `evaluated` with the numbers of the validation half at `step`."""
         curves = result.curves
         numbers = ", ".join(f"{name} {value:.3f}" for name, value in curves.items())
         tasks = f"the {self.choosing_count} held-out tasks that choose the checkpoint"
         self.job.event("evaluated", f"step {step}: {numbers} ({tasks})", step=step, **curves)
-        if step == 0:
-            return
-        # A loss that was not measured never wins; without a score, the smaller loss is better.
-        loss = math.inf if result.loss is None else result.loss
+
+    def _update_best(self, step: int, result: HalfResult) -> None:
+        """Make `step` the best step if its result is better. Of equal scores the smaller loss wins;
+        without scores, only the loss counts."""
+        loss = math.inf if result.loss is None else result.loss  # not measured: never wins
         score = -loss if result.score is None else result.score
         since = 0 if score > self.best.score else self.best.since + 1
-        # Of equal scores the smaller loss wins.
         if (score, -loss) > (self.best.score, -self.best.loss):
             self.best = Best(step, score, loss)
         self.best.since = since

@@ -16,7 +16,7 @@ class MeasuredLoss:
 
     Attributes:
         total: the sum over its terms, whose number is `weight`: its tokens, or one for a pair.
-        tokens: how many tokens were looked at.
+        tokens: how many tokens have a loss.
     """
 
     task_id: str
@@ -58,8 +58,8 @@ class CrossEntropy:
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """See `HeldoutLoss`; each conversation counts for as many tokens as are supervised in all
-        its rows."""
+        """The loss of each conversation whose task is in `tasks`; see `HeldoutLoss`. Its weight is
+        the number of supervised tokens in all its rows."""
         rows = [row for row in self.rows if row.task_id in tasks]
         network = policy.base.network
         losses: dict[str, float] = {}  # summed cross-entropy of each task
@@ -75,5 +75,6 @@ class CrossEntropy:
                 losses[task] = losses.get(task, 0.0) + float(sums[position])
                 tokens[task] = tokens.get(task, 0) + int(counts[position])
         return [
-            MeasuredLoss(task, loss, tokens[task], tokens[task]) for task, loss in losses.items()
+            MeasuredLoss(task, loss, weight=tokens[task], tokens=tokens[task])
+            for task, loss in losses.items()
         ]

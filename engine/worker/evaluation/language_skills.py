@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from envs.json_types import TaskRow
 
 _WORD = re.compile(r"[^\W_]+")
-_FORMS = ("{", "[", "```")  # how a reply begins that is no sentence
+_NO_SENTENCE = ("{", "[", "```")  # how JSON and code begin
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Question:
     others: tuple[str, ...] = ()
 
 
-def _asked(skill: str, ask: str, pairs: str) -> list[Question]:
-    """Questions of one wording; `pairs` is "thing: answer, thing: answer or other answer, ..."."""
+def _same_wording(skill: str, ask: str, pairs: str) -> list[Question]:
+    """Questions of one wording, `ask`, about several things; `pairs` is "thing: answer, thing:
+    answer or other right answer, ..."."""
     questions = []
     for pair in pairs.split(","):
         thing, answer = pair.strip().split(": ")
@@ -41,61 +42,64 @@ def _asked(skill: str, ask: str, pairs: str) -> list[Question]:
     return questions
 
 
-def _chosen(
+def _multiple_choice(
     skill: str, texts: str, options: tuple[str, ...] = (), after: str = ""
 ) -> list[Question]:
-    """Questions that name what can be chosen, a line each: "question? answer / other / other".
+    """Questions with a choice of answers.
 
-    `options` can be chosen in every question and need not be written down. `after` follows the
-    question.
+    Args:
+        texts: a question per line, with its right answer and wrong ones: "question? right / wrong /
+            wrong".
+        options: answers that can be chosen in every question, beside those in its line.
+        after: a text that follows each question.
     """
     questions = []
     for line in texts.strip().splitlines():
         text, _, words = line.strip().rpartition("? ")
         answer, *others = (word.strip().lower() for word in words.split("/"))
-        rest = [*others, *(word for word in options if word != answer)]
-        questions.append(Question(skill, f"{text}? {after}".strip(), (answer,), tuple(rest)))
+        others += [word for word in options if word != answer]
+        questions.append(Question(skill, f"{text}? {after}".strip(), (answer,), tuple(others)))
     return questions
 
 
 QUESTIONS: tuple[Question, ...] = (
-    *_asked(
+    *_same_wording(
         "capitals",
         "What is the capital of {}?",
         "France: Paris, Italy: Rome, Japan: Tokyo, Egypt: Cairo, Norway: Oslo, Peru: Lima",
     ),
-    *_asked(
+    *_same_wording(
         "opposites",
         "What is the opposite of the word {}?",
         "hot: cold, big: small or little, early: late, rich: poor, empty: full, "
         "open: closed or close or shut",
     ),
-    *_asked(
+    *_same_wording(
         "plurals",
         "What is the plural of the word {}?",
         "child: children, mouse: mice, leaf: leaves, city: cities, goose: geese, box: boxes",
     ),
-    *_asked(
+    *_same_wording(
         "languages",
         "Which language do most people speak in {}?",
         "Spain: Spanish, Brazil: Portuguese, Japan: Japanese, Austria: German, Canada: English, "
         "Egypt: Arabic",
     ),
-    *_asked(
+    *_same_wording(
         "months",
         "{} month of the year?",
         "What is the first: January, What is the last: December, What is the second: February, "
         "Which holiday is in the last: Christmas, Which month comes after the sixth: July, "
         "What is the name of the fourth: April",
     ),
-    *_asked(
+    *_same_wording(
         "numbers",
         "How many {}? Answer with a number.",
         "days are in a week: seven or 7, legs does a spider have: eight or 8, "
         "hours are in a day: 24, wheels does a bicycle have: two or 2, "
         "sides does a triangle have: three or 3, minutes are in an hour: sixty or 60",
     ),
-    *_chosen(
+    *_multiple_choice(
         "yes or no",
         """
         Can a fish live without water? no
@@ -108,7 +112,7 @@ QUESTIONS: tuple[Question, ...] = (
         options=("yes", "no"),
         after="Answer yes or no.",
     ),
-    *_chosen(
+    *_multiple_choice(
         "which of two",
         """
         Which is colder, ice or fire? ice / fire
@@ -130,9 +134,10 @@ def tasks() -> list[TaskRow]:
     of right words) and `others` (a list of wrong ones).
     """
     rows: list[TaskRow] = []
-    numbers: dict[str, int] = {}
+    numbers: dict[str, int] = {}  # of the next question, by skill
     for question in QUESTIONS:
-        number = numbers[question.skill] = numbers.get(question.skill, -1) + 1
+        number = numbers.get(question.skill, 0)  # within the skill
+        numbers[question.skill] = number + 1
         rows.append(
             {
                 "id": f"{question.skill}-{number}",
@@ -151,10 +156,11 @@ def is_right(task: TaskRow, reply: str) -> bool:
     A think block before the reply does not count. A reply that begins like JSON or code is wrong.
     """
     text = reply.split("</think>")[-1].strip().lower()
-    if text.startswith(_FORMS):
+    if text.startswith(_NO_SENTENCE):
         return False
-    first = next(
-        (word for word in _WORD.findall(text) if word in task["answer"] or word in task["others"]),
-        None,
-    )
-    return first is not None and first in task["answer"]
+    for word in _WORD.findall(text):
+        if word in task["answer"]:
+            return True
+        if word in task["others"]:
+            return False
+    return False

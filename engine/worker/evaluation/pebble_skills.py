@@ -92,7 +92,7 @@ def with_swapped_letters(rng: random.Random, text: str) -> str:
 
 
 def repeat(rng: random.Random, text: str) -> Sample:
-    """Copy the text."""
+    """Ask to copy the text."""
     ask = rng.choice(("Repeat {}.", "Copy this: {}", "Say {}."))
     return one_turn("copy", ask.format(text), reply=in_random_style(rng, text), answer=text)
 
@@ -186,8 +186,8 @@ def add_two_thinking(rng: random.Random) -> Sample:
 
 
 def sort_letters(rng: random.Random) -> Sample:
-    """Ask for the letters of a word in order. Two of five written replies have two neighbouring
-    letters swapped; `answer` is right."""
+    """Ask for the letters of a word in order. Two of five replies have two neighbouring letters
+    swapped; `answer` is right."""
     text = word(rng, longest=6)
     answer = "".join(sorted(text))
     written = with_swapped_letters(rng, answer) if rng.random() < 0.4 else answer
@@ -197,8 +197,8 @@ def sort_letters(rng: random.Random) -> Sample:
 
 
 def sort_numbers(rng: random.Random) -> Sample:
-    """Ask for two or three numbers in order. About a third of the written replies sort them
-    downwards; `answer` is the rising order."""
+    """Ask for two or three numbers in order. About a third of the replies sort them downwards;
+    `answer` is the rising order."""
     numbers = rng.sample(range(1, 100), rng.randint(2, 3))
     rising = sorted(numbers)
     written = rising[::-1] if rng.random() < 0.35 else rising
@@ -237,8 +237,8 @@ def json_field(rng: random.Random) -> Sample:
 
 
 def json_answer(rng: random.Random) -> Sample:
-    """Ask for a key and a value as a JSON object. The sample's `answer`, the right one, is valid
-    JSON. Two of five of its replies, which the data set shows, leave out quotes or braces."""
+    """Ask for a key and a value as a JSON object. Two of five replies leave out quotes or braces;
+    `answer` is valid JSON."""
     key = rng.choice(("name", "city", "color", "pet"))
     value = word(rng, longest=6)
     answer = json.dumps({key: value})

@@ -33,8 +33,7 @@ class LoraSpec:
         alpha: the adapter's output is scaled by alpha / rank.
         dropout: of the adapter's input, while training.
         targets: names of the projections that get an adapter, or ("all-linear",) for all.
-        excluded: modules with such names that get none, as a pattern of their whole name; "" where
-            the base has none.
+        excluded: a pattern; a module whose whole name matches it gets none. "" excludes nothing.
     """
 
     rank: int
@@ -104,6 +103,7 @@ class LoraSpec:
     def as_peft(self, base_ref: str) -> dict[str, Any]:
         """The content of adapter_config.json for this shape, with `base_ref` as the base model's
         name. Options that are not used are written with PEFT's defaults."""
+        exclusion = {"exclude_modules": self.excluded} if self.excluded else {}
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -114,7 +114,7 @@ class LoraSpec:
             "lora_alpha": int(self.alpha) if self.alpha == int(self.alpha) else self.alpha,
             "lora_dropout": self.dropout,
             "target_modules": self.named_targets,
-            **({"exclude_modules": self.excluded} if self.excluded else {}),
+            **exclusion,
             "bias": "none",
             "fan_in_fan_out": False,
             "init_lora_weights": True,
@@ -355,8 +355,8 @@ def _output_count(projections: Sequence[Projection]) -> int:
 
 
 def _parts(projections: Sequence[Projection], rank: int) -> tuple[Part, ...]:
-    """The rows of the layer's factors that belong to each adapted projection: in A `rank` rows, in
-    B as many as it has outputs. They follow each other without gaps."""
+    """The rows of the layer's factors A and B that belong to each adapted projection: `rank` rows
+    of A, and a row of B for each of its outputs. They follow each other without gaps."""
     parts = []
     offset = 0  # in the rows of B
     for number, (module, start, stop) in enumerate(projections):
@@ -371,8 +371,8 @@ def _parts(projections: Sequence[Projection], rank: int) -> tuple[Part, ...]:
 def require_same_shapes(
     adapter_tensors: dict[str, torch.Tensor], state: dict[str, torch.Tensor]
 ) -> None:
-    """Check that the tensors of `state` have the names and shapes of the adapter's. To load what
-    fits and ignore the rest would silently train or serve something else.
+    """Check that the tensors of `state` have the names and shapes of the adapter's. If only those
+    that fit were loaded, something else would be trained or served, and nobody would notice.
 
     Raises:
         WorkerFailure: kind config, when a tensor is missing, left over or of another shape.
@@ -399,7 +399,7 @@ def save_adapter(adapter: Adapter, folder: Path, base_ref: str) -> None:
 
 
 def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
-    """Load the tensors of a PEFT folder, by name; safetensors only.
+    """Load the tensors of a PEFT folder, by name. Only files in the safetensors format are read.
 
     Raises:
         WorkerFailure: kind config, when the file is missing or cannot be read, or a tensor holds

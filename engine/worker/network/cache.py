@@ -51,16 +51,7 @@ class StayingBlock(NamedTuple):
 
 
 class Cache:
-    """See the module.
-
-    Args:
-        shape: of the model.
-        prompts: one for each block.
-        width: rows of a block.
-        starts: [blocks * width], for each row the first column that it may see.
-        columns_written: how many columns are written so far.
-        like: decides dtype and device.
-    """
+    """See the module."""
 
     def __init__(
         self,
@@ -122,7 +113,7 @@ class Cache:
         return cls(shape, prompts, width, starts, columns_written=0, like=fresh.keys)
 
     def widen(self) -> bool:
-        """Enlarge the window of generated columns if it is full, so that the next column fits.
+        """Enlarge the window, the columns of generated tokens that are attended to, if it is full.
 
         Returns whether it was full. All views are then new ones, so a step that was captured as a
         CUDA graph must be captured again.
@@ -130,7 +121,7 @@ class Cache:
         if self.columns_written < self.window:
             return False
         # The next multiple of `window_step`.
-        self.window = -(-(self.columns_written + 1) // self.window_step) * self.window_step
+        self.window = (self.columns_written // self.window_step + 1) * self.window_step
         allocated = self.generated.shape[5]
         if self.window > allocated:
             larger = self._zero_columns(self._capacity(self.window))
@@ -146,15 +137,16 @@ class Cache:
         dim, columns = self.shape.head_dim, self.generated.shape[5]
         by_row = self.generated.view(2, self.shape.layers, -1, columns, dim)
         keys, values = by_row[..., : self.window, :]
-        # For each layer: [blocks * kv_heads * width, dim, window], and with the last two swapped.
+        # For each layer: [blocks * kv_heads * width, dim, window].
         self.generated_keys = [k.transpose(1, 2) for k in keys.unbind()]
+        # For each layer: [blocks * kv_heads * width, window, dim].
         self.generated_values = list(values.unbind())
         # For each layer, where a step writes: [2, blocks, kv_heads, width, columns, dim].
         self.writable = self.generated.unbind(1)
 
     def _make_bias(self) -> None:
-        """Make what is added to the scores of generated tokens: a row sees neither columns before
-        its first one nor those not written yet."""
+        """Make the bias that is added to the scores of generated tokens. It hides from each row the
+        columns before its first one and those that are not written yet."""
         columns = torch.arange(self.window, device=self.device)
         masked = (columns < self.starts_on_device[:, None]) | (columns >= self.columns_written)
         bias = _bias(masked, self.dtype).view(self.blocks, 1, self.width, self.window)
@@ -162,8 +154,8 @@ class Cache:
         self.generated_bias = bias.contiguous()  # [blocks * kv_heads * width, 1, window]
 
     def _make_score_buffers(self) -> None:
-        """Allocate one buffer of scores for a softmax over prompt and generated tokens, with views
-        of its two parts, and a contiguous buffer for the product that fills each part."""
+        """Allocate one buffer of scores, for one softmax over prompt and generated tokens. Each of
+        its two parts gets a view, and a contiguous buffer for the product that is copied there."""
         longest, queries = self.prompt_bias.shape[-1], self.queries_per_key
         rows = self.blocks * self.shape.kv * self.width
         self.scores = self.generated.new_empty(rows, queries, longest + self.window)
@@ -196,8 +188,9 @@ class Cache:
         shape, blocks, width = self.shape, self.blocks, self.width
         kv_heads, dim, queries = shape.kv, shape.head_dim, self.queries_per_key
         # The new keys and values go into the column that all rows write now.
-        new = heads[:, shape.heads :].view(blocks, width, 2, kv_heads, 1, dim)
-        self.writable[layer].index_copy_(4, self.next_column, new.permute(2, 0, 3, 1, 4, 5))
+        keys_values = heads[:, shape.heads :].view(blocks, width, 2, kv_heads, 1, dim)
+        keys_values = keys_values.permute(2, 0, 3, 1, 4, 5)
+        self.writable[layer].index_copy_(4, self.next_column, keys_values)
         q = heads[:, : shape.heads].view(blocks, width, kv_heads, queries, dim).transpose(1, 2)
         # Scores over the prompt: one product for each block, as its rows have the same keys.
         q = q.reshape(blocks * kv_heads, width * queries, dim)
@@ -224,12 +217,13 @@ class Cache:
         fresh_blocks: Sequence[int],
         width: int,
     ) -> "Cache":
-        """A new cache with other blocks: first those with rows of this one, then those of prompts
-        that join.
+        """A new cache with other blocks: first those made of rows of this cache, then those of
+        prompts that join.
 
         Args:
-            staying: each with `width` rows. If old blocks have two rows and the first row of block
-                1 is to stand alone, that is StayingBlock(1, [2]) with `width` 1.
+            staying: the blocks made of rows of this cache, `width` rows each. Example: old blocks
+                have two rows, and the first row of block 1 is to stand alone. That is
+                StayingBlock(1, [2]) with `width` 1.
             fresh: prompts that join; None if none do.
             fresh_blocks: for each block that joins, the number of its prompt among `fresh`.
             width: rows of a block from now on.
@@ -237,18 +231,18 @@ class Cache:
         rows = [row for block in staying for row in block.old_rows]
         # Columns that no remaining row can see are dropped.
         first_column = min((self.starts[row] for row in rows), default=self.columns_written)
-        columns = self.columns_written - first_column
+        columns_left = self.columns_written - first_column
         starts = [self.starts[row] - first_column for row in rows]
         # Rows that join see only the columns from now on.
-        starts += [columns] * (len(fresh_blocks) * width)
+        starts += [columns_left] * (len(fresh_blocks) * width)
         old_blocks = [block.old_block for block in staying]
         prompts = _joined(self.prompts, old_blocks, fresh, fresh_blocks)
-        new = Cache(self.shape, prompts, width, starts, columns, like=self.generated)
+        new = Cache(self.shape, prompts, width, starts, columns_left, like=self.generated)
         if rows:
             moved = self._of_rows(rows, first_column)
             # Back to [2, layers, blocks, kv_heads, width, columns, dim].
             moved = moved.view(len(staying), width, *moved.shape[1:]).permute(2, 3, 0, 4, 1, 5, 6)
-            new.generated[:, :, : len(staying), :, :, :columns] = moved
+            new.generated[:, :, : len(staying), :, :, :columns_left] = moved
         return new
 
     def _of_rows(self, rows: Sequence[int], first_column: int) -> torch.Tensor:
@@ -262,8 +256,9 @@ class Cache:
         return by_place[index // self.width, index % self.width]
 
     def _capacity(self, needed: int) -> int:
-        """How many columns to allocate so that `needed` ones fit. The number is doubled up to
-        MAX_COLUMNS_ADDED, then grows by that many, so that the columns are seldom copied."""
+        """How many columns to allocate so that `needed` ones fit. Capacities are far apart, so that
+        the columns are seldom copied: they double up to MAX_COLUMNS_ADDED, then grow by that many.
+        """
         columns = self.window_step
         while columns < needed:
             columns += min(columns, MAX_COLUMNS_ADDED)
@@ -304,11 +299,11 @@ def _joined(
     layers, _, kv_heads, _, dim = old.keys.shape
     keys = old.keys.new_zeros(layers, len(lengths), kv_heads, max(lengths), dim)
     values = torch.zeros_like(keys)
-    staying = len(old_blocks)
-    _copy_prompts(old.keys, old_blocks, keys[:, :staying])
-    _copy_prompts(fresh.keys, fresh_blocks, keys[:, staying:])
-    _copy_prompts(old.values, old_blocks, values[:, :staying])
-    _copy_prompts(fresh.values, fresh_blocks, values[:, staying:])
+    count = len(old_blocks)
+    _copy_prompts(old.keys, old_blocks, keys[:, :count])
+    _copy_prompts(fresh.keys, fresh_blocks, keys[:, count:])
+    _copy_prompts(old.values, old_blocks, values[:, :count])
+    _copy_prompts(fresh.values, fresh_blocks, values[:, count:])
     return Prompts(keys, values, lengths)
 
 

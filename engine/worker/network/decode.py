@@ -5,6 +5,7 @@ ones are moved together and waiting prompts take the free places, so a long comp
 other.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,14 +46,7 @@ class _Waiting:
 
 
 class DecoderSampler:
-    """See the module and `Sampler`.
-
-    Args:
-        decoder: the base model.
-        needs: what every sampler needs.
-        vocab: ids at or above it are never sampled (padded vocabularies hold ids without a token).
-        graphs: whether steps are captured as CUDA graphs; by default where the device is a GPU.
-    """
+    """See the module and `Sampler`."""
 
     name = "torch"
 
@@ -64,6 +58,14 @@ class DecoderSampler:
         *,
         graphs: bool | None = None,
     ) -> None:
+        """Sample from `decoder`.
+
+        Args:
+            needs: what every sampler needs.
+            vocab: ids at or above it are never sampled (padded vocabularies hold ids without a
+                token).
+            graphs: whether steps are captured as CUDA graphs; None, the default: on a GPU.
+        """
         self.decoder = decoder
         self.needs = needs
         self.vocab = vocab
@@ -164,16 +166,18 @@ class DecoderSampler:
         if not alive:
             return True
         free = self.max_rows - alive
-        return free >= REFILL_SHARE * self.max_rows and free >= len(waiting[0].rows)
+        first_fits = free >= len(waiting[0].rows)
+        return first_fits and free >= REFILL_SHARE * self.max_rows
 
 
 def _take_fitting(waiting: deque[_Waiting], free: int) -> list[_Waiting]:
-    """Remove the first prompts whose rows all fit into `free` places from the queue, and return
-    them."""
+    """Remove prompts from the front of the queue, as long as all rows of the next one fit into the
+    places that are left of `free`, and return them."""
     fitting = []
     while waiting and len(waiting[0].rows) <= free:
-        fitting.append(waiting.popleft())
-        free -= len(fitting[-1].rows)
+        prompt = waiting.popleft()
+        fitting.append(prompt)
+        free -= len(prompt.rows)
     return fitting
 
 
@@ -196,18 +200,19 @@ def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], max_rows: int) -
 
 
 class _Batch:
-    """The rows being sampled, in blocks of `width` places; None stands where a row has ended.
-
-    Args:
-        forward: the model as it is now.
-        ending: decides when a row is over.
-        done: called for each row that ends; None for nothing.
-        graphs: whether steps are captured as CUDA graphs.
-    """
+    """The rows being sampled, in blocks of `width` places; None stands where a row has ended."""
 
     def __init__(
         self, forward: Forward, ending: Ending, done: Done | None, *, graphs: bool
     ) -> None:
+        """Begin with no rows.
+
+        Args:
+            forward: the model as it is now.
+            ending: decides when a row is over.
+            done: called for each row that ends; None for nothing.
+            graphs: whether steps are captured as CUDA graphs.
+        """
         self.forward = forward
         self.ending = ending
         self.done = done
@@ -217,7 +222,7 @@ class _Batch:
         self.width = 1
         self.alive = 0
         self.cache: Cache | None = None
-        self._some_ended = False  # since the rows were last moved together
+        self._some_ended = False  # whether a row has ended since the last `_set_rows`
 
     def join(self, waiting: Sequence[_Waiting]) -> None:
         """Read the prompts, draw the first token of each of their rows, and add the rows that go on
@@ -233,24 +238,24 @@ class _Batch:
         token, logprob = draw(logits, self.ending.params, random_numbers)
         # By identity: two rows may hold equal tokens.
         going_on = {id(row) for row in self._append_tokens(rows, token, logprob)}
-        groups = [[row for row in prompt.rows if id(row) in going_on] for prompt in waiting]
         if going_on:
+            groups = [[row for row in prompt.rows if id(row) in going_on] for prompt in waiting]
             self._arrange(prompts, groups)
 
     def regroup_if_cheaper(self) -> None:
-        """If rows have ended, and moving the others into fewer or narrower blocks makes a step cost
-        at most MAX_COST_SHARE of what it costs now, move them."""
+        """Move the rows that have not ended into fewer or narrower blocks, if a step then costs at
+        most MAX_COST_SHARE of what it costs now. This is only tried after a row has ended."""
         if not self._some_ended:
             return
         self._some_ended = False
         sizes = [len(group) for group in self._alive_by_block()]
         width = _best_width(sizes)
-        cost = _cost(_place_count(sizes, width), width)
-        if cost <= MAX_COST_SHARE * _cost(len(self.rows), self.width):
-            self._arrange(fresh=None, groups=[])
+        new_cost = _cost(_place_count(sizes, width), width)
+        if new_cost <= MAX_COST_SHARE * _cost(len(self.rows), self.width):
+            self._arrange(fresh=None, fresh_groups=[])
 
     def step(self) -> None:
-        """Draw one more token for every row. Rows that end with it leave their places."""
+        """Draw one more token for every row. A row that ends with it leaves its place."""
         cache = self.cache
         assert cache is not None
         if cache.widen():
@@ -265,8 +270,8 @@ class _Batch:
         self._append_tokens(self.rows, token, logprob)
 
     def _prepare(self, cache: Cache) -> None:
-        """Prepare the steps until the window is full again: compute their random numbers and, with
-        graphs, capture the step."""
+        """Prepare the steps until the cache's window is full again: compute their random numbers
+        and, with graphs, capture the step."""
         self._graph: _Graph | None = None  # frees its memory before the next one is captured
         self._random_numbers = None  # [rows, window]; None if greedy
         if self.ending.params.temperature:
@@ -274,8 +279,8 @@ class _Batch:
             # In its first column a row reads its token 0 and draws token 1.
             token_numbers = columns - cache.starts_on_device[:, None] + 1
             self._random_numbers = uniforms(self._keys[:, None], token_numbers)
-        # Without graphs it stays None. The bound method `_compute` in its place would make this
-        # object refer to itself, and hold the weights until cycles are next collected.
+        # Without graphs `_graph` stays None. With the bound method `_compute` in its place this
+        # object would refer to itself, and hold the weights until cycles are next collected.
         if self.graphs:
             self._graph = _Graph(self._compute)
 
@@ -320,42 +325,52 @@ class _Batch:
         return going_on
 
     def _alive_by_block(self) -> list[list[Row]]:
-        """For each block its rows that have not ended."""
+        """The rows that have not ended, one list for each block."""
         starts = range(0, len(self.rows), self.width)
         blocks = [self.rows[start : start + self.width] for start in starts]
         return [[row for row in block if row is not None] for block in blocks]
 
-    def _arrange(self, fresh: Prompts | None, groups: Sequence[Sequence[Row]]) -> None:
-        """Form new blocks, of the width that is cheapest: first of the rows under way, then of the
-        rows that join. Moves the cache along.
+    def _arrange(self, fresh: Prompts | None, fresh_groups: Sequence[Sequence[Row]]) -> None:
+        """Form new blocks, first of the rows under way, then of the rows that join, and make a
+        cache for them. A block is `width` places for rows of one prompt; some may stay empty.
 
         Args:
             fresh: prompts that were just read; None if none were.
-            groups: for each fresh prompt, its rows that go on.
+            fresh_groups: for each fresh prompt, its rows that go on.
         """
         old_groups = self._alive_by_block()
-        width = _best_width([len(group) for group in [*old_groups, *groups]])
-        old_places = {id(row): place for place, row in enumerate(self.rows) if row is not None}
-        rows: list[Row | None] = []
-        staying: list[StayingBlock] = []
-        fresh_blocks: list[int] = []
-        for old_block, group in enumerate(old_groups):
-            for part in _parts(group, width):
-                empty_count = width - len(part)
-                places = [old_places[id(row)] for row in part]
-                # The cache has no empty places: it holds the part's first row there once more.
-                staying.append(StayingBlock(old_block, places + places[:1] * empty_count))
-                rows += [*part, *[None] * empty_count]
-        for prompt_index, group in enumerate(groups):
-            for part in _parts(group, width):
-                fresh_blocks.append(prompt_index)
-                rows += [*part, *[None] * (width - len(part))]
-        if self.cache is not None and staying:
-            self.cache = self.cache.rearranged(staying, fresh, fresh_blocks, width)
+        groups = [*old_groups, *fresh_groups]
+        width = _best_width([len(group) for group in groups])
+        staying_blocks = self._staying_blocks(old_groups, width)
+        # For each block that joins, the number of its prompt.
+        fresh_blocks = [i for i, group in enumerate(fresh_groups) for _ in _parts(group, width)]
+        if self.cache is not None and staying_blocks:
+            self.cache = self.cache.rearranged(staying_blocks, fresh, fresh_blocks, width)
         else:
-            assert fresh is not None
+            assert fresh is not None  # there are rows to arrange, and none were under way
             self.cache = Cache.for_new_rows(self.forward.shape, fresh, fresh_blocks, width)
+        rows: list[Row | None] = []
+        for group in groups:
+            for part in _parts(group, width):
+                rows += [*part, *[None] * (width - len(part))]
         self._set_rows(rows, width)
+
+    def _staying_blocks(self, groups: Sequence[Sequence[Row]], width: int) -> list[StayingBlock]:
+        """The new blocks of the rows under way, as the cache needs them.
+
+        Args:
+            groups: for each old block its rows that have not ended.
+            width: places of a new block.
+        """
+        place_of_row = {id(row): place for place, row in enumerate(self.rows) if row is not None}
+        blocks = []
+        for old_block, group in enumerate(groups):
+            for part in _parts(group, width):
+                places = [place_of_row[id(row)] for row in part]
+                # The cache has no empty places: it holds the part's first row there once more.
+                places += places[:1] * (width - len(part))
+                blocks.append(StayingBlock(old_block, places))
+        return blocks
 
     def _set_rows(self, rows: list[Row | None], width: int) -> None:
         """Put `rows` into the places of the batch, `width` of them in each block. A step reads the
@@ -377,11 +392,12 @@ def _parts(group: Sequence[Row], width: int) -> list[list[Row]]:
 
 def _place_count(sizes: Sequence[int], width: int) -> int:
     """How many places groups of these sizes take in blocks of `width`: each is rounded up."""
-    return sum(-(-size // width) * width for size in sizes)
+    return sum(math.ceil(size / width) * width for size in sizes)
 
 
 def _cost(place_count: int, width: int) -> float:
-    """What a step costs with so many places in blocks of `width`, in rows (see BLOCK_COST)."""
+    """What a step costs with so many places in blocks of `width`, in multiples of one row's cost.
+    Each block adds BLOCK_COST."""
     return place_count * (1 + BLOCK_COST / width)
 
 
@@ -390,7 +406,8 @@ def _best_width(sizes: Sequence[int]) -> int:
     candidates = {1}
     for size in set(sizes) - {0}:
         # The group in one to four blocks; more would be too narrow to be worthwhile.
-        candidates |= {-(-size // blocks) for blocks in (1, 2, 3, 4)}
+        candidates |= {math.ceil(size / blocks) for blocks in (1, 2, 3, 4)}
+    # Sorted, so that of equal costs the narrowest width is taken.
     return min(sorted(candidates), key=lambda width: _cost(_place_count(sizes, width), width))
 
 

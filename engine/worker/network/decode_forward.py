@@ -7,7 +7,7 @@ import torch
 from engine.core.hardware import detect
 from engine.worker.network.adapter import Factors
 from engine.worker.network.cache import Prompts
-from engine.worker.network.decoder import AdaptedLinear, Decoder, Layer, Weights, unturned
+from engine.worker.network.decoder import AdaptedLinear, Decoder, Layer, Weights, no_rotation
 from engine.worker.network.shape import Shape
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.compiled import Eps
@@ -24,17 +24,16 @@ Attend = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class Forward:
-    """A decoder with the weights that it had when this object was made; see the module.
-
-    Args:
-        decoder: the base model.
-        weights: base alone or with an adapter, merged or not.
-        vocab: ids at or above it get no logits.
-        length: how many positions there may be, those of rows that have ended included.
-    """
+    """A decoder with the weights that it had when this object was made; see the module."""
 
     def __init__(self, decoder: Decoder, weights: Weights, vocab: int, length: int) -> None:
-        """Lay out the decoder's weights for sampling, as they are now; see the class."""
+        """Lay out the decoder's weights for sampling, as they are now.
+
+        Args:
+            weights: base alone or with an adapter, merged or not.
+            vocab: ids at or above it get no logits.
+            length: how many positions there may be, those of rows that have ended included.
+        """
         self.decoder = decoder
         self.length = length
         self.shape = decoder.shape
@@ -48,7 +47,7 @@ class Forward:
         cos, sin = decoder.rope(length)
         self.rope = (torch.cat([cos, cos], -1), sin)  # cos for both halves at once
         self.head_norms = [_head_norm(layer, self.shape) for layer in decoder.layers]
-        self.has_flat_layers = any(not layer.rotated for layer in decoder.layers)
+        self.has_unrotated_layers = any(not layer.rotated for layer in decoder.layers)
         self.functions = decoder.functions
         self.eps = Eps(decoder.eps, torch.full((1,), decoder.eps, device=decoder.device))
 
@@ -57,7 +56,7 @@ class Forward:
         values, the logits after the last token of each, [prompts, vocab] float32)."""
         shape = self.shape
         device = self.decoder.device
-        lengths = [len(p) for p in prompts]
+        lengths = [len(prompt) for prompt in prompts]
         size = (shape.layers, len(prompts), shape.kv, max(lengths), shape.head_dim)
         keys = torch.zeros(size, dtype=self.decoder.dtype, device=device)
         values = torch.zeros_like(keys)
@@ -83,12 +82,13 @@ class Forward:
         with torch.inference_mode(False):
             layout = Layout(prefixes=tuple(lengths), suffixes=(), owners=())
             attention = Attention(layout, shape.heads, shape.kv, device, keys.dtype)
-        # For every token: its id, the number of its prompt, and its position in that prompt.
+        # For every token: the number of its prompt, its position in that prompt, and its id.
         prompt_numbers = torch.tensor([i for i in chunk for _ in prompts[i]], device=device)
         positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
         ids = torch.tensor([token for i in chunk for token in prompts[i]], device=device)
 
         def attend(layer: int, heads: torch.Tensor) -> torch.Tensor:
+            """See `Attend`; also stores the layer's keys and values."""
             _, k, v = heads.split([shape.heads, shape.kv, shape.kv], 1)
             keys[layer][prompt_numbers, :, positions] = k
             values[layer][prompt_numbers, :, positions] = v
@@ -104,7 +104,7 @@ class Forward:
             ids, positions: [rows], the tokens and their positions.
             attend: stores the tokens' keys and values in the cache and computes their attention.
         """
-        return self.logits(self._hidden(ids, positions, attend, wanted=None))
+        return self.logits(self._hidden(ids, positions, attend, needed=None))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.head(hidden).float()
@@ -114,30 +114,31 @@ class Forward:
         ids: torch.Tensor,
         positions: torch.Tensor,
         attend: Attend,
-        wanted: torch.Tensor | None,
+        needed: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The hidden states after the last norm, [wanted tokens, hidden].
+        """The hidden states after the last norm, [needed tokens, hidden].
 
         Args:
             ids, positions: [tokens].
             attend: computes the attention of each layer.
-            wanted: indices of the tokens whose hidden states are needed; the last layer computes
-                only those after its attention. None: all tokens.
+            needed: indices of the tokens whose hidden states are needed; after its attention the
+                last layer computes only these. None: all tokens.
         """
         shape, functions, eps = self.shape, self.functions, self.eps
-        turned = tuple(table.index_select(0, positions) for table in self.rope)
-        flat = unturned(*turned) if self.has_flat_layers else turned
+        cos, sin = (table.index_select(0, positions) for table in self.rope)
+        # For layers that do not rotate; not needed where every layer does.
+        no_angles = no_rotation(cos, sin) if self.has_unrotated_layers else (cos, sin)
         x = self.decoder.embed(ids)
         for number, (layer, (qkv, o, gate_up, down)) in enumerate(self.layers):
             y = functions.plain_norm(x, layer.norm_in, eps)
             heads = qkv(y).view(len(x), -1, shape.head_dim)
-            cos, sin = turned if layer.rotated else flat
+            angles = (cos, sin) if layer.rotated else no_angles
             functions.plain_apply_rope(
-                heads, self.head_norms[number], shape.heads, shape.kv, cos, sin, eps
+                heads, self.head_norms[number], shape.heads, shape.kv, *angles, eps
             )
             attended = attend(number, heads)
-            if wanted is not None and number == len(self.layers) - 1:
-                attended, x = attended.index_select(0, wanted), x.index_select(0, wanted)
+            if needed is not None and number == len(self.layers) - 1:
+                attended, x = attended.index_select(0, needed), x.index_select(0, needed)
             x = x + o(attended)
             y = functions.plain_norm(x, layer.norm_mid, eps)
             x += down(functions.gate(gate_up(y)))
@@ -145,8 +146,12 @@ class Forward:
 
 
 def _chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Divide prompts of these lengths, from the shortest to the longest, into chunks of at most
-    `max_tokens`. A longer prompt is a chunk of its own. Returns the prompts' numbers."""
+    """Divide prompts, from the shortest to the longest, into chunks of at most `max_tokens` tokens;
+    a longer prompt is a chunk of its own. Returns the numbers of each chunk's prompts.
+
+    Args:
+        lengths: of the prompts, in tokens.
+    """
     chunks: list[list[int]] = []
     tokens_left = 0  # in the last chunk
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -167,16 +172,12 @@ def _head_norm(layer: Layer, shape: Shape) -> torch.Tensor | None:
 
 
 class _Product:
-    """One linear layer with its adapter, merged or as a second product of low rank.
-
-    Args:
-        adapted: the layer as the training forward has it.
-        pack: whether to keep a second copy of the weight in a faster layout.
-    """
+    """One linear layer with its adapter, merged or as a second product of low rank."""
 
     def __init__(self, adapted: AdaptedLinear, *, pack: bool) -> None:
-        """Prepare the layer's product and, unless the adapter is merged into the weight, the
-        adapter's two factors; see the class."""
+        """Prepare the product of `adapted`, the layer as the training forward has it, and those of
+        the adapter's two factors, unless it is merged into the weight. With `pack` a second copy of
+        the weight is made in a faster layout."""
         self.product = Fixed(adapted.weight, pack=pack)
         self.bias = adapted.linear.bias
         self.scale = adapted.scale
@@ -195,8 +196,8 @@ class _Product:
 
 
 def _joint_b(factors: Factors, weight: torch.Tensor) -> torch.Tensor:
-    """The factors B of all parts, transposed, in one matrix [parts * rank, out]: each part has its
-    own rows and columns, and everything else is zero. `weight` is the layer's [out, in]."""
+    """The factors B of all parts, transposed, in one matrix [parts * rank, out]. Each part has rows
+    and columns of its own; everything else is zero. `weight` is the layer's [out, in]."""
     rank = factors.b.shape[1]
     joint = weight.new_zeros(len(factors.parts) * rank, weight.shape[0])
     spans_and_parts = zip(factors.spans, factors.parts, strict=True)

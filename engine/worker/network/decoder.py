@@ -64,6 +64,8 @@ class Linear:
 
 @dataclass(frozen=True)
 class Layer:
+    """The frozen weights of a decoder layer; no `q_norm`, `k_norm` where heads have no norm."""
+
     qkv: Linear
     o: Linear
     gate_up: Linear
@@ -94,28 +96,28 @@ Take = Callable[[str], torch.Tensor | None]
 class Decoder:
     """Frozen weights and the forward pass over them; see the module.
 
-    Args:
-        config: of a model for which `unsupported` has no objection.
-        take: gives each weight once, in the dtype and on the device to work in.
-        rope: as transformers makes it for the configuration.
-
     Attributes:
         functions: what is computed between the matrix products; torch's until others are set.
-
-    Raises:
-        KeyError: for a weight that is missing.
     """
 
     def __init__(self, config: Any, take: Take, rope: Rope) -> None:
-        """Take the weights over and fuse them layer by layer; see the class. Raises KeyError for a
-        weight that is missing."""
+        """Take the weights over and fuse them layer by layer.
+
+        Args:
+            config: of a model for which `unsupported` has no objection.
+            take: gives each weight once, in the dtype and on the device to work in.
+            rope: as transformers makes it for the configuration.
+
+        Raises:
+            KeyError: for a weight that is missing.
+        """
         self.shape = Shape.of(config)
         self.functions: Pointwise = TORCH
         self.eps = float(config.rms_norm_eps)
         self.embedding = _required(take, "model.embed_tokens.weight")
-        tied = getattr(config, "tie_word_embeddings", False)
-        # A tied model uses its embedding as the head.
-        head = None if tied else take("lm_head.weight")
+        is_tied = getattr(config, "tie_word_embeddings", False)
+        head = None if is_tied else take("lm_head.weight")
+        # The embedding is the head too in a tied model, and in one without a head of its own.
         self.head = self.embedding if head is None else head
         factors = Multipliers.of(config)
         self.embedding_factor = factors.embedding
@@ -124,7 +126,7 @@ class Decoder:
         self.rotary = rope
         self._rope_scale = rope.scale * factors.angles
         self._inverse_frequencies = torch.tensor(rope.inverse_frequencies, device=self.head.device)
-        self._tables: tuple[torch.Tensor, torch.Tensor] | None = None  # see `rope`
+        self._tables: tuple[torch.Tensor, torch.Tensor] | None = None  # made by the method `rope`
         self.layers = [
             _layer(number, take, factors.residual, rotated=is_rotated(config, number))
             for number in range(self.shape.layers)
@@ -143,11 +145,12 @@ class Decoder:
         parameters = dict(model.named_parameters())
 
         def take(name: str) -> torch.Tensor | None:
+            """See `Take`. A projection is emptied in the model."""
             parameter = parameters.get(name)
             if parameter is None:
                 return None
             weight = parameter.detach()
-            if name.endswith("_proj.weight"):  # a projection, which is fused here
+            if name.endswith("_proj.weight"):
                 parameter.data = weight.new_empty(0)
             return weight
 
@@ -178,8 +181,8 @@ class Decoder:
         return FlatAdapter(self.slots, spec, seed, self.device)
 
     def weights(self, adapter: FlatAdapter | None) -> "Weights":
-        """The layers with `adapter` on them as it is now; None: the base alone. They are made once
-        per adapter and kept in it, so that the policy and its sampler share them."""
+        """The layers with `adapter` on them as it is now; None gives the base alone. They are made
+        once per adapter and kept in it, so that the policy and its sampler share them."""
         if adapter is None:
             return self._base_weights
         if adapter.applied is None:
@@ -192,8 +195,9 @@ class Decoder:
         """The tables (cos, sin) of the rotary positions, each [at least `length` positions, 1,
         head_dim / 2] in the weights' dtype. Kept, and made anew only for a greater length."""
         if self._tables is None or self._tables[0].shape[0] < length:
-            size = max(length, min(self.shape.context, 4096))
-            positions = torch.arange(size, device=self.device).float()
+            # Usually longer than asked for, so that the tables are seldom made anew.
+            usual_length = min(self.shape.context, 4096)
+            positions = torch.arange(max(length, usual_length), device=self.device).float()
             angles = torch.outer(positions, self._inverse_frequencies)[:, None]
             scale = self._rope_scale
             self._tables = (
@@ -203,7 +207,7 @@ class Decoder:
         return self._tables
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """What the first layer reads, [tokens, hidden], for `ids` [tokens]."""
+        """The embeddings of `ids` [tokens] as the first layer reads them, [tokens, hidden]."""
         x = self.embedding.index_select(0, ids)
         return x if self.embedding_factor == 1 else x * self.embedding_factor
 
@@ -226,7 +230,8 @@ class Decoder:
             checkpointing: recompute each layer in the backward pass, to save memory.
             dropout: of the adapter's input.
         """
-        cos, sin = self.rope(max(batch.layout.prefixes) + max(batch.layout.suffixes, default=0))
+        most_positions = max(batch.layout.prefixes) + max(batch.layout.suffixes, default=0)
+        cos, sin = self.rope(most_positions)
         cos, sin = cos[batch.positions], sin[batch.positions]
         attention = Attention(
             batch.layout, self.shape.heads, self.shape.kv, self.device, self.dtype
@@ -251,7 +256,8 @@ class Decoder:
             else:
                 x, delta = step(x, delta)
         assert delta is not None
-        return AddNorm.apply(x, delta, self.norm, self.eps, self.functions)[1]
+        _, normed = AddNorm.apply(x, delta, self.norm, self.eps, self.functions)
+        return normed
 
     def logprobs(
         self,
@@ -271,7 +277,7 @@ class Decoder:
             weights: base alone, or base and adapter.
             vocab: ids at or above it have no token and no probability.
             inverse_temperature: factor of the logits.
-            entropies: whether they are computed; zeros otherwise.
+            entropies: whether to compute entropies; they are zeros otherwise.
             checkpointing, dropout: see `hidden`.
         """
         on_cpu = self.device.type == "cpu"
@@ -295,8 +301,9 @@ class Decoder:
         else:
             labels = batch.labels.new_zeros(len(computed_rows))
             labels.index_copy_(0, row_of_label, batch.labels)
-        # As many tokens at once as have float32 logits (4 bytes each) of HEAD_BYTES in all.
-        chunk_rows = max(128, HEAD_BYTES.get(self.device.type, 2**24) // (4 * vocab))
+        # As many tokens at once, but at least 128, as have float32 logits of HEAD_BYTES in all.
+        logit_bytes = HEAD_BYTES.get(self.device.type, 2**24)  # 2**24: on any other device
+        chunk_rows = max(128, logit_bytes // (4 * vocab))
         logprobs, entropy = TokenLogprobs.apply(
             hidden, self.head[:vocab], labels, inverse_temperature, chunk_rows, entropies
         )
@@ -322,8 +329,8 @@ class Decoder:
 
 
 def _rounded_up(rows: torch.Tensor, token_count: int) -> torch.Tensor:
-    """`rows`, followed by a few other numbers below `token_count`, so that there are a multiple of
-    `grain` in all. Products then come in few sizes, and oneDNN reuses the code it compiled."""
+    """`rows`, followed by a few unused indices of the `token_count` tokens, so that their number is
+    a multiple of `grain`. Products then come in few sizes, and oneDNN reuses its compiled code."""
     missing = -len(rows) % grain(len(rows))
     if not missing:
         return rows
@@ -333,15 +340,7 @@ def _rounded_up(rows: torch.Tensor, token_count: int) -> torch.Tensor:
 
 
 class _LayerStep:
-    """One decoder layer over packed tokens.
-
-    A call takes the residual stream x and `delta`, the output of the previous layer that has not
-    been added to x yet (None at the first layer). It returns x and delta for the next layer.
-
-    Args:
-        rows: indices of the tokens that are computed after the attention; None for all.
-        dropout: of the adapter's input.
-    """
+    """One decoder layer over packed tokens, as a function of the hidden states alone."""
 
     def __init__(
         self,
@@ -354,8 +353,15 @@ class _LayerStep:
         rows: torch.Tensor | None,
         dropout: float,
     ) -> None:
-        """Keep what the call needs beside x and delta; see the class. cos, sin: [N, 1, head_dim /
-        2], of the packed tokens' positions."""
+        """Keep what a call needs beside the hidden states.
+
+        Args:
+            linears: the four matrices of the layer, with the adapter if there is one.
+            attention: of the packed batch.
+            cos, sin: [N, 1, head_dim / 2], of the packed tokens' positions.
+            rows: indices of the tokens that are computed after the attention; None for all.
+            dropout: of the adapter's input.
+        """
         self.decoder = decoder
         self.layer = layer
         self.linears = linears
@@ -367,7 +373,11 @@ class _LayerStep:
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the layer. x, delta: [N, hidden]; see the class."""
+        """Run the layer on the residual stream `x` [N, hidden]. `delta` [N, hidden], the output of
+        the previous layer, has not been added to it yet; None at the first layer.
+
+        Returns x and delta for the next layer, for `rows` alone if these are set.
+        """
         layer, eps = self.layer, self.decoder.eps
         shape, functions = self.decoder.shape, self.decoder.functions
         qkv, o, gate_up, down = self.linears
@@ -375,35 +385,33 @@ class _LayerStep:
             y = Norm.apply(x, layer.norm_in, eps, functions)
         else:
             x, y = AddNorm.apply(x, delta, layer.norm_in, eps, functions)
-        heads = qkv(y, self.dropout)
-        angles = (self.cos, self.sin) if layer.rotated else unturned(self.cos, self.sin)
+        heads = qkv(y, self.dropout)  # [N, (heads + 2 kv_heads) * head_dim]
+        cos, sin = self.cos, self.sin
+        if not layer.rotated:
+            cos, sin = no_rotation(cos, sin)
         layout = HeadLayout(shape.heads, shape.kv, eps)
-        heads = HeadsRope.apply(heads, layer.q_norm, layer.k_norm, *angles, layout, functions)
+        heads = HeadsRope.apply(heads, layer.q_norm, layer.k_norm, cos, sin, layout, functions)
         attended = self.attention(heads)
         if self.rows is not None:
             attended, x = PickRows.apply(attended, self.rows), PickRows.apply(x, self.rows)
         x, y = AddNorm.apply(x, o(attended, self.dropout), layer.norm_mid, eps, functions)
-        return x, down.gated(gate_up(y, self.dropout), self.dropout, functions)
+        mlp_output = down.gated(gate_up(y, self.dropout), self.dropout, functions)
+        return x, mlp_output
 
 
-def unturned(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def no_rotation(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Tables like `cos` and `sin` that turn nothing."""
     return torch.ones_like(cos), torch.zeros_like(sin)
 
 
 class AdaptedLinear:
-    """A frozen layer as the forward pass calls it, with its adapter if it has one.
-
-    Args:
-        factors: of the adapter; None without one.
-        scale: of the adapter's output.
-        merged: memory for the weight with the adapter in it; None where it is not merged.
-    """
+    """A frozen layer as the forward pass calls it, with its adapter if it has one."""
 
     def __init__(
         self, linear: Linear, factors: Factors | None, scale: float, merged: torch.Tensor | None
     ) -> None:
-        """Keep the layer and its adapter; `merged` [out, in] is filled by `merge`."""
+        """Keep the layer and its adapter: factors (None without one) and scale of its output.
+        `merged` [out, in] is memory that `merge` fills with the sum of both; None: not merged."""
         self.linear = linear
         self.factors = factors
         self.scale = scale
@@ -450,7 +458,8 @@ class AdaptedLinear:
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Write weight + scale * B A into `merged`; does nothing where `merged` is None."""
+        """Write weight + scale * B A into `merged`. Does nothing without memory for it, which a
+        layer without an adapter never has."""
         factors = self.factors
         if factors is None or self.merged is None:
             return
@@ -463,36 +472,36 @@ LayerWeights = tuple[AdaptedLinear, AdaptedLinear, AdaptedLinear, AdaptedLinear]
 
 
 class Weights:
-    """A decoder's layers with an adapter on them, or without.
-
-    Args:
-        merge: keep weight + scale * B A beside the frozen weights. It is computed anew from the
-            frozen weights whenever the adapter has changed, so that errors do not add up. Ignored
-            unless the weights are float32: rounded to bfloat16, most of a small update would be
-            lost.
-    """
+    """A decoder's layers with an adapter on them, or without."""
 
     def __init__(
         self, decoder: Decoder, adapter: FlatAdapter | None = None, *, merge: bool = False
     ) -> None:
-        """Put the adapter on each layer of the decoder; None leaves the base alone. With `merge`
-        memory for merged weights is allocated here, and filled by `refresh`."""
+        """Put the adapter on each layer of the decoder; None leaves the base alone.
+
+        Args:
+            merge: keep weight + scale * B A beside the frozen weights. `refresh` computes it from
+                the frozen weights whenever the adapter has changed, so that errors do not add up.
+                Ignored unless the weights are float32: rounded to bfloat16, most of a small update
+                would be lost.
+        """
         self.adapter = adapter
         self.merging = merge and adapter is not None and decoder.dtype == torch.float32
-        self._version = -1  # of the adapter that is merged; -1 for none yet
+        self._merged_version = -1  # of the adapter; -1: it was never merged
         self._layers: list[LayerWeights] = []
-        number = 0  # of the fused layer, counted through the whole decoder as in the adapter
+        linear_index = 0  # counted through the whole decoder, as in the adapter
         for layer in decoder.layers:
             adapted = []
             for linear in layer.linears:
-                adapted.append(self._adapted(linear, number))
-                number += 1
+                adapted.append(self._adapted(linear, linear_index))
+                linear_index += 1
             qkv, o, gate_up, down = adapted
             self._layers.append((qkv, o, gate_up, down))
 
-    def _adapted(self, linear: Linear, number: int) -> AdaptedLinear:
-        """The fused layer with this number, with its adapter if it has one."""
-        factors = self.adapter.factors[number] if self.adapter is not None else None
+    def _adapted(self, linear: Linear, linear_index: int) -> AdaptedLinear:
+        """A matrix of the decoder with its part of the adapter, if it has one; `linear_index` is
+        its number among all. Allocates the memory for the merged weight."""
+        factors = self.adapter.factors[linear_index] if self.adapter is not None else None
         if self.adapter is None or factors is None:
             return AdaptedLinear(linear, factors=None, scale=0.0, merged=None)
         merged = torch.empty_like(linear.weight) if self.merging else None
@@ -504,11 +513,13 @@ class Weights:
     def refresh(self) -> "Weights":
         """Merge the adapter into the weights again if it has changed since the last time. Returns
         this object."""
-        if self.merging and self.adapter is not None and self._version != self.adapter.version:
+        if not self.merging or self.adapter is None:
+            return self
+        if self._merged_version != self.adapter.version:
             for layer in self._layers:
                 for linear in layer:
                     linear.merge()
-            self._version = self.adapter.version
+            self._merged_version = self.adapter.version
         return self
 
 
@@ -524,10 +535,10 @@ def _layer(number: int, take: Take, residual: float, *, rotated: bool) -> Layer:
     name = f"model.layers.{number}"
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
     return Layer(
-        qkv=_whole(take, f"{attention}.qkv_proj")
+        qkv=_stored_fused(take, f"{attention}.qkv_proj")
         or _fused(take, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
         o=_multiplied(_fused(take, f"{attention}.o_proj"), residual),
-        gate_up=_whole(take, f"{mlp}.gate_up_proj")
+        gate_up=_stored_fused(take, f"{mlp}.gate_up_proj")
         or _fused(take, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
         down=_multiplied(_fused(take, f"{mlp}.down_proj"), residual),
         rotated=rotated,
@@ -538,8 +549,8 @@ def _layer(number: int, take: Take, residual: float, *, rotated: bool) -> Layer:
     )
 
 
-def _whole(take: Take, name: str) -> Linear | None:
-    """The projection with this name, which the model stores as one; None if it has none."""
+def _stored_fused(take: Take, name: str) -> Linear | None:
+    """The joint projection called `name`; None if the model stores its projections one by one."""
     weight = take(f"{name}.weight")
     if weight is None:
         return None

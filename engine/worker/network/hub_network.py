@@ -179,14 +179,14 @@ class HubNetwork:
         return HubAdapter(self, name, spec)
 
     def _excluded(self, spec: LoraSpec) -> str:
-        """The pattern of modules that have the name of a target but take no adapter, such as those
-        of a part that sees pictures; "" if there are none."""
-        every = "all-linear" in spec.targets
+        """The pattern NOT_ADAPTED of modules that take no adapter, such as those of a part that
+        sees pictures, if one of the targets matches it; otherwise ""."""
         for name, module in self.model.named_modules():
-            is_wanted = name.rpartition(".")[2] in spec.targets
-            if every:
-                is_wanted = isinstance(module, torch.nn.Linear)
-            if is_wanted and re.fullmatch(NOT_ADAPTED, name):
+            if "all-linear" in spec.targets:
+                is_target = isinstance(module, torch.nn.Linear)
+            else:
+                is_target = name.rpartition(".")[2] in spec.targets
+            if is_target and re.fullmatch(NOT_ADAPTED, name):
                 return NOT_ADAPTED
         return ""
 
@@ -244,7 +244,8 @@ class HubNetwork:
     @torch.no_grad()
     def _plain_head(self) -> torch.nn.Linear | None:
         """The model's head, if the logits are nothing but the head's matrix applied to the hidden
-        states; otherwise None. What the configuration does not say is seen on a few ids."""
+        states; otherwise None. Some configurations say that there is more to the logits; for all
+        others, both are compared on a few ids."""
         head = self.model.get_output_embeddings()
         if not isinstance(head, torch.nn.Linear) or head.bias is not None:
             return None
@@ -255,15 +256,15 @@ class HubNetwork:
         ids = torch.tensor([PROBE], device=self.device) % self.vocab
         logits = self.model(input_ids=ids, use_cache=False).logits
         try:
-            alone = head(self._hidden(ids))
-        # AttributeError: the decoder is no part of its own (Llama-4 gives the whole model).
+            logits_of_head = head(self._hidden(ids))
+        # AttributeError: `get_decoder` gives the whole model (Llama-4), which has no hidden states.
         # RuntimeError: its hidden states are of another size than the head reads.
         except (AttributeError, RuntimeError):
             return None
-        if alone.shape != logits.shape:
+        if logits_of_head.shape != logits.shape:
             return None
-        is_same = (alone - logits).float().norm() <= SAME_LOGITS * logits.float().norm()
-        return head if is_same else None
+        difference = (logits_of_head - logits).float().norm()
+        return head if difference <= SAME_LOGITS * logits.float().norm() else None
 
     def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
         """The hidden states after the last norm, [rows, length, hidden], of ids [rows, length]."""
@@ -289,7 +290,7 @@ class HubNetwork:
             return self.model(torch.tensor([ids], device=self.device)).logits[0].float()
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
-        """A sampler on this model; the first one is held against the model's own forward.
+        """A sampler on this model; the first one is compared with the model's own forward.
 
         Raises:
             WorkerFailure: kind config, when sampling with a cache gives other log-probabilities
@@ -303,22 +304,27 @@ class HubNetwork:
 
     def _check_sampling(self, sampler: HubSampler) -> None:
         """Sample a few tokens from prompts of different lengths and compute their
-        log-probabilities again without a cache; raises as `sampler`."""
+        log-probabilities again without a cache. Raises WorkerFailure (config) if they differ or the
+        model does not sample at all."""
         prompts = [[token % self.vocab for token in prompt] for prompt in PROBE_PROMPTS]
+        greedy = SamplingParams(PROBE_TOKENS, temperature=0.0)
         try:
-            groups = sampler.generate(prompts, 2, SamplingParams(PROBE_TOKENS, temperature=0.0))
+            groups = sampler.generate(prompts, n=2, params=greedy)
         # ValueError, TypeError: a cache that the model does not take. AttributeError: one without a
         # part that it asks for. RuntimeError: states of another shape.
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise _not_sampled(f"{type(error).__name__}: {error}") from error
         gap = 0.0
         for prompt, group in zip(prompts, groups, strict=True):
-            for each in group:
-                logits = self.logits([*prompt, *each.ids], None)[len(prompt) - 1 : -1, : self.vocab]
-                ids = torch.tensor(each.ids, device=logits.device)
-                read = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].cpu()
-                gap = max(gap, float((read - torch.tensor(each.logprobs)).abs().max()))
-        if not gap <= SAME_LOGPROBS[self.dtype]:  # nan too
+            for completion in group:
+                logits = self.logits([*prompt, *completion.ids], adapter=None)
+                # Those that predict the completion's ids.
+                logits = logits[len(prompt) - 1 : -1, : self.vocab]
+                ids = torch.tensor(completion.ids, device=logits.device)
+                uncached = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].cpu()
+                cached = torch.tensor(completion.logprobs)
+                gap = max(gap, float((uncached - cached).abs().max()))
+        if not gap <= SAME_LOGPROBS[self.dtype]:  # NaN too
             raise _not_sampled(f"log-probabilities differ by {gap:.1e}")
 
     @contextmanager
@@ -336,7 +342,7 @@ class HubNetwork:
 
 
 def _not_sampled(evidence: str) -> WorkerFailure:
-    """The failure of a run whose model cannot be sampled as it is trained."""
+    """The failure of a run whose model samples other log-probabilities than it is trained with."""
     return WorkerFailure(
         "config",
         "This model does not sample with a cache what it computes without one.",

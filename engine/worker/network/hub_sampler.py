@@ -26,14 +26,7 @@ from engine.worker.network.sampler import (
 
 
 class HubSampler:
-    """See the module and `Sampler`.
-
-    Args:
-        model: a causal LM.
-        needs: what every sampler needs.
-        vocab: ids at or above it are never sampled (padded vocabularies hold ids without a token).
-        with_adapter: opens a context in which the model has exactly the given adapter (None: none).
-    """
+    """See the module and `Sampler`."""
 
     name = "torch"
 
@@ -44,22 +37,30 @@ class HubSampler:
         vocab: int,
         with_adapter: Callable[[Any], AbstractContextManager[None]],
     ) -> None:
+        """Sample from `model`.
+
+        Args:
+            needs: what every sampler needs.
+            vocab: ids at or above it are never sampled (padded vocabularies hold ids without a
+                token).
+            with_adapter: opens a context in which the model has exactly the given adapter (None:
+                none).
+        """
         self.model = model
         self.needs = needs
         self.vocab = vocab
         self.with_adapter = with_adapter
         self._adapter: Any = None
-        # Some families number the positions by the mask alone, or compute all logits.
-        self._taken = signature(model.forward).parameters
+        self._accepted_arguments = signature(model.forward).parameters
 
     def load(self, adapter: Any) -> None:
         self._adapter = adapter
 
     def release_memory(self) -> None:
-        """It holds nothing between calls."""
+        """Nothing to release between calls."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
     def generate(
         self,
@@ -141,8 +142,8 @@ class HubSampler:
             random_numbers = uniforms(keys, torch.tensor(step, device=device))
             token, logprob = draw(logits, params, random_numbers)
             going_on = []  # indices in `alive`
-            tokens = zip(alive, token.tolist(), logprob.tolist(), strict=True)
-            for i, (row, token_id, token_logprob) in enumerate(tokens):
+            drawn = zip(alive, token.tolist(), logprob.tolist(), strict=True)
+            for i, (row, token_id, token_logprob) in enumerate(drawn):
                 if not ending.take(row, token_id, token_logprob):
                     going_on.append(i)
                 elif done is not None:
@@ -185,13 +186,11 @@ class HubSampler:
             ids, positions: [rows, new tokens].
             mask: [rows, all tokens so far], 0 for padding.
         """
+        # Not every family takes these.
         optional = {"position_ids": positions, "logits_to_keep": 1}
+        accepted = {k: v for k, v in optional.items() if k in self._accepted_arguments}
         out = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            **{name: value for name, value in optional.items() if name in self._taken},
+            input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **accepted
         )
         return out.logits[:, -1, : self.vocab].float()
 

@@ -139,24 +139,24 @@ class DecoderNetwork:
         Rows that share a prompt stay together as far as they fit, and the prompt counts once per
         microbatch."""
         order = sorted(range(len(rows)), key=lambda i: _sort_key(rows[i], i))
-        groups: list[list[int]] = []
-        tokens = 0  # of the last group
+        microbatches: list[list[int]] = []
+        tokens = 0  # of the last microbatch
         last_prompt: list[int] = []
         for index in order:
             row = rows[index]
             prompt = list(row.ids[: row.prefix_len])  # empty if the row shares none
-            tokens_alone = len(row.ids) - 1  # the last token predicts nothing
-            added = tokens_alone
-            if prompt == last_prompt:  # the group holds the prompt already
-                added -= len(prompt)
-            if groups and tokens + added <= budget:
-                groups[-1].append(index)
-                tokens += added
+            row_tokens = len(row.ids) - 1  # the last token predicts nothing
+            added_tokens = row_tokens
+            if prompt == last_prompt:  # the microbatch holds the prompt already
+                added_tokens -= len(prompt)
+            if microbatches and tokens + added_tokens <= budget:
+                microbatches[-1].append(index)
+                tokens += added_tokens
             else:
-                groups.append([index])
-                tokens = tokens_alone
+                microbatches.append([index])
+                tokens = row_tokens
             last_prompt = prompt
-        return groups
+        return microbatches
 
     def logprobs(
         self,
@@ -203,8 +203,8 @@ def _flat(adapter: Adapter) -> FlatAdapter:
 
 
 def _sort_key(row: Row, index: int) -> tuple[int, tuple[int, ...], int]:
-    """A key for sorting rows: those that share a prompt come next to each other, and longer prompts
-    first. A row without a shared prompt counts as a prompt of its whole length."""
+    """A key for sorting rows: long prompts come first, and rows that share a prompt stand next to
+    each other. A row without a shared prompt counts as a prompt of its whole length."""
     prompt = tuple(row.ids[: row.prefix_len])
     prompt_tokens = row.prefix_len or len(row.ids)
     return -prompt_tokens, prompt, index

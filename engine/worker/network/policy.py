@@ -60,9 +60,11 @@ class Base:
 def pick_device(name: str) -> torch.device:
     """The torch device for a leased device id, `cpu` or `cuda:N`.
 
-    The lease makes one GPU visible, so its number does not matter; the CPU where there is none.
+    The lease makes one GPU visible, so its number does not matter. If there is no GPU, it is the
+    CPU.
     """
-    return torch.device("cuda" if name.startswith("cuda") and torch.cuda.is_available() else "cpu")
+    use_gpu = name.startswith("cuda") and torch.cuda.is_available()
+    return torch.device("cuda" if use_gpu else "cpu")
 
 
 def pick_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -88,14 +90,14 @@ def load_base(
     Never runs code from the folder.
 
     Our own forward is used if it supports the model and its logits agree with transformers';
-    otherwise the model runs through transformers. The comparison needs both. With a
-    `comparisons_file` its result is stored for these files and libraries: the next load then reads
-    the weights without transformers' model classes, which take a process over 100 MB and a second.
+    otherwise the model runs through transformers. With a `comparisons_file` the comparison is made
+    once for these files and libraries: later loads then read the weights without transformers'
+    model classes, which take a process over 100 MB and a second.
 
     Args:
         precision: see `pick_dtype`.
         quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading.
-        comparisons_file: keeps the results of comparisons; None keeps none.
+        comparisons_file: stores the results of comparisons; None stores none.
         steps: optimizer steps that will follow, as far as known; they decide what is worth
             compiling.
 
@@ -104,10 +106,11 @@ def load_base(
     """
     hub.ensure_weights(path)
     tokenizer, config = _load_tokenizer_and_config(path)
-    vocab, stop_ids = known_ids(config, tokenizer), stop_ids_of(config, tokenizer, path)
-    why = "4-bit weights" if quantization != "none" else unsupported(config)
-    if not why:
-        network, why = _load_decoder_network(
+    vocab = known_ids(config, tokenizer)
+    stop_ids = stop_ids_of(config, tokenizer, path)
+    why_not_ours = "4-bit weights" if quantization != "none" else unsupported(config)
+    if not why_not_ours:
+        network, why_not_ours = _load_decoder_network(
             path, config, vocab, device, precision, comparisons_file, steps=steps
         )
         if network is not None:
@@ -116,7 +119,7 @@ def load_base(
     # Imported late: PEFT takes a second and over 100 MB, and our own forward does without it.
     from engine.worker.network.hub_network import HubNetwork  # noqa: PLC0415
 
-    return Base(HubNetwork(model, vocab, why), tokenizer, stop_ids, path)
+    return Base(HubNetwork(model, vocab, why_not_ours), tokenizer, stop_ids, path)
 
 
 def _load_decoder_network(
@@ -186,7 +189,8 @@ def load_transformers(
     its tokenizer).
 
     Args:
-        precision, quantization: as in `load_base`.
+        precision: see `pick_dtype`.
+        quantization: "nf4" loads 4-bit weights; "none".
 
     Raises:
         WorkerFailure: kind config, when the folder holds no model that can be loaded.
@@ -206,10 +210,11 @@ def load_transformers(
     model.requires_grad_(False)
     model.eval()
     if quantization == "none":  # quantized weights were loaded onto the device
-        torch.nn.Module.to(model, device)  # transformers' own `to` is typed for no caller
+        # Through torch, because the types of transformers' own `to` fit no call.
+        torch.nn.Module.to(model, device)
     for module in model.modules():
-        # On a CPU with AVX512-BF16 the first pass in eval mode would repack the weights for
-        # inference for good, and every gradient after it would be lost in silence.
+        # With this flag the first pass in eval mode on a CPU with AVX512-BF16 would repack the
+        # weights for inference for good, and every gradient after it would be lost in silence.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             vars(module)["support_avx512bf16_for_cpu"] = False
     return model, tokenizer
@@ -217,8 +222,8 @@ def load_transformers(
 
 def _model_class(path: Path) -> Any:
     """The class of transformers that loads the model in `path`: the one for causal language models,
-    or, for a family that has none, the one for a language model with other parts, which reads text
-    alone as well."""
+    if it knows the family. Otherwise the one for models that see pictures too, which also read text
+    alone."""
     # Imported late, as our own forward does without them.
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # noqa: PLC0415
     from transformers.models.auto.modeling_auto import (  # noqa: PLC0415
@@ -296,10 +301,11 @@ def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> 
     """
     generation = read_object(path / "generation_config.json")
     ids: list[int] = []
-    # Each is an id, a list of ids, or None.
     configured = getattr(config.get_text_config(), "eos_token_id", None)
+    # Each is an id, a list of ids, or None.
     for value in (tokenizer.eos_token_id, configured, generation.get("eos_token_id")):
-        for token in value if isinstance(value, list) else [value]:
+        tokens = value if isinstance(value, list) else [value]
+        for token in tokens:
             if isinstance(token, int) and token not in ids:
                 ids.append(token)
     if not ids:
@@ -310,13 +316,8 @@ def stop_ids_of(config: Any, tokenizer: PreTrainedTokenizerBase, path: Path) -> 
 class Policy:
     """A base model with one trained adapter.
 
-    Args:
-        base: shared; its weights are never changed.
-        settings: of the run; those of the adapter, gradient_checkpointing and seed are read.
-        start_adapter: a PEFT folder; the run continues from a copy of its adapter. None starts
-            anew.
-
     Attributes:
+        base: its weights are never changed.
         reference: a frozen copy of the start adapter; None where the base alone is the reference.
     """
 

@@ -49,8 +49,8 @@ class SamplingParams:
 
     @classmethod
     def greedy(cls, limits: AnswerLimits, seed: int) -> "SamplingParams":
-        """Parameters that take the likeliest token each time, within the limits. The seed is kept,
-        but decides nothing."""
+        """Parameters that take the likeliest token each time, within the limits. `seed` is stored,
+        but has no effect."""
         return cls(
             limits.max_tokens, temperature=0.0, top_p=1.0, stop=tuple(limits.stop), seed=seed
         )
@@ -84,9 +84,9 @@ class Sampler(Protocol):
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions for each prompt, in the order of the prompts.
+        """Sample `n` completions for each prompt; returns them in the order of the prompts.
 
-        `done` is called for each as it ends, in this thread.
+        `done` is called for each completion as it ends, in this thread.
         """
         ...
 
@@ -130,7 +130,7 @@ class Row:
         prompt: number of its prompt.
         member: its number among the completions of that prompt.
         key: decides its random numbers, see `uniforms`.
-        finished: whether it ended itself, and was not cut.
+        finished: whether it ended by a stop id or a stop string, and was not cut.
     """
 
     prompt: int
@@ -205,8 +205,8 @@ def draw(
     logprobs = logits.log_softmax(-1)
     if params.top_p < 1:
         logprobs, ids = nucleus(logprobs, params.top_p)
-        place = pick(logprobs.exp(), random_numbers)[:, None]
-        return ids.gather(1, place)[:, 0], logprobs.gather(1, place)[:, 0]
+        index = pick(logprobs.exp(), random_numbers)[:, None]  # in the nucleus
+        return ids.gather(1, index)[:, 0], logprobs.gather(1, index)[:, 0]
     token = pick(logits.softmax(-1), random_numbers)
     return token, logprobs.gather(1, token[:, None])[:, 0]
 
@@ -222,8 +222,8 @@ def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.T
     and the ids of the tokens.
     """
     vocab = logprobs.shape[-1]
-    # On a CPU the likeliest tokens are tried first, and more if they do not reach top_p. A GPU
-    # sorts all at once, which takes it no longer than to answer whether a few are enough.
+    # On a CPU a few of the likeliest tokens are tried first, and more if they do not reach top_p.
+    # A GPU sorts all at once: to wait for its answer whether a few suffice would take as long.
     count = FIRST_LIKELIEST if logprobs.device.type == "cpu" else vocab
     while True:
         likeliest, ids = logprobs.topk(min(count, vocab), -1)
@@ -247,7 +247,7 @@ def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Ten
             sum.
     """
     rows, vocab = probabilities.shape
-    if vocab <= 4 * BLOCK:
+    if vocab <= 4 * BLOCK:  # few enough to sum in one go
         sums = probabilities.cumsum(-1, dtype=torch.float64)
         target = random_numbers[:, None] * sums[:, -1:]
         return torch.searchsorted(sums, target, right=True)[:, 0]
@@ -261,9 +261,10 @@ def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Ten
     # Then the id within the block.
     target -= sums_before.gather(1, block)
     sums = blocks.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1, dtype=torch.float64)
-    # By rounding, the sum of a block differs from its part of the total: stay inside the block.
+    # `target` is now relative to the block. Sums are rounded, so it may lie outside: bring it back.
     target.clamp_min_(0).clamp_max_(sums[:, -1:] * LARGEST_UNIFORM)
-    return block.mul_(BLOCK).add_(torch.searchsorted(sums, target, right=True))[:, 0]
+    id_in_block = torch.searchsorted(sums, target, right=True)
+    return block.mul_(BLOCK).add_(id_in_block)[:, 0]
 
 
 # Constants of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), which turns a counter into 64 random
@@ -306,6 +307,6 @@ def _as_int64(constant: int) -> int:
 
 
 def _shifted_right(bits: torch.Tensor, count: int) -> torch.Tensor:
-    """Shift int64 numbers to the right by `count` bits and bring in zeros, where `>>` brings in
-    copies of the sign bit."""
+    """Shift int64 numbers to the right by `count` bits. Zeros come in from the left, where `>>`
+    alone brings in copies of the sign bit."""
     return (bits >> count) & (2 ** (64 - count) - 1)

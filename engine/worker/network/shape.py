@@ -58,9 +58,9 @@ class Multipliers:
     Attributes:
         embedding: of what the first layer reads.
         residual: of the outputs of attention and MLP.
-        angles: of cos and sin, queries' and keys' alike: its square is by how much the scores of
-            attention differ from the usual q k / sqrt(head_dim).
-        logits: what they are divided by.
+        angles: of cos and sin, and so of queries and of keys. Attention's scores get its square
+            beside the usual factor 1 / sqrt(head_dim).
+        logits: the logits are divided by it.
     """
 
     embedding: float = 1.0
@@ -70,8 +70,8 @@ class Multipliers:
 
     @classmethod
     def of(cls, config: Any) -> "Multipliers":
-        """Read them from a model's configuration; Granite has all four."""
-        usual = Shape.of(config).head_dim ** -0.5
+        """Read the constants from a model's configuration; Granite has all four."""
+        usual = Shape.of(config).head_dim ** -0.5  # factor of attention's scores
         attention = float(getattr(config, "attention_multiplier", None) or usual)
         return cls(
             embedding=float(getattr(config, "embedding_multiplier", None) or 1.0),

@@ -30,7 +30,7 @@ def read(
             file_of_weight |= dict.fromkeys(opened.keys(), opened)
 
         def take(name: str) -> torch.Tensor | None:
-            # The weight `name`, None if no file has it.
+            # None if no file has a weight of this name.
             if name not in file_of_weight:
                 return None
             return file_of_weight[name].get_tensor(name).to(device, dtype)

@@ -36,17 +36,7 @@ VARLEN_DTYPES = (torch.bfloat16, torch.float16)  # those that the variable-lengt
 
 class Attention:
     """Attention over one packed microbatch: each token sees its own sequence up to itself. Prepared
-    once for a device; all layers use it.
-
-    Args:
-        layout: of the packed sequences.
-        heads, kv_heads: numbers of query heads, and of key and value heads (grouped queries, arXiv
-            2305.13245).
-        device: where the tensors are.
-        dtype: of queries, keys and values.
-        varlen: whether to use the variable-length kernel. None, the default: on a GPU, in the two
-            formats the kernel takes.
-    """
+    once for a device; all layers use it."""
 
     def __init__(
         self,
@@ -61,9 +51,11 @@ class Attention:
         """Prepare what all layers share: the plan of the variable-length kernel, or padded buckets.
 
         Args:
-            heads, kv_heads: numbers of query heads, and of key and value heads.
-            varlen: whether to use the variable-length kernel. None: on a GPU, in the two number
-                formats the kernel takes.
+            heads, kv_heads: numbers of query heads, and of key and value heads (grouped queries,
+                arXiv 2305.13245).
+            dtype: of queries, keys and values.
+            varlen: whether to use the variable-length kernel. None, the default: on a GPU, in the
+                two number formats the kernel takes.
         """
         self.heads, self.kv_heads = heads, kv_heads
         self.grouped = heads != kv_heads
@@ -113,7 +105,8 @@ class Attention:
         if causal.applies(padded, bucket.length):
             out = causal.CausalAttention.apply(padded, self.kv_heads)
             return _without_padding(out, bucket)
-        q, k, v = padded.transpose(1, 2).split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        by_head = padded.transpose(1, 2)
+        q, k, v = by_head.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         return _packed(out, bucket)
 
@@ -209,11 +202,11 @@ class VarlenPlan:
         """Plan the attention of a layout: prefixes first, then suffixes. The keys of a suffix are
         those of its prefix, then its own; an empty suffix is left out."""
         prefixes = list(layout.prefixes)
-        suffixes = [n for n in layout.suffixes if n]
+        suffixes = [length for length in layout.suffixes if length]
         if not suffixes:
-            return cls(None, query_lengths=prefixes, key_lengths=prefixes, device=device)
+            return cls(keys=None, query_lengths=prefixes, key_lengths=prefixes, device=device)
         prefix_starts = start_offsets(prefixes, offset=0)
-        offset = sum(prefixes)  # in the packed order, after all prefixes
+        offset = sum(prefixes)  # of the next suffix in the packed order
         keys = [torch.arange(offset)]  # of the prefixes: their own tokens
         key_lengths = list(prefixes)
         for n, owner in zip(layout.suffixes, layout.owners, strict=True):

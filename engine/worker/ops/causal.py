@@ -87,7 +87,7 @@ class CausalAttention(torch.autograd.Function):
         dout = by_group.reshape(rows * kv_heads, length * group, dim)
         dqkv = q.new_empty((rows, length, (group + 2) * kv_heads, dim))
         dq = torch.empty_like(q)
-        dk = dv = torch.empty(0)  # replaced by the last block, which comes first
+        dk = dv = torch.empty(0)  # replaced at once: the last block comes first
         for block_number in reversed(range(len(probabilities_by_block))):
             start = block_number * BLOCK
             stop = min(start + BLOCK, length)

@@ -35,7 +35,7 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of weight * x / rms(x) for x, in float32. `normed` is x / rms(x) and `inverse` 1
+    """The gradient of x in weight * x / rms(x), in float32. `normed` is x / rms(x) and `inverse` 1
     / rms(x), as `normalise` gives them; `dy` is the gradient of the result."""
     grad, wide_normed = (dy * weight).float(), normed.float()
     mean_product = (grad * wide_normed).mean(-1, keepdim=True)
@@ -56,7 +56,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tenso
 
 
 def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """The gradient of `norm` for x, from the gradient `dy` of its result."""
+    """The gradient of x in `norm`, from the gradient `dy` of its result."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).to(dy.dtype)
 
@@ -143,7 +143,9 @@ def gate_gradient(gate_up: torch.Tensor, _: None, dy: torch.Tensor) -> torch.Ten
     wide_dy = dy.float()
     # The derivative of silu.
     slope = sigmoid * (1 + gate_half * (1 - sigmoid))
-    return torch.cat([wide_dy * up_half * slope, wide_dy * gate_half * sigmoid], -1).to(dy.dtype)
+    dgate = wide_dy * up_half * slope
+    dup = wide_dy * gate_half * sigmoid
+    return torch.cat([dgate, dup], -1).to(dy.dtype)
 
 
 def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
@@ -193,7 +195,7 @@ def functions() -> list[Callable[..., Any]]:
     return [_compile_at_first_call(function) for function in FUNCTIONS]
 
 
-def forgive() -> None:
+def tolerate_failures() -> None:
     """From now on a function that cannot be compiled runs as it is written, instead of raising."""
     settings: Any = import_module("torch._dynamo.config")
     settings.suppress_errors = True

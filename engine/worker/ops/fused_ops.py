@@ -92,6 +92,7 @@ class Pointwise:
 def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """x / rms(x) over the last dimension in x's dtype, and 1 / rms(x) in float32, [..., 1]."""
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    # 1 / sqrt(mean of the squares + eps)
     inverse = size.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
     if x.dtype == torch.float32:
         return x * inverse, inverse
@@ -101,14 +102,15 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of weight * x / rms(x) for x: (g - n * mean(g n)) / rms(x), with g = weight * dy
-    and n the normalised x.
+    """The gradient of x in weight * x / rms(x): (g - n * mean(g * n)) / rms(x), with g = weight *
+    dy and n the normalised x.
 
     Args:
         normed, inverse: x / rms(x) and 1 / rms(x), as `normalise` gives them.
         dy: the gradient of the result.
     """
     grad = dy * weight
+    # -mean(g * n)
     minus_mean = torch.linalg.vecdot(grad, normed).unsqueeze(-1).mul_(-1 / normed.shape[-1])
     grad = grad.addcmul_(normed, minus_mean)
     return grad.mul_(inverse.to(grad.dtype))
@@ -121,8 +123,9 @@ def per_head(q: torch.Tensor, k: torch.Tensor, heads: int, kv_heads: int) -> tor
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
-    """Rotate every head of x and write the result into `out`, which must not be x. The numbers i
-    and i + dim / 2 of a head are a pair, rotated by the angle whose cosine and sine are given."""
+    """Rotate every head of x [N, heads, dim] and write the result into `out`, which must not be x.
+    Numbers i and i + dim / 2 of a head are a pair, rotated by the angle whose cosine and sine stand
+    at i in cos and sin [N, 1, dim / 2]."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     out_first, out_second = out[..., :half], out[..., half:]
@@ -198,13 +201,15 @@ def _apply_rope_gradient(
     shape = d.shape[0], heads + 2 * kv_heads, d.shape[1] // (heads + 2 * kv_heads)
     by_head, target = d.view(shape), out.view(shape)
     target[:, heads + kv_heads :] = by_head[:, heads + kv_heads :]
+    gradient = by_head[:, : heads + kv_heads]
+    # -sin rotates back.
     if saved:  # empty if heads were not normalised
         normed, inverse, weight = saved
-        back = torch.empty_like(normed)
-        rotate(by_head[:, : heads + kv_heads], cos, -sin, back)  # -sin: the other way
-        target[:, : heads + kv_heads] = normalise_gradient(normed, inverse, weight, back)
+        unrotated = torch.empty_like(normed)
+        rotate(gradient, cos, -sin, unrotated)
+        target[:, : heads + kv_heads] = normalise_gradient(normed, inverse, weight, unrotated)
     else:
-        rotate(by_head[:, : heads + kv_heads], cos, -sin, target[:, : heads + kv_heads])
+        rotate(gradient, cos, -sin, target[:, : heads + kv_heads])
     return out
 
 
@@ -230,14 +235,14 @@ def _gate_again(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | Non
 def _gate_gradient(
     gate_up: torch.Tensor, silu: torch.Tensor | None, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of gate_up [N, 2 width], from the gradient `dy` of silu(gate) * up. `silu` is
-    silu(gate); None computes it here."""
+    """The gradient of gate_up [N, 2 width], from the gradient `dy` [N, width] of silu(gate) * up.
+    `silu` is silu(gate) where `_gate_again` has computed it; None computes it here."""
     gate, up = gate_up.chunk(2, -1)
     if silu is None:
         silu = F.silu(gate)
     width = gate.shape[1]
     out = torch.empty_like(gate_up)
-    torch.mul(silu, dy, out=out[:, width:])
+    torch.mul(silu, dy, out=out[:, width:])  # of up
     torch.ops.aten.silu_backward.grad_input(dy * up, gate, grad_input=out[:, :width])
     return out
 
@@ -248,6 +253,7 @@ def _plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor
     if x.is_cuda and weight.dim() == 1:  # one kernel, for one weight in all rows
         return F.rms_norm(x, (x.shape[-1],), weight, eps.number)
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    # 1 / sqrt(eps + mean of the squares)
     inverse = torch.addcmul(eps.tensor, size, size, value=1 / x.shape[-1]).rsqrt_()
     normed = (x * inverse).to(x.dtype)  # the product is float32
     return normed.mul_(weight)
@@ -275,6 +281,7 @@ def _plain_apply_rope(
         inputs = queries_and_keys.clone()
     else:
         inputs = _plain_norm(queries_and_keys, weight, eps)
+    # As in `rotate`, but both halves are multiplied by cos at once.
     first, second = inputs.chunk(2, -1)
     out_first, out_second = torch.mul(inputs, cos, out=queries_and_keys).chunk(2, -1)
     out_first.addcmul_(second, sin, value=-1)
@@ -324,7 +331,8 @@ def of_liger(kernels: Liger) -> Pointwise:
         if q_weight is None or k_weight is None:
             return kernels.apply_rope(all_heads, None, heads, kv_heads, cos, sin, eps)
         weight = per_head(q_weight, k_weight, heads, kv_heads)
-        return *kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps), weight
+        saved = kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps)
+        return *saved, weight
 
     def apply_rope_gradient(
         saved: Tensors,
@@ -337,7 +345,7 @@ def of_liger(kernels: Liger) -> Pointwise:
         """The gradient of qkv from `d`, that of the rotated qkv. `saved` is what `apply_rope`
         returned."""
         by_head = d.reshape(d.shape[0], heads + 2 * kv_heads, -1)
-        weight = saved[-1] if saved else None
+        weight = saved[-1] if saved else None  # nothing was saved where heads have no norm
         gradient = kernels.apply_rope_gradient(
             saved[:-1], weight, cos, sin, by_head, heads, kv_heads
         )
@@ -377,8 +385,8 @@ def of_liger(kernels: Liger) -> Pointwise:
 
 @dataclass(frozen=True)
 class Choice:
-    """The set of functions to use. `why` says why it is not the set that was wanted; "" if it
-    is."""
+    """The set of functions to use. `why` says why it is not the set that was requested, or the
+    usual one; "" if it is."""
 
     functions: Pointwise
     why: str = ""
@@ -409,7 +417,7 @@ def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 
             return Choice(TORCH, f"{steps} steps; compiling pays from {COMPILE_FROM_STEPS}")
         choice = attempt(of_compiler, sizes, dtype, device)
         if choice.functions is not TORCH:
-            compiled.forgive()
+            compiled.tolerate_failures()
         return choice
     if not requested and find_spec("liger_kernel") is None:
         return AS_WRITTEN
@@ -428,7 +436,7 @@ def attempt(
         # One line, short enough for an event.
         message = " ".join(str(error).split())[:200] or "no message"
         return Choice(TORCH, f"{type(error).__name__}: {message}")
-    if not largest_distance <= MAX_DISTANCE[dtype]:  # also if it is NaN
+    if largest_distance > MAX_DISTANCE[dtype] or math.isnan(largest_distance):
         return Choice(
             TORCH,
             f"{functions.name}: {function_name} differs from torch's by {largest_distance:.1e}",
@@ -441,10 +449,10 @@ def difference(
     functions: Pointwise, sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> tuple[float, str]:
     """How far a set's results are from torch's on random numbers. Returns (the largest relative
-    distance, the name of the function that has it); the distance is NaN if a result has NaN.
+    distance, the name of the function that has it).
 
-    Two numbers of rows are tried, because torch.compile makes the code that serves any number only
-    for the second.
+    Two numbers of rows are tried: at the second one torch.compile makes other code, which serves
+    any number.
     """
     largest_distance = 0.0
     function_name = ""
@@ -454,6 +462,7 @@ def difference(
             for result, expected in zip(results[name], expected_results, strict=True):
                 error = (result.float() - expected.float()).norm()
                 distance = float(error / expected.float().norm())
+                # A NaN stays: no number compares as larger.
                 if distance > largest_distance or math.isnan(distance):
                     largest_distance, function_name = distance, name
     return largest_distance, function_name
@@ -484,7 +493,7 @@ class _TrialInputs(NamedTuple):
 def _trial_inputs(
     sizes: Sizes, rows: int, dtype: torch.dtype, device: torch.device
 ) -> _TrialInputs:
-    """Draw the arguments of a trial. They follow from `rows` and the sizes."""
+    """Draw the arguments of a trial. Equal sizes and `rows` give equal numbers."""
     generator = torch.Generator(device).manual_seed(rows)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -516,40 +525,43 @@ def _trial_inputs(
 def trial(
     functions: Pointwise, sizes: Sizes, rows: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensors]:
-    """Call every function of a set on random numbers, the same for every set. Returns their
-    results, by the function's name."""
-    x, delta, dtotal, dy, weight, q, k, cos, sin, qkv, d, gate_up, dgated = _trial_inputs(
-        sizes, rows, dtype, device
-    )
+    """Call every function of a set on random numbers, which are the same for every set. Returns
+    their results by the function's name."""
+    inputs = _trial_inputs(sizes, rows, dtype, device)
     eps, heads, kv_heads = 1e-6, sizes.heads, sizes.kv
     results: dict[str, Tensors] = {}
     # Norms of the hidden stream.
+    x, weight = inputs.x, inputs.weight
     y, saved = functions.norm(x, weight, eps)
     results["norm"] = (y,)
-    results["norm_gradient"] = (functions.norm_gradient(saved, weight, dy),)
-    total, y, saved = functions.add_norm(x, delta, weight, eps)
+    results["norm_gradient"] = (functions.norm_gradient(saved, weight, inputs.dy),)
+    total, y, saved = functions.add_norm(x, inputs.delta, weight, eps)
     results["add_norm"] = (total, y)
-    results["add_norm_gradient"] = (functions.add_norm_gradient(saved, weight, dtotal, dy),)
+    gradient = functions.add_norm_gradient(saved, weight, inputs.dtotal, inputs.dy)
+    results["add_norm_gradient"] = (gradient,)
 
     # Queries and keys. `apply_rope` overwrites qkv; the copy is for `plain_apply_rope` below.
+    qkv, cos, sin = inputs.qkv, inputs.cos, inputs.sin
+    q_weight, k_weight = inputs.q_weight, inputs.k_weight
     qkv_copy = qkv.clone().view(rows, heads + 2 * kv_heads, -1)
-    saved = functions.apply_rope(qkv, q, k, cos, sin, heads, kv_heads, eps)
+    saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, eps)
     results["apply_rope"] = (qkv,)
-    dqkv = functions.apply_rope_gradient(saved, cos, sin, d, heads, kv_heads)
+    dqkv = functions.apply_rope_gradient(saved, cos, sin, inputs.d, heads, kv_heads)
     results["apply_rope_gradient"] = (dqkv,)
 
     # The gate.
+    gate_up = inputs.gate_up
     results["gate"] = (functions.gate(gate_up),)
     gated_again, saved = functions.gate_again(gate_up)
     results["gate_again"] = (gated_again,)
-    results["gate_gradient"] = (functions.gate_gradient(gate_up, saved, dgated),)
+    results["gate_gradient"] = (functions.gate_gradient(gate_up, saved, inputs.dgated),)
 
     # The functions without a gradient.
     both_eps = Eps(eps, torch.full((1,), eps, device=device))
     results["plain_norm"] = (functions.plain_norm(x, weight, both_eps),)
     head_weights = None
-    if q is not None and k is not None:
-        head_weights = per_head(q, k, heads, kv_heads)
+    if q_weight is not None and k_weight is not None:
+        head_weights = per_head(q_weight, k_weight, heads, kv_heads)
     full_cos = torch.cat([cos, cos], -1)
     functions.plain_apply_rope(qkv_copy, head_weights, heads, kv_heads, full_cos, sin, both_eps)
     results["plain_apply_rope"] = (qkv_copy,)

@@ -75,9 +75,9 @@ class LoraLinear(torch.autograd.Function):
         bias: torch.Tensor | None,
         placement: LoraPlacement,
     ) -> torch.Tensor:
-        """The layer's outputs [N, out] for x [N, in], the adapter's share included. `dropped` is x
-        after adapter dropout, or x itself; the class describes the other arguments. Beside the
-        weights only the adapter's input is saved for the backward pass."""
+        """The layer's outputs [N, out] for x [N, in], the adapter's share included; the class
+        describes the arguments. Beside the weights only `dropped`, the adapter's input, is saved
+        for the backward pass."""
         ctx.placement = placement
         ctx.has_dropout = dropped is not x
         ctx.save_for_backward(dropped, a, b, weight)
@@ -87,13 +87,13 @@ class LoraLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         """The gradients of x, `dropped`, a and b, from the gradient `dy` [N, out] of the outputs;
-        None for the other arguments. Without dropout x and `dropped` are one tensor: x then gets
-        the whole gradient, and `dropped` None."""
+        None for the other arguments. Without dropout x and `dropped` are one tensor, and x gets the
+        gradient of both."""
         dropped, a, b, weight = ctx.saved_tensors
         da, db, dlow = _factor_gradients(dropped, a, b, dy, ctx.placement)
         dx = ddropped = None
-        # The first layer's input needs no gradient.
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+        x_needs_grad, dropped_needs_grad, *_ = ctx.needs_input_grad
+        if x_needs_grad or dropped_needs_grad:  # not so at the first layer
             # A merged weight contains the adapter, so it gives the adapter's share of dx too.
             dx = linear(dy, weight.t())
             if ctx.has_dropout:
@@ -107,7 +107,6 @@ class GatedLoraLinear(torch.autograd.Function):
     """LoraLinear of silu(gate) * up, without dropout. That product, the second widest input of a
     layer, is not saved: the backward pass computes it again.
 
-    gate_up: [N, 2 * in], gate first; the other arguments as in LoraLinear.
     """
 
     @staticmethod
@@ -121,9 +120,13 @@ class GatedLoraLinear(torch.autograd.Function):
         placement: LoraPlacement,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        """The layer's outputs [N, out] for silu(gate) * up, the adapter's share included. gate_up
-        [N, 2 * in] holds gate, then up; it is the only activation saved for the backward pass. The
-        other arguments are those of LoraLinear."""
+        """The layer's outputs [N, out] for silu(gate) * up, the adapter's share included.
+
+        Args:
+            gate_up: [N, 2 * in], gate, then up; the only activation saved for the backward pass.
+            a, b: [parts * r, in] and [adapted outputs, r], the adapter's factors.
+            weight: [out, in], and bias: [out] or None.
+        """
         x = functions.gate(gate_up)
         ctx.placement, ctx.functions = placement, functions
         ctx.save_for_backward(gate_up, a, b, weight)
@@ -154,24 +157,31 @@ def _adapted(
     bias: torch.Tensor | None,
     placement: LoraPlacement,
 ) -> torch.Tensor:
-    """x W^T + b [N, out]. Unless the weight contains the adapter already, scale * (dropped A_i^T)
-    B_i^T is added in the span of each adapted part i. Arguments as in LoraLinear."""
+    """x W^T + bias [N, out] for x [N, in]. Unless the weight contains the adapter already, scale *
+    (dropped A_i^T) B_i^T is added in the span of each adapted part i of the outputs.
+
+    Args:
+        dropped: x after adapter dropout, or x itself.
+        a, b: [parts * r, in] and [adapted outputs, r], the factors of all parts one below the
+            other.
+    """
     y = linear(x, weight, bias)
     if not placement.merged:
         low_rank = linear(dropped, a.to(x.dtype))
         rank = b.shape[1]
         for number, ((start, stop), rows) in enumerate(_parts_with_rows(placement.spans)):
-            factor = b[rows].to(x.dtype)
+            part_of_b = b[rows].to(x.dtype)
             part = low_rank[:, number * rank : (number + 1) * rank]
-            y[:, start:stop].addmm_(part, factor.t(), alpha=placement.scale)
+            y[:, start:stop].addmm_(part, part_of_b.t(), alpha=placement.scale)
     return y
 
 
 def _factor_gradients(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of LoraLinear, from the gradient `dy` [N, out] of its outputs. Returns (of a, of b,
-    of the low-rank activations x A^T [N, parts * r]). x [N, in] is the adapter's input."""
+    """The gradients of the adapter's factors a and b, and of its low-rank activations x A^T [N,
+    parts * r], from the gradient `dy` [N, out] of the layer's outputs. x [N, in] is the adapter's
+    input."""
     rank = b.shape[1]
     scale = placement.scale
     low_rank = linear(x, a.to(x.dtype))
@@ -220,11 +230,8 @@ class FrozenLinear(torch.autograd.Function):
 
 
 class AddNorm(torch.autograd.Function):
-    """(x + delta, w * RMSNorm(x + delta)), with the root mean square over the last dimension (arXiv
-    1910.07467), computed in float32. The gradients of both results are added in one step.
-
-    x, delta: [N, hidden]; w: [hidden].
-    """
+    """The sum x + delta and its RMS norm (arXiv 1910.07467). The gradients of both are added in one
+    step."""
 
     @staticmethod
     def forward(
@@ -235,8 +242,11 @@ class AddNorm(torch.autograd.Function):
         eps: float,
         functions: Pointwise = TORCH,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(x + delta, weight * RMSNorm of that sum), both [N, hidden], for x and delta of that
-        shape and weight [hidden]. `functions` is the set that computes it."""
+        """Returns (x + delta, weight * RMSNorm(x + delta)). All are [N, hidden], but weight is
+        [hidden]. The mean square is over the last dimension, in float32.
+
+        `functions` computes both, and what its gradient function needs of them (`saved`).
+        """
         total, y, saved = functions.add_norm(x, delta, weight, eps)
         ctx.functions = functions
         ctx.save_for_backward(weight, *saved)
@@ -263,8 +273,8 @@ class Norm(torch.autograd.Function):
         eps: float,
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
-        """weight * RMSNorm(x), [N, hidden] as x, for weight [hidden]. `functions` is the set that
-        computes it."""
+        """weight * RMSNorm(x), [N, hidden] as x, for weight [hidden]. `functions` computes it, and
+        what its gradient function needs (`saved`)."""
         y, saved = functions.norm(x, weight, eps)
         ctx.functions = functions
         ctx.save_for_backward(weight, *saved)
@@ -281,11 +291,7 @@ class Norm(torch.autograd.Function):
 class HeadsRope(torch.autograd.Function):
     """Queries and keys, normalised per head (if there are weights) and rotated by their positions,
     in place in `qkv`; values stay as they are. Rotary positions in the rotate-half form (arXiv
-    2104.09864).
-
-    qkv: [N, (heads + 2 kv_heads) * dim], overwritten; q_weight, k_weight: [dim] or None; cos, sin:
-    [N, 1, dim / 2].
-    """
+    2104.09864)."""
 
     @staticmethod
     def forward(
@@ -299,8 +305,12 @@ class HeadsRope(torch.autograd.Function):
         functions: Pointwise = TORCH,
     ) -> torch.Tensor:
         """Normalise and rotate queries and keys within `qkv` [N, (heads + 2 kv_heads) * dim], in
-        place, and return that tensor. cos, sin: [N, 1, dim / 2]; q_weight, k_weight: [dim], None
-        where heads have no norm."""
+        place, and return that tensor.
+
+        Args:
+            q_weight, k_weight: [dim], of the norms of heads; None if heads are not normalised.
+            cos, sin: [N, 1, dim / 2], of the tokens' positions.
+        """
         heads, kv_heads, eps = layout.heads, layout.kv_heads, layout.eps
         saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, eps)
         ctx.mark_dirty(qkv)
@@ -357,11 +367,11 @@ class PickRows(torch.autograd.Function):
 
 
 class Spread(torch.autograd.Function):
-    """Puts packed rows at their places in a padded array of `size` rows; the padding is zero."""
+    """Puts packed rows at their places in a padded tensor of `size` rows; the padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, scatter_index: torch.Tensor, size: int) -> torch.Tensor:
-        """[size, ...] with row i of x at `scatter_index[i]`, int64."""
+        """The padded tensor [size, ...]. Row i of x stands at row `scatter_index[i]` (int64)."""
         ctx.save_for_backward(scatter_index)
         return x.new_zeros((size, *x.shape[1:])).index_copy_(0, scatter_index, x)
 
@@ -402,10 +412,11 @@ class TokenLogprobs(torch.autograd.Function):
         entropies: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(the log-probability of each label, the entropy of its distribution), both [T] float32;
-        entropies are zeros unless `entropies`.
+        the entropies are zeros unless `entropies` is true.
 
-        If `hidden` needs a gradient, `slopes` are computed here already and saved in place of the
-        logits: for each token, the gradient of its log-probability for its row of `hidden`.
+        If `hidden` needs a gradient, `slopes` [T, hidden] is computed here and saved in place of
+        the logits. Row t is the gradient of token t's log-probability with respect to its row of
+        `hidden`.
 
         Args:
             hidden: [T, hidden].
@@ -432,9 +443,9 @@ class TokenLogprobs(torch.autograd.Function):
             if entropies:
                 entropy[chunk] = torch.linalg.vecdot(probabilities, logprobs).neg_()
             if slopes is not None:
-                # W_label minus the mean of W's rows under the distribution.
-                expected = linear(probabilities.to(head.dtype), head.t())
-                torch.sub(head[labels[chunk]], expected, out=slopes[chunk])
+                # W_label minus the mean of W's rows (W is the head) under the distribution.
+                mean_row = linear(probabilities.to(head.dtype), head.t())
+                torch.sub(head[labels[chunk]], mean_row, out=slopes[chunk])
         if slopes is not None:
             if inverse_temperature != 1.0:
                 slopes.mul_(inverse_temperature)

@@ -61,7 +61,7 @@ class Liger:
     def norm_gradient(
         self, saved: tuple[torch.Tensor, ...], weight: torch.Tensor, dy: torch.Tensor
     ) -> torch.Tensor:
-        """The gradient of `norm` for x, from the gradient `dy` of its result."""
+        """The gradient of x in `norm`, from the gradient `dy` of its result."""
         return self._norm_back(saved, weight, dy.contiguous(), in_place=False)
 
     def add_norm(
@@ -84,7 +84,7 @@ class Liger:
         gradient of x + delta, `dy` the gradient of the norm."""
         total, inverse = saved
         block, warps = self._launch_settings(total.shape[-1])
-        return self._sum.fused_add_rms_norm_backward(
+        dx, *_ = self._sum.fused_add_rms_norm_backward(
             dy.contiguous(),
             dtotal.contiguous(),
             total,
@@ -97,7 +97,8 @@ class Liger:
             STAGES,
             False,  # not in place
             needs_dw=False,  # weights are frozen
-        )[0]
+        )
+        return dx
 
     def apply_rope(
         self,
@@ -143,10 +144,9 @@ class Liger:
         out = d.clone(memory_format=torch.contiguous_format)
         self._rotate(out, heads, kv_heads, cos, sin, back=True)
         if weight is not None:
-            queries_and_keys = out[:, : heads + kv_heads]
-            queries_and_keys.copy_(
-                self._norm_back(saved, None, queries_and_keys * weight, in_place=True)
-            )
+            unrotated = out[:, : heads + kv_heads]
+            # The norm was made without a weight, so its gradient gets the product with it.
+            unrotated.copy_(self._norm_back(saved, None, unrotated * weight, in_place=True))
         return out
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -165,12 +165,12 @@ class Liger:
         *,
         in_place: bool,
     ) -> torch.Tensor:
-        """The gradient of `norm` for x, from the gradient `dy` of its result. `in_place` lets the
+        """The gradient of x in `norm`, from the gradient `dy` of its result. `in_place` lets the
         kernel overwrite `dy`."""
         x, inverse = saved
         width = x.shape[-1]
         block, warps = self._launch_settings(width)
-        return self._rms.rms_norm_backward(
+        dx, *_ = self._rms.rms_norm_backward(
             dy,
             x.view(-1, width),
             weight,
@@ -180,9 +180,10 @@ class Liger:
             block,
             warps,
             in_place,
-            None,  # row mode, as in `norm`
+            None,  # row mode: Liger chooses between its kernels by the number of rows
             needs_dw=False,  # weights are frozen
-        )[0]
+        )
+        return dx
 
     def _rotate(
         self,
@@ -214,8 +215,8 @@ class Liger:
             sin,
             sin.stride(0),
             count,
-            1,  # batches, of the rows and of the angles
-            1,
+            1,  # batches of rows
+            1,  # batches of angles
             heads,
             kv_heads,
             dim,

@@ -24,8 +24,8 @@ GRAIN = 64
 
 @cache
 def _onednn() -> Any:
-    """oneDNN's operator for x W^T + b. None if this build of torch lacks the operator, or if it
-    would not be faster: it is faster only on AMD processors with AVX-512."""
+    """oneDNN's operator for x W^T + b. None if this build of torch lacks it, or if it would not be
+    faster, which it is on AMD processors with AVX-512 only."""
     operator = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if operator is None or not torch.backends.mkldnn.is_available():
         return None
@@ -37,9 +37,10 @@ def _onednn() -> Any:
 
 
 def grain(count: int) -> int:
-    """The number to a multiple of which `count` rows should be padded: GRAIN, or 1 (no padding) if
-    oneDNN is not used or padding would cost more than it saves."""
-    return GRAIN if count >= 4 * GRAIN and _onednn() is not None else 1
+    """`count` rows should be padded to a multiple of the result: GRAIN, or 1 (no padding) if oneDNN
+    is not used or the rows are too few."""
+    padding_pays = count >= 4 * GRAIN
+    return GRAIN if padding_pays and _onednn() is not None else 1
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

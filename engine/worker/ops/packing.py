@@ -154,7 +154,8 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     prefixes.sort(key=lambda prefix: len(prefix.ids))
     prefix_lengths = [len(prefix.ids) for prefix in prefixes]
     prefix_starts = start_offsets(prefix_lengths, offset=0)
-    prefix_of_row = {r: number for number, prefix in enumerate(prefixes) for r in prefix.members}
+    # For each row the number of its prefix.
+    prefix_of_row = {r: number for number, prefix in enumerate(prefixes) for r in prefix.rows}
     # The rows with a suffix, in the packed order of the suffixes.
     suffix_rows = [r for r in range(len(rows)) if rows[r].prefix_len]
     suffix_rows.sort(key=lambda r: (prefix_of_row[r], len(rows[r].ids)))
@@ -194,31 +195,32 @@ def _suffix_length(row: Row) -> int:
 def _trained_tokens(
     rows: Sequence[Row], prefix_starts: Sequence[int], suffix_starts: Mapping[int, int]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    """Find the trained tokens of each row. Returns (source, labels, row), each a list with one
-    tensor per row; together the tensors are the attributes of `Packed` with these names.
+    """Find the trained tokens of each row. Returns three lists with one tensor per row: the packed
+    token that predicts each trained token, the id of the trained token, and the row's number.
 
     Args:
         prefix_starts: for each row, where its prefix begins in the packed order.
         suffix_starts: by row number, where its suffix begins; only for rows that have a suffix.
 
     Raises:
-        ValueError: as `pack`.
+        ValueError: when a row's first token is marked as trained.
     """
     source, labels, row_numbers = [], [], []
     for r, row in enumerate(rows):
         if row.loss_mask[0]:
             raise ValueError(f"row {r}: its first token is marked as trained, nothing predicts it")
-        # The positions in the row that predict a trained token: those just before one.
-        before = torch.tensor(row.loss_mask, dtype=torch.bool).nonzero()[:, 0] - 1
-        labels.append(torch.tensor(row.ids, dtype=torch.long)[before + 1])
-        prefix = prefix_starts[r]
+        # Positions in the row; a trained token is predicted at the one before it.
+        trained = torch.tensor(row.loss_mask, dtype=torch.bool).nonzero()[:, 0]
+        predicting = trained - 1
+        labels.append(torch.tensor(row.ids, dtype=torch.long)[trained])
+        in_prefix = predicting + prefix_starts[r]
         if row.prefix_len:
             # Positions in the suffix count from the beginning of the row, its prefix included.
-            suffix = suffix_starts[r] - row.prefix_len
-            source.append(torch.where(before < row.prefix_len, before + prefix, before + suffix))
+            in_suffix = predicting + (suffix_starts[r] - row.prefix_len)
+            source.append(torch.where(predicting < row.prefix_len, in_prefix, in_suffix))
         else:
-            source.append(before + prefix)
-        row_numbers.append(torch.full((len(before),), r))
+            source.append(in_prefix)
+        row_numbers.append(torch.full((len(trained),), r))
     return source, labels, row_numbers
 
 
@@ -238,7 +240,7 @@ class _Prefix:
     """A sequence that is packed once, and the numbers of the rows that begin with it."""
 
     ids: Sequence[int]
-    members: list[int]
+    rows: list[int]
 
 
 def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
@@ -252,7 +254,7 @@ def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
             continue
         prompt = tuple(row.ids[: row.prefix_len])
         if prompt in index_of_prompt:
-            prefixes[index_of_prompt[prompt]].members.append(r)
+            prefixes[index_of_prompt[prompt]].rows.append(r)
         else:
             index_of_prompt[prompt] = len(prefixes)
             prefixes.append(_Prefix(prompt, [r]))
@@ -274,6 +276,7 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
     first = 0  # the bucket's first suffix; `end` is the one after its last
     while first < len(layout.suffixes):
         end = first
+        # Allowed in this bucket, whose shortest prefix is the first.
         longest_prefix = PREFIX_RATIO * prefix_lengths[first] + PREFIX_TOKENS
         while end < len(layout.suffixes) and prefix_lengths[end] <= longest_prefix:
             end += 1
@@ -286,8 +289,9 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 
 
 def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixBucket:
-    """Make the bucket of the suffixes from number `first` to before `end`; at least one of them has
-    tokens. `offset` is where suffix `first` begins in the packed order."""
+    """Make the bucket of the suffixes with the numbers from `first` to `end - 1`, which attention
+    pads to one length. At least one of them has tokens. `offset` is where suffix `first` begins in
+    the packed order."""
     # A completion of one token has an empty suffix.
     nonempty = [i for i in range(first, end) if layout.suffixes[i]]
     suffixes = _padded_bucket([layout.suffixes[i] for i in nonempty], offset)

@@ -11,6 +11,6 @@
     samplers.py       which sampler a run gets
     shaping.py        what is taken off a reward before a group is compared
     sync_check.py     whether the sampler still speaks with the trained weights
-    vllm_client.py    what is said to that server: ids in, ids and log-probabilities out
+    vllm_client.py    the requests to that server: ids in, ids and log-probabilities out
     vllm_sampler.py   sampling on a vLLM server, each version of an adapter under its own name
 """

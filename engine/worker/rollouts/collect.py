@@ -1,10 +1,9 @@
 """Tasks + environment + sampler -> groups of scored trajectories.
 
 Single-turn tasks are sampled at once. Multi-turn ones go in step: every rollout still open takes
-one turn. Either way the environment works beside the sampler: what has ended is scored, and what
-was said is answered, in a thread of its own while others are still being sampled. It meets
-completions in the order in which they end, so a score must not depend on what was scored before
-it; `push_env` audits that. A fault of the environment costs the one rollout it happened in.
+one turn. Either way the environment works beside the sampler, in a thread of its own: it scores or
+answers completions while others are being sampled. They come in the order in which they end, so a
+score must not depend on earlier ones; `push_env` audits that. A fault costs the rollout it hits.
 """
 
 import time
@@ -149,7 +148,6 @@ def _play_turns(
                 _set_error(trajectory, str(error), timed_out=error.timed_out)
     times.reward_s += time.monotonic() - began
     turn = 0
-    # From here on the environment works in its own thread.
     with BackgroundWorker() as background:
         while open_rollouts:
             _play_turn(open_rollouts, turn, context, sampler, params, background, times)
@@ -184,7 +182,8 @@ def _play_turn(
     began = time.monotonic()
     prompts = [rollout.trajectory.prompt_ids + rollout.trajectory.ids for rollout in open_rollouts]
     # Times 64, so that the first 64 turns of different steps never share a seed.
-    sampler.generate(prompts, 1, replace(params, seed=params.seed * 64 + turn), on_completion)
+    turn_params = replace(params, seed=params.seed * 64 + turn)
+    sampler.generate(prompts, n=1, params=turn_params, done=on_completion)
     times.sample_s += time.monotonic() - began
     times.reward_s += background.wait()
 
@@ -233,7 +232,7 @@ def _append_turn(
     trajectory.add_completion(completion)
     trajectory.messages.append(reply.message)
     trajectory.completion = reply.message["content"]
-    trajectory.invalid_calls += [f"turn {trajectory.turns}: {why}" for why in reply.invalid_calls]
+    trajectory.invalid_calls += [f"turn {trajectory.turns}: {call}" for call in reply.invalid_calls]
     trajectory.stop_reason = "stop" if completion.finished else "max_tokens"
 
 
@@ -266,9 +265,9 @@ def _continue_rollout(
     params: SamplingParams,
     background: BackgroundWorker,
 ) -> bool:
-    """Append the environment's reply to the trajectory, so that the next turn can be sampled.
-    Returns True then. Returns False if the rollout has ended, or ends now because another
-    completion would exceed the length limit."""
+    """Append the environment's reply to the trajectory, so that the next turn can be sampled, and
+    return True. Returns False if the rollout has ended, or ends now because another completion
+    would exceed the length limit."""
     trajectory = rollout.trajectory
     replies = rollout.replies
     if replies is None:

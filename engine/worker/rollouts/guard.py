@@ -34,7 +34,7 @@ class Guard:
         failed = [t for t in members if t.error is not None]
         self.state["played"] += len(members)
         self.state["errors"] += len(failed)
-        self.state["last_errors"] = [len(failed), len(members)]
+        self.state["last_errors"] = [len(failed), len(members)]  # of the last step
         share = self.state["errors"] / self.state["played"]  # of the whole run
         # `failed`: a resumed run is not ended by failures of earlier steps alone.
         if failed and self.state["played"] >= ERRORS_JUDGED_FROM and share > self.error_limit:
@@ -48,8 +48,10 @@ class Guard:
                     Call("read_rollouts", {"run_id": self.run_id, "pick": "error"}),
                 ),
             )
-        has_no_signal = all(t.advantage == 0.0 for t in members)
-        self.state["silent_steps"] = self.state["silent_steps"] + 1 if has_no_signal else 0
+        if all(t.advantage == 0.0 for t in members):
+            self.state["silent_steps"] += 1
+        else:
+            self.state["silent_steps"] = 0
         if self.state["silent_steps"] >= NO_SIGNAL_STEPS:
             rewards = {t.reward for t in members}
             raise WorkerFailure(
@@ -70,6 +72,6 @@ class Guard:
 
     def close(self, steps: int) -> None:
         """At the end of a run of `steps` steps, set `no_gradient` in the state if none of them had
-        a gradient. Unchanged weights are then not reported as a failure."""
+        a gradient, so that unchanged weights are not reported as a failure."""
         if self.state["silent_steps"] >= steps:
             self.state["no_gradient"] = True

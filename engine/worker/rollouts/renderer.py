@@ -56,11 +56,11 @@ class Renderer:
     @property
     def _format(self) -> ChatFormat:
         """The chat template with the tokens it uses, as a `ChatFormat`, which renders and masks."""
-        # A dict where the model has several templates, by name.
-        template = self.tokenizer.chat_template
+        # One template, or several by name.
+        templates = self.tokenizer.chat_template
         return ChatFormat(
             template=self.tokenizer.get_chat_template(),
-            tool_template=template.get("tool_use", "") if isinstance(template, dict) else "",
+            tool_template=templates.get("tool_use", "") if isinstance(templates, dict) else "",
             special_tokens=self.tokenizer.special_tokens_map,
             encode=self.encode,
             stop_texts=self._stop_texts,
@@ -80,8 +80,10 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of text that the template wrote. Special tokens in the text are recognised, and
-        none are added. [] for empty text."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+        none are added."""
+        if not text:
+            return []
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def prompt(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
@@ -129,9 +131,9 @@ class Renderer:
         loss_on: str,
         reasoning: Reasoning = "keep",
     ) -> list[Rendered]:
-        """A finished conversation as training rows with their loss masks: one, or several where the
-        template writes earlier turns differently once more messages follow. Rows without a token
-        to train are left out.
+        """A finished conversation as training rows with their loss masks. It is one row, or several
+        if the template writes earlier turns differently once more messages follow. Rows without a
+        token to train are left out.
 
         Args:
             loss_on: `assistant` trains every assistant turn with its end token, `last` only the
@@ -165,8 +167,8 @@ class Renderer:
 
     @property
     def opens_thought(self) -> bool:
-        """Whether the prompt itself opens the think block, so that completions start inside it.
-        Tried on a short prompt."""
+        """Whether prompts end with the opening of a think block, so that completions begin inside
+        it. Tried on a short prompt."""
         prompt = self.text([{"role": "user", "content": "?"}], (), prompt=True)
         return prompt.rstrip().endswith("<think>")
 
@@ -176,21 +178,20 @@ class Renderer:
         return reader_of(self._format)
 
     def reply(self, text: str, tools: Sequence[ToolSchema]) -> Reply:
-        """What the text of a completion says, in the model's own dialect, and which of its tool
-        calls are invalid; see `ReplyReader.read`."""
+        """Read the text of a completion in the model's dialect: its content, reasoning and tool
+        calls, and which of the calls are invalid; see `ReplyReader.read`."""
         return self._replies.read(text, tools)
 
     def certain_text(self, text: str, tools: Sequence[ToolSchema]) -> str:
-        """The beginning of an unfinished reply that can be sent on as content; see
-        `ReplyReader.certain`. "" where a thought comes first that the prompt has opened, unless
-        nothing is read from the reply because there are no `tools`."""
-        if tools and self._is_in_thought:
+        """The beginning of an unfinished reply that is content for certain, and can be sent on; see
+        `ReplyReader.certain`. With tools it is "" if the reply begins inside a thought."""
+        if tools and self._begins_in_thought:
             return ""
         return self._replies.certain(text, tools)
 
     @cached_property
-    def _is_in_thought(self) -> bool:
-        """`opens_thought`, tried once."""
+    def _begins_in_thought(self) -> bool:
+        """`opens_thought`, computed once."""
         return self.opens_thought
 
     def assistant_message(self, text: str, tools: Sequence[ToolSchema]) -> ChatMessage:

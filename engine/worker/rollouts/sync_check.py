@@ -3,7 +3,7 @@
 The trainer computes the log-probability of every sampled token anyway. Where the sampler holds the
 same weights, the two differ by rounding; where an adapter was not delivered, or answers come from a
 cache of older weights, they differ by what training has moved since, which grows with the step.
-Such a run looks healthy and learns nothing, so it is told, and ended beyond a hard limit.
+Such a run seems healthy and learns nothing: an event says so, and a hard limit ends the run.
 """
 
 import math
@@ -24,7 +24,7 @@ class Limits:
 
     Attributes:
         floor: the most that rounding causes.
-        warn: from here on the run is told.
+        warn: above it an event is written.
         fail: no rounding causes this much; the run ends.
     """
 
@@ -106,11 +106,12 @@ class SyncCheck:
         latest.append(mean)
         del latest[:-WINDOW]  # in place, since checkpoints save this list
         first_gap, latest_gap = statistics.median(first), statistics.median(latest)
+        allowed_gap = max(self.limits.floor, GROWTH * first_gap)  # above it the gap has grown
         if mean > self.limits.fail or math.isnan(mean):
             raise self._failure(step, mean, largest, first_gap)
         if mean > self.limits.warn:
             self._report_once("sampler_gap", step, mean, largest, "more than rounding explains")
-        elif len(latest) == WINDOW and latest_gap > max(self.limits.floor, GROWTH * first_gap):
+        elif len(latest) == WINDOW and latest_gap > allowed_gap:
             reason = (
                 f"and growing: {first_gap:.2g} in the first steps, {latest_gap:.2g} in the latest"
             )

@@ -79,8 +79,8 @@ class VllmClient:
         return read_answers(self._post(GENERATE, _request(model, ids, sampling)))
 
     def prompt_logprobs(self, model: str, ids: list[int]) -> list[float]:
-        """The log-probability of every id of the prompt except the first, which has none since
-        nothing precedes it. Raises VllmError."""
+        """The log-probability of every id of the prompt but the first, which nothing precedes.
+        Raises VllmError."""
         # 0: of the prompt's own tokens, without any alternatives.
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         reply = self._post(GENERATE, _request(model, ids, sampling))
@@ -109,14 +109,16 @@ class VllmClient:
                 response.read()  # the text of a streamed reply is not loaded by itself
                 raise VllmError(_refusal(response))
             for line in response.iter_lines():
-                if not line.startswith("data:"):  # a blank line between two server-sent events
+                # Server-sent events, with blank lines between them; the last one is "[DONE]".
+                if not line.startswith("data:"):
                     continue
                 data = line.removeprefix("data:").strip()
-                if data == "[DONE]":  # the last event
+                if data == "[DONE]":
                     continue
                 chunk = json.loads(data)
                 if "error" in chunk:
                     raise VllmError(str(chunk["error"])[:300])
+                # A choice may bring no ids (None), such as the last one.
                 yield [
                     int(token) for choice in chunk["choices"] for token in choice["token_ids"] or ()
                 ]
@@ -197,7 +199,8 @@ def _answer(choice: Body) -> Answer:
             log-probabilities belong to other ids; `read_answers` catches them.
     """
     ids = [int(token) for token in choice["token_ids"]]
-    positions = (choice.get("logprobs") or {}).get("content") or [None] * len(ids)
+    reported = choice.get("logprobs") or {}
+    positions = reported.get("content") or [None] * len(ids)  # one for each id
     logprobs = []
     for token, position in zip(ids, positions, strict=True):
         fields: Body = {} if position is None else position
@@ -205,9 +208,9 @@ def _answer(choice: Body) -> Answer:
             raise ValueError(
                 f"log-probability of id {fields['token_id']} where {token} was sampled"
             )
-        value = fields.get("logprob")
-        if isinstance(value, int | float) and NO_LOGPROB < value < math.inf:
-            logprobs.append(float(value))
+        logprob = fields.get("logprob")
+        if isinstance(logprob, int | float) and NO_LOGPROB < logprob < math.inf:
+            logprobs.append(float(logprob))
         else:
             logprobs.append(math.nan)
     return Answer(ids, logprobs, finished=choice["finish_reason"] == "stop")
@@ -230,8 +233,8 @@ def _body(response: httpx.Response) -> Body:
 
 
 def _refusal(response: httpx.Response) -> str:
-    """A sentence for a refused request, such as "it answered 400: model not found": the status, and
-    the first 300 characters of the server's error message, or of its text if it has none."""
+    """A sentence about a refused request: the status, and the first 300 characters of the server's
+    error message, or of its text if it has none. Example: "it answered 400: no such model"."""
     text = response.text
     try:
         reply = response.json()

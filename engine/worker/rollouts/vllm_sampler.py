@@ -57,7 +57,8 @@ class VllmSampler:
         self.stop_ids = list(stop_ids)
         self.limit = process.plan.max_length  # tokens of prompt and completion together
         self.missing_logprobs = 0  # sampled ids that came without one
-        self._never = {str(token): NEVER for token in range(vocab, model_vocab)}
+        # Ids that must never be sampled, as vLLM's logit_bias.
+        self._forbidden_ids = {str(token): NEVER for token in range(vocab, model_vocab)}
         self._folder = folder
         self._on_wait = on_wait
         self._model_name = BASE  # under which the server knows what was loaded last
@@ -79,16 +80,16 @@ class VllmSampler:
         if _is_same_version(new_version, self._loaded):
             return
         old_name = self._model_name
-        name = BASE
+        new_name = BASE
         with _ServerErrors("take the adapter", self.process):
             if adapter is not None:
                 self._versions_made += 1
-                name = f"version-{self._versions_made}"
-                folder = self._folder / name
+                new_name = f"version-{self._versions_made}"
+                folder = self._folder / new_name
                 folder.mkdir(parents=True)
-                save_adapter(adapter, folder, BASE)
-                self.client.load(name, folder)
-            self._model_name, self._loaded = name, new_version
+                save_adapter(adapter, folder, base_ref=BASE)
+                self.client.load(new_name, folder)
+            self._model_name, self._loaded = new_name, new_version
             if old_name != BASE:
                 self.client.unload(old_name)
         if old_name != BASE:  # the base has no folder of ours
@@ -119,7 +120,7 @@ class VllmSampler:
         nothing if the prompt fills the context. Raises WorkerFailure, of kind infra or oom."""
         self._wait_until_ready()
         room = self.limit - len(prompt)
-        if room < 1:
+        if room < 1:  # the prompt fills the context
             return
         with _ServerErrors("sample", self.process):
             sampling = self._sampling(params, index=0, n=1, room=room)
@@ -217,8 +218,8 @@ class VllmSampler:
             request["seed"] = prompt_seed(params.seed, index)
         if params.stop:
             request["stop"] = list(params.stop)
-        if self._never:
-            request["logit_bias"] = self._never
+        if self._forbidden_ids:
+            request["logit_bias"] = self._forbidden_ids
         return request
 
     def _wait_until_ready(self) -> None:
@@ -254,10 +255,10 @@ def prompt_seed(seed: int, index: int) -> int:
 def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
     """The failure of a run whose vLLM server failed, with the end of the server's log as evidence.
     Its kind is oom if the message or the log says that memory ran out, otherwise infra."""
-    last_words = process.last_words()
+    log_end = process.last_words()
     evidence = message
-    if last_words not in message:
-        evidence += f"; its log ends: {last_words}"
+    if log_end not in message:
+        evidence += f"; its log ends: {log_end}"
     if any(mark in evidence for mark in ("out of memory", "OutOfMemory", "No available memory")):
         hint = "Lower max_length or prompts_per_step, or set sampler torch; then submit again."
         return WorkerFailure("oom", "vLLM ran out of memory.", evidence=evidence, hint=hint)
@@ -276,8 +277,8 @@ class _ServerErrors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """If a VllmError ended the context, raise the run's failure in its place. Other errors are
-        left as they are."""
+        """If a VllmError ended the context, alone or first in a group, raise the run's failure in
+        its place. Other errors are left as they are."""
         # Requests made at the same time fail as a group: its first error stands for all.
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]

@@ -122,8 +122,8 @@ class Served:
 
         1. the role;
         2. the text, one or more characters each;
-        3. with tools, once the answer is whole, what may hold calls: reasoning, the rest of the
-           text, the calls;
+        3. with tools, once the answer is whole, what was held back because it could begin a call or
+           reasoning: the reasoning, the rest of the text, the calls;
         4. the finish reason;
         5. the usage, if the request asks for it.
 
@@ -158,15 +158,14 @@ class Served:
                 if _continues(certain, sent_text) and not must_wait:
                     yield chunk({"content": certain[len(sent_text) :]})
                     sent_text = certain
-        # Sampling has ended, so the beginning of a stop string that was held back is plain text.
+        # Sampling has ended, so what was held back as the beginning of a stop string is plain text.
         text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
         rest = self._rest(text, sent_text, request)
         for delta in rest:
             yield chunk(delta)
-        has_ended = bool(answer_ids) and (
-            answer_ids[-1] in self.renderer.stop_ids or self._has_stop_string(answer_ids, params)
-        )
-        finish_reason = "stop" if has_ended else "length"
+        has_stop_id = bool(answer_ids) and answer_ids[-1] in self.renderer.stop_ids
+        was_cut = not has_stop_id and not self._has_stop_string(answer_ids, params)
+        finish_reason = "length" if was_cut else "stop"
         if any("tool_calls" in delta for delta in rest):
             finish_reason = "tool_calls"
         yield chunk({}, finish_reason)
@@ -174,9 +173,15 @@ class Served:
             yield common_fields | {"choices": [], "usage": usage(len(ids), len(answer_ids))}
 
     def _rest(self, text: str, sent_text: str, request: ChatRequest) -> list[Reply]:
-        """What of a whole answer is still to be sent, as deltas. What was held back because it
-        might have begun a call or a thought is read first."""
+        """The deltas that are still to be sent once the answer is whole: its reasoning, the rest of
+        its content and its tool calls.
+
+        Args:
+            text: the whole answer as the model wrote it.
+            sent_text: the content that was sent already.
+        """
         message: ChatMessage = {"content": text}
+        # If not all of the text is certain to be content, it may hold a call or a thought.
         if self.renderer.certain_text(text, request.tools) != text:
             message = self.renderer.assistant_message(text, request.tools)
         deltas: list[Reply] = []
@@ -184,24 +189,27 @@ class Served:
             deltas.append({"reasoning_content": message["reasoning_content"]})
         if _continues(message["content"], sent_text):
             deltas.append({"content": message["content"][len(sent_text) :]})
-        calls = [tool_call_as_openai(each) for each in message.get("tool_calls", [])]
+        calls = [
+            tool_call_as_openai(call) | {"index": index}
+            for index, call in enumerate(message.get("tool_calls", []))
+        ]
         if calls:
-            numbered = [each | {"index": index} for index, each in enumerate(calls)]
-            deltas.append({"tool_calls": numbered})
+            deltas.append({"tool_calls": calls})
         return deltas
 
     def _has_stop_string(self, ids: list[int], params: SamplingParams) -> bool:
         """Whether the text of `ids` contains one of the stop strings."""
         text = self.renderer.completion_text(ids)
-        return any(mark in text for mark in params.stop)
+        return any(stop_string in text for stop_string in params.stop)
 
     def _within_limit(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
         """The parameters with `max_tokens` lowered, if need be, so that prompt and answer stay
         within the model's limit."""
-        return replace(params, max_tokens=min(params.max_tokens, self.limit - prompt_length))
+        room = self.limit - prompt_length
+        return replace(params, max_tokens=min(params.max_tokens, room))
 
 
 def _continues(text: str, sent_text: str) -> bool:
-    """Whether there is more of the text to send, and it goes on from what was sent: a later token
-    can change the end of a text."""
+    """Whether `text` is longer than what was sent and begins with it. It may not begin with it,
+    because a later token can change the end of a text."""
     return text.startswith(sent_text) and len(text) > len(sent_text)

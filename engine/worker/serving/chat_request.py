@@ -100,13 +100,20 @@ def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
     MAX_STOPS stop strings take effect. Raises Refused (400) when a field is wrong."""
     stop = _checked_stop(body.get("stop") or [])
     token_limit = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_TOKENS
+    max_tokens = checked_number(token_limit, "max_tokens", low=1, high=MAX_TOKENS)
+    temperature = checked_number(body.get("temperature", 1.0), "temperature", low=0, high=2)
+    top_p = checked_number(body.get("top_p", 1.0), "top_p", low=1e-6, high=1)  # 0 keeps no token
     seed = body.get("seed")
+    if seed is None:
+        seed = fresh_seed()
+    else:
+        seed = int(checked_number(seed, "seed", low=0, high=2**53))
     return SamplingParams(
-        max_tokens=int(checked_number(token_limit, "max_tokens", low=1, high=MAX_TOKENS)),
-        temperature=checked_number(body.get("temperature", 1.0), "temperature", low=0, high=2),
-        top_p=checked_number(body.get("top_p", 1.0), "top_p", low=1e-6, high=1),  # 0 keeps no token
+        max_tokens=int(max_tokens),
+        temperature=temperature,
+        top_p=top_p,
         stop=tuple(stop[:MAX_STOPS]),
-        seed=fresh_seed() if seed is None else int(checked_number(seed, "seed", low=0, high=2**53)),
+        seed=seed,
     )
 
 
@@ -146,7 +153,8 @@ def checked_number(value: Any, name: str, low: float, high: float) -> float:
     """Return `value` if it is a number from `low` to `high`, both included. Raises Refused (400)
     otherwise, naming the field `name`."""
     # A bool counts as an int in Python; NaN fails the comparison.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
         raise Refused(400, f"{name} must be a number from {low:g} to {high:g}, got {value!r}.")
     return value
 

@@ -58,7 +58,9 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
         gap = float((logits - expected_logits).abs().max())
     if gap > ALLOWED_GAP:
         raise WorkerFailure(
-            "infra", "The merged model does not say what base and adapter say.", evidence=f"{gap}"
+            "infra",
+            "The merged model does not say what base and adapter say.",
+            evidence=str(gap),
         )
     # Written aside and renamed, so that `out` is complete or absent.
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -72,10 +74,11 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
 
 
 def merge_to_gguf(base_path: Path, adapter: Path, out: Path, name: str) -> float:
-    """As `merge`, and then the merged model as the GGUF file `name` in the folder `out`. The name
-    ends in .f16.gguf or .q8_0.gguf, which says how weights are stored.
+    """Merge as `merge` does, but write the result as the GGUF file `name` in the folder `out`. The
+    name ends in .f16.gguf or .q8_0.gguf, which says how weights are stored.
 
-    Raises also NotExportable if GGUF cannot hold the model, ImportError without the package gguf.
+    Raises, besides what `merge` raises, NotExportable if GGUF cannot hold the model, and
+    ImportError without the package gguf.
     """
     # Needs the package gguf: refused before minutes are spent on merging.
     from engine.models.gguf.exporter import export_gguf  # noqa: PLC0415
@@ -85,8 +88,8 @@ def merge_to_gguf(base_path: Path, adapter: Path, out: Path, name: str) -> float
     try:
         gap = merge(base_path, adapter, temporary / "model")
         (temporary / "gguf").mkdir()
-        kind = name.split(".")[-2]
-        export_gguf(temporary / "model", temporary / "gguf" / name, kind)
+        weight_format = name.split(".")[-2]  # f16 or q8_0
+        export_gguf(temporary / "model", temporary / "gguf" / name, weight_format)
         os.replace(temporary / "gguf", out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -180,9 +180,8 @@ class Server:
         if self.busy >= MAX_BUSY:
             raise Refused(429, f"{self.busy} answers are in progress; ask again later.")
         if not chat_request.stream:
-            return JSONResponse(
-                await self.working(run_in_threadpool(self.served.complete, chat_request))
-            )
+            completion = run_in_threadpool(self.served.complete, chat_request)
+            return JSONResponse(await self.working(completion))
         self.served.prompt_ids(chat_request)  # refusals come before the stream begins
         return ImpatientStream(self.events(chat_request), media_type="text/event-stream")
 

@@ -40,8 +40,8 @@ class OwnModels:
             thinking: whether prompts open a think block.
             base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
                 weights are refused. None: not checked.
-            comparisons_file: keeps whether our own forward agreed with transformers', so that the
-                two are compared once per base; None keeps nothing.
+            comparisons_file: stores whether our own forward agreed with transformers', so that the
+                two are compared once per base; None stores nothing.
 
         Raises:
             WorkerFailure: kind config, when the base cannot be loaded.
@@ -57,7 +57,7 @@ class OwnModels:
         self.base_name = base_name
         self.renderer = Renderer(self.base.tokenizer, self.base.stop_ids, thinking=thinking)
         self.sampler = make_sampler(self.base, self.renderer)
-        self.adapters: dict[str, str] = {}
+        self._folders: dict[str, Path] = {}  # model name -> its adapter's folder
         self._loaded: dict[str, Adapter] = {}
         self.lock = threading.Lock()
         self.limit = self.base.network.shape.context
@@ -69,7 +69,7 @@ class OwnModels:
 
     def names(self) -> list[str]:
         """The base's name, then those of the adapters in the order they were added."""
-        return [self.base_name, *self.adapters]
+        return [self.base_name, *self._folders]
 
     def add(self, name: str, folder: Path) -> None:
         """Load the adapter in `folder` under the model name `name`, in place of an earlier one of
@@ -80,15 +80,15 @@ class OwnModels:
                 read or does not fit the base. An earlier adapter of that name then stays.
         """
         with self.lock:
-            if self.adapters.get(name) == str(folder):
+            if self._folders.get(name) == folder:
                 return
             try:
-                new_adapter = self._load(name, folder)
+                new_adapter = self._load(name, folder)  # raises Refused (409) too
             except WorkerFailure as error:
                 raise Refused(400, f"{error.message} {error.evidence}".strip()) from error
             replaced_adapter = self._loaded.get(name)
             self._loaded[name] = new_adapter
-            self.adapters[name] = str(folder)
+            self._folders[name] = folder
             if replaced_adapter is not None:
                 self.base.network.drop_adapter(replaced_adapter)
 
@@ -102,6 +102,7 @@ class OwnModels:
         network = self.base.network
         require_base(folder, self.base_weights)
         state = read_adapter(folder)
+        # Any seed: the initial weights are replaced at once.
         adapter = network.new_adapter(LoraSpec.from_folder(folder), seed=0)
         try:
             adapter.load(state)
@@ -116,8 +117,9 @@ class OwnModels:
         """The largest absolute difference that the adapter makes to a logit, on one fixed
         prompt."""
         ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])
-        network = self.base.network
-        return float((network.logits(ids, adapter) - network.logits(ids, None)).abs().max())
+        with_adapter = self.base.network.logits(ids, adapter)
+        without_adapter = self.base.network.logits(ids, adapter=None)
+        return float((with_adapter - without_adapter).abs().max())
 
     @contextmanager
     def speaking_as(self, name: str) -> Iterator[Sampler]:

@@ -71,7 +71,7 @@ class VllmModels:
         stop_ids = stop_ids_of(model_without_weights.config, tokenizer, Path(plan.model))
         self.renderer = Renderer(tokenizer, stop_ids, thinking=thinking)
         self.limit = plan.max_length
-        self.adapters: dict[str, str] = {}
+        self._folders: dict[str, Path] = {}  # model name -> its adapter's folder
         self._server_names: dict[str, str] = {}  # model name -> the name the server knows it by
         self._copies_made = 0
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ class VllmModels:
 
     def names(self) -> list[str]:
         """The base's name, then those of the adapters in the order they were added."""
-        return [self.base_name, *self.adapters]
+        return [self.base_name, *self._folders]
 
     def add(self, name: str, folder: Path) -> None:
         """Load the adapter in `folder` under the model name `name`, in place of an earlier one of
@@ -107,7 +107,7 @@ class VllmModels:
                 or has too high a rank, 500 when vLLM fails. What was served before stays.
         """
         with self._lock:
-            if self.adapters.get(name) == str(folder):
+            if self._folders.get(name) == folder:
                 return
             try:
                 require_base(folder, self.base_weights)
@@ -131,7 +131,7 @@ class VllmModels:
                 raise
             replaced_name = self._server_names.get(name)
             self._server_names[name] = server_name
-            self.adapters[name] = str(folder)
+            self._folders[name] = folder
             if replaced_name is not None:
                 self._unload(replaced_name)
 
@@ -222,6 +222,7 @@ def serving_plan(python: Path, model: Path, device: str, *, rank: int, share: fl
         share: how much of a GPU's memory it may take, limited to 0.1 to 0.9.
     """
     on_gpu = device.startswith("cuda")
+    gpu_share = min(0.9, max(0.1, share))
     config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
     # 4096 if the model's config does not say how long its context is.
     context = int(getattr(config, "max_position_embeddings", None) or 4096)
@@ -236,6 +237,6 @@ def serving_plan(python: Path, model: Path, device: str, *, rank: int, share: fl
         lora_rank=max(LEAST_RANK, rank),
         adapters=4,  # that answer at the same time
         # A share of a GPU's memory, but bytes on a CPU.
-        memory=min(0.9, max(0.1, share)) if on_gpu else 2**30,
+        memory=gpu_share if on_gpu else 2**30,
         threads=cpu_threads(),
     )

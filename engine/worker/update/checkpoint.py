@@ -62,7 +62,7 @@ def save(
             left then.
     """
     final = run.checkpoint(progress.step)
-    if (final / MANIFEST).exists():
+    if (final / MANIFEST).exists():  # complete
         return final
     sweep(run)
     # Written aside and renamed, so that the checkpoint is complete or absent.
@@ -172,12 +172,11 @@ def mark_damaged(folder: Path) -> Path:
 
 
 def _damage(folder: Path) -> str:
-    """What is wrong with the first damaged file of a checkpoint, such as "optimizer.safetensors is
-    missing", or that its manifest cannot be read; "" if all files match the manifest."""
+    """What is wrong with a checkpoint: that its manifest cannot be read, or what is wrong with the
+    first damaged file, such as "optimizer.safetensors is missing". "" if all files match."""
     try:
-        hashes = {
-            name: facts["sha256"] for name, facts in read_json(folder / MANIFEST)["files"].items()
-        }
+        files = read_json(folder / MANIFEST)["files"]
+        hashes = {name: facts["sha256"] for name, facts in files.items()}
     # OSError: no file; ValueError: no JSON; the others: JSON of another shape.
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} cannot be read"
@@ -191,7 +190,7 @@ def _damage(folder: Path) -> str:
 
 def require_base(folder: Path, base_weights: dict[str, str]) -> None:
     """Check that an adapter was trained on the base model that is in use now. A folder without a
-    manifest was not made by this program and passes unchecked.
+    manifest was not made by this program, and is not checked.
 
     Args:
         folder: the adapter's folder.

@@ -90,8 +90,8 @@ def gspo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
 
 
 def cispo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
-    """-stop_gradient(min(ratio, 1 + high)) A log p: the weight is limited, and every token keeps a
-    gradient (arXiv 2506.13585). Mean over all tokens of the batch."""
+    """-weight A log p, with weight = min(ratio, 1 + high) without gradient: the weight is limited,
+    and every token has a gradient (arXiv 2506.13585). Mean over all tokens of the batch."""
     weight = torch.exp(t.policy - t.old).detach().clamp(max=1 + clip.high)
     return -weight * t.advantage * t.policy * t.correction / norm.tokens
 
@@ -150,6 +150,5 @@ def truncated_importance(old: torch.Tensor, sampled: torch.Tensor, cap: float) -
 
 
 def cross_entropy(policy: torch.Tensor, tokens_in_batch: int) -> torch.Tensor:
-    """-log p of each token, divided by the number of supervised tokens in the whole batch: the
-    summand of SFT's loss."""
+    """SFT's loss: -log p of each token, divided by the supervised tokens of the whole batch."""
     return -policy / tokens_in_batch

@@ -155,7 +155,7 @@ class PolicyPass:
         """
         device = self.policy.device
         trajectories = [self.trajectories[i] for i in members]
-        sampled = []
+        sampled = []  # log-probabilities of the trained tokens
         for t in trajectories:
             tokens = zip(t.sampled_logprobs, t.loss_mask, strict=True)
             sampled += [logprob for logprob, is_trained in tokens if is_trained]
@@ -167,15 +167,15 @@ class PolicyPass:
             budget=budget,
             rows=rows,
             batch=batch,
-            advantage=advantages[batch.row],
+            advantage=advantages[batch.row],  # that of its trajectory for each token
             sampled=torch.tensor(sampled, device=device),
             lengths=torch.tensor(lengths, device=device),
         )
 
     def _backward(self, micro: Microbatch) -> PassSums:
         """Run one microbatch forward and backward, which adds to the gradients, and return its
-        sums. The first pass also stores the policy's log-probabilities in `micro.old`, and puts
-        them where the sampler gave none."""
+        sums. The first pass also stores the policy's log-probabilities: in `micro.old`, and in
+        `micro.sampled` where the sampler gave none."""
         settings = self.settings
         first = self.first
         policy, entropy = self.policy.logprobs(micro.batch, settings.temperature, entropies=first)
@@ -229,8 +229,8 @@ class PolicyPass:
 
 
 def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
-    """Copy the log-probabilities `sampled` and `old` of the trajectories in `microbatch` from the
-    microbatches of the first pass, `earlier`, which hold the same trajectories split otherwise."""
+    """Copy the log-probabilities `sampled` and `old` of the trajectories in `microbatch` from
+    `earlier`, the microbatches of the first pass, which had the same batch split otherwise."""
     # For each trajectory: its microbatch of the first pass, and the mask of its tokens there. There
     # `batch.row` has for each token the position of its trajectory.
     places = {

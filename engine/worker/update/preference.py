@@ -18,8 +18,8 @@ from engine.worker.rollouts.renderer import Rendered
 
 @dataclass(frozen=True)
 class Pair:
-    """A better and a worse answer to one task. `prefix_len` of both rows is their common
-    beginning; only what follows it is trained."""
+    """A better and a worse answer to one task, each with the conversation before it. `prefix_len`
+    of both rows is the number of tokens that both begin with; only what follows is trained."""
 
     task_id: str
     chosen: Row
@@ -37,16 +37,17 @@ class Pair:
 def make_pair(task_id: str, chosen: Rendered, rejected: Rendered, limit: int) -> Pair | None:
     """Cut both conversations at `limit` tokens and make them a pair. None where nothing is left to
     compare: one of them has no trained token beyond what both share."""
-    answers = [(r.ids[:limit], r.loss_mask[:limit]) for r in (chosen, rejected)]
-    (better_ids, _), (worse_ids, _) = answers
-    shared = 0
-    for better, worse in zip(better_ids, worse_ids, strict=False):
+    shared = 0  # tokens that both begin with
+    for better, worse in zip(chosen.ids[:limit], rejected.ids[:limit], strict=False):
         if better != worse:
             break
         shared += 1
-    rows = [Row(ids, [0] * shared + mask[shared:], prefix_len=shared) for ids, mask in answers]
-    if not all(any(row.loss_mask) for row in rows):
-        return None
+    rows = []
+    for conversation in (chosen, rejected):
+        loss_mask = [0] * shared + conversation.loss_mask[shared:limit]
+        if not any(loss_mask):
+            return None
+        rows.append(Row(conversation.ids[:limit], loss_mask, prefix_len=shared))
     return Pair(task_id, *rows)
 
 
@@ -57,8 +58,9 @@ def dpo_loss(
     whole batch (arXiv 2305.18290, equation 7).
 
     Args:
-        chosen, rejected: [pairs] float32, how much likelier the policy makes the better and the
-            worse answer than the reference does: log policy(answer) - log reference(answer).
+        chosen, rejected: [pairs] float32, the gains of the better and of the worse answers: how
+            much likelier the policy makes one than the reference does, log policy(answer) - log
+            reference(answer).
     """
     return -torch.nn.functional.logsigmoid(beta * (chosen - rejected)) / pairs_in_batch
 
@@ -66,13 +68,13 @@ def dpo_loss(
 def gains(
     policy: Policy, pairs: Sequence[Pair], *, training: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How much likelier the policy makes each answer than the reference does: the difference of
-    their log-probabilities, summed over the answer's trained tokens.
+    """The gain of each answer, by which the policy makes it likelier than the reference does: the
+    difference of their log-probabilities, summed over the answer's trained tokens.
 
     Args:
-        training: whether the result is to carry gradients, and dropout acts.
+        training: whether the result carries gradients and dropout acts.
 
-    Returns (of the better answers, of the worse ones), both [pairs] float32.
+    Returns (the gains of the better answers, those of the worse ones), both [pairs] float32.
     """
     rows = [row for pair in pairs for row in pair.rows]
     batch = policy.collate(rows).to(policy.device)
@@ -81,21 +83,22 @@ def gains(
         logprobs, _ = policy.logprobs(batch)
     else:
         logprobs, _ = policy.base.network.logprobs(batch, policy.adapter)
-    sums = torch.zeros(len(rows), device=policy.device)
-    sums = sums.index_add(0, batch.row, logprobs - reference)
-    return sums[0::2], sums[1::2]
+    row_gains = torch.zeros(len(rows), device=policy.device)
+    row_gains = row_gains.index_add(0, batch.row, logprobs - reference)
+    return row_gains[0::2], row_gains[1::2]  # the rows alternate: better, worse
 
 
 def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list[int]]:
     """Indices of `pairs` in microbatches of at most `budget` tokens; a larger pair goes alone."""
-    # A pair is as long as its answers in a row. Our own forward runs their beginning once.
+    # `policy.split` divides rows by their lengths. So each pair is given to it as one row, as long
+    # as both answers together; our own forward runs the beginning that they share only once.
     shares_prompts = policy.base.network.forward == "own"
-    lines = []
+    joined_rows = []
     for pair in pairs:
-        skipped = pair.rejected.prefix_len if shares_prompts else 0
-        ids = [*pair.chosen.ids, *pair.rejected.ids[skipped:]]
-        lines.append(Row(ids, [0] * len(ids)))
-    return policy.split(lines, budget)
+        run_once = pair.rejected.prefix_len if shares_prompts else 0
+        ids = [*pair.chosen.ids, *pair.rejected.ids[run_once:]]
+        joined_rows.append(Row(ids, [0] * len(ids)))
+    return policy.split(joined_rows, budget)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class PreferenceSums:
         loss: the mean loss of the step's pairs.
         correct: pairs whose better answer gained more than the worse one.
         chosen, rejected: the gains of the better and of the worse answers.
-        microbatches: forward passes with gradients that it took.
+        microbatches: number of forward passes with gradients.
     """
 
     loss: float = 0.0
@@ -126,12 +129,13 @@ class PreferencePass:
         self.beta = beta
 
     def run(self, tokens: int) -> PreferenceSums:
-        """Add the gradients of the step's loss to the adapter, in microbatches of at most `tokens`
-        tokens. The loss is the mean over all pairs of the step."""
+        """Add the gradients of the step's loss, the mean over all its pairs, to the adapter, in
+        microbatches of at most `tokens` tokens."""
         sums = PreferenceSums()
         for members in split_pairs(self.policy, self.pairs, tokens):
             chosen, rejected = gains(self.policy, [self.pairs[i] for i in members], training=True)
-            loss = dpo_loss(chosen, rejected, self.beta, len(self.pairs)).sum()
+            losses = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=len(self.pairs))
+            loss = losses.sum()
             loss.backward()
             sums = PreferenceSums(
                 loss=sums.loss + loss.item(),

@@ -446,7 +446,7 @@ def test_eight_of_ten_later_runs_fall_into_the_band():
             middle = math.log(sum(taken[:seen]) / seen)
             logs = [math.log(value) - middle for value in taken[:seen]]
             corrected = {level: value * math.exp(middle) for level, value in raw.items()}
-            hours, basis, used = estimate._band(logs, corrected, measured=True)
+            hours, basis, used = estimate._hours_by_level(logs, corrected, measured=True)
             assert (basis, used) == ("measured", seen)
             inside.append(hours["low"] <= taken[seen] <= hours["high"])
     assert sum(inside) / len(inside) >= 0.8
