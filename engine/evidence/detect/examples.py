@@ -82,8 +82,9 @@ class Example:
 class Examples:
     """Chooses the rollouts that show a finding.
 
-    They come from the last step of a GRPO run, or from the last exam of an SFT run; other runs have
-    none. `step` is the step of the rollouts, -1 for an exam and where there are none.
+    They come from the last step of a GRPO run, or from the last exam of an SFT or DPO run, which
+    has no rollouts; other runs have none. `step` is the step of the rollouts, -1 for an exam and
+    where there are none.
     """
 
     def __init__(
@@ -91,8 +92,7 @@ class Examples:
     ) -> None:
         """Read the rollouts to choose from.
 
-        `exam` is the last exam of the run, used where a run has no rollouts (SFT,
-        DPO); `redact` hides secrets.
+        `exam` holds the answers of the run's last exam; `redact` hides secrets.
         """
         self.run = run
         self.redact = redact

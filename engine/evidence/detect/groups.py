@@ -36,6 +36,7 @@ def uniform_groups(facts: Facts) -> Finding | None:
     if mean(effective_shares) >= limits.EFFECTIVE_LOW or is_learning(facts):
         return None
     same_text = _same_text_from_start(facts)
+    # Equal rewards are no fault where the groups are solved; unsolved tasks are `too_hard`.
     few_unsolved = mean(unsolved_shares) < limits.UNSOLVED_FLAT
     if not same_text and (few_unsolved or never_solved(facts)):
         return None
@@ -228,7 +229,8 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     entropy_start, entropy = entropies[0], mean(entropies[-limits.LEAST :])
     # The second half of the first steps: the fall itself is over by then.
     early_entropy = mean(entropies[limits.ENTROPY_EARLY // 2 : limits.ENTROPY_EARLY])
-    if max(early_entropy, entropy) >= limits.ENTROPY_LEFT * entropy_start:
+    low_entropy = limits.ENTROPY_LEFT * entropy_start
+    if early_entropy >= low_entropy or entropy >= low_entropy:
         return None
     exam = _exam_without_gain(facts)
     if exam is None:
@@ -323,7 +325,8 @@ def _same_text_from_start(facts: Facts) -> bool:
 
 
 def _nearly_all_solved(solved_share: float) -> bool:
-    """Whether so much is solved that exploration has hardly anything left to find."""
+    """Whether so much is solved that exploration has hardly anything left to gain."""
+    # As many may stay unsolved as may be unreadable before that is a finding of its own.
     return solved_share >= 1 - limits.UNPARSED
 
 

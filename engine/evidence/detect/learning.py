@@ -293,30 +293,31 @@ def underpowered(facts: Facts) -> Finding | None:
 def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> Lever:
     """The lever to get more tasks into the exam.
 
-    It raises the number of rows asked, or asks for new rows where the environment has no more.
+    It raises the setting for the number of rows, or asks for new rows where the environment has no
+    more.
 
     Args:
         reported_tasks: the number of tasks in the verdict.
         needed_tasks: how many tasks it would take; None where that is not known.
     """
-    training = facts.algorithm != "evaluate"
-    setting = "eval_rows" if training else "rows"
+    is_training = facts.algorithm != "evaluate"
+    setting = "eval_rows" if is_training else "rows"
     rows_set = getattr(facts.settings, setting)
     # A training run reports only half of its held-out tasks.
-    rows_per_task = 2 if training else 1
+    rows_per_task = 2 if is_training else 1
     rows_used = rows_set if isinstance(rows_set, int) else rows_per_task * reported_tasks
-    rows_needed = rows_per_task * needed_tasks if needed_tasks else needed_tasks
+    rows_needed = None if needed_tasks is None else rows_per_task * needed_tasks
     rows_available = facts.heldout_rows
     if rows_available is not None and rows_used >= rows_available:
-        half_note = "; a run reports on half of them" if training else ""
+        half_note = "; a run reports on half of them" if is_training else ""
         return edit_lever(more_rows(rows_needed, rows_available) + half_note)
     # Where it is not known how many are needed: four times the tasks halve the smallest change
     # that shows.
     new_rows = rows_needed or 4 * rows_used
     if rows_available is not None:
         new_rows = min(new_rows, rows_available)
-    remark = "half of them are reported" if training else ""
-    if training and rows_available is None:
+    remark = "half of them are reported" if is_training else ""
+    if is_training and rows_available is None:
         remark += "; the environment needs as many held-out tasks"
     return setting_lever(setting, rows_set, new_rows, remark)
 
@@ -366,8 +367,8 @@ def _unstable_finding(
 def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
     """The points of a curve that are far above the median of the steps before them.
 
-    Points up to `floor` never count. Step 0 and values of 0 or less are ignored altogether. A point
-    with too few steps before it is no spike.
+    Points up to `floor` are no spikes, nor are points with too few steps before them. Step 0 and
+    values of 0 or less are ignored altogether: they do not count as steps before a point either.
     """
     spikes: list[_Spike] = []
     earlier_values: list[float] = []

@@ -142,22 +142,22 @@ def judge_pleasing(facts: Facts) -> Finding | None:
 def reward_hacking(facts: Facts) -> Finding | None:
     """Detect a reward that rises without the success it stands for, while the answers change oddly.
 
-    None unless there is enough evidence (see `_is_enough_evidence`), of two kinds:
-        the reward: success does not follow it, or wrong answers earn more and more.
-        the answers: a sign of an exploit, such as the same answer to different tasks.
+    None unless signals of these two kinds are enough evidence together:
+        of the reward: success does not follow it, or wrong answers earn more and more.
+        others: oddities of the answers, such as the same answer to different tasks.
     """
     reward_trend = trend(facts.series("reward_mean"))
     if reward_trend is None or not reward_trend.rose:
         return None
     solved_shares = facts.view_values("solved_share")
     success_follows = _success_follows(facts, reward_trend)
-    reward_signals = _signs_in_reward(facts, reward_trend, success_follows=success_follows)
-    answer_signals = _signs_in_answers(facts, success_known=success_follows is not None)
+    reward_signals = _reward_signals(facts, reward_trend, success_follows=success_follows)
+    other_signals = _other_signals(facts, success_known=success_follows is not None)
     if reward_signals and success_follows:
-        answer_signals.pop("form_only", None)  # the form was learnt together with the answers
-    if not _is_enough_evidence(reward_signals, answer_signals):
+        other_signals.pop("form_only", None)  # the form was learnt together with the answers
+    if not _is_enough_evidence(reward_signals, other_signals):
         return None
-    signals = answer_signals | reward_signals
+    signals = other_signals | reward_signals
     evidence = {
         "reward_start": reward_trend.first,
         "reward": reward_trend.last,
@@ -174,31 +174,32 @@ def reward_hacking(facts: Facts) -> Finding | None:
     lever = edit_lever(
         "score(): stop paying what the best answers share; push, train from the start"
     )
-    where = "success == False" if reward_signals else ""
+    where = "success == False" if reward_signals else ""  # without these, success may be unknown
     return Finding(
         "reward_hacking", what, evidence, lever, playbook="rewards", pick="best", where=where
     )
 
 
 def _is_enough_evidence(
-    reward_signals: Mapping[str, float], answer_signals: Mapping[str, float]
+    reward_signals: Mapping[str, float], other_signals: Mapping[str, float]
 ) -> bool:
     """Whether these signals prove that a reward is exploited."""
     if reward_signals:
-        # Flat success and paid wrong answers count as one signal; the answers must show another.
-        return 1 + len(answer_signals) >= limits.HACKING_SIGNALS
+        # Flat success and paid wrong answers count as one signal; there must be another kind too.
+        return 1 + len(other_signals) >= limits.HACKING_SIGNALS
     # Success is not reported, or rises with the reward, which may come from the same exploit. Only
     # one pattern is proof then: answers that grow longer and are the same for different tasks.
-    same_for_all_tasks = answer_signals.get("alike", 0.0) >= limits.ALIKE_THOUGH_SOLVED
-    return "longer" in answer_signals and same_for_all_tasks
+    same_for_all_tasks = other_signals.get("alike", 0.0) >= limits.ALIKE_THOUGH_SOLVED
+    return "longer" in other_signals and same_for_all_tasks
 
 
-def _signs_in_reward(
+def _reward_signals(
     facts: Facts, reward_trend: Trend, *, success_follows: bool | None
 ) -> dict[str, float]:
-    """The signs of an exploit in the reward: name of the sign -> the number that shows it.
+    """The signals of an exploit in the reward: name of the signal -> the number that shows it.
 
-    `success_follows` is what `_success_follows` says; without it (None) there are no signs.
+    `success_follows` is whether success rose with the reward; None, where that is not known, gives
+    no signals.
     """
     if success_follows is None:
         return {}
@@ -222,10 +223,10 @@ def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
         return None
     if success_trend.first >= limits.SOLVED_ALWAYS:
         return True
-    top_reward = max(1.0, *(abs(value) for value in facts.series("reward_mean")))
-    # The rise of the reward as a part of its largest value compares with a rise of a share.
-    least_rise = max(limits.SUCCESS_FOLLOWS, limits.FOLLOWS_PART * reward_trend.change / top_reward)
-    return success_trend.change >= least_rise
+    largest_reward = max(1.0, *(abs(value) for value in facts.series("reward_mean")))
+    # The reward's rise in parts of its largest value compares with the rise of a share.
+    part_of_reward_rise = limits.FOLLOWS_PART * reward_trend.change / largest_reward
+    return success_trend.change >= max(limits.SUCCESS_FOLLOWS, part_of_reward_rise)
 
 
 def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
@@ -254,10 +255,14 @@ def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
     return wrong_trend.last
 
 
-def _signs_in_answers(facts: Facts, *, success_known: bool) -> dict[str, float]:
-    """The signs of an exploit in the answers: name of the sign -> the number that shows it.
+def _other_signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
+    """The signals of an exploit that are not in the reward: name -> the number that shows it.
 
-    Without `success_known` a rising form metric is no sign: the answers may get better with it.
+    They are oddities of the answers, and "audit" where the reward audit had failed.
+
+    `success_known` is whether the environment reports success. Where it does not, a rising form
+    metric is no signal, because the answers may have become right together with their form. Where
+    it does, the caller drops that signal if success rose too.
     """
     signals: dict[str, float] = {}
     length_growth = _growth_factor(trend(facts.view_values("mean_tokens")))

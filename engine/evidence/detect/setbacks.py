@@ -39,9 +39,10 @@ def below_start(facts: Facts) -> Finding | None:
         "reward_when_cut": recent_mean(facts.view_values("cut_reward")),
         "learning_rate": facts.settings.learning_rate,
     }
-    pick = "best" if facts.algorithm == "grpo" else "changed"
-    playbook_section = "failures" if lever.setting else "rewards"  # without one it edits score()
     what = f"{_fall_text(exam)}{reason}."
+    playbook_section = "failures" if lever.setting else "rewards"  # without one it edits score()
+    # GRPO has training rollouts that show what the reward pays; others have held-out answers only.
+    pick = "best" if facts.algorithm == "grpo" else "changed"
     return Finding("below_start", what, evidence, lever, playbook=playbook_section, pick=pick)
 
 
@@ -82,15 +83,19 @@ def _reason_and_lever(facts: Facts, exam: StartComparison) -> tuple[str, Lever]:
 
 
 def _reward_kept_up(exam: StartComparison) -> bool:
-    """Whether the reward fell by much less than success did; False where it is not known."""
-    before, after = exam.reward_before, exam.reward_after
-    if before is None or after is None:
+    """Whether the reward fell by much less than success did; False where it is not known.
+
+    The loss of reward is measured in parts of the larger reward, to compare it with a share. It
+    must stay below `HELD_PART` of the loss of success, and in any case below `SUCCESS_FOLLOWS`.
+    """
+    if exam.reward_before is None or exam.reward_after is None:
         return False
+    reward_lost = exam.reward_before - exam.reward_after
     success_lost = (exam.before or 0.0) - (exam.after or 0.0)
-    # As a part of the larger reward (at least 1), so that it compares with a share.
-    largest_reward = max(1.0, abs(before), abs(after))
-    largest_loss = min(limits.SUCCESS_FOLLOWS, limits.HELD_PART * success_lost) * largest_reward
-    return before - after < largest_loss
+    allowed_part = min(limits.HELD_PART * success_lost, limits.SUCCESS_FOLLOWS)
+    # At least 1, the reward that a right answer usually earns.
+    larger_reward = max(1.0, abs(exam.reward_before), abs(exam.reward_after))
+    return reward_lost < allowed_part * larger_reward
 
 
 # Edits to propose: the reward pays wrong answers, or answers that are cut.
@@ -118,8 +123,8 @@ def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
         return False
     if cut_solved_share > limits.SOLVED_NEVER or cut_share <= limits.TRUNCATED:
         return False
-    least_reward = max(0.0, limits.CUT_PAYS_SOMETHING * (reward_at_start or 0.0))
-    return cut_reward > least_reward and cut_reward >= limits.CUT_PAYS * reward
+    next_to_nothing = max(0.0, limits.CUT_PAYS_SOMETHING * (reward_at_start or 0.0))
+    return cut_reward > next_to_nothing and cut_reward >= limits.CUT_PAYS * reward
 
 
 def forgetting(facts: Facts) -> Finding | None:

@@ -193,8 +193,11 @@ class Facts:
 
     @property
     def is_early(self) -> bool:
-        """Whether less than half of the planned steps are done, and the run has not failed."""
-        planned_steps = self.settings.steps  # no number in an evaluation, or if it is not known
+        """Whether less than half of the planned steps are done, and the run has not failed.
+
+        False where the planned steps are not known, and for an evaluation, which has none.
+        """
+        planned_steps = self.settings.steps
         if self.failure is not None or not isinstance(planned_steps, int):
             return False
         last_step = self.lines[-1]["step"] if self.lines else 0
@@ -293,9 +296,10 @@ def trend(values: Sequence[float]) -> Trend | None:
 
 
 def change_between(early: Sequence[float], late: Sequence[float]) -> Trend:
-    """The change from some values to as many later ones; each side needs at least two.
+    """The change from some values to as many later ones, at least two of each.
 
-    Where neither side varies, `z` is infinite with the sign of the change, or 0 if nothing changed.
+    Where neither the early nor the late values vary, `z` is infinite with the sign of the change,
+    or 0 if nothing changed.
     """
     change = mean(late) - mean(early)
     standard_error = math.sqrt(
@@ -503,9 +507,11 @@ def _think_size(row: Answer, settings: KnownSettings) -> float | None:
     if not thinking or max_tokens <= 0:
         return None
     turns = max(1, row.turns) if isinstance(row, TrajectoryRecord) else 1
+    allowed_tokens = max_tokens * turns
     # Only the tokens of all turns together are known. The share of thinking among the characters
     # of the last turn stands for its share among them.
-    return row.tokens * len(thinking) / max(1, len(thinking) + len(rest)) / (max_tokens * turns)
+    thinking_tokens = row.tokens * len(thinking) / max(1, len(thinking) + len(rest))
+    return thinking_tokens / allowed_tokens
 
 
 def _thinking_and_rest(row: Answer, *, switched_on: bool) -> tuple[str, str]:

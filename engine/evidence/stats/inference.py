@@ -132,10 +132,9 @@ def _tango_score(b: int, c: int, n: int, delta: float) -> float:
 
 
 def _score_bound(b: int, c: int, n: int, z: float, *, low: float, high: float) -> float:
-    """The difference in [low, high] at which Tango's score is `z`.
+    """The difference in [low, high] at which Tango's score is `z`, by bisection.
 
-    Found by bisection, because the score falls as the difference grows. `b` of `n` tasks were
-    gained, `c` lost.
+    The score falls as the difference grows. `b` of `n` tasks were gained, `c` lost.
     """
     for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
@@ -179,8 +178,8 @@ def paired_bootstrap(
         raise ValueError("paired_bootstrap needs at least one task")
     centre = math.fsum(means) / n
     if n == 1 or min(means) == max(means):
-        all_changed_alike = n > 1 and centre != 0.0
-        return Bootstrap(centre, low=centre, high=centre, p=0.0 if all_changed_alike else 1.0)
+        p = 0.0 if n > 1 and centre != 0.0 else 1.0
+        return Bootstrap(centre, low=centre, high=centre, p=p)
     draw = random.Random(seed).choices
     drawn_means = sorted(sum(draw(means, k=n)) / n for _ in range(resamples))
     widening = math.sqrt(n / (n - 1))
@@ -229,8 +228,9 @@ def smallest_detectable_gap(
     if n <= 0:
         return 1.0
     discordant_share = (discordant + 1) / (n + 1)
-    # k tasks gained and none lost have a mid-p value of 0.5**k; this is the first k within alpha.
-    least_gap = math.ceil(math.log(alpha) / math.log(0.5)) / n
+    # k tasks gained and none lost have a mid-p value of 0.5**k: fewer gains are never significant.
+    fewest_gains = math.ceil(math.log(alpha) / math.log(0.5))
+    least_gap = fewest_gains / n
     low, high = 0.0, 1.0
     for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
@@ -238,7 +238,8 @@ def smallest_detectable_gap(
             low = middle
         else:
             high = middle
-    return min(1.0, max(high, least_gap))
+    smallest_gap = max(high, least_gap)
+    return min(1.0, smallest_gap)
 
 
 def tasks_needed(

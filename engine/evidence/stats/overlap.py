@@ -259,9 +259,9 @@ class HeldOut:
             unit = self.units[index]
             # The first sequence has `GRAM_WORDS` words, each that follows it adds one.
             words_in_a_row = longest_run[index] + GRAM_WORDS - 1
-            has_enough = len(grams) >= max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
+            is_large_part = len(grams) >= max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
             has_all_numbers = _numbers(unit.tokens) <= numbers
-            if words_in_a_row >= COPIED_WORDS or (has_enough and has_all_numbers):
+            if words_in_a_row >= COPIED_WORDS or (is_large_part and has_all_numbers):
                 positions.append(index)
         return positions
 
@@ -506,14 +506,14 @@ def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
 
 
 def _segments(text: str, *, with_entire_text: bool) -> Iterable[list[str]]:
-    """The tokens of each line of a text and of each sentence of a line.
+    """The tokens of each line of a text that has several, and of each sentence of such a line.
 
-    With `with_entire_text`, the tokens of the entire text come first. A text of one line gives no
-    line besides, nor a line of one sentence a sentence.
+    A line counts only if the text has several, a sentence only if its line has several. With
+    `with_entire_text`, the tokens of the entire text come first.
     """
-    lines = [line for line in text.split("\n") if line.strip()]
     if with_entire_text and text:
         yield tokens_of(text)
+    lines = [line for line in text.split("\n") if line.strip()]
     for line in lines:
         if len(lines) > 1:
             yield tokens_of(line)

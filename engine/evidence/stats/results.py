@@ -45,8 +45,10 @@ def load_rows(path: Path) -> list[Line]:
 
 
 def damaged_answers_warning(run: RunDir, steps: Iterable[int] | None = None) -> list[str]:
-    """A warning where lines of the run's stored answers cannot be read; [] where all can. Only the
-    evaluations at `steps` are read; None: all of them."""
+    """A warning that lines of the run's stored answers cannot be read, as a list; else [].
+
+    Only the evaluations at `steps` are read; with None every evaluation.
+    """
     if steps is None:
         files = sorted(run.evals_dir.glob("*.jsonl"))
     else:
@@ -220,7 +222,7 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
         interval = Interval(boot.low, boot.high)
     value_with_errors = None
     if measure != "loss":
-        total = math.fsum(value for values in results.values.values() for value in values)
+        total = math.fsum(itertools.chain.from_iterable(results.values.values()))
         value_with_errors = total / results.attempts  # a failed scoring adds an attempt of value 0
     return Level(
         measure,
@@ -242,8 +244,9 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
 
     `steps` are the steps to choose from; None means every evaluated step.
     """
+    candidates = run_dir.eval_steps() if steps is None else steps
     scores: dict[int, tuple[float, float]] = {}
-    for step in run_dir.eval_steps() if steps is None else steps:
+    for step in candidates:
         if step > 0:
             score = selection_score(in_half(read_evaluation(run_dir.evals(step)), VALIDATION))
             if score is not None:
@@ -355,7 +358,7 @@ def show_change(value: float | None, measure: Measure) -> str:
     """A difference as text for people, with its sign; "?" for None.
 
     Success in points without their unit, such as "+3.1"; reward and loss with three digits, such as
-    "-0.042". A difference that is not 0 is never shown as 0.
+    "-0.042". Only a difference up to `NEGLIGIBLE`, which is rounding, is shown as 0.
     """
     if value is None:
         return "?"

@@ -2,8 +2,8 @@
 
 The trainer asks the same few dozen tasks at step 0 and with the checkpoint it chose; here the two
 are compared battery by battery. "forgotten" means significantly worse, task by task. A difference
-that may be a loss and may be chance is "inconclusive". Where no loss was found, the sentence names
-the smallest loss that would have shown.
+that may be a loss and may be chance is "inconclusive". Where there is no loss, the sentence names
+the smallest one that would have shown.
 """
 
 from collections.abc import Sequence
@@ -282,7 +282,8 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
     The verdict is one of:
         unknown: nothing could be compared.
         forgotten, improved: the difference is significant, also after the correction.
-        inconclusive: a loss that is not, but would be significant in a one-sided test.
+        inconclusive: a loss without that, but significant in a one-sided test, and not so small
+            that the outcome is "no_difference".
         kept: anything else, a smaller loss included.
 
     `p` is the outcome's p value, corrected for the other batteries; None where there was no test.
