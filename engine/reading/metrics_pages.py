@@ -117,8 +117,12 @@ def curves_page(
     hidden_columns = [clean_text(name) for name in metrics.columns if name not in shown_columns]
     with_model = any("model" in line for line in lines)  # in an evaluation of several models
     first_columns = ["step", "model"] if with_model else ["step"]
+    if run.deleted.exists():  # the files of the run are gone on purpose
+        summary = f"{row.run_id} is {row.state}; its files were deleted."
+    else:
+        summary = _curve_sentence(row, metrics.lines, curves, len(lines), heldout)
     page = CurvesPage(
-        summary=_curve_sentence(row, metrics.lines, curves, len(lines), heldout),
+        summary=clean_text(summary),
         run_id=row.run_id,
         state=row.state,
         view="metrics",
@@ -131,10 +135,7 @@ def curves_page(
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
         warnings=warnings,
     )
-    if run.deleted.exists():  # the files of the run are gone on purpose
-        summary = f"{row.run_id} is {row.state}; its files were deleted."
-        page = replace(page, summary=summary)
-    return _shorten_to_fit(replace(page, summary=clean_text(page.summary)))
+    return _shorten_to_fit(page)
 
 
 def new_steps_page(
@@ -177,11 +178,14 @@ def new_steps_page(
 
 
 def _logged_metrics(lines: Sequence[JsonObject]) -> list[str]:
-    """The names of the metrics in `lines`: first ours, in the order of METRICS, then those of the
-    environment, in the order in which they appear."""
+    """The names of the metrics in `lines`.
+
+    First ours, in the order of METRICS, then those of the environment, in the order in which they
+    appear.
+    """
     names = list(dict.fromkeys(name for line in lines for name in line))
-    not_of_env = {*METRICS, "step", "time", "model"}
     ours = [name for name in METRICS if name in names]
+    not_of_env = {*METRICS, "step", "time", "model"}
     return ours + [name for name in names if name not in not_of_env]
 
 

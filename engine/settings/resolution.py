@@ -74,7 +74,8 @@ class Resolved:
 class ResolvedSampling:
     """Every setting of an evaluation, with sources as in `Resolved`.
 
-    There is no `max_length`: it is the model's context."""
+    There is no `max_length`: it is the model's context.
+    """
 
     settings: SamplingSettings
     sources: dict[str, str]
@@ -96,13 +97,18 @@ def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_rewar
 
 
 def counted_thinking(algorithm: str, given: GivenSettings) -> bool | Reasoning:
-    """The setting `thinking` that rows are counted with before the settings are resolved. What is
-    no value of it counts as left out; it is refused later."""
+    """The setting `thinking` that rows are counted with before the settings are resolved.
+
+    A wrong value counts as left out here; it is refused later.
+    """
     if algorithm == "dpo":
         return "keep"  # DPO has no such setting: it compares the answers as they are
     if algorithm != "sft":
         return is_switched_on(given, "thinking")
-    return next((word for word in get_args(Reasoning) if word == given.get("thinking")), "keep")
+    for word in get_args(Reasoning):
+        if word == given.get("thinking"):
+            return word
+    return "keep"
 
 
 def check_algorithm(algorithm: str) -> None:
@@ -257,8 +263,10 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
 
 
 def _not_applicable_error(names: list[str], algorithm: str) -> UserError:
-    """The error for settings that another algorithm has. It names the algorithm that has the first
-    of them, and advises what to use in its place."""
+    """The error for settings that another algorithm has.
+
+    It names the algorithm that has the first of them, and advises what to use in its place.
+    """
     first_name = names[0]
     verb = "is" if len(names) == 1 else "are"
     owner = _other_owner(first_name, algorithm)
