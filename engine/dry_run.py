@@ -315,11 +315,14 @@ class DryRun:
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
     def check_estimate(self, began: float) -> Outcome:
-        """Estimate the run's time and memory; stores the forecast. The machine is measured first,
-        within what is left of the call's time since `began` (monotonic clock)."""
+        """Estimate the run's time and memory; stores the forecast.
+
+        The machine is measured first, within what is left of the call's time since `began`
+        (monotonic clock).
+        """
         machine, ref = required(self.facts.machine), required(self.facts.model)
-        seconds_left = CALL_S - (time.monotonic() - began)
-        throughput.ensure(self.home, machine, max(0.0, min(estimate.PROBE_WAIT_S, seconds_left)))
+        seconds_left = max(0.0, CALL_S - (time.monotonic() - began))
+        throughput.ensure(self.home, machine, min(estimate.PROBE_WAIT_S, seconds_left))
         forecast = self.facts.forecast = estimate.estimate(
             self.home,
             required(self.facts.resolved),
@@ -427,27 +430,26 @@ class DryRun:
         answer = lifecycle.submit_probe(self.home, request, cap_function)
         run_id = self.facts.probe_run_id = answer["run_id"]
         seconds_left = max(0.0, CALL_S - (time.monotonic() - began))
-        status = lifecycle.wait(self.home, run_id, "end", seconds_left)
+        status = lifecycle.wait(self.home, run_id, until="end", timeout_s=seconds_left)
         if status["state"] == "done":
-            self.facts.probe = read_json(self.home.run(run_id).result)
-            result = ProbeResult.read(self.home.run(run_id).result)
-            self.facts.too_hard = self.algorithm == "grpo" and too_hard(result)
-            return warn_of_degenerate(judge_probe(result), result, self.facts.audit)
+            return self._judge_finished_probe(run_id)
         if status["state"] in ("failed", "cancelled"):
             error = status.get("error") or {}
+            detail = f"{run_id}: {error.get('message', status['state'])}"
             return Outcome(
-                "fail",
-                f"{run_id}: {error.get('message', status['state'])}",
-                Hint.from_fields(error.get("hint", ""), error.get("call")),
+                "fail", detail, Hint.from_fields(error.get("hint", ""), error.get("call"))
             )
-        return Outcome(
-            "skip",
-            f"{run_id} is {status['state']}",
-            Hint(
-                "Wait for it, or make the same dry run again.",
-                Call("wait_run", {"run_id": run_id}),
-            ),
-        )
+        wait_call = Call("wait_run", {"run_id": run_id})
+        fix = Hint("Wait for it, or make the same dry run again.", wait_call)
+        return Outcome("skip", f"{run_id} is {status['state']}", fix)
+
+    def _judge_finished_probe(self, run_id: str) -> Outcome:
+        """Judge the result of the probe `run_id`; stores it, and whether the tasks are too hard."""
+        path = self.home.run(run_id).result
+        self.facts.probe = read_json(path)
+        result = ProbeResult.read(path)
+        self.facts.too_hard = self.algorithm == "grpo" and too_hard(result)
+        return warn_of_degenerate(judge_probe(result), result, self.facts.audit)
 
 
 def _report(plan: DryRun) -> Reply:
@@ -481,8 +483,11 @@ def _report(plan: DryRun) -> Reply:
 
 
 def _summary(plan: DryRun) -> str:
-    """One sentence: `Not ready: ...` with the first check that fails; or `Ready to train, about 12
-    min; look at ...` with the checks that warn, or instead that GRPO would learn little."""
+    """One sentence on the result of the dry run.
+
+    `Not ready: ...` with the first check that fails; else that GRPO would learn little, or `Ready
+    to train, about 12 min`, each followed by the names of the checks that warn.
+    """
     check_list, facts = plan.check_list, plan.facts
     failed = check_list.failed
     if failed:
@@ -503,8 +508,12 @@ def _summary(plan: DryRun) -> str:
 
 
 def _next_calls(plan: DryRun) -> list[Call]:
-    """The calls to suggest next. Where a check failed: none. Where GRPO would learn little: SFT, if
-    possible, and the probe's answers. Otherwise: wait for an unfinished probe, submit the run."""
+    """The calls to suggest next.
+
+    - Where a check failed: none.
+    - Where GRPO would learn little: SFT, if possible, and the probe's answers.
+    - Otherwise: wait for an unfinished probe, submit the run.
+    """
     check_list, facts = plan.check_list, plan.facts
     if check_list.failed:
         return []

@@ -61,7 +61,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
             reply["runs"] = [_run_entry(home, row) for row in rows[:limit]]
             reply["tree"] = ledger.tree(home, rows[:limit])
             reply["best"] = ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train"))
-            totals["runs"] = len(rows)
+            totals["runs"] = len(rows)  # above `limit` where more follow, but not how many
             if scope == "runs" and len(rows) > limit:
                 reply["next_cursor"] = str(rows[limit - 1].rowid)
     # Lists that are read as a whole and then cut; `position` counts their entries.
@@ -144,8 +144,11 @@ def _hardware(home: Home, store: Store) -> Reply:
 
 
 def _training(home: Home) -> str:
-    """Whether training is possible, in words: "ready", "ready (/path/of/python)" where it runs with
-    another interpreter than this one, or "not possible yet: ..." with what to do."""
+    """Whether training is possible, in words.
+
+    "ready"; "ready (/path/of/python)" where it runs with another interpreter than this one; or "not
+    possible yet: ..." with what to do.
+    """
     try:
         python = launcher.worker_python(home)
     except UserError as error:
@@ -241,8 +244,10 @@ _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
 
 
 def _summary(scope: str, reply: Reply, totals: dict[str, int], open_runs: list[RunRow]) -> str:
-    """One sentence about the reply. For scope "all" it says how much there is in the home, for
-    "hardware" it names the devices, and for a list it says how many entries are shown.
+    """One sentence about the reply.
+
+    For scope "all" it says how much there is in the home, for "hardware" it names the devices, and
+    for a list it says how many entries are shown.
 
     Args:
         totals: for each list in the reply how many entries it has, shown or not.

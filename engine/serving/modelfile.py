@@ -22,7 +22,7 @@ def text(base: Path, file_name: str) -> str:
     """The Modelfile for the GGUF file `file_name` of a model with the tokenizer in `base`.
 
     Without TEMPLATE where the chat template takes no system message or no second turn; Ollama then
-    looks for one that it knows.
+    tries to recognise the model and uses a template of its own.
     """
     lines = [f"FROM ./{file_name}"]
     try:

@@ -129,7 +129,7 @@ def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
     if use.judged < MANY:
         return []
     text = f"{use.judged} runs have been judged on these held-out tasks"
-    # At level ALPHA a run without any change looks better by luck with probability ALPHA / 2.
+    # At level ALPHA a run without any change comes out better by luck with probability ALPHA / 2.
     chance_of_luck = 1.0 - (1.0 - ALPHA / 2.0) ** use.judged
     if verdict == "better" and p is not None:
         if p * use.judged < ALPHA:  # Bonferroni: significant even as the best of all these runs

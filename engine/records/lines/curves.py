@@ -149,9 +149,10 @@ def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> li
             chosen.add(index)
     missing_count = points - len(chosen)
     if missing_count > 0:
-        rest = [i for i in range(len(lines)) if i not in chosen]
-        # The middle of each of `missing_count` equal parts of the rest.
-        chosen |= {rest[int((k + 0.5) * len(rest) / missing_count)] for k in range(missing_count)}
+        unchosen = [i for i in range(len(lines)) if i not in chosen]
+        # The middle of each of `missing_count` equal parts.
+        middles = [int((k + 0.5) * len(unchosen) / missing_count) for k in range(missing_count)]
+        chosen |= {unchosen[middle] for middle in middles}
     return [lines[i] for i in sorted(chosen)]
 
 
@@ -193,7 +194,9 @@ def spark(values: Sequence[float], width: int = 24) -> str:
         return ""
     if len(values) > width:
         edges = [len(values) * k // width for k in range(width + 1)]
-        values = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+        values = [
+            math.fsum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)
+        ]
     lowest, highest = min(values), max(values)
     blocks = "▁▂▃▄▅▆▇█"
     # Blocks per unit of value; values that are all equal make a flat line.
