@@ -36,8 +36,8 @@ _TASK_CHARS = 80  # of a task's id, shown as evidence
 def reward_errors(facts: Facts) -> Finding | None:
     """Detect that scoring raised, hung or crashed on too many answers, or ended the run.
 
-    Judged are the last steps of a GRPO run (all steps while they are few), and the last exam or
-    evaluation of other runs. None where scoring works.
+    Judged are the last steps of a GRPO run (all steps while they are few), and the last held-out
+    answers of other runs. None where scoring works.
     """
     if facts.algorithm == "grpo":
         error_shares = facts.recent("reward_errors") or facts.series("reward_errors")
@@ -51,12 +51,12 @@ def reward_errors(facts: Facts) -> Finding | None:
     evidence: dict[str, object] = {"reward_errors": error_share}
     if scoring_ended_run and facts.failure is not None:
         evidence["error"] = facts.failure.evidence[:_ERROR_CHARS]
-    what = f"Scoring failed on {error_share:.0%} of the answers of the last steps."
+    sentence = f"Scoring failed on {error_share:.0%} of the answers of the last steps."
     if scoring_ended_run and not error_shares:
-        what = "Scoring failed on too many answers before a step was done."
+        sentence = "Scoring failed on too many answers before a step was done."
     lever = edit_lever("score(): mend it for the answers shown, push again")
     return Finding(
-        "reward_errors", what, evidence, lever, playbook="rewards", pick="error", root=True
+        "reward_errors", sentence, evidence, lever, playbook="rewards", pick="error", root=True
     )
 
 
@@ -77,9 +77,9 @@ def scorer_moves(facts: Facts) -> Finding | None:
         "reward": example["first"],
         "fresh": example["second"],
     }
-    what = rescore.sentence(facts.rescoring)
+    sentence = rescore.sentence(facts.rescoring)
     lever = edit_lever("score(): keep nothing between calls, patch nothing; push, evaluate again")
-    return Finding("scorer_moves", f"{what}.", evidence, lever, playbook="rewards", root=True)
+    return Finding("scorer_moves", f"{sentence}.", evidence, lever, playbook="rewards", root=True)
 
 
 def slow_reward(facts: Facts) -> Finding | None:
@@ -102,9 +102,9 @@ def slow_reward(facts: Facts) -> Finding | None:
         "train_s": train_s,
         "share_of_step": share,
     }
-    what = f"Scoring takes {score_s:.1f} s of each step, {share:.0%} of its time."
+    sentence = f"Scoring takes {score_s:.1f} s of each step, {share:.0%} of its time."
     lever = edit_lever("score(): cache, batch, no network, no new process per answer")
-    return Finding("slow_reward", what, evidence, lever, playbook="failures")
+    return Finding("slow_reward", sentence, evidence, lever, playbook="failures")
 
 
 def judge_pleasing(facts: Facts) -> Finding | None:
@@ -126,11 +126,13 @@ def judge_pleasing(facts: Facts) -> Finding | None:
         "alike_share": mean_or_none(facts.recent_view_values("alike_share")),
         "solved": mean_or_none(facts.recent_view_values("solved_share")),
     }
-    what = f"In {pleased_share:.0%} of the answers the judge is pleased and the hard check fails."
+    sentence = (
+        f"In {pleased_share:.0%} of the answers the judge is pleased and the hard check fails."
+    )
     lever = edit_lever("score(): multiply the judge's part by the hard check instead of adding it")
     return Finding(
         "judge_pleasing",
-        what,
+        sentence,
         evidence,
         lever,
         playbook="rewards",
@@ -168,7 +170,7 @@ def reward_hacking(facts: Facts) -> Finding | None:
         **{f"signal_{name}": value for name, value in signals.items() if name != "success_flat"},
     }
     changes = ", ".join(text for name, text in _SIGNAL_TEXTS.items() if name in signals)
-    what = (
+    sentence = (
         f"The reward rose from {reward_trend.first:.2g} to {reward_trend.last:.2g}, but {changes}."
     )
     lever = edit_lever(
@@ -176,7 +178,7 @@ def reward_hacking(facts: Facts) -> Finding | None:
     )
     where = "success == False" if reward_signals else ""  # without these, success may be unknown
     return Finding(
-        "reward_hacking", what, evidence, lever, playbook="rewards", pick="best", where=where
+        "reward_hacking", sentence, evidence, lever, playbook="rewards", pick="best", where=where
     )
 
 

@@ -205,7 +205,7 @@ class Facts:
 
     @property
     def last_answers(self) -> View | None:
-        """The answers of the last exam, or of an evaluation; None without any."""
+        """The last held-out answers, or those of an evaluation run; None without any."""
         if self.exam is not None:
             return self.exam
         return self.views[-1] if self.views else None
