@@ -174,13 +174,15 @@ class DryRun:
 
     def check_env(self) -> Outcome:
         """Whether the environment exists; stores its record."""
-        record = self.facts.record = registry.find_env(self.home, self.env_id)
+        record = registry.find_env(self.home, self.env_id)
+        self.facts.record = record
         rows = ", ".join(f"{count} {split}" for split, count in record.rows.items())
         return Outcome("pass", f"{record.env_id}: {record.kind}, {rows} rows")
 
     def check_model(self) -> Outcome:
         """Whether the model exists and can be trained; stores what its reference means."""
-        ref = self.facts.model = catalog.resolve_model(self.home, self.model)
+        ref = catalog.resolve_model(self.home, self.model)
+        self.facts.model = ref
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
         if ref.adapter is not None:
             detail += f", continued from {ref.adapter.name} of {ref.run_id or ref.adapter.parent}"
@@ -198,7 +200,8 @@ class DryRun:
         """Whether the settings fit each other, the model and the rows. Chooses every setting that
         was left out; stores the settings and the facts of the environment's rows."""
         ref = required(self.facts.model)
-        machine = self.facts.machine = hardware.detect(self.home.root)
+        machine = hardware.detect(self.home.root)
+        self.facts.machine = machine
         rows = env_facts.env_facts(
             self.home,
             required(self.facts.record),
@@ -206,7 +209,7 @@ class DryRun:
             thinking=resolution.counted_thinking(self.algorithm, self.settings),
         )
         self.facts.rows = rows
-        resolved = self.facts.resolved = resolution.resolve(
+        resolved = resolution.resolve(
             self.algorithm,
             self.settings,
             model=ref.facts,
@@ -215,6 +218,7 @@ class DryRun:
             inherited=ref.adapter_facts,
             vllm=vllm_env.find_python(self.home) is not None,
         )
+        self.facts.resolved = resolved
         steps = counted(resolved.settings.steps, "step")
         detail = f"{len(resolved.sources)} settings, {steps}"
         if resolved.warnings:
@@ -271,7 +275,8 @@ class DryRun:
         """Whether the training rows fit the settings. Stores their statistics, and for SFT one row
         as it would be trained on."""
         resolved, rows = required(self.facts.resolved), required(self.facts.rows)
-        statistics = self.facts.statistics = env_facts.statistics(rows, resolved.settings)
+        statistics = env_facts.statistics(rows, resolved.settings)
+        self.facts.statistics = statistics
         if isinstance(resolved.settings, SFTSettings):
             record, model_folder = required(self.facts.record), required(self.facts.model).base_path
             redact = redactor_for(self.home, record.dir)
@@ -296,7 +301,8 @@ class DryRun:
         """What the stored reward audit says of the scorer. A risk is a failure only for GRPO
         without accept_reward_risk, else a warning."""
         record = required(self.facts.record)
-        audit = self.facts.audit = record.audit.as_written()
+        audit = record.audit.as_written()
+        self.facts.audit = audit
         headline = str(audit.get("headline", ""))
         if not record.scored:
             return Outcome("pass", "the environment scores nothing")
@@ -323,7 +329,7 @@ class DryRun:
         machine, ref = required(self.facts.machine), required(self.facts.model)
         seconds_left = max(0.0, CALL_S - (time.monotonic() - began))
         throughput.ensure(self.home, machine, min(estimate.PROBE_WAIT_S, seconds_left))
-        forecast = self.facts.forecast = estimate.estimate(
+        forecast = estimate.estimate(
             self.home,
             required(self.facts.resolved),
             ref.facts,
@@ -332,6 +338,7 @@ class DryRun:
             download=hub.missing_bytes(ref.base_path),
             base_path=ref.base_path,
         )
+        self.facts.forecast = forecast
         figures = forecast.estimate
         detail = f"{estimate.summary(figures)} Basis: {figures.basis}."
         if forecast.left_out:
@@ -428,7 +435,8 @@ class DryRun:
         probe_settings = self.settings if self.algorithm == "grpo" else self._shared_settings()
         request = ProbeRequest(record.env_id, self.model, samples, probe_settings)
         answer = lifecycle.submit_probe(self.home, request, cap_function)
-        run_id = self.facts.probe_run_id = answer["run_id"]
+        run_id = answer["run_id"]
+        self.facts.probe_run_id = run_id
         seconds_left = max(0.0, CALL_S - (time.monotonic() - began))
         status = lifecycle.wait(self.home, run_id, until="end", timeout_s=seconds_left)
         if status["state"] == "done":

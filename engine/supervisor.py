@@ -287,11 +287,12 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
     """
     run = watch.run
     row = watch.store.get_run(run.id)
+    message = f"{row.state}: {result.reason}" if result.reason else row.state
     with contextlib.suppress(OSError):
         outcome.note_event(
             run,
             "trainer_exited",
-            f"{row.state}: {result.reason}" if result.reason else row.state,
+            message,
             attempt=result.attempt,
             rc=result.rc,
             signal=result.signal,

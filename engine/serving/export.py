@@ -86,8 +86,9 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
         elif not _merge(home, model, target, origin):
             return _still_merging_reply(ref, target, export_format)
     except OSError as error:
+        code = "DISK_FULL" if error.errno == errno.ENOSPC else "BAD_ARGUMENT"
         raise UserError(
-            "DISK_FULL" if error.errno == errno.ENOSPC else "BAD_ARGUMENT",
+            code,
             f"{target} cannot be written: {error.strerror or error}",
             hint="Choose another path.",
             field="path",

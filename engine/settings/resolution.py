@@ -49,6 +49,9 @@ _VALUE_HINTS = {
     "sampler": "Available: auto, torch, vllm.",
 }
 
+# The keys of a settings file beside the table [settings]: name -> value where it is missing.
+_TEXT_KEYS = {"model": "pebble", "algorithm": "grpo", "env": ""}
+
 # How much of what a user gave an error message repeats.
 _EXPLAINED = 4  # settings that are explained one by one
 _MOST_NAMES, _NAME_CHARS = 6, 40
@@ -468,19 +471,9 @@ def load_toml(path: Path) -> TrainFile:
         raise UserError(
             "SETTING_INVALID", f"{path}: {error}", hint="Correct the file: it must be valid TOML."
         ) from error
-    text_keys = {"model": "pebble", "algorithm": "grpo", "env": ""}  # with their defaults
     for name, value in content.items():
-        place = f"{path}:{_line_of(text, name)}"
-        if name == "settings":
-            if not isinstance(value, dict):
-                raise _file_error(
-                    place, "settings is not a table", "Put the settings under [settings]."
-                )
-        elif name not in text_keys:
-            raise _unknown_key_error(place, name, value)
-        elif not isinstance(value, str):
-            raise _file_error(place, f"{name} = {value!r} is not text", f'Write {name} = "...".')
-    texts = {name: content.get(name, default) for name, default in text_keys.items()}
+        _check_file_key(f"{path}:{_line_of(text, name)}", name, value)
+    texts = {name: content.get(name, default) for name, default in _TEXT_KEYS.items()}
     settings = content.get("settings", {})
     try:
         validate(texts["algorithm"], settings)
@@ -490,6 +483,22 @@ def load_toml(path: Path) -> TrainFile:
             error.code, f"{path}:{line}: {error.message}", hint=error.advice, field=error.field
         ) from error
     return TrainFile(**texts, settings=settings)
+
+
+def _check_file_key(place: str, name: str, value: Any) -> None:
+    """Check a key of a settings file and the type of its value; `place` is file and line.
+
+    Raises UserError SETTING_UNKNOWN for an unknown key, SETTING_INVALID for another type.
+    """
+    if name == "settings":
+        if not isinstance(value, dict):
+            raise _file_error(
+                place, "settings is not a table", "Put the settings under [settings]."
+            )
+    elif name not in _TEXT_KEYS:
+        raise _unknown_key_error(place, name, value)
+    elif not isinstance(value, str):
+        raise _file_error(place, f"{name} = {value!r} is not text", f'Write {name} = "...".')
 
 
 def _unknown_key_error(place: str, name: str, value: Any) -> UserError:

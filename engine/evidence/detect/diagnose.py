@@ -181,7 +181,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
         settings=settings,
         lines=load_metrics(run.metrics).lines,
         views=views,
-        exam=view_of(0, exam_rows, settings) if exam_rows else None,  # its step is not used
+        exam=view_of(step=0, rows=exam_rows, settings=settings),  # its step is not used
         exam_tasks=len({exam_row.task for exam_row in validation_rows}),
         training_rows=_last_training_rows(run),
         failure=_failure(run, row),

@@ -438,24 +438,24 @@ def paired_verdict(
     refusal = _reason_for_no_verdict(before, after, counts)
     if refusal:
         return counts.unknown_verdict(refusal)
-    old_means = {task: _mean(before.values[task]) for task in shared}
-    new_means = {task: _mean(after.values[task]) for task in shared}
-    if {*old_means.values(), *new_means.values()} <= {0.0, 1.0}:
-        test = _binary_test(old_means, new_means, alpha)
+    means_before = {task: _mean(before.values[task]) for task in shared}
+    means_after = {task: _mean(after.values[task]) for task in shared}
+    if {*means_before.values(), *means_after.values()} <= {0.0, 1.0}:
+        test = _binary_test(means_before, means_after, alpha)
     else:
-        test = _mean_test(old_means, new_means, alpha, seed)
+        test = _mean_test(means_before, means_after, alpha, seed)
     if test.p >= alpha and test.interval.excludes_zero:
         method = f"{test.method}, drawn to 0 with the test"
         test = replace(test, interval=test.interval.with_zero(), method=method)
     sign = 1.0 if higher_is_better else -1.0
-    gained, lost = _changed_tasks(old_means, new_means, sign)
+    gained, lost = _changed_tasks(means_before, means_after, sign)
     used_margin = test.span * MARGIN if margin is None else margin
     verdict, reason = _word_of_test(test, sign, used_margin, counts.n, alpha)
     return PairedVerdict(
         verdict=verdict,
         reason=reason,
-        before=_mean(list(old_means.values())),
-        after=_mean(list(new_means.values())),
+        before=_mean(list(means_before.values())),
+        after=_mean(list(means_after.values())),
         diff=test.diff,
         low=test.interval.low,
         high=test.interval.high,
@@ -503,17 +503,18 @@ class _Test:
 
 
 def _changed_tasks(
-    old: Mapping[str, float], new: Mapping[str, float], sign: float
+    means_before: Mapping[str, float], means_after: Mapping[str, float], sign: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The ids of the tasks that became better, and of those that became worse.
 
-    The largest change comes first; equal changes are ordered by task id. `old` and `new` map the
-    same task ids to their values; `sign` is 1 where higher is better, else -1.
+    The largest change comes first; equal changes are ordered by task id. Both mappings are task id
+    -> value, of the same tasks; `sign` is 1 where higher is better, else -1.
     """
-    by_change = sorted(old, key=lambda task: (-abs(new[task] - old[task]), task))
+    improvements = {task: sign * (means_after[task] - means_before[task]) for task in means_before}
+    largest_first = sorted(improvements, key=lambda task: (-abs(improvements[task]), task))
     # A change within 1e-12 is rounding.
-    gained = tuple(task for task in by_change if sign * (new[task] - old[task]) > 1e-12)
-    lost = tuple(task for task in by_change if sign * (new[task] - old[task]) < -1e-12)
+    gained = tuple(task for task in largest_first if improvements[task] > 1e-12)
+    lost = tuple(task for task in largest_first if improvements[task] < -1e-12)
     return gained, lost
 
 
@@ -530,14 +531,16 @@ def _reason_for_no_verdict(before: Side, after: Side, counts: _Counts) -> str:
     return ""
 
 
-def _binary_test(old: Mapping[str, float], new: Mapping[str, float], alpha: float) -> _Test:
+def _binary_test(
+    means_before: Mapping[str, float], means_after: Mapping[str, float], alpha: float
+) -> _Test:
     """McNemar's test for tasks that are either solved (1) or not (0) on each side.
 
-    `old` and `new` map the same task ids to their values.
+    Both mappings are task id -> value, of the same tasks.
     """
-    n = len(old)
-    gained = sum(new[task] > old[task] for task in old)
-    lost = sum(new[task] < old[task] for task in old)
+    n = len(means_before)
+    gained = sum(means_after[task] > means_before[task] for task in means_before)
+    lost = sum(means_after[task] < means_before[task] for task in means_before)
     return _Test(
         diff=(gained - lost) / n,
         interval=tango_interval(gained, lost, n, 1.0 - alpha),
@@ -549,19 +552,19 @@ def _binary_test(old: Mapping[str, float], new: Mapping[str, float], alpha: floa
 
 
 def _mean_test(
-    old: Mapping[str, float], new: Mapping[str, float], alpha: float, seed: int
+    means_before: Mapping[str, float], means_after: Mapping[str, float], alpha: float, seed: int
 ) -> _Test:
     """The test for values other than 0 and 1, by a bootstrap over tasks.
 
-    `old` and `new` map the same task ids to their values.
+    Both mappings are task id -> value, of the same tasks.
     """
-    diffs = {task: new[task] - old[task] for task in old}
+    diffs = {task: means_after[task] - means_before[task] for task in means_before}
     boot = paired_bootstrap(
         {task: [diff] for task, diff in diffs.items()}, seed, confidence=1.0 - alpha
     )
-    values = [*old.values(), *new.values()]
+    values = [*means_before.values(), *means_after.values()]
     span = max(values) - min(values)
-    n = len(old)
+    n = len(means_before)
     variance = math.fsum((diff - boot.mean) ** 2 for diff in diffs.values()) / max(1, n - 1)
     sd = math.sqrt(variance)
     if sd == 0.0:  # all tasks changed by the same amount: 0 would promise to detect anything

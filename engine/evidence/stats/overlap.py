@@ -76,6 +76,15 @@ class Match:
         """A key that sorts the strongest match first; equal ones by the training row's id."""
         return (not self.spoils, KINDS.index(self.kind), self.train)
 
+    def to_json(self) -> dict[str, str]:
+        """The match as results list it; `leaked` there says which tasks are spoilt."""
+        return {
+            "kind": self.kind,
+            "part": self.part,
+            "heldout": self.heldout,
+            "train": self.train,
+        }
+
 
 @dataclass
 class _Unit:
@@ -316,15 +325,7 @@ def scan(
         "leaked": leaked,
         "compared": list(compared_shares),
         "unindexed": index.unindexed,
-        "examples": [
-            {
-                "kind": match.kind,
-                "part": match.part,
-                "heldout": match.heldout,
-                "train": match.train,
-            }
-            for match in strongest_first[:SHOWN]
-        ],
+        "examples": [match.to_json() for match in strongest_first[:SHOWN]],
         "headline": headline(
             heldout=len(heldout),
             train=len(train),

@@ -128,10 +128,12 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
     ]
 
 
-def side(rows: Iterable[EvaluationRow], measure: Measure, failed: float | None = None) -> Side:
+def side(
+    rows: Iterable[EvaluationRow], measure: Measure, value_of_failure: float | None = None
+) -> Side:
     """One model's values by task, for a comparison.
 
-    An attempt whose scoring failed gets the value `failed`; with None (the default) it is left out
+    An attempt whose scoring failed gets `value_of_failure`; with None (the default) it is left out
     of the values and counted in `errors`.
     """
     values: dict[str, list[float]] = {}
@@ -140,7 +142,7 @@ def side(rows: Iterable[EvaluationRow], measure: Measure, failed: float | None =
         attempts += 1
         value = value_of(row, measure)
         if value is None:
-            value = failed
+            value = value_of_failure
         if value is None:
             errors += 1
         else:

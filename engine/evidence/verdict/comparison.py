@@ -133,11 +133,11 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
         else:
             missing = "either"
         return without_evidence(None, f"nothing was scored in {missing} evaluation")
-    old, new = level(before, measure), level(after, measure)
+    level_before, level_after = level(before, measure), level(after, measure)
     if measure == "success":
         margin = MARGIN
     elif measure == "loss":
-        margin = _LOSS_MARGIN * abs(old.value or 0.0)
+        margin = _LOSS_MARGIN * abs(level_before.value or 0.0)
     else:
         margin = None  # a reward: `paired_verdict` takes a share of the rewards' span
     outcomes = [
@@ -153,8 +153,8 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
     comparison = Comparison(
         measure,
         outcome=outcomes[0],
-        before=old,
-        after=new,
+        before=level_before,
+        after=level_after,
         id_count=id_count if prompts_are_shared else 0,
     )
     # The last outcome counts failed scorings as not solved; it is the first one if none failed.

@@ -162,22 +162,25 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
     battery.
     """
     names = list(dict.fromkeys(str(row.battery) for row in before))
+    # Name of a battery -> its rows before and after.
     rows_of = {
         name: (_rows_of_battery(before, name), _rows_of_battery(after, name)) for name in names
     }
     outcomes: dict[str, PairedVerdict] = {}
-    for name, (old, new) in rows_of.items():
-        measure = _battery_measure(old)
-        outcomes[name] = paired_verdict(side(old, measure), side(new, measure))
+    for name, (rows_before, rows_after) in rows_of.items():
+        measure = _battery_measure(rows_before)
+        outcomes[name] = paired_verdict(side(rows_before, measure), side(rows_after, measure))
     # Each battery is a chance to call luck a loss: Holm's correction over those that were tested.
     p_values = {name: outcome.p for name, outcome in outcomes.items() if outcome.p is not None}
     corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     batteries = [
-        _compared_battery(name, old, new, outcome=outcomes[name], p=corrected.get(name))
-        for name, (old, new) in rows_of.items()
+        _compared_battery(
+            name, rows_before, rows_after, outcome=outcomes[name], p=corrected.get(name)
+        )
+        for name, (rows_before, rows_after) in rows_of.items()
     ]
     verdicts = {battery.verdict for battery in batteries}
-    worst: Word = next(word for word in WORDS if word in verdicts)
+    worst: Word = next(word for word in WORDS if word in verdicts)  # the worst come first
     return KeptSkills(worst, batteries, " ".join(sentence_of(battery) for battery in batteries))
 
 

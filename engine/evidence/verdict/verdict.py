@@ -240,11 +240,12 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
         outcome = PairedVerdict("unknown", reason_for_missing_rows)
         comparison = Comparison(None, outcome, before=comparison.before, after=comparison.after)
     verdict = comparison.outcome.verdict
-    uses = holdout_use(run_dir.home, config.env_id if config else "", run_dir.id)
+    env_id, expect = (config.env_id, config.expect) if config else ("", "")
+    uses = holdout_use(run_dir.home, env_id, run_dir.id)
     skills = kept_skills(run_dir)
     forgotten = loss_sentences(skills)
     start = better_start(run_dir, config, sides.step, verdict)
-    expected, as_expected = _expectation(config.expect if config else "", verdict)
+    expected, as_expected = _expectation(expect, verdict)
     warnings = [
         *damaged_answers_warning(run_dir, steps=(0, sides.step or 0)),
         *contamination_warnings(run_dir),
