@@ -554,10 +554,11 @@ def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
     if tokens is not None and tokens >= (length or model.max_positions):
         limit = f"max_length = {length}" if length else f"the model's {model.max_positions}"
         can_raise_length = length is not None and length < model.max_positions
+        hint = "Lower max_tokens or raise max_length." if can_raise_length else "Lower max_tokens."
         raise _invalid_setting(
             "max_tokens",
             f"max_tokens = {tokens} leaves no room for a prompt within {limit}",
-            "Lower max_tokens or raise max_length." if can_raise_length else "Lower max_tokens.",
+            hint,
         )
 
 

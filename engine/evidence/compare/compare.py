@@ -401,19 +401,28 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
         otherwise: new tasks for the environment.
     """
     first, other, comparison = contest.first, contest.other, contest.comparison
-    measure = comparison.measure
-    if comparison.outcome.verdict != "inconclusive" or measure is None:
+    if comparison.outcome.verdict != "inconclusive" or comparison.measure is None:
         return Evidence()
     if comparison.errors_decide:
         return Evidence(calls=calls_for_errors(_with_most_errors(first, other).source))
     if first.members or other.members:
         return Evidence(["One more seed on each side would tell more than tasks or attempts."])
+    return _larger_evaluation(home, first, other, comparison, comparison.measure)
+
+
+def _larger_evaluation(
+    home: Home, first: Candidate, other: Candidate, comparison: Comparison, measure: Measure
+) -> Evidence:
+    """What would settle an inconclusive comparison of two models by `measure`.
+
+    More tasks, more attempts at each, or new tasks for the environment: the first that can help.
+    """
     rows_needed = tasks_to_decide(comparison.outcome)
     config = home.run(first.source).find_config()
     split = config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
     split_size = split_rows(home, first.env_id, split)
     arguments: dict[str, object] = {"env_id": first.env_id, "models": [first.label, other.label]}
-    if split != "heldout":
+    if split != "heldout":  # else it is the default
         arguments["split"] = split
     if split_size is None or len(_asked_tasks(home, first, other)) < split_size:
         # Twice as many as now, where it is not known how many it takes.

@@ -93,7 +93,8 @@ def slow_reward(facts: Facts) -> Finding | None:
     if not score_times or not sample_times or not train_times:
         return None
     score_s, sample_s, train_s = mean(score_times), mean(sample_times), mean(train_times)
-    share = score_s / max(1e-9, score_s + (sample_s + train_s))
+    step_s = max(1e-9, score_s + (sample_s + train_s))  # never 0, to divide by it
+    share = score_s / step_s
     if share <= limits.SLOW_SHARE or score_s < limits.SLOW_SECONDS:
         return None
     evidence = {

@@ -399,7 +399,7 @@ def is_pleased_and_wrong(row: Answer) -> bool | None:
     judge_scores: list[float] = []
     check_scores: list[float] = []
     for name, value in (row.metrics or {}).items():
-        if _COUNTED.search(name):
+        if _COUNTED.search(name):  # a count or a time
             continue
         if _JUDGE.search(name):
             judge_scores.append(value)

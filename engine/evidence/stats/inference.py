@@ -256,8 +256,9 @@ def tasks_needed(
     """
     if gap <= 0.0:
         raise ValueError("no number of tasks shows a gap of 0")
+    tasks = _tasks_for_power(gap, max(discordant_share, gap), alpha, power)
     # 1e-9 is subtracted so that a rounding error does not raise a whole number to the next one.
-    return math.ceil(_tasks_for_power(gap, max(discordant_share, gap), alpha, power) - 1e-9)
+    return math.ceil(tasks - 1e-9)
 
 
 def _tasks_for_power(gap: float, discordant_share: float, alpha: float, power: float) -> float:

@@ -18,7 +18,7 @@ import random
 import re
 import time
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -221,7 +221,7 @@ class HeldOut:
         self.units.append(unit)
         self._normalised.setdefault((part, " ".join(tokens)), index)
         self._exact[part, text] = index
-        if len(self._grams) > MOST_GRAMS:
+        if len(self._grams) > MOST_GRAMS:  # the index is full
             unit.skipped = len(tokens) >= GRAM_WORDS
             return
         for gram in _grams(tokens):
@@ -265,14 +265,23 @@ class HeldOut:
                     longest_run[index] = max(longest_run.get(index, 0), run)
         positions = []
         for index, grams in grams_by_unit.items():
-            unit = self.units[index]
             # The first sequence has `GRAM_WORDS` words, each that follows it adds one.
             words_in_a_row = longest_run[index] + GRAM_WORDS - 1
-            is_large_part = len(grams) >= max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
-            has_all_numbers = _numbers(unit.tokens) <= numbers
-            if words_in_a_row >= COPIED_WORDS or (is_large_part and has_all_numbers):
+            if words_in_a_row >= COPIED_WORDS or self._is_large_part(index, grams, numbers):
                 positions.append(index)
         return positions
+
+    def _is_large_part(
+        self, index: int, grams: Collection[tuple[str, ...]], numbers: Collection[str]
+    ) -> bool:
+        """Whether half of the sequences that only one unit has, and all of its numbers, are given.
+
+        `index` is the position of the unit; `grams` are those of its own sequences, and `numbers`
+        are all numbers, that a row contains.
+        """
+        unit = self.units[index]
+        fewest_grams = max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
+        return len(grams) >= fewest_grams and _numbers(unit.tokens) <= set(numbers)
 
 
 def scan(

@@ -101,12 +101,12 @@ def flip_examples(
         per_direction: how many gained and how many lost tasks are shown, at most.
         chars: how many characters of each text are shown, at most.
     """
-    old_rows, new_rows = _first_by_task(before), _first_by_task(after)
+    rows_before, rows_after = _first_by_task(before), _first_by_task(after)
 
     def examples(tasks: Sequence[str]) -> list[FlipExample]:
         """The examples of the first `per_direction` of these tasks."""
         return [
-            _flip_example(task, old_rows.get(task), new_rows.get(task), redact, chars)
+            _flip_example(task, rows_before.get(task), rows_after.get(task), redact, chars)
             for task in tasks[:per_direction]
         ]
 

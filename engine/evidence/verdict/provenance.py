@@ -280,7 +280,8 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
     yield "data", _hashes(env, [env / "tasks.jsonl", env / "rows.idx"])
     yield "curation", _hashes(env, [curation])
     inputs = [run.config, run.manifest, run.contamination, *_files(run.start_adapter)]
-    inputs += _files(run.model_adapter(0).parent)
+    folder_of_model_adapters = run.model_adapter(0).parent
+    inputs += _files(folder_of_model_adapters)
     yield "run", _hashes(run.path, inputs) | _parent_heads(run.home, config)
     yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best_checkpoint(run)
     results = [run.metrics, run.result, *_files(run.evals_dir), *_files(run.rollouts_dir)]

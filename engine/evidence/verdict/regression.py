@@ -351,6 +351,7 @@ def sentence_of(battery: Battery, since: str = "") -> str:
         return (
             f"{kept_skills_of} inconclusive, {levels}, {flips}, 95 % interval of the change {ends}."
         )
+    # In points for a share, in its own unit for a reward.
     gap_points = 100 * (battery.smallest_detectable_gap or 0.0)
     gap = f"{gap_points:.0f} points" if battery.metric == "success" else f"{gap_points / 100:.2g}"
     return f"{kept_skills_of} no loss found, {levels} (a loss of {gap} would have shown)."
