@@ -4,9 +4,6 @@ Sources of the numbers: "LoRA without regret" (thinkingmachines.ai/blog/lora) fo
 linear layers, alpha 32 with any rank, about ten times the learning rate of full fine-tuning, and
 small batches; DAPO (arXiv 2503.14476) for the token-mean loss and the wider upper clip; GSPO
 (arXiv 2507.18071) for its narrow clips.
-
-The functions without a public name that take a `Filled` add the defaults of one group of settings
-to it.
 """
 
 import math
@@ -215,9 +212,8 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     if algorithm == "sft":
         filled.default("loss_on", "assistant")
         filled.default("packing", True)
-        # Whether every answer that was counted has reasoning.
-        all_reasoned = env is not None and 0 < env.reasoned == env.answered_lengths
-        filled.default("thinking", "require" if all_reasoned else "keep")
+        every_answer_reasons = env is not None and 0 < env.reasoned == env.answered_lengths
+        filled.default("thinking", "require" if every_answer_reasons else "keep")
     else:
         filled.default("beta", 0.1)
     if filled.values.get("steps") is None:
@@ -555,11 +551,8 @@ def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
         limit = f"max_length = {length}" if length else f"the model's {model.max_positions}"
         can_raise_length = length is not None and length < model.max_positions
         hint = "Lower max_tokens or raise max_length." if can_raise_length else "Lower max_tokens."
-        raise _invalid_setting(
-            "max_tokens",
-            f"max_tokens = {tokens} leaves no room for a prompt within {limit}",
-            hint,
-        )
+        message = f"max_tokens = {tokens} leaves no room for a prompt within {limit}"
+        raise _invalid_setting("max_tokens", message, hint)
 
 
 def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:

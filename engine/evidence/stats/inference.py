@@ -186,7 +186,6 @@ def paired_bootstrap(
     # The share of resamples beyond each end of the widened interval.
     tail = normal_tail(t_quantile(0.5 + confidence / 2.0, n - 1) * widening)
     low, high = _quantile(drawn_means, tail), _quantile(drawn_means, 1.0 - tail)
-    # p on the same widened scale.
     t = normal_quantile(_share_below_zero(drawn_means)) / widening
     p = min(1.0, 2.0 * t_cdf(-abs(t), n - 1))
     return Bootstrap(centre, low, high, p)
@@ -228,9 +227,8 @@ def smallest_detectable_gap(
     if n <= 0:
         return 1.0
     discordant_share = (discordant + 1) / (n + 1)
-    # k tasks gained and none lost have a mid-p value of 0.5**k: fewer gains are never significant.
-    fewest_gains = math.ceil(math.log(alpha) / math.log(0.5))
-    least_gap = fewest_gains / n
+    # k tasks gained and none lost have a mid-p value of 0.5**k; this is the first k within alpha.
+    least_gap = math.ceil(math.log(alpha) / math.log(0.5)) / n
     low, high = 0.0, 1.0
     for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
@@ -504,14 +502,14 @@ class _Test:
 
 
 def _changed_tasks(
-    means_before: Mapping[str, float], means_after: Mapping[str, float], sign: float
+    before: Mapping[str, float], after: Mapping[str, float], sign: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The ids of the tasks that became better, and of those that became worse.
 
     The largest change comes first; equal changes are ordered by task id. Both mappings are task id
     -> value, of the same tasks; `sign` is 1 where higher is better, else -1.
     """
-    improvements = {task: sign * (means_after[task] - means_before[task]) for task in means_before}
+    improvements = {task: sign * (after[task] - before[task]) for task in before}
     largest_first = sorted(improvements, key=lambda task: (-abs(improvements[task]), task))
     # A change within 1e-12 is rounding.
     gained = tuple(task for task in largest_first if improvements[task] > 1e-12)
@@ -532,16 +530,14 @@ def _reason_for_no_verdict(before: Side, after: Side, counts: _Counts) -> str:
     return ""
 
 
-def _binary_test(
-    means_before: Mapping[str, float], means_after: Mapping[str, float], alpha: float
-) -> _Test:
+def _binary_test(before: Mapping[str, float], after: Mapping[str, float], alpha: float) -> _Test:
     """McNemar's test for tasks that are either solved (1) or not (0) on each side.
 
     Both mappings are task id -> value, of the same tasks.
     """
-    n = len(means_before)
-    gained = sum(means_after[task] > means_before[task] for task in means_before)
-    lost = sum(means_after[task] < means_before[task] for task in means_before)
+    n = len(before)
+    gained = sum(after[task] > before[task] for task in before)
+    lost = sum(after[task] < before[task] for task in before)
     return _Test(
         diff=(gained - lost) / n,
         interval=tango_interval(gained, lost, n, 1.0 - alpha),
@@ -553,19 +549,19 @@ def _binary_test(
 
 
 def _mean_test(
-    means_before: Mapping[str, float], means_after: Mapping[str, float], alpha: float, seed: int
+    before: Mapping[str, float], after: Mapping[str, float], alpha: float, seed: int
 ) -> _Test:
     """The test for values other than 0 and 1, by a bootstrap over tasks.
 
     Both mappings are task id -> value, of the same tasks.
     """
-    diffs = {task: means_after[task] - means_before[task] for task in means_before}
+    diffs = {task: after[task] - before[task] for task in before}
     boot = paired_bootstrap(
         {task: [diff] for task, diff in diffs.items()}, seed, confidence=1.0 - alpha
     )
-    values = [*means_before.values(), *means_after.values()]
+    values = [*before.values(), *after.values()]
     span = max(values) - min(values)
-    n = len(means_before)
+    n = len(before)
     variance = math.fsum((diff - boot.mean) ** 2 for diff in diffs.values()) / max(1, n - 1)
     sd = math.sqrt(variance)
     if sd == 0.0:  # all tasks changed by the same amount: 0 would promise to detect anything

@@ -516,7 +516,7 @@ def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
 
 
 def _segments(text: str, *, with_entire_text: bool) -> Iterable[list[str]]:
-    """The tokens of each line of a text that has several, and of each sentence of such a line.
+    """The tokens of the lines of a text, each followed by those of its sentences.
 
     A line counts only if the text has several, a sentence only if its line has several. With
     `with_entire_text`, the tokens of the entire text come first.
