@@ -97,7 +97,7 @@ class Filled:
 
 
 def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
-    """All settings of `algorithm` (sft, grpo or evaluate) with their sources, and warnings.
+    """All settings of `algorithm` (sft, dpo, grpo or evaluate) with their sources, and warnings.
 
     The values of the user are kept, with two exceptions: a run that continues an adapter takes that
     adapter's shape, and a count above the number of rows is lowered to it.

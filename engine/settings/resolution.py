@@ -195,7 +195,7 @@ def resolve(
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
     """
     user_settings = with_own_targets(validate(algorithm, settings), model)
-    check_algorithm(algorithm)
+    check_algorithm(algorithm)  # `validate` takes "evaluate" too, which trains nothing
     defaults.check_loss(user_settings)
     defaults.check_sampler(user_settings, vllm)
     if env is not None:

@@ -161,23 +161,19 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
 
     Raises DamagedRecord for any other damaged file.
     """
-    settings = KnownSettings.of(config.settings if config else None)
-    training = row.kind == "train"
-    split = "heldout"
-    if training:
+    rows_asked, split = _rows_and_split(config)
+    # The number of rows is an argument of an evaluation, but a lever can change it too.
+    settings = replace(KnownSettings.of(config.settings if config else None), rows=rows_asked)
+    is_training = row.kind == "train"
+    if is_training:
         views = _training_views(run, settings)
     else:
-        rows_asked = None
-        if isinstance(config, EvaluateConfig | RegradeConfig):
-            rows_asked, split = config.rows, config.split
-        # The number of rows is an argument of an evaluation, but a lever can change it too.
-        settings = replace(settings, rows=rows_asked)
         views = _evaluation_views(run, config, settings)
     exam_rows = last_exam(run)
     validation_rows = in_half(exam_rows, VALIDATION) or exam_rows  # all rows without halves
     verdict = run_verdict(run) if row.state == "done" else None
     return Facts(
-        algorithm=row.algorithm if training else "evaluate",
+        algorithm=row.algorithm if is_training else "evaluate",
         settings=settings,
         lines=load_metrics(run.metrics).lines,
         views=views,
@@ -188,12 +184,19 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
         comparison=verdict.comparison if verdict else None,
         recommended_model=verdict.training.go_on_with if verdict and verdict.training else "",
         rescoring=rescored(run),
-        exam_start=first_exam(run, settings) if training else None,
-        against_start=against_start(run) if training else None,
-        gold_tokens=gold_tokens(run) if training else None,
+        exam_start=first_exam(run, settings) if is_training else None,
+        against_start=against_start(run) if is_training else None,
+        gold_tokens=gold_tokens(run) if is_training else None,
         heldout_rows=split_rows(run.home, row.env_id, split),
         kept_skills=verdict.kept_skills if verdict else None,
     )
+
+
+def _rows_and_split(config: RunConfig | None) -> tuple[int | None, str]:
+    """How many rows an evaluation was to ask, and of which split; (None, "heldout") for others."""
+    if isinstance(config, EvaluateConfig | RegradeConfig):
+        return config.rows, config.split
+    return None, "heldout"
 
 
 def _failure(run: RunDir, row: RunRow) -> Failure | None:

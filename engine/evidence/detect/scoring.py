@@ -250,6 +250,7 @@ def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
         return None
     if wrong_trend.last < limits.WRONG_PAYS * right_trend.last:
         return None
+    # What right and wrong answers are paid more than at first, each by its share of the answers.
     unearned_rise = (
         solved_trend.last * right_trend.change + (1 - solved_trend.last) * wrong_trend.change
     )

@@ -502,7 +502,7 @@ def _think_size(row: Answer, settings: KnownSettings) -> float | None:
     With several turns an answer may take `max_tokens` in each, and the think block of the last turn
     is measured. None without a think block, or where `max_tokens` is not known.
     """
-    thinking, rest = _thinking_and_rest(row, switched_on=bool(settings.thinking))
+    thinking, text_after = _thinking_and_rest(row, switched_on=bool(settings.thinking))
     max_tokens = number(settings.max_tokens) or 0.0
     if not thinking or max_tokens <= 0:
         return None
@@ -510,7 +510,7 @@ def _think_size(row: Answer, settings: KnownSettings) -> float | None:
     allowed_tokens = max_tokens * turns
     # Only the tokens of all turns together are known. The share of thinking among the characters
     # of the last turn stands for its share among them.
-    thinking_tokens = row.tokens * len(thinking) / max(1, len(thinking) + len(rest))
+    thinking_tokens = row.tokens * len(thinking) / max(1, len(thinking) + len(text_after))
     return thinking_tokens / allowed_tokens
 
 

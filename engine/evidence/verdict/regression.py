@@ -285,8 +285,8 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
     The verdict is one of:
         unknown: nothing could be compared.
         forgotten, improved: the difference is significant, also after the correction.
-        inconclusive: a loss without that, but significant in a one-sided test, and not so small
-            that the outcome is "no_difference".
+        inconclusive: the difference is a loss that only a one-sided test would call significant,
+            and not so small that the outcome is "no_difference".
         kept: anything else, a smaller loss included.
 
     `p` is the outcome's p value, corrected for the other batteries; None where there was no test.

@@ -90,8 +90,8 @@ def load_metrics(path: Path) -> Metrics:
     tail_start = end - _EXACT_BYTES // 2
     sampled = list(page_after(path, 0, _FIRST_LINES).lines)
     for index in range(1, _SAMPLES):
-        offset = tail_start * index // _SAMPLES
-        sampled += page_after(path, offset, 1).lines
+        offset = tail_start * index // _SAMPLES  # inside of a line, of which the next is read
+        sampled += page_after(path, offset, limit=1).lines
     rows = parse_lines([line.text for line in sampled])
     tail = read_chunk(path, tail_start, max_bytes=end - tail_start)
     return Metrics(by_step(rows + tail.rows), end, sampled=True, skipped=tail.damaged)
