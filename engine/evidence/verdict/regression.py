@@ -312,12 +312,15 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
         return []
     skills = []
     for name in names:
-        old_rows = [row for row in before if (row.family or "") == name]
-        new_rows = [row for row in after if (row.family or "") == name]
-        skills.append(Skill(name, before=_mean_reward(old_rows), after=_mean_reward(new_rows)))
-    return sorted(
-        skills, key=lambda skill: ((skill.after or 0.0) - (skill.before or 0.0), skill.skill)
-    )
+        rows_before = [row for row in before if (row.family or "") == name]
+        rows_after = [row for row in after if (row.family or "") == name]
+        skills.append(Skill(name, _mean_reward(rows_before), _mean_reward(rows_after)))
+
+    def sort_key(skill: Skill) -> tuple[float, str]:
+        """The change, then the name; a mean that is not known counts as 0."""
+        return (skill.after or 0.0) - (skill.before or 0.0), skill.skill
+
+    return sorted(skills, key=sort_key)
 
 
 def _mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
