@@ -58,9 +58,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         if scope in ("all", "runs"):
             # One more than is shown tells whether more follow; `position` is a row id here.
             rows = store.list_runs(limit + 1, before_rowid=position or None)
-            reply["runs"] = [_run_entry(home, row) for row in rows[:limit]]
-            reply["tree"] = ledger.tree(home, rows[:limit])
-            reply["best"] = ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train"))
+            reply |= _runs(home, store, rows[:limit])
             totals["runs"] = len(rows)  # above `limit` where more follow, but not how many
             if scope == "runs" and len(rows) > limit:
                 reply["next_cursor"] = str(rows[limit - 1].rowid)
@@ -140,6 +138,15 @@ def _hardware(home: Home, store: Store) -> Reply:
         "ram_free_gb": _gb(machine.ram_free),
         "disk_free_gb": _gb(machine.disk_free),
         "training": _training(home),
+    }
+
+
+def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
+    """`runs`, the entries of these runs; `tree`, the same as lines of text; `best` of the home."""
+    return {
+        "runs": [_run_entry(home, row) for row in rows],
+        "tree": ledger.tree(home, rows),
+        "best": ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train")),
     }
 
 
