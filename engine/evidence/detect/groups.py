@@ -52,36 +52,38 @@ def uniform_groups(facts: Facts) -> Finding | None:
         "group_size": facts.settings.group_size,
         "cause": "equal texts" if same_text else "equal rewards",
     }
-    start_of_sentence = (
-        f"{mean(zero_advantage_shares):.0%} of the completions of the last steps have no advantage"
-    )
     if same_text:
-        sentence = f"{start_of_sentence}: the answers of a group are the same text."
+        fault = "the answers of a group are the same text"
         lever = _lever_for_same_text(facts.settings.temperature or 1.0)
-        return Finding(
-            "uniform_groups",
-            sentence,
-            evidence,
-            lever,
-            playbook="failures",
-            pick="group",
-            root=True,
-        )
-    sentence = f"{start_of_sentence}: the answers of a group differ, but not what they are paid."
-    if all_solved_share < limits.EFFECTIVE_NONE:
-        playbook_section = "rewards"
-        edit = "score(): pay part of the way, each tier provably harder than the one before"
+        playbook_section = "failures"
     else:
-        playbook_section = "curriculum"
-        edit = "tasks between the two ends: leave out those solved always and those solved never"
+        fault = "the answers of a group differ, but not what they are paid"
+        lever, playbook_section = _lever_for_equal_rewards(all_solved_share)
+    sentence = (
+        f"{mean(zero_advantage_shares):.0%} of the completions of the last steps have no "
+        f"advantage: {fault}."
+    )
     return Finding(
         "uniform_groups",
         sentence,
         evidence,
-        edit_lever(edit),
+        lever,
         playbook=playbook_section,
         pick="group",
+        root=same_text,
     )
+
+
+def _lever_for_equal_rewards(all_solved_share: float) -> tuple[Lever, str]:
+    """(the lever, the section of the playbook) for different answers that earn the same.
+
+    It is the reward, or, where a good part of the groups is solved by all, the choice of tasks.
+    """
+    if all_solved_share < limits.EFFECTIVE_NONE:
+        edit = "score(): pay part of the way, each tier provably harder than the one before"
+        return edit_lever(edit), "rewards"
+    edit = "tasks between the two ends: leave out those solved always and those solved never"
+    return edit_lever(edit), "curriculum"
 
 
 def _lever_for_same_text(temperature: float) -> Lever:
@@ -209,13 +211,7 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
         f"Entropy fell to {entropy / entropy_start:.0%} of its start, and in the {steps_since} "
         f"steps since the share of right answers stays at {solved_end:.0%}."
     )
-    learning_rate = facts.settings.learning_rate
-    lever = setting_lever(
-        "learning_rate",
-        learning_rate,
-        rounded_part(learning_rate, parts=2),
-        "and go on from a step before the fall",
-    )
+    lever = _lower_rate(facts, parts=2, why="and go on from a step before the fall")
     return Finding("entropy_collapse", sentence, evidence, lever, playbook="stalls", pick="group")
 
 
@@ -270,13 +266,7 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
         f"start ({against_start.before:.2g} to {against_start.after:.2g} on {n} tasks, which may "
         "be chance)."
     )
-    learning_rate = facts.settings.learning_rate
-    lever = setting_lever(
-        "learning_rate",
-        learning_rate,
-        rounded_part(learning_rate, parts=3),
-        "from the start again",
-    )
+    lever = _lower_rate(facts, parts=3, why="from the start again")
     return Finding(
         "entropy_collapse",
         sentence,
@@ -335,6 +325,12 @@ def never_solved(facts: Facts) -> bool:
         return mean(solved_shares) <= limits.SOLVED_NEVER
     too_hard_shares = facts.recent("groups_too_hard")
     return bool(too_hard_shares) and mean(too_hard_shares) >= 1 - limits.EFFECTIVE_NONE
+
+
+def _lower_rate(facts: Facts, *, parts: int, why: str) -> Lever:
+    """The lever that divides the learning rate by `parts`."""
+    learning_rate = facts.settings.learning_rate
+    return setting_lever("learning_rate", learning_rate, rounded_part(learning_rate, parts), why)
 
 
 def rounded_part(value: object, parts: int) -> float | None:
