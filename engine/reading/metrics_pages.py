@@ -19,6 +19,7 @@ from engine.reading.search import Matches
 from engine.records.lines.curves import (
     POINTS,
     CurveSummary,
+    Metrics,
     by_step,
     load_metrics,
     main_columns,
@@ -103,12 +104,6 @@ def curves_page(
     else:
         selected_columns = main_columns(metrics.columns, _DEFAULT_KEYS)
     shown_columns = selected_columns[:_MOST_KEYS]
-    warnings: list[str] = []
-    if len(selected_columns) > _MOST_KEYS:
-        warnings.append(f"The first {_MOST_KEYS} of {len(selected_columns)} columns are shown.")
-    if metrics.sampled:
-        warnings.append("The file is long: before its end, steps are a sample.")
-    warnings += skipped_lines(metrics.skipped)
     heldout = None
     if any(name.startswith("heldout_") for name in shown_columns):
         heldout = choosing(run)
@@ -133,9 +128,22 @@ def curves_page(
         steps_logged=len(metrics.lines),
         heldout=heldout,
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
-        warnings=warnings,
+        warnings=_curve_warnings(metrics, selected_count=len(selected_columns)),
     )
     return _shorten_to_fit(page)
+
+
+def _curve_warnings(metrics: Metrics, selected_count: int) -> list[str]:
+    """Warnings about columns, steps and lines that a page of curves leaves out.
+
+    `selected_count` is how many columns the page would show if it had room for all.
+    """
+    warnings: list[str] = []
+    if selected_count > _MOST_KEYS:
+        warnings.append(f"The first {_MOST_KEYS} of {selected_count} columns are shown.")
+    if metrics.sampled:
+        warnings.append("The file is long: before its end, steps are a sample.")
+    return warnings + skipped_lines(metrics.skipped)
 
 
 def new_steps_page(

@@ -162,14 +162,15 @@ def _verdict_over_seeds(
     diff = _mean(levels_after) - _mean(levels_before)
     p = min(1.0, 2.0 * t_cdf(-abs(diff) / standard_error, df))
     interval = Interval(diff - half_width, diff + half_width)
-    higher_is_better = HIGHER_IS_BETTER[comparison.measure] if comparison.measure else True
     if p < ALPHA and interval.excludes_zero:
-        word = "better" if (diff > 0) == higher_is_better else "worse"
+        higher_is_better = HIGHER_IS_BETTER[comparison.measure] if comparison.measure else True
+        rose = diff > 0
+        verdict = "better" if rose == higher_is_better else "worse"
     else:
-        word = "no_difference" if interval.within(verdict_of_rows.margin) else "inconclusive"
+        verdict = "no_difference" if interval.within(verdict_of_rows.margin) else "inconclusive"
     return replace(
         verdict_of_rows,
-        verdict=word,
+        verdict=verdict,
         reason="",
         before=_mean(levels_before),
         after=_mean(levels_after),
