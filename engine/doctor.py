@@ -131,10 +131,8 @@ def sdk(home: Home) -> Iterator[Finding]:
     """Whether the installed version of the MCP SDK is one that this server supports."""
     version = importlib.metadata.version("mcp")
     numbers = tuple(int(part) for part in version.split(".")[:2])  # major and minor version
-    is_supported = (2, 3) <= numbers < (3, 0)
-    yield Finding(
-        "mcp", "pass" if is_supported else "fail", version, "pip install 'mcp[cli]>=2.3,<3'"
-    )
+    status: Status = "pass" if (2, 3) <= numbers < (3, 0) else "fail"
+    yield Finding("mcp", status, version, "pip install 'mcp[cli]>=2.3,<3'")
 
 
 def storage(home: Home) -> Iterator[Finding]:
@@ -212,7 +210,8 @@ def configuration(home: Home) -> Iterator[Finding]:
     """Whether config.toml is valid; it may also be missing. Raises UserError where it is
     invalid."""
     home.user_config()
-    yield Finding("config.toml", "pass", "valid" if home.config_file.exists() else "not written")
+    detail = "valid" if home.config_file.exists() else "not written"
+    yield Finding("config.toml", "pass", detail)
 
 
 def isolation(home: Home) -> Iterator[Finding]:
@@ -372,8 +371,8 @@ def _findings_of(check: Check, home: Home) -> list[Finding]:
 
     A check that raises becomes one failed finding, named after the check's function.
     """
-    # The only check without a name is `filesystem`, which is bound to its list of mounts. A lambda
-    # has the name "<lambda>".
+    # The only check without a name is `filesystem`, which is bound to its list of mounts. In tests
+    # a check may be a lambda, whose name is "<lambda>".
     name = getattr(check, "__name__", "filesystem").strip("<>")
     try:
         findings = list(check(home))

@@ -174,13 +174,15 @@ class DryRun:
 
     def check_env(self) -> Outcome:
         """Whether the environment exists; stores its record."""
-        record = self.facts.record = registry.find_env(self.home, self.env_id)
+        record = registry.find_env(self.home, self.env_id)
+        self.facts.record = record
         rows = ", ".join(f"{count} {split}" for split, count in record.rows.items())
         return Outcome("pass", f"{record.env_id}: {record.kind}, {rows} rows")
 
     def check_model(self) -> Outcome:
         """Whether the model exists and can be trained; stores what its reference means."""
-        ref = self.facts.model = catalog.resolve_model(self.home, self.model)
+        ref = catalog.resolve_model(self.home, self.model)
+        self.facts.model = ref
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
         if ref.adapter is not None:
             detail += f", continued from {ref.adapter.name} of {ref.run_id or ref.adapter.parent}"
@@ -198,7 +200,8 @@ class DryRun:
         """Whether the settings fit each other, the model and the rows. Chooses every setting that
         was left out; stores the settings and the facts of the environment's rows."""
         ref = required(self.facts.model)
-        machine = self.facts.machine = hardware.detect(self.home.root)
+        machine = hardware.detect(self.home.root)
+        self.facts.machine = machine
         rows = env_facts.env_facts(
             self.home,
             required(self.facts.record),
@@ -206,7 +209,7 @@ class DryRun:
             thinking=resolution.counted_thinking(self.algorithm, self.settings),
         )
         self.facts.rows = rows
-        resolved = self.facts.resolved = resolution.resolve(
+        resolved = resolution.resolve(
             self.algorithm,
             self.settings,
             model=ref.facts,
@@ -215,6 +218,7 @@ class DryRun:
             inherited=ref.adapter_facts,
             vllm=vllm_env.find_python(self.home) is not None,
         )
+        self.facts.resolved = resolved
         steps = counted(resolved.settings.steps, "step")
         detail = f"{len(resolved.sources)} settings, {steps}"
         if resolved.warnings:
@@ -271,7 +275,8 @@ class DryRun:
         """Whether the training rows fit the settings. Stores their statistics, and for SFT one row
         as it would be trained on."""
         resolved, rows = required(self.facts.resolved), required(self.facts.rows)
-        statistics = self.facts.statistics = env_facts.statistics(rows, resolved.settings)
+        statistics = env_facts.statistics(rows, resolved.settings)
+        self.facts.statistics = statistics
         if isinstance(resolved.settings, SFTSettings):
             record, model_folder = required(self.facts.record), required(self.facts.model).base_path
             redact = redactor_for(self.home, record.dir)
@@ -296,7 +301,8 @@ class DryRun:
         """What the stored reward audit says of the scorer. A risk is a failure only for GRPO
         without accept_reward_risk, else a warning."""
         record = required(self.facts.record)
-        audit = self.facts.audit = record.audit.as_written()
+        audit = record.audit.as_written()
+        self.facts.audit = audit
         headline = str(audit.get("headline", ""))
         if not record.scored:
             return Outcome("pass", "the environment scores nothing")
@@ -315,12 +321,15 @@ class DryRun:
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
     def check_estimate(self, began: float) -> Outcome:
-        """Estimate the run's time and memory; stores the forecast. The machine is measured first,
-        within what is left of the call's time since `began` (monotonic clock)."""
+        """Estimate the run's time and memory; stores the forecast.
+
+        The machine is measured first, within what is left of the call's time since `began`
+        (monotonic clock).
+        """
         machine, ref = required(self.facts.machine), required(self.facts.model)
-        seconds_left = CALL_S - (time.monotonic() - began)
-        throughput.ensure(self.home, machine, max(0.0, min(estimate.PROBE_WAIT_S, seconds_left)))
-        forecast = self.facts.forecast = estimate.estimate(
+        seconds_left = max(0.0, CALL_S - (time.monotonic() - began))
+        throughput.ensure(self.home, machine, min(estimate.PROBE_WAIT_S, seconds_left))
+        forecast = estimate.estimate(
             self.home,
             required(self.facts.resolved),
             ref.facts,
@@ -329,6 +338,7 @@ class DryRun:
             download=hub.missing_bytes(ref.base_path),
             base_path=ref.base_path,
         )
+        self.facts.forecast = forecast
         figures = forecast.estimate
         detail = f"{estimate.summary(figures)} Basis: {figures.basis}."
         if forecast.left_out:
@@ -425,29 +435,29 @@ class DryRun:
         probe_settings = self.settings if self.algorithm == "grpo" else self._shared_settings()
         request = ProbeRequest(record.env_id, self.model, samples, probe_settings)
         answer = lifecycle.submit_probe(self.home, request, cap_function)
-        run_id = self.facts.probe_run_id = answer["run_id"]
+        run_id = answer["run_id"]
+        self.facts.probe_run_id = run_id
         seconds_left = max(0.0, CALL_S - (time.monotonic() - began))
-        status = lifecycle.wait(self.home, run_id, "end", seconds_left)
+        status = lifecycle.wait(self.home, run_id, until="end", timeout_s=seconds_left)
         if status["state"] == "done":
-            self.facts.probe = read_json(self.home.run(run_id).result)
-            result = ProbeResult.read(self.home.run(run_id).result)
-            self.facts.too_hard = self.algorithm == "grpo" and too_hard(result)
-            return warn_of_degenerate(judge_probe(result), result, self.facts.audit)
+            return self._judge_finished_probe(run_id)
         if status["state"] in ("failed", "cancelled"):
             error = status.get("error") or {}
+            detail = f"{run_id}: {error.get('message', status['state'])}"
             return Outcome(
-                "fail",
-                f"{run_id}: {error.get('message', status['state'])}",
-                Hint.from_fields(error.get("hint", ""), error.get("call")),
+                "fail", detail, Hint.from_fields(error.get("hint", ""), error.get("call"))
             )
-        return Outcome(
-            "skip",
-            f"{run_id} is {status['state']}",
-            Hint(
-                "Wait for it, or make the same dry run again.",
-                Call("wait_run", {"run_id": run_id}),
-            ),
-        )
+        wait_call = Call("wait_run", {"run_id": run_id})
+        fix = Hint("Wait for it, or make the same dry run again.", wait_call)
+        return Outcome("skip", f"{run_id} is {status['state']}", fix)
+
+    def _judge_finished_probe(self, run_id: str) -> Outcome:
+        """Judge the result of the probe `run_id`; stores it, and whether the tasks are too hard."""
+        path = self.home.run(run_id).result
+        self.facts.probe = read_json(path)
+        result = ProbeResult.read(path)
+        self.facts.too_hard = self.algorithm == "grpo" and too_hard(result)
+        return warn_of_degenerate(judge_probe(result), result, self.facts.audit)
 
 
 def _report(plan: DryRun) -> Reply:
@@ -481,8 +491,11 @@ def _report(plan: DryRun) -> Reply:
 
 
 def _summary(plan: DryRun) -> str:
-    """One sentence: `Not ready: ...` with the first check that fails; or `Ready to train, about 12
-    min; look at ...` with the checks that warn, or instead that GRPO would learn little."""
+    """One sentence on the result of the dry run.
+
+    `Not ready: ...` with the first check that fails; else that GRPO would learn little, or `Ready
+    to train, about 12 min`, each followed by the names of the checks that warn.
+    """
     check_list, facts = plan.check_list, plan.facts
     failed = check_list.failed
     if failed:
@@ -503,8 +516,12 @@ def _summary(plan: DryRun) -> str:
 
 
 def _next_calls(plan: DryRun) -> list[Call]:
-    """The calls to suggest next. Where a check failed: none. Where GRPO would learn little: SFT, if
-    possible, and the probe's answers. Otherwise: wait for an unfinished probe, submit the run."""
+    """The calls to suggest next.
+
+    - Where a check failed: none.
+    - Where GRPO would learn little: SFT, if possible, and the probe's answers.
+    - Otherwise: wait for an unfinished probe, submit the run.
+    """
     check_list, facts = plan.check_list, plan.facts
     if check_list.failed:
         return []

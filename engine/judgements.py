@@ -176,10 +176,11 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
             f"; the chat template writes earlier turns differently, so {statistics['split']} "
             "conversations are trained as several rows, each turn after the prompt it has in use"
         )
-    if misfit := none_fit(statistics, settings):
+    misfit = none_fit(statistics, settings)
+    if misfit:
         return Outcome("fail", misfit, "Raise max_length.", "DATASET_INVALID")
-    if isinstance(settings, GRPOSettings) and (statistics["truncated_share"] > _TOO_MANY_TRUNCATED):
-        return _answers_do_not_fit(statistics, rows, settings)
+    if isinstance(settings, GRPOSettings) and statistics["truncated_share"] > _TOO_MANY_TRUNCATED:
+        return _cut_references_failure(statistics, rows, settings)
     weaknesses = _data_weaknesses(statistics, rows, settings)
     if not weaknesses:
         return Outcome("pass", detail)
@@ -188,16 +189,19 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
     return Outcome("warn", f"{detail}; {text}", fixes)
 
 
-def _answers_do_not_fit(statistics: Reply, rows: EnvFacts, settings: GRPOSettings) -> Outcome:
-    """The failure of a GRPO run whose max_tokens cuts the reference answers, with the number that
-    would do for all of them. max_length is raised too where it would leave no room."""
-    needed = rows.longest_turn
-    advice = f"Set max_tokens = {needed}, which all of them fit into"
-    changed: dict[str, object] = {"max_tokens": needed}
-    room = rows.longest_prompt + needed
-    if room > settings.max_length:
-        advice += f", and max_length = {room}"
-        changed["max_length"] = room
+def _cut_references_failure(statistics: Reply, rows: EnvFacts, settings: GRPOSettings) -> Outcome:
+    """The failure of a GRPO run whose max_tokens cuts the reference answers.
+
+    Its fix is a max_tokens into which all of them fit, and where needed a max_length into which the
+    longest prompt fits beside that. The arguments are those of `judge_data`.
+    """
+    needed_tokens = rows.longest_turn
+    advice = f"Set max_tokens = {needed_tokens}, which all of them fit into"
+    changed: dict[str, object] = {"max_tokens": needed_tokens}
+    needed_length = rows.longest_prompt + needed_tokens
+    if needed_length > settings.max_length:
+        advice += f", and max_length = {needed_length}"
+        changed["max_length"] = needed_length
     detail = (
         f"{statistics['truncated_share']:.0%} of the reference answers do not fit into max_tokens "
         f"= {settings.max_tokens}: no sample could be that answer"
@@ -286,8 +290,11 @@ def warn_of_degenerate(outcome: Outcome, result: ProbeResult, audit: Reply) -> O
 
 
 def judge_probe(result: ProbeResult) -> Outcome:
-    """Judge a finished probe. The outcome has the probe's numbers in words and the change that they
-    suggest. It is a failure where so many scores failed that the rest says nothing."""
+    """Judge a finished probe.
+
+    The outcome has the probe's numbers in words and the change that they suggest. It is a failure
+    where so many scores failed that the rest says nothing.
+    """
     effective, truncated = result.effective, result.truncated_share
     passes = ", ".join(f"pass@{k} {value:.2f}" for k, value in result.pass_at_k.items())
     detail = (

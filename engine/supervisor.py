@@ -118,9 +118,9 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
         return outcome.abandon(
             run,
             watch.row,
-            "infra",
-            f"the run could not be supervised: {error}",
-            outcome.resume_hint(run).after("Mend that first."),
+            kind="infra",
+            reason=f"the run could not be supervised: {error}",
+            hint=outcome.resume_hint(run).after("Mend that first."),
         )
     _end_descendants(watch)
     if watch.leaving and watch.status not in (outcome.EXIT_DONE, outcome.EXIT_FAILED):
@@ -254,17 +254,18 @@ def _elapsed_elsewhere(watch: Watch) -> float:
     """
     rows = watch.store.list_runs(limit=1000, states=HOLDS_DEVICE)  # more than any machine has GPUs
     other_runs = [watch.run.home.run(row.run_id) for row in rows if row.run_id != watch.run.id]
-    # Despite its name it reads the lock file of any run.
-    return sum(launcher.elapsed_of_dead(run) for run in other_runs)
+    return sum(launcher.seconds_in_lock_file(run) for run in other_runs)
 
 
 def _stop_at_limit(watch: Watch) -> bool:
     """Set the run to "stopping" if its earliest limit is reached. Returns whether a limit is
     reached, also where the run was stopping already."""
     limits = _limits(watch)
-    if not limits or watch.elapsed < limits[0][0]:
+    if not limits:
         return False
-    _, kind, reason = limits[0]
+    limit_s, kind, reason = limits[0]
+    if watch.elapsed < limit_s:
+        return False
     state_was_set = watch.store.set_state(
         watch.run.id,
         "stopping",
@@ -279,16 +280,19 @@ def _stop_at_limit(watch: Watch) -> bool:
 
 
 def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
-    """Write what is left to write for an ended run: its last event, STATUS.md and the report. For a
-    run that was done at its first attempt, also its estimated and actual hours, by which later
-    estimates are corrected. Whatever cannot be written is left out."""
+    """Write what is left to write for an ended run: its last event, STATUS.md and the report.
+
+    For a run that was done at its first attempt, also its estimated and actual hours, by which
+    later estimates are corrected. Whatever cannot be written is left out.
+    """
     run = watch.run
     row = watch.store.get_run(run.id)
+    message = f"{row.state}: {result.reason}" if result.reason else row.state
     with contextlib.suppress(OSError):
         outcome.note_event(
             run,
             "trainer_exited",
-            f"{row.state}: {result.reason}" if result.reason else row.state,
+            message,
             attempt=result.attempt,
             rc=result.rc,
             signal=result.signal,

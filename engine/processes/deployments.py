@@ -63,12 +63,12 @@ def living(home: Home) -> list[DeploymentRow]:
             if is_alive(folder):
                 rows.append(row)
                 continue
-            failed = row.state == "starting"
+            if row.state == "starting":
+                state, message = "failed", failure_message(folder)
+            else:
+                state, message = "stopped", "the process ended"
             store.update_deployment(
-                row.deployment_id,
-                state="failed" if failed else "stopped",
-                ended=time.time(),
-                message=failure_message(folder) if failed else "the process ended",
+                row.deployment_id, state=state, ended=time.time(), message=message
             )
         return rows
 
@@ -228,7 +228,8 @@ def _fits(run: RunDir, device_id: str) -> bool:
     devices_by_id = {device.id: device for device in machine.devices}
     device = devices_by_id.get(device_id, machine.device)
     config = run.find_config()  # None if damaged: the trainer reports that, not we
-    needed_bytes = (config.peak_memory if config else None) or device.memory_total / 2
+    expected_bytes = config.peak_memory if config else None
+    needed_bytes = expected_bytes or device.memory_total / 2
     return _HEADROOM_FACTOR * needed_bytes <= device.memory_free
 
 

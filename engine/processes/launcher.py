@@ -284,7 +284,7 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
     if recorded_end is not None and row.state != "interrupted":
         outcome.apply(store, run, row, recorded_end)
         return
-    elapsed_s = elapsed_of_dead(run)
+    elapsed_s = seconds_in_lock_file(run)
     if row.state == "stopping":  # it was asked to end, and it has
         # There is no exit status, because nobody waited for it; -9 means killed by SIGKILL.
         stopped_end = outcome.decide(run, row, status=-9, elapsed_s=elapsed_s)
@@ -327,10 +327,10 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
     )
 
 
-def elapsed_of_dead(run: RunDir) -> float:
-    """Seconds that the run's last supervisor had counted when it died; 0 if it wrote none.
+def seconds_in_lock_file(run: RunDir) -> float:
+    """Seconds that the run's last attempt has taken, as its supervisor counts them; 0 without them.
 
-    The supervisor writes them into the lock file.
+    The supervisor writes them into the lock file at every poll, until it ends or dies.
     """
     try:
         return max(0.0, float(json.loads(run.lock.read_text())["elapsed_s"]))

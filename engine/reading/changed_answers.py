@@ -138,8 +138,11 @@ def changed_page(reading: Reading) -> ChangedPage:
 
 
 def _changes(evaluations: _Comparison, where: str) -> list[_Change]:
-    """The answers whose score differs between the two evaluations, the largest change first; equal
-    ones in the order of their tasks. `where` filters the answers of the second evaluation."""
+    """The answers whose score differs between the two evaluations, the largest change first.
+
+    Equal changes come in the order of their tasks. `where` filters the answers of the second
+    evaluation.
+    """
     before_by_key = {_attempt_key(row): row for row in evaluations.before}
     changes = []
     for after in matching(evaluations.after, where):
@@ -240,11 +243,11 @@ def _changed_item(reading: Reading, change: _Change) -> ChangedItem:
     Each answer gets half of `max_chars`, the prompt a third, but never less than 40 characters.
     """
     query, redact = reading.query, reading.redact
-    texts = Texts(max(query.max_chars // 2, _LEAST_CHARS), prompt=False, tokens=query.tokens)
+    answer_chars = max(query.max_chars // 2, _LEAST_CHARS)
+    texts = Texts(answer_chars, with_prompt=False, with_tokens=query.tokens)
 
     def answer_item(row: EvaluationRow) -> RolloutItem:
-        """One of the answers without what the ChangedItem gives once for both, or what the page
-        names."""
+        """One of the answers, without the fields that stand in the ChangedItem or in the page."""
         item = rollout_item(redact, row, texts)
         return replace(item, task=None, half=None, group=None, model=None)
 

@@ -19,6 +19,7 @@ from engine.reading.search import Matches
 from engine.records.lines.curves import (
     POINTS,
     CurveSummary,
+    Metrics,
     by_step,
     load_metrics,
     main_columns,
@@ -103,12 +104,6 @@ def curves_page(
     else:
         selected_columns = main_columns(metrics.columns, _DEFAULT_KEYS)
     shown_columns = selected_columns[:_MOST_KEYS]
-    warnings: list[str] = []
-    if len(selected_columns) > _MOST_KEYS:
-        warnings.append(f"The first {_MOST_KEYS} of {len(selected_columns)} columns are shown.")
-    if metrics.sampled:
-        warnings.append("The file is long: before its end, steps are a sample.")
-    warnings += skipped_lines(metrics.skipped)
     heldout = None
     if any(name.startswith("heldout_") for name in shown_columns):
         heldout = choosing(run)
@@ -117,8 +112,12 @@ def curves_page(
     hidden_columns = [clean_text(name) for name in metrics.columns if name not in shown_columns]
     with_model = any("model" in line for line in lines)  # in an evaluation of several models
     first_columns = ["step", "model"] if with_model else ["step"]
+    if run.deleted.exists():  # the files of the run are gone on purpose
+        summary = f"{row.run_id} is {row.state}; its files were deleted."
+    else:
+        summary = _curve_sentence(row, metrics.lines, curves, len(lines), heldout)
     page = CurvesPage(
-        summary=_curve_sentence(row, metrics.lines, curves, len(lines), heldout),
+        summary=clean_text(summary),
         run_id=row.run_id,
         state=row.state,
         view="metrics",
@@ -129,12 +128,22 @@ def curves_page(
         steps_logged=len(metrics.lines),
         heldout=heldout,
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
-        warnings=warnings,
+        warnings=_curve_warnings(metrics, selected_count=len(selected_columns)),
     )
-    if run.deleted.exists():  # the files of the run are gone on purpose
-        summary = f"{row.run_id} is {row.state}; its files were deleted."
-        page = replace(page, summary=summary)
-    return _shorten_to_fit(replace(page, summary=clean_text(page.summary)))
+    return _shorten_to_fit(page)
+
+
+def _curve_warnings(metrics: Metrics, selected_count: int) -> list[str]:
+    """Warnings about columns, steps and lines that a page of curves leaves out.
+
+    `selected_count` is how many columns the page would show if it had room for all.
+    """
+    warnings: list[str] = []
+    if selected_count > _MOST_KEYS:
+        warnings.append(f"The first {_MOST_KEYS} of {selected_count} columns are shown.")
+    if metrics.sampled:
+        warnings.append("The file is long: before its end, steps are a sample.")
+    return warnings + skipped_lines(metrics.skipped)
 
 
 def new_steps_page(
@@ -177,11 +186,14 @@ def new_steps_page(
 
 
 def _logged_metrics(lines: Sequence[JsonObject]) -> list[str]:
-    """The names of the metrics in `lines`: first ours, in the order of METRICS, then those of the
-    environment, in the order in which they appear."""
+    """The names of the metrics in `lines`.
+
+    First ours, in the order of METRICS, then those of the environment, in the order in which they
+    appear.
+    """
     names = list(dict.fromkeys(name for line in lines for name in line))
-    not_of_env = {*METRICS, "step", "time", "model"}
     ours = [name for name in METRICS if name in names]
+    not_of_env = {*METRICS, "step", "time", "model"}
     return ours + [name for name in names if name not in not_of_env]
 
 

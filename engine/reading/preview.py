@@ -66,12 +66,12 @@ def sft_row(
     settings: SFTSettings,
     redact: Redactor,
 ) -> RowPreview | None:
-    """Preview one training row that has an answer: the first that is cut, or else the last one of
-    the first conversation.
+    """Preview one training row that has an answer.
 
-    A row that is cut is preferred, because it shows a fault of the settings; else the last, because
-    it shows what stands of earlier turns. Only the first 300 conversations are tried, without those
-    that the chat template refuses. None if that leaves no row.
+    It is the first row that is cut, because that shows a fault of the settings. If none is, it is
+    the last row of the first conversation, because that shows what the template leaves of earlier
+    turns. Only the first 300 conversations are tried, without those that the chat template refuses.
+    None if that leaves no row.
 
     Args:
         tools: tool schemas of the environment, for rows that have none of their own.
@@ -87,13 +87,13 @@ def sft_row(
             chats = tokenizer.format().rows(row["gold"], tools_of_row, settings.thinking)
         except TemplateError:
             continue
-        cut = [chat for chat in chats if len(chat.ids) > settings.max_length]
-        if chats and (preview is None or cut):
-            shown = cut[0] if cut else chats[-1]
-            preview = _preview(str(row.get("id")), shown, settings, tokenizer, redact)
+        too_long = [chat for chat in chats if len(chat.ids) > settings.max_length]
+        if chats and (preview is None or too_long):
+            shown_chat = too_long[0] if too_long else chats[-1]
+            preview = _preview(str(row.get("id")), shown_chat, settings, tokenizer, redact)
             if len(chats) > 1:
-                preview = replace(preview, of_rows=len(chats), row=chats.index(shown) + 1)
-        if cut:
+                preview = replace(preview, of_rows=len(chats), row=chats.index(shown_chat) + 1)
+        if too_long:
             break
     return preview
 
@@ -105,8 +105,7 @@ def _preview(
     tokenizer: tokens.ChatTokenizer,
     redact: Redactor,
 ) -> RowPreview:
-    """The preview of the row of the task `task_id`, whose tokens are `chat`, cut after the
-    `max_length` tokens of the settings."""
+    """The preview of a row of the task `task_id`; `chat` holds the row's tokens, before the cut."""
     limit = settings.max_length
     ids = chat.ids[:limit]
     mask = chat.mask(settings.loss_on)[:limit]

@@ -125,7 +125,7 @@ def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
     rewards = rewards_of(rows)
     # Two thirds of the characters are for the answers, one third is for the prompt.
     member_chars = max(_LEAST_MEMBER_CHARS, max_chars * 2 // (3 * len(rows)))
-    texts = reading.texts(member_chars, prompt=False)
+    texts = reading.texts(member_chars, with_prompt=False)
     first = rows[0]
     rollout = first if isinstance(first, TrajectoryRecord) else None  # None in an evaluation
     return GroupItem(
@@ -162,9 +162,9 @@ def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
     while len(item.members) > 1 and chars_of(item) > chars:
         excess_chars = chars_of(item) - chars
         count = len(item.members)
-        # As many members as take up the excess, if all are equally long; at least one.
-        drop_count = excess_chars * count // json_chars(as_json(item.members))
-        drop_count = max(1, min(count - 1, drop_count))
+        # As many members as take up the excess, if all are equally long.
+        members_in_excess = excess_chars * count // json_chars(as_json(item.members))
+        drop_count = max(1, min(count - 1, members_in_excess))  # at least one, but not all
         item = replace(
             item,
             members=item.members[: count - drop_count],

@@ -135,9 +135,9 @@ class Reading:
         """The models of an evaluation, in the order of their indices; [] without a config."""
         return self.config.model_refs if self.config else []
 
-    def texts(self, chars: int, *, prompt: bool = True) -> Texts:
+    def texts(self, chars: int, *, with_prompt: bool = True) -> Texts:
         """How much text of a row is shown: `chars` characters, with or without the prompt."""
-        return Texts(chars, prompt, self.query.tokens, self.decode)
+        return Texts(chars, with_prompt, with_tokens=self.query.tokens, decode=self.decode)
 
     def shown_part(self, items: Sequence[T]) -> Sequence[T]:
         """The items after those of earlier pages, at most `limit` of them."""

@@ -171,11 +171,13 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
     position = parse_cursor(cursor, "events") if cursor else newest
 
     def passes(text: str) -> bool:
-        """Whether a line matches the search and, if `keys` is not empty, is an event with one of
-        these names."""
+        """Whether a line matches the search and, if `keys` is not empty, has one of these names."""
         if not reader.passes(text):
             return False
-        return not keys or (_parse_object(text) or {}).get("event") in keys
+        if not keys:
+            return True
+        event = _parse_object(text)
+        return event is not None and event.get("event") in keys
 
     path = reader.run.events
     page = reader.page(path, position, passes)
@@ -188,7 +190,10 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
     lines = [line for line in page.lines if line.start in event_at]
     skipped_count = len(page.lines) - len(lines)
     lines, page = _fit_lines(
-        lines, page, position.older, lambda line: json_chars(event_at[line.start])
+        lines,
+        page,
+        older=position.older,
+        chars_of_line=lambda line: json_chars(event_at[line.start]),
     )
     events = [event_at[line.start] for line in lines]
     last_event = str(events[-1].get("event", "")) if events else ""
@@ -236,9 +241,9 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     lines, page = _fit_lines(
         page.lines,
         page,
-        position.older,
-        lambda line: json_chars(reader.shown_line(line.text)),
-        max_chars,
+        older=position.older,
+        chars_of_line=lambda line: json_chars(reader.shown_line(line.text)),
+        max_chars=max_chars,
     )
     texts = [reader.shown_line(line.text) for line in lines]
     # A line without newline, such as a progress bar, is shown, and read again once it is complete.
@@ -340,8 +345,9 @@ def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
 def _fit_lines(
     lines: list[Line],
     page: Page,
+    *,
     older: bool,
-    chars: Callable[[Line], int],
+    chars_of_line: Callable[[Line], int],
     max_chars: int = _LINES_CHARS,
 ) -> tuple[list[Line], Page]:
     """The lines that a reply has room for, in the order of the file, and the page with only these.
@@ -352,13 +358,14 @@ def _fit_lines(
     Args:
         lines: the lines of `page` that can be shown.
         older: keep the last lines, because the reader goes backwards; else the first ones.
-        chars: number of characters of a line in the reply.
+        chars_of_line: number of characters of a line in the reply.
         max_chars: characters of all lines together.
     """
     shown_lines: list[Line] = []
     remaining_chars = max_chars
-    for line in reversed(lines) if older else lines:
-        remaining_chars -= chars(line) + 1  # and a comma
+    wanted_first = reversed(lines) if older else lines
+    for line in wanted_first:
+        remaining_chars -= chars_of_line(line) + 1  # and a comma
         if remaining_chars < 0 and shown_lines:
             break
         shown_lines.append(line)

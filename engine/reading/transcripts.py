@@ -69,7 +69,7 @@ class ShownTokens:
 
 @dataclass(frozen=True)
 class NoTokens:
-    """Why a rollout has no token ids to show."""
+    """Why a rollout has no token ids to show; in JSON `kept` says that none were stored."""
 
     why: str
     kept: bool = False
@@ -116,14 +116,14 @@ class Texts:
 
     Attributes:
         chars: characters of prompt and answer together; the answer gets at least two thirds.
-        prompt: whether the prompt is shown.
-        tokens: whether token ids and their loss mask are shown.
+        with_prompt: whether the prompt is shown.
+        with_tokens: whether token ids and their loss mask are shown.
         decode: turns token ids into text; None if they are shown as numbers only.
     """
 
     chars: int
-    prompt: bool = True
-    tokens: bool = False
+    with_prompt: bool = True
+    with_tokens: bool = False
     decode: Decode | None = None
 
 
@@ -162,7 +162,7 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
         prompt=conversation.prompt,
         completion=completion,
         turns=turns,
-        tokens=_shown_tokens(redact, row, texts.decode) if texts.tokens else None,
+        tokens=_shown_tokens(redact, row, texts.decode) if texts.with_tokens else None,
     )
 
 
@@ -185,14 +185,17 @@ def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversa
     """Prompt and answer of a row, with `texts.chars` divided between them.
 
     The prompt gets what the answer does not need, and at least a third; the answer gets the rest.
+    Neither gets fewer than `_LEAST_CHARS`, even if both are then longer than `texts.chars`. The
+    prompt is cut here, the answer by the caller.
     """
     prompt, answer = turns_of(redact, row.prompt), turns_of(redact, row.messages)
     if not answer and row.completion is not None:  # a row that keeps its answer as plain text
         answer = [Turn("assistant", redact.text(row.completion))]
-    if not texts.prompt or not prompt:
-        return _Conversation(None, answer, texts.chars)
-    reserved_chars = min(length_of(answer), texts.chars * 2 // 3)  # for the answer
-    shown_prompt = within(prompt, max(texts.chars - reserved_chars, _LEAST_CHARS))
+    if not texts.with_prompt or not prompt:
+        return _Conversation(prompt=None, answer=answer, answer_chars=texts.chars)
+    reserved_for_answer = min(length_of(answer), texts.chars * 2 // 3)
+    prompt_chars = max(texts.chars - reserved_for_answer, _LEAST_CHARS)
+    shown_prompt = within(prompt, prompt_chars)
     answer_chars = max(texts.chars - length_of(shown_prompt), _LEAST_CHARS)
     return _Conversation(shown_prompt, answer, answer_chars)
 
@@ -247,8 +250,10 @@ def shorten_rollout(item: RolloutItem, chars: int) -> RolloutItem:
 
 
 def _with_short_texts(value: Any, limit: int) -> Any:
-    """A copy of `value` in which every text has at most `limit` characters, and every list of token
-    ids at most `limit` ids. Other lists keep all their items, each shortened."""
+    """A copy of `value` whose texts have at most `limit` characters each.
+
+    Lists of token ids are cut to `limit` ids. Other lists keep all their items, each shortened.
+    """
     if isinstance(value, str):
         return clip(value, limit)
     if isinstance(value, list):
@@ -382,13 +387,14 @@ def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> Shown
     if decode is not None:
         prompt_mask = [0] * len(prompt_ids)  # no token of the prompt is trained on
         stretches = pieces(redact, [*prompt_ids, *ids], prompt_mask + mask, decode)
-    hidden_count = len(all_prompt_ids) - len(prompt_ids) + len(rollout.ids) - len(ids)
+    all_count = len(all_prompt_ids) + len(rollout.ids)
+    shown_count = len(prompt_ids) + len(ids)
     return ShownTokens(
         prompt_ids=prompt_ids,
         ids=ids,
         loss_mask=mask,
         pieces=stretches,
-        tokens_cut=hidden_count or None,
+        tokens_cut=(all_count - shown_count) or None,  # None instead of 0
     )
 
 

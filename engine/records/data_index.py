@@ -1,4 +1,4 @@
-"""What reading a large dataset once found: its files, its rows in numbers, its bad lines."""
+"""The results of reading a large dataset once: its files, its rows in numbers, its bad lines."""
 
 from pydantic import Field
 

@@ -35,7 +35,7 @@ class EnvVersion(Record):
         left_out: files of the pushed folder that are not part of the version.
         limits: what its process may use.
         secrets: names of the secrets it reads.
-        python: the interpreter its packages were found in, "" for any.
+        python: the interpreter that has its packages, "" for any.
         isolation: what confined its code at push, in words.
     """
 

@@ -1,4 +1,4 @@
-"""What every record on disk has in common: how it is read, and what is said when it is damaged."""
+"""What every record on disk has in common: how it is read, and the error for a damaged one."""
 
 import json
 from pathlib import Path
@@ -65,8 +65,10 @@ class DamagedRecord(UserError, ValueError):
 
 
 def fault_of(error: ValidationError) -> str:
-    """The first fault that validation found, in words: the dotted key, and what is wrong with it,
-    such as `settings.lora_rank: input should be a valid integer`."""
+    """The first fault of a validation in words: the dotted key, and what is wrong with it.
+
+    For example `settings.lora_rank: input should be a valid integer`.
+    """
     first_error = error.errors(include_input=False)[0]
     key = ".".join(str(part) for part in first_error["loc"])
     message = first_error["msg"]

@@ -92,9 +92,9 @@ def delete_run(home: Home, run_id: str) -> Reply:
             _require_unused(home, row, store.list_runs(1_000_000, states=OPEN))
             write_json(run.deleted, {"bytes": bytes_before})
 
-        # Whoever queues a resume or a regrade looks for the marker in a transaction too. If that
+        # A resume or a regrade is queued in a transaction too, which checks for the marker. If that
         # transaction comes first, `mark_deleted` sees the queued run and refuses; if it comes
-        # later, it finds the marker and is refused itself.
+        # later, the marker is there and the resume or regrade is refused.
         store.act_undisturbed(run.id, mark_deleted)
     warnings = _remove_contents(run)
     freed = max(0, bytes_before - _bytes_below(run.path))
@@ -190,9 +190,9 @@ def _remove_contents(run: RunDir) -> list[str]:
     models = config.models if isinstance(config, AskingConfig) else ()
     answer_files = [run.model_evals(index) for index in range(len(models))]
     to_truncate += [path for path in answer_files if path.exists()]
+    folder_of_model_adapters = run.model_adapter(0).parent
     to_remove = [run.checkpoints, run.rollouts_dir, run.logs, run.start_adapter]
-    # The first of these is the folder with the adapters of all models.
-    to_remove += [run.model_adapter(0).parent, run.sampled_adapters]
+    to_remove += [folder_of_model_adapters, run.sampled_adapters]
     to_remove += [run.metrics, run.events, run.rescored, run.kept("before"), run.kept("after")]
     # If the folder of evaluations is a link, the link is removed first. Otherwise files would be
     # emptied in the folder that it leads to, which does not belong to the run.
@@ -249,7 +249,8 @@ def _bytes_below(folder: Path) -> int:
     for path in _files(folder):
         with contextlib.suppress(OSError):
             status = path.lstat()
-            total += status.st_size if status.st_nlink == 1 else 0
+            if status.st_nlink == 1:
+                total += status.st_size
     return total
 
 

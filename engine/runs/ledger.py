@@ -56,13 +56,13 @@ def parent_of(row: RunRow, config: RunConfig | None) -> str:
         return row.parent
     train_config = config if isinstance(config, TrainConfig) else None
     model_ref = train_config.model if train_config else row.model
-    model = model_ref.partition("@")[0]
-    if "/" in model:  # the name of a base model
+    name = model_ref.partition("@")[0]  # of a run or of a base model
+    if "/" in name:  # only base models have a slash in their name
         return ""
     starts_from_adapter = train_config is not None and bool(train_config.start_adapter)
     # Only a run has checkpoints, which are named after an "@".
     is_run = starts_from_adapter or "@" in row.model
-    return model if is_run else ""
+    return name if is_run else ""
 
 
 def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
@@ -84,9 +84,10 @@ def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
 
 
 def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
-    """The training runs among `rows` as lines of text. Each run stands below its parent, one level
-    further to the right; runs of the same level are sorted by age, the oldest first. A run whose
-    parent is not among `rows` is not indented.
+    """The training runs among `rows` as lines of text.
+
+    Each run stands below its parent, one level further to the right; runs of the same level are
+    sorted by age, the oldest first. A run whose parent is not among `rows` is not indented.
     """
     runs = {row.run_id: row for row in rows if row.kind == "train"}
     entries = {run_id: entry(home, row) for run_id, row in runs.items()}
@@ -132,8 +133,10 @@ def _short_value(value: Any) -> str:
 
 
 def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
-    """The best finished training run of each environment version: env_id -> {"run_id", "score",
-    "verdict", "step"}. The score is that on the held-out tasks that choose the checkpoint.
+    """The best finished training run of each environment version.
+
+    The result maps env_id -> {"run_id", "score", "verdict", "step"}. The score is that on the
+    held-out tasks that choose the checkpoint.
 
     Runs that made no better model than the one they started from are left out: those with the
     verdict "worse", and those in which no checkpoint beat the start. Runs without a readable result

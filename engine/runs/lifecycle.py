@@ -114,11 +114,11 @@ def wait(
             if reached or row.state in TERMINAL or now >= deadline:
                 # A caller without a cursor has not seen any alert of the run yet.
                 new_alerts = alerts_in(events) if cursor else None
-                status = _status(home, store, row, new_alerts)
+                reply = _status(home, store, row, new_alerts)
                 if until == "next_eval" and reached:
-                    status |= _evaluation_fields(events, status)
+                    reply |= _evaluation_fields(events, reply)
                 # `end` belongs to the events just read: later ones are left to the next call.
-                return status | {"reached": reached, "cursor": str(end)}
+                return reply | {"reached": reached, "cursor": str(end)}
             # These differ whenever the run has changed.
             signs = (row.state, row.attempt, _file_size(run.metrics), _file_size(run.events))
             if on_progress is not None and (signs != reported_signs or now >= report_at):
@@ -182,6 +182,7 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
             of the whole run.
     """
     run = home.run(row.run_id)
+    was_deleted = run.deleted.exists()
     progress = read_progress(run, row)
     status: Reply = {
         "run_id": row.run_id,
@@ -202,7 +203,7 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
         "cursor": str(progress.cursor),
         "warnings": [],
     }
-    if run.deleted.exists():
+    if was_deleted:
         status["warnings"].append("its checkpoints, answers and curves were deleted")
     if row.state == "queued":
         status["queue_position"] = store.queue_position(row.run_id)
@@ -214,7 +215,7 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
         status = _with_result(run, row, status)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
         status["error"] = _reason_of_end(run, row)
-    if run.deleted.exists():
+    if was_deleted:
         status["next"] = []  # nothing is left to read, to deploy or to continue
         if "error" in status:
             status["error"]["hint"] = "Submit a new run."
@@ -227,8 +228,7 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
 
 
 def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """Add the result of a run that is done to its status, with the warnings and the next calls that
-    follow from it."""
+    """The status of a run that is done, with its result, and the warnings and next calls of it."""
     result_fields = _result_fields(run)
     warnings = status["warnings"]
     new_warnings = [
@@ -241,23 +241,26 @@ def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
 
 
 def _reason_of_end(run: RunDir, row: RunRow) -> Reply:
-    """Why a run failed, was cancelled or is stopping, and how to go on: `kind` and `message` of the
-    reason, `hint` with its `call`, `evidence` (of a failed run), and `last_checkpoint`."""
+    """Why a run failed, was cancelled or is stopping, and how to go on.
+
+    The keys are `kind` and `message` of the reason, `hint` with its `call`, `evidence` (of a failed
+    run), and `last_checkpoint`.
+    """
+    hint = row.hint or outcome.resume_hint(run)
     return {
         "kind": row.reason_kind,
         "message": row.reason,
-        **(row.hint or outcome.resume_hint(run)).as_fields(),
+        **hint.as_fields(),
         "evidence": outcome.evidence(run) if row.state == "failed" else "",
         "last_checkpoint": outcome.checkpoint_name(run),
     }
 
 
 def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
-    """What `wait` adds to the status for the evaluation that it waited for: `evaluation` (the
-    scores), `step`, and a `summary` that names both.
+    """What `wait` adds to the status for the evaluation that it waited for.
 
-    They are read from the newest "evaluated" event, because the metrics get their line only after
-    that event.
+    The keys are `evaluation` (the scores), `step`, and a `summary` that names both. They are read
+    from the newest "evaluated" event, because the metrics get their line only after that event.
 
     Args:
         events: the events since the wait began, at least one of them "evaluated".
@@ -354,8 +357,10 @@ def _result_fields(run: RunDir) -> Reply:
 
 
 def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """Where scores failed, put a warning about them before all others, and the calls that show the
-    failures before all other next calls. Where no score failed, return the status unchanged."""
+    """The status with a warning about failed scores before all others; unchanged where none failed.
+
+    The calls that show the failures come before all other next calls.
+    """
     failed = _failed_scores(status.get("result") or {})
     if not failed.get("failed"):
         return status

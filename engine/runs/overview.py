@@ -58,10 +58,8 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         if scope in ("all", "runs"):
             # One more than is shown tells whether more follow; `position` is a row id here.
             rows = store.list_runs(limit + 1, before_rowid=position or None)
-            reply["runs"] = [_run_entry(home, row) for row in rows[:limit]]
-            reply["tree"] = ledger.tree(home, rows[:limit])
-            reply["best"] = ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train"))
-            totals["runs"] = len(rows)
+            reply |= _runs(home, store, rows[:limit])
+            totals["runs"] = len(rows)  # above `limit` where more follow, but not how many
             if scope == "runs" and len(rows) > limit:
                 reply["next_cursor"] = str(rows[limit - 1].rowid)
     # Lists that are read as a whole and then cut; `position` counts their entries.
@@ -143,9 +141,21 @@ def _hardware(home: Home, store: Store) -> Reply:
     }
 
 
+def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
+    """`runs`, the entries of these runs; `tree`, the same as lines of text; `best` of the home."""
+    return {
+        "runs": [_run_entry(home, row) for row in rows],
+        "tree": ledger.tree(home, rows),
+        "best": ledger.best_runs(home, store.list_runs(LOOK_BACK, kind="train")),
+    }
+
+
 def _training(home: Home) -> str:
-    """Whether training is possible, in words: "ready", "ready (/path/of/python)" where it runs with
-    another interpreter than this one, or "not possible yet: ..." with what to do."""
+    """Whether training is possible, in words.
+
+    "ready"; "ready (/path/of/python)" where it runs with another interpreter than this one; or "not
+    possible yet: ..." with what to do.
+    """
     try:
         python = launcher.worker_python(home)
     except UserError as error:
@@ -241,8 +251,10 @@ _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
 
 
 def _summary(scope: str, reply: Reply, totals: dict[str, int], open_runs: list[RunRow]) -> str:
-    """One sentence about the reply. For scope "all" it says how much there is in the home, for
-    "hardware" it names the devices, and for a list it says how many entries are shown.
+    """One sentence about the reply.
+
+    For scope "all" it says how much there is in the home, for "hardware" it names the devices, and
+    for a list it says how many entries are shown.
 
     Args:
         totals: for each list in the reply how many entries it has, shown or not.

@@ -74,7 +74,7 @@ def score_replayed(
     environment replies differently than it did then: the rest would be another conversation.
 
     Args:
-        messages: what model and environment said after the prompt.
+        messages: those of model and environment after the prompt.
     """
     try:
         episode = process.start(task)
@@ -90,7 +90,7 @@ def score_replayed(
             while position < len(messages) and messages[position].get("role") != "assistant":
                 stored_reply.append(dict(messages[position]))
                 position += 1
-            # After the last turn nothing more was said that could be compared.
+            # The reply to the last turn was not stored, so there is nothing to compare it with.
             if position < len(messages) and reply != stored_reply:
                 return failed_score(SKIPPED["unrepeatable"])
         return episode.score()
@@ -101,8 +101,8 @@ def score_replayed(
 
 
 @contextlib.contextmanager
-def beside(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) -> Iterator[Begin]:
-    """Context manager: rescore stored answers in a thread beside the caller's own work.
+def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) -> Iterator[Begin]:
+    """Context manager: score stored answers again in a thread beside the caller's own work.
 
     Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file` to be
     scored again. `half` is "select" or "report" for the answers of that half of the held-out tasks,
@@ -136,8 +136,10 @@ def beside(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) -> It
 
 
 class _FreshProcess:
-    """Hands out env processes that have scored nothing. Each call ends the process that was handed
-    out before and returns a new one."""
+    """Hands out env processes that have scored nothing.
+
+    Each call ends the process that was handed out before and returns a new one.
+    """
 
     def __init__(self, record: EnvRecord) -> None:
         self.record = record
@@ -191,11 +193,11 @@ def _rescore(
     tasks: Mapping[str, Task],
     on_skip: Callable[[str], None],
 ) -> None:
-    """Score a sample of the answers in `file` again in a fresh env process, and write
-    `evals/rescored.json`. Runs in the thread of `beside`, which describes the arguments.
+    """Score a sample of the answers in `file` again, and write `evals/rescored.json`.
 
-    Nothing is written where `fresh` was abandoned meanwhile. An error is passed to `on_skip` as
-    text.
+    Runs in the thread of `rescoring`; most arguments are those of `rescoring` and of its `begin`.
+    `fresh` gives the env process. Nothing is written where `fresh` was abandoned meanwhile. An
+    error is passed to `on_skip` as text.
     """
     started_at = time.monotonic()
     is_multi_turn = record.kind == "multi"
@@ -206,7 +208,8 @@ def _rescore(
 
     try:
         answers = [
-            _to_score(tasks[row["task"]], row, is_multi_turn) for row in _sample(file, half, tasks)
+            _scored_answer(tasks[row["task"]], row, is_multi_turn)
+            for row in _sample(file, half, tasks)
         ]
         result = score_again(answers, fresh, is_over)
         if fresh.abandoned:
@@ -225,24 +228,27 @@ def _rescore(
 
 
 def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
-    """A random sample of at most `MOST` answers in `file`. The same file always gives the same
-    sample, because the seed is the number of answers that may be taken.
+    """A random sample of at most `MOST` answers in `file`.
 
     Only answers are taken whose score did not fail, whose task is among `tasks`, and which belong
-    to the `half` of the held-out tasks ("" for both halves).
+    to the `half` of the held-out tasks ("" for both halves). The seed is the number of such
+    answers, so the same file always gives the same sample.
     """
     rows = load_rows(file)
     if half:
         rows = [row for row in rows if row.get("half") == half]
-    rows = [
+    eligible = [
         row for row in rows if row.get("task") in tasks and "reward" in row and not row.get("error")
     ]
-    return random.Random(len(rows)).sample(rows, min(MOST, len(rows)))
+    return random.Random(len(eligible)).sample(eligible, min(MOST, len(eligible)))
 
 
-def _to_score(task: Task, row: Mapping[str, Any], is_multi_turn: bool) -> Scored:
-    """Wrap a stored answer for `score_again`: what identifies it, its stored reward, and a function
-    that scores it again in a given process."""
+def _scored_answer(task: Task, row: Mapping[str, Any], is_multi_turn: bool) -> Scored:
+    """A stored answer in the form that `score_again` takes.
+
+    That is what identifies it, its stored reward, and a function that scores it again in a given
+    process.
+    """
 
     def score_anew(process: EnvProcess) -> ScoreReply | str:
         """The new score, or a key of SKIPPED that says why there is none."""

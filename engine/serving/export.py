@@ -69,35 +69,44 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
             hint="Name a run, such as arith-grpo-7@best.",
             field="run_id",
         )
-    if path:
-        target = Path(os.path.abspath(os.path.expanduser(path)))
-        refuse_folder_of_agent_files(target, "path")
-    else:
-        suffix = "" if export_format == "adapter" else f"-{export_format}"
-        target = home.exports / (_stem(model) + suffix)
+    target = _target_folder(home, model, export_format, path)
     origin = {
         "run": model.run_id,
         "checkpoint": model.adapter.name,
         "base": model.base_ref,
         "format": export_format,
     }
-    weights = _base_weights(home.run(model.run_id)) if model.run_id else {}
     if _is_this_export(target, origin):
         return _export_reply(model, target, export_format, was_there=True)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if export_format == "adapter":
+            weights = _base_weights(home.run(model.run_id)) if model.run_id else {}
             _copy_adapter(home, model, target, origin | weights)
         elif not _merge(home, model, target, origin):
-            return _still_merging(ref, target, export_format)
+            return _still_merging_reply(ref, target, export_format)
     except OSError as error:
+        code = "DISK_FULL" if error.errno == errno.ENOSPC else "BAD_ARGUMENT"
         raise UserError(
-            "DISK_FULL" if error.errno == errno.ENOSPC else "BAD_ARGUMENT",
+            code,
             f"{target} cannot be written: {error.strerror or error}",
             hint="Choose another path.",
             field="path",
         ) from error
     return _export_reply(model, target, export_format, was_there=False)
+
+
+def _target_folder(home: Home, model: ModelRef, export_format: str, path: str) -> Path:
+    """The folder that an export is written to: `path`, or for "" one below the home's `exports/`.
+
+    Raises UserError BAD_ARGUMENT for a `path` where coding agents keep files of their own.
+    """
+    if path:
+        target = Path(os.path.abspath(os.path.expanduser(path)))
+        refuse_folder_of_agent_files(target, "path")
+        return target
+    suffix = "" if export_format == "adapter" else f"-{export_format}"
+    return home.exports / (_stem(model) + suffix)
 
 
 def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
@@ -125,8 +134,11 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
 
 
 def _base_weights(run: RunDir) -> JsonObject:
-    """SHA-256 of the weight files that the run was trained on, under its key in ORIGIN; {} of a
-    run whose manifest cannot be read. Whoever trains the adapter on is held to the same base."""
+    """The entry of the ORIGIN file with the SHA-256 of each weight file the run was trained on.
+
+    A run that continues the exported adapter must have the same base. {} where the manifest of the
+    run cannot be read.
+    """
     try:
         files = Manifest.read(run.manifest).model.files
     except (OSError, DamagedRecord):
@@ -173,10 +185,10 @@ def _add_card(home: Home, model: ModelRef, folder: Path) -> None:
 
 
 def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) -> bool:
-    """Let a worker merge the adapter into its base, and move the result to `target`: a model
-    folder, or a GGUF file with its Modelfile.
+    """Let a worker merge the adapter into its base, and move the result to `target`.
 
-    Returns True when it is there, False if the merge is still going on after `WAIT_S` seconds.
+    The result is a folder with a complete model, or with a GGUF file and its Modelfile. Returns
+    True when it is there, False if the merge is still going on after `WAIT_S` seconds.
     Raises UserError DEPLOY_FAILED, with the end of the worker's log, if the merge failed.
     """
     # The same merge to the same place has the same key, so that a later call waits for it.
@@ -235,8 +247,10 @@ def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path, gguf_name:
 
 
 def _is_finished(home: Home, folder: Path, gguf_name: str) -> bool:
-    """Whether the worker has written the folder, which it does as a whole: with the GGUF file
-    `gguf_name`, or, where that is "", with a complete model."""
+    """Whether the worker has written the folder, which it does as a whole.
+
+    Then it holds the GGUF file `gguf_name`, or, where that is "", a complete model.
+    """
     if not folder.is_dir():
         return False
     if gguf_name:
@@ -280,7 +294,7 @@ def _export_reply(model: ModelRef, target: Path, export_format: str, *, was_ther
     }
 
 
-def _still_merging(ref: str, target: Path, export_format: str) -> Reply:
+def _still_merging_reply(ref: str, target: Path, export_format: str) -> Reply:
     """The reply about a merge that is still going on, with the call that returns it later."""
     same_call = {"run_id": ref, "action": "export", "format": export_format, "path": str(target)}
     return {

@@ -22,23 +22,24 @@ def text(base: Path, file_name: str) -> str:
     """The Modelfile for the GGUF file `file_name` of a model with the tokenizer in `base`.
 
     Without TEMPLATE where the chat template takes no system message or no second turn; Ollama then
-    looks for one that it knows.
+    tries to recognise the model and uses a template of its own.
     """
     lines = [f"FROM ./{file_name}"]
-    template, ends = "", []
     try:
-        template, end = _template(base)
-        ends = [end.strip()] if end.strip() else []
+        template, answer_end = _template_and_answer_end(base)
     except (TemplateError, ValueError):
-        pass
+        template, answer_end = "", ""
+    # A text that holds the quotes it would stand in cannot be written.
     if template and '"""' not in template:
         lines.append(f'TEMPLATE """{template}"""')
-    lines += [f'PARAMETER stop "{end}"' for end in ends if '"' not in end]
+    stop = answer_end.strip()
+    if stop and '"' not in stop:
+        lines.append(f'PARAMETER stop "{stop}"')
     return "\n".join([*lines, "PARAMETER temperature 0", ""])
 
 
-def _template(base: Path) -> tuple[str, str]:
-    """Ollama's template for one turn, and what ends an answer.
+def _template_and_answer_end(base: Path) -> tuple[str, str]:
+    """Ollama's template for one turn, and the text that ends an answer in it.
 
     Raises TemplateError if the chat template refuses the conversation, ValueError if it leaves out
     a part of it.
@@ -49,26 +50,29 @@ def _template(base: Path) -> tuple[str, str]:
         {"role": "assistant", "content": _ANSWER},
         {"role": "user", "content": _SECOND},
     ]
-    rendered = tokens.load(base).format().text(turns, prompt=True)
-    start, rest = _around(rendered, _SYSTEM)
-    to_user, rest = _around(rest, _FIRST)
-    to_answer, rest = _around(rest, _ANSWER)
-    between, _ = _around(rest, _SECOND)
-    # What ends an answer stands at the end of a conversation that ends with one, and begins what
-    # stands between an answer and the next question.
-    closed = tokens.load(base).format().text(turns[:3], prompt=False)
-    _, end = _around(closed, _ANSWER)
-    if not between.startswith(end):
+    chat_format = tokens.load(base).format()
+    rendered = chat_format.text(turns, prompt=True)
+    system_start, rest = _around(rendered, _SYSTEM)
+    system_to_question, rest = _around(rest, _FIRST)
+    question_to_answer, rest = _around(rest, _ANSWER)
+    answer_to_question, _ = _around(rest, _SECOND)
+    # Between an answer and the next question stand the end of the one and the start of the other.
+    # A conversation that ends with an answer shows the first of the two alone.
+    ending_with_answer = chat_format.text(turns[:3], prompt=False)
+    _, answer_end = _around(ending_with_answer, _ANSWER)
+    if not answer_to_question.startswith(answer_end):
         raise ValueError("an answer ends in another way where no question follows")
-    user = between[len(end) :]
-    if not to_user.endswith(user):
+    question_start = answer_to_question[len(answer_end) :]
+    if not system_to_question.endswith(question_start):
         raise ValueError("a first question begins in another way than a later one")
-    system = "{{ if .System }}" + start + "{{ .System }}" + to_user[: len(to_user) - len(user)]
-    turn = user + "{{ .Prompt }}" + to_answer + "{{ .Response }}" + end
-    return system + "{{ end }}" + turn, end
+    system_end = system_to_question[: len(system_to_question) - len(question_start)]
+    system = "{{ if .System }}" + system_start + "{{ .System }}" + system_end + "{{ end }}"
+    question = question_start + "{{ .Prompt }}"
+    answer = question_to_answer + "{{ .Response }}" + answer_end
+    return system + question + answer, answer_end
 
 
 def _around(rendered: str, mark: str) -> tuple[str, str]:
-    """What stands before and after `mark`. Raises ValueError if it is not there once."""
+    """The text before and after `mark`. Raises ValueError unless it occurs exactly once."""
     before, after = rendered.split(mark)
     return before, after

@@ -49,9 +49,9 @@ def choose(home: Home, ref: ModelRef, name: str) -> Placement:
 
 
 def _placement(home: Home, ref: ModelRef, device: Device) -> Placement:
-    """How the model would be served on this device. The memory is that of the weights with 10 % on
-    top, and the overhead of the process."""
+    """How the model would be served on this device."""
     engine = engine_for(home, device)
+    # 10 % more than the weights themselves take.
     weight_bytes = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * 1.1)
     return Placement(device, engine, weight_bytes + _OVERHEAD[engine, device.kind])
 
@@ -63,17 +63,20 @@ def engine_for(home: Home, device: Device) -> str:
     Raises UserError NO_VLLM where vLLM is asked for and not set up.
     """
     engine = home.user_config().serve_with
-    if engine == "vllm":
-        vllm_env.require_python(home)
-    elif engine == "auto":
+    if engine == "auto":
         use_vllm = device.kind == "cuda" and vllm_env.find_python(home) is not None
         return "vllm" if use_vllm else "torch"
+    if engine == "vllm":
+        vllm_env.require_python(home)
     return engine
 
 
 def _no_room_error(home: Home, best: Placement, name: str, devices: Sequence[Device]) -> UserError:
-    """The error for a model that does not fit on any device now: DOES_NOT_FIT, or DEVICE_BUSY if
-    the largest device would hold it. `best` is the placement that lacks least."""
+    """The error for a model that does not fit on any device now.
+
+    It is DEVICE_BUSY if the largest device would hold the model, else DOES_NOT_FIT. `best` is the
+    placement that lacks least.
+    """
     message = f"{name} needs about {best.memory_bytes / 1e9:.1f} GB"
     if best.memory_bytes > max(device.memory_total for device in devices):
         return UserError(

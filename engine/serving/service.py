@@ -378,10 +378,11 @@ def _update(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
 
 
 def _stop(home: Home, ref: str) -> Reply:
-    """Stop serving the model `ref`, or everything in the deployment with that id.
+    """Stop serving a model (`ref` is the name it is served by), or a deployment (`ref` is its id).
 
-    A process ends once it serves nothing that was deployed. If nothing was stopped, the reply says
-    why. Raises UserError MODEL_* if there is no such model, run or deployment.
+    A process ends once it serves nothing that was deployed. The id of a run stops nothing: the
+    reply then offers the calls that stop the run's models. Raises UserError MODEL_* if there is no
+    such model, run or deployment.
     """
     stopped = False
     for row in deployments.living(home):
@@ -405,12 +406,13 @@ def _stop(home: Home, ref: str) -> Reply:
         return reply | {"summary": f"{ref} is not served any more: {ending}."}
     if not _is_run(home, ref):
         catalog.resolve_model(home, ref)  # raises where there is no such model
-    names = _served_names_of(home, ref)
-    note = f"; {', '.join(names)} is" if names else ""
+    served_names = _served_names_of_run(home, ref)
+    note = f"; {', '.join(served_names)} is" if served_names else ""
+    stop_calls = [Call("deploy", {"run_id": name, "action": "stop"}) for name in served_names]
     return reply | {
         "state": "not_served",
         "summary": f"Nothing was stopped: {ref} was not being served{note}.",
-        "next": [Call("deploy", {"run_id": name, "action": "stop"}).to_json() for name in names],
+        "next": [call.to_json() for call in stop_calls],
     }
 
 
@@ -430,8 +432,8 @@ def _is_run(home: Home, ref: str) -> bool:
     return False
 
 
-def _served_names_of(home: Home, ref: str) -> list[str]:
-    """The names of served models that belong to the run of `ref`, such as "arith-7@best"."""
+def _served_names_of_run(home: Home, ref: str) -> list[str]:
+    """The names by which models of the run in `ref` are served, such as "arith-7@best"."""
     run_id = ref.partition("@")[0]
     names = [name for row in deployments.living(home) for name in deployments.served(home, row)]
     return [name for name in names if name.partition("@")[0] == run_id]

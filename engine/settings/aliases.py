@@ -255,8 +255,10 @@ def suggest(name: str, algorithm: str, known: Iterable[str]) -> str:
 
 
 def other_name(name: str, algorithm: str, known: Iterable[str]) -> str:
-    """The setting of `algorithm` that other trainers call `name`; "" if there is none. `known` are
-    the names of the algorithm's settings."""
+    """The setting of `algorithm` that other trainers call `name`; "" if there is none.
+
+    `known` are the names of the algorithm's settings.
+    """
     normalized = _normalized(name)
     target = _our_name(normalized, algorithm) if normalized in FOREIGN else ""
     return target if target in known else ""

@@ -4,9 +4,6 @@ Sources of the numbers: "LoRA without regret" (thinkingmachines.ai/blog/lora) fo
 linear layers, alpha 32 with any rank, about ten times the learning rate of full fine-tuning, and
 small batches; DAPO (arXiv 2503.14476) for the token-mean loss and the wider upper clip; GSPO
 (arXiv 2507.18071) for its narrow clips.
-
-The functions without a public name that take a `Filled` add the defaults of one group of settings
-to it.
 """
 
 import math
@@ -100,7 +97,7 @@ class Filled:
 
 
 def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
-    """All settings of `algorithm` (sft, grpo or evaluate) with their sources, and warnings.
+    """All settings of `algorithm` (sft, dpo, grpo or evaluate) with their sources, and warnings.
 
     The values of the user are kept, with two exceptions: a run that continues an adapter takes that
     adapter's shape, and a count above the number of rows is lowered to it.
@@ -138,7 +135,8 @@ def learning_rate(algorithm: str, hidden: int) -> float:
         unbounded_rate = 5e-4 * math.sqrt(2000 / hidden)
     else:
         unbounded_rate = (0.04 if algorithm == "dpo" else 0.2) / hidden
-    return float(f"{min(max(unbounded_rate, 1e-5), 2e-3):.1e}")
+    rate = min(max(unbounded_rate, 1e-5), 2e-3)
+    return float(f"{rate:.1e}")
 
 
 def _adapter_defaults(filled: Filled, facts: Facts) -> None:
@@ -209,12 +207,13 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     rows = filled["max_examples"]
     if algorithm == "sft" and rows is not None and env is not None and env.answered_rows:
         rows = round(rows * env.sft_rows / env.answered_rows)  # the template may split answers
-    filled.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
+    batch_size = 32 if rows is None else min(32, max(1, rows // 8))
+    filled.default("batch_size", batch_size)
     if algorithm == "sft":
         filled.default("loss_on", "assistant")
         filled.default("packing", True)
-        all_reasoned = env is not None and 0 < env.reasoned == env.answered_lengths
-        filled.default("thinking", "require" if all_reasoned else "keep")
+        every_answer_reasons = env is not None and 0 < env.reasoned == env.answered_lengths
+        filled.default("thinking", "require" if every_answer_reasons else "keep")
     else:
         filled.default("beta", 0.1)
     if filled.values.get("steps") is None:
@@ -233,12 +232,14 @@ def _grpo_defaults(filled: Filled, facts: Facts) -> None:
     """Set the sizes of groups and batches, sampling, the loss and the longest sequence of GRPO."""
     rows = filled["max_examples"]
     filled.default("steps", 60)
-    filled.default("prompts_per_step", 16 if rows is None else max(1, min(16, rows)))
+    prompts_per_step = 16 if rows is None else max(1, min(16, rows))
+    filled.default("prompts_per_step", prompts_per_step)
     filled.default("group_size", 8)
     filled.default("temperature", 1.0)
     _sampling_defaults(filled, facts)
     filled.default("loss", "dapo")
-    filled.default("advantage", "group_center" if filled["loss"] == "dr_grpo" else "group_norm")
+    advantage = "group_center" if filled["loss"] == "dr_grpo" else "group_norm"
+    filled.default("advantage", advantage)
     clip_low, clip_high = _CLIPS.get(filled["loss"], _USUAL_CLIPS)
     filled.default("clip_low", clip_low)
     filled.default("clip_high", clip_high)
@@ -266,15 +267,15 @@ def _grpo_defaults(filled: Filled, facts: Facts) -> None:
 
 
 def _sampler_default(filled: Filled, facts: Facts) -> None:
-    """Set the sampler of GRPO: vLLM where it suits the machine and the weights, else our own.
-    "auto" counts as left out."""
-    if filled.values.get("sampler") not in (None, "auto"):
+    """Set the sampler of GRPO: vLLM where it suits the machine and the weights, else our own."""
+    if filled.values.get("sampler") not in (None, "auto"):  # "auto" counts as left out
         return
     # On a CPU vLLM with an adapter is several times slower than our own sampler.
     has_gpu = facts.hardware is not None and facts.hardware.device.kind == "cuda"
     # With quantization vLLM would still sample from the weights before rounding.
     is_unquantized = filled["quantization"] == "none"
-    filled.values["sampler"] = "vllm" if has_gpu and facts.vllm and is_unquantized else "torch"
+    use_vllm = has_gpu and facts.vllm and is_unquantized
+    filled.values["sampler"] = "vllm" if use_vllm else "torch"
     filled.sources["sampler"] = HARDWARE
 
 
@@ -284,13 +285,15 @@ def _sampling_defaults(filled: Filled, facts: Facts) -> None:
     filled.default("top_p", 1.0)
     filled.default("stop", [])
     filled.default("max_turns", _default_turns(facts.env))
-    context = facts.model.max_positions
-    if filled.values.get("max_length"):
-        context = min(context, filled["max_length"])
+    room = facts.model.max_positions
+    max_length = filled.values.get("max_length")  # of the user: its default is set later
+    if max_length is not None:
+        room = min(room, max_length)
     preferred = max_tokens(facts.env, filled["thinking"])
-    tokens = _fit_into_context(context, facts.env, preferred)
-    # The source is the model if its context is what limits the answer.
-    filled.default("max_tokens", tokens, MODEL if tokens < preferred else RECIPE)
+    tokens = _fit_into_context(room, facts.env, preferred)
+    # Answers that lack room are put down to the model, also where the user's max_length limits it.
+    source = MODEL if tokens < preferred else RECIPE
+    filled.default("max_tokens", tokens, source)
 
 
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
@@ -366,9 +369,10 @@ def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
     longest_default = min(context, _LONGEST_DEFAULT)
     rounded = max(32, math.ceil(preferred / 16) * 16)
     source = MODEL if rounded > longest_default else RECIPE
+    length = min(rounded, longest_default)
     # SFT has no max_tokens. One more token, for a prompt.
     needed_for_answer = filled.values.get("max_tokens", 0) + 1
-    length = max(needed_for_answer, min(rounded, longest_default))
+    length = max(length, needed_for_answer)
     filled.default("max_length", min(context, length), source)
 
 
@@ -395,7 +399,8 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """
     heldout_rows = facts.env.heldout_rows if facts.env else None
     filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
-    filled.default("eval_rows", EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows))
+    eval_rows = EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows)
+    filled.default("eval_rows", eval_rows)
     evaluations = 5 if algorithm in ROW_ALGORITHMS else 3
     filled.default("eval_every", max(1, math.ceil(filled["steps"] / evaluations)))
     filled.default("save_every", filled["eval_every"])
@@ -545,11 +550,9 @@ def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
     if tokens is not None and tokens >= (length or model.max_positions):
         limit = f"max_length = {length}" if length else f"the model's {model.max_positions}"
         can_raise_length = length is not None and length < model.max_positions
-        raise _invalid_setting(
-            "max_tokens",
-            f"max_tokens = {tokens} leaves no room for a prompt within {limit}",
-            "Lower max_tokens or raise max_length." if can_raise_length else "Lower max_tokens.",
-        )
+        hint = "Lower max_tokens or raise max_length." if can_raise_length else "Lower max_tokens."
+        message = f"max_tokens = {tokens} leaves no room for a prompt within {limit}"
+        raise _invalid_setting("max_tokens", message, hint)
 
 
 def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:

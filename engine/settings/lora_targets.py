@@ -17,29 +17,31 @@ def with_own_targets(settings: GivenSettings, model: ModelFacts) -> GivenSetting
 
     Raises UserError SETTING_INVALID if the model lacks one of them, or the whole group.
     """
-    asked = settings.get("lora_targets")
-    if not asked:
+    given_names = settings.get("lora_targets")
+    if not given_names:
         return settings
-    return {**settings, "lora_targets": _own(asked, model)}
+    return {**settings, "lora_targets": _projections_meant(given_names, model)}
 
 
-def _own(asked: Sequence[str], model: ModelFacts) -> list[str]:
-    """The model's projections that the names `asked` mean; raises as `with_own_targets`."""
+def _projections_meant(given_names: Sequence[str], model: ModelFacts) -> list[str]:
+    """The projections of the model that these names, at least one, stand for.
+
+    Raises UserError SETTING_INVALID if the model lacks one of them, or the whole group.
+    """
     available = model.targets
-    wanted = set(asked)
-    if wanted == set(PROJECTIONS):
+    if set(given_names) == set(PROJECTIONS):
         return available
-    if wanted == set(ATTENTION):
-        own = [name for name in available if name not in ANY_MLP]
-    elif wanted == set(MLP):
-        own = [name for name in available if name in ANY_MLP]
+    if set(given_names) == set(ATTENTION):
+        projections = [name for name in available if name not in ANY_MLP]
+    elif set(given_names) == set(MLP):
+        projections = [name for name in available if name in ANY_MLP]
+    elif set(given_names) <= set(available):
+        projections = list(given_names)
     else:
-        own = [name for name in asked if name in available]
-        if len(own) < len(asked):
-            own = []
-    if own:
-        return own
-    missing = [name for name in asked if name not in available]
+        projections = []
+    if projections:
+        return projections
+    missing = [name for name in given_names if name not in available]
     raise UserError(
         "SETTING_INVALID",
         f"lora_targets names {', '.join(missing)}, which {model.architecture} does not have as "

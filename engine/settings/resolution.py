@@ -49,6 +49,9 @@ _VALUE_HINTS = {
     "sampler": "Available: auto, torch, vllm.",
 }
 
+# The keys of a settings file beside the table [settings]: name -> value where it is missing.
+_TEXT_KEYS = {"model": "pebble", "algorithm": "grpo", "env": ""}
+
 # How much of what a user gave an error message repeats.
 _EXPLAINED = 4  # settings that are explained one by one
 _MOST_NAMES, _NAME_CHARS = 6, 40
@@ -74,7 +77,8 @@ class Resolved:
 class ResolvedSampling:
     """Every setting of an evaluation, with sources as in `Resolved`.
 
-    There is no `max_length`: it is the model's context."""
+    There is no `max_length`: it is the model's context.
+    """
 
     settings: SamplingSettings
     sources: dict[str, str]
@@ -96,13 +100,18 @@ def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_rewar
 
 
 def counted_thinking(algorithm: str, given: GivenSettings) -> bool | Reasoning:
-    """The setting `thinking` that rows are counted with before the settings are resolved. What is
-    no value of it counts as left out; it is refused later."""
+    """The setting `thinking` that rows are counted with before the settings are resolved.
+
+    A wrong value counts as left out here; it is refused later.
+    """
     if algorithm == "dpo":
         return "keep"  # DPO has no such setting: it compares the answers as they are
     if algorithm != "sft":
         return is_switched_on(given, "thinking")
-    return next((word for word in get_args(Reasoning) if word == given.get("thinking")), "keep")
+    for word in get_args(Reasoning):
+        if word == given.get("thinking"):
+            return word
+    return "keep"
 
 
 def check_algorithm(algorithm: str) -> None:
@@ -186,7 +195,7 @@ def resolve(
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
     """
     user_settings = with_own_targets(validate(algorithm, settings), model)
-    check_algorithm(algorithm)
+    check_algorithm(algorithm)  # `validate` takes "evaluate" too, which trains nothing
     defaults.check_loss(user_settings)
     defaults.check_sampler(user_settings, vllm)
     if env is not None:
@@ -257,8 +266,10 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
 
 
 def _not_applicable_error(names: list[str], algorithm: str) -> UserError:
-    """The error for settings that another algorithm has. It names the algorithm that has the first
-    of them, and advises what to use in its place."""
+    """The error for settings that another algorithm has.
+
+    It names the algorithm that has the first of them, and advises what to use in its place.
+    """
     first_name = names[0]
     verb = "is" if len(names) == 1 else "are"
     owner = _other_owner(first_name, algorithm)
@@ -460,19 +471,9 @@ def load_toml(path: Path) -> TrainFile:
         raise UserError(
             "SETTING_INVALID", f"{path}: {error}", hint="Correct the file: it must be valid TOML."
         ) from error
-    text_keys = {"model": "pebble", "algorithm": "grpo", "env": ""}  # with their defaults
     for name, value in content.items():
-        place = f"{path}:{_line_of(text, name)}"
-        if name == "settings":
-            if not isinstance(value, dict):
-                raise _file_error(
-                    place, "settings is not a table", "Put the settings under [settings]."
-                )
-        elif name not in text_keys:
-            raise _unknown_key_error(place, name, value)
-        elif not isinstance(value, str):
-            raise _file_error(place, f"{name} = {value!r} is not text", f'Write {name} = "...".')
-    texts = {name: content.get(name, default) for name, default in text_keys.items()}
+        _check_file_key(f"{path}:{_line_of(text, name)}", name, value)
+    texts = {name: content.get(name, default) for name, default in _TEXT_KEYS.items()}
     settings = content.get("settings", {})
     try:
         validate(texts["algorithm"], settings)
@@ -482,6 +483,22 @@ def load_toml(path: Path) -> TrainFile:
             error.code, f"{path}:{line}: {error.message}", hint=error.advice, field=error.field
         ) from error
     return TrainFile(**texts, settings=settings)
+
+
+def _check_file_key(place: str, name: str, value: Any) -> None:
+    """Check a key of a settings file and the type of its value; `place` is file and line.
+
+    Raises UserError SETTING_UNKNOWN for an unknown key, SETTING_INVALID for another type.
+    """
+    if name == "settings":
+        if not isinstance(value, dict):
+            raise _file_error(
+                place, "settings is not a table", "Put the settings under [settings]."
+            )
+    elif name not in _TEXT_KEYS:
+        raise _unknown_key_error(place, name, value)
+    elif not isinstance(value, str):
+        raise _file_error(place, f"{name} = {value!r} is not text", f'Write {name} = "...".')
 
 
 def _unknown_key_error(place: str, name: str, value: Any) -> UserError:

@@ -257,7 +257,7 @@ def _rescore(
     check that scores repeat, and wait for it. If that cannot be done, the reason becomes the event
     `rescore_skipped`."""
     task_by_id = {task["id"]: task for task in tasks}
-    with stored_answers.beside(
+    with stored_answers.rescoring(
         job.run, components.env, lambda reason: job.event("rescore_skipped", reason)
     ) as begin:
         both_halves = ""

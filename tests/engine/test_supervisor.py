@@ -247,4 +247,4 @@ def test_the_supervisor_never_imports_torch_or_the_heavy_rooms(bench):
 def test_a_lock_file_with_nonsense_counts_no_time(bench, record):
     run = bench.queue()
     Path(run.lock).write_text(record)
-    assert launcher.elapsed_of_dead(run) == 0.0
+    assert launcher.seconds_in_lock_file(run) == 0.0

@@ -348,8 +348,8 @@ def _choose_offers(
 
     The environment is the first that all ids share, in the order of the first id's offers (a run's
     own evaluation, then the newest first). The first id's offers on it are tried in turn, each
-    together with the nearest offer of each other id. Chosen is the try in which most ids have the
-    same source; among equals the one in which most have the same sampling, then the newest.
+    together with the nearest offer of each other id. The try wins in which most ids have the same
+    source; among equals the one in which most have the same sampling, then the newest.
 
     Returns:
         the offers in the order of `ids`;
@@ -372,7 +372,8 @@ def _choose_offers(
         )
     best_offers: list[Offer] = []
     best_score = (-1, -1)  # (ids with the same source, ids with the same sampling)
-    for first in (offer for offer in offers[ids[0]] if offer.env_id == common_env_ids[0]):
+    first_offers = [offer for offer in offers[ids[0]] if offer.env_id == common_env_ids[0]]
+    for first in first_offers:
         offers_like_first = [_nearest_offer(first, offers[ref]) for ref in ids]
         score = (
             sum(offer.source == first.source for offer in offers_like_first),

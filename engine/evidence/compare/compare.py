@@ -167,7 +167,7 @@ class Standing:
         settings: Mapping[str, object] = self.settings
         if "settings" in leave_out:
             settings = dict.fromkeys(self.settings, "differs")
-        sampling = {} if "sampling" in leave_out else {"sampling": self.sampling.to_json()}
+        sampling_entry = {} if "sampling" in leave_out else {"sampling": self.sampling.to_json()}
         return {
             "summary": _summary(self.main, len(self.contests)),
             "verdict": self.main.comparison.outcome.verdict,
@@ -177,7 +177,7 @@ class Standing:
             "arms": [row.to_json() for row in self.candidates],
             "comparisons": [contest.to_json(method=with_answers) for contest in self.contests],
             "settings": dict(settings),
-            **sampling,
+            **sampling_entry,
             "flips": {"model": self.main.other.label, **flips},
             "warnings": list(self.warnings),
             "next": [call.to_json() for call in self.next_calls],
@@ -187,12 +187,15 @@ class Standing:
 def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     """Compare each candidate with the first, task by task, on one environment version.
 
-    `ids` are training runs (their own held-out evaluation, the half no checkpoint was chosen on),
-    evaluation runs (all their models) or model references already evaluated. Runs that differ only
-    in their seed count as one candidate (engine/evidence/compare/seeds.py). `env_id` chooses among
-    several environments; "" leaves the choice to the newest common one. `verdict` in the result is
-    that of the candidate furthest ahead of the first; with more than one comparison Holm's
-    correction applies.
+    Runs that differ only in their seed count as one candidate (engine/evidence/compare/seeds.py).
+    `verdict` in the result is that of the candidate furthest ahead of the first; with more than one
+    comparison Holm's correction applies.
+
+    Args:
+        ids: training runs (each stands for its own held-out evaluation, on the half that no
+            checkpoint was chosen on), evaluation runs (all their models), or references of models
+            that were evaluated.
+        env_id: the environment to compare on; "" takes the newest that all have in common.
 
     Raises:
         UserError: BAD_ARGUMENT (too few or too many ids or models), RUN_NOT_FOUND, NO_EVALUATION,
@@ -203,8 +206,8 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     candidates = with_seeds_joined(home, candidates)
     first, others = candidates[0], candidates[1:]
     measure = measure_of(*(candidate.rows for candidate in candidates))
-    evaluations = [_times_compared(home, first, other) for other in others]
-    contests = _contests(home, first, others, evaluations)
+    evaluation_counts = [_times_compared(home, first, other) for other in others]
+    contests = _contests(home, first, others, evaluation_counts)
     main = max(contests, key=lambda contest: contest.comparison.lead)
     redact = _redactor(home, first.source)
     more_evidence = _evidence_to_gather(home, main)
@@ -221,7 +224,7 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
             *warnings,
             *contamination_notes,
             *more_evidence.notes,
-            *pair_warnings(max(evaluations)),
+            *pair_warnings(max(evaluation_counts)),
             *_cautions(home, candidates, [contest.comparison for contest in contests]),
         ],
         next_calls=[*more_evidence.calls, show_flips],
@@ -230,21 +233,21 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
 
 
 def _contests(
-    home: Home, first: Candidate, others: Sequence[Candidate], evaluations: Sequence[int]
+    home: Home, first: Candidate, others: Sequence[Candidate], evaluation_counts: Sequence[int]
 ) -> list[Contest]:
     """Each of the other candidates compared with the first; the p values are corrected.
 
-    `evaluations` says for each other candidate how often it was evaluated against the first.
+    `evaluation_counts` says for each other candidate how often it was evaluated against the first.
     """
     comparisons = [compare_candidates(home, first, other) for other in others]
-    corrected = correct_for_many(comparisons, evaluations)
+    corrected = correct_for_many(comparisons, evaluation_counts)
     return [
         Contest(
             first,
             other,
             comparison=comparison,
             p_adjusted=p,
-            corrected=len(others) > 1 or max(evaluations) > 1,
+            corrected=len(others) > 1 or max(evaluation_counts) > 1,
             cause=attribution(home, first, other),
         )
         for other, (comparison, p) in zip(others, corrected, strict=True)
@@ -288,10 +291,10 @@ def _checked_ids(ids: Sequence[str]) -> list[str]:
 def _without_contaminated(
     home: Home, candidates: Sequence[Candidate]
 ) -> tuple[list[Candidate], list[str]]:
-    """The candidates without the rows of contaminated tasks, and warnings about those tasks and
-    about answers that cannot be read.
+    """(the candidates without the rows of contaminated tasks, warnings).
 
-    A task is left out for all candidates if the training rows of any of their runs contain it.
+    A task is left out for all candidates if the training rows of any of their runs contain it. The
+    warnings are about such tasks, and about stored answers that cannot be read.
     """
     sources = [
         home.run(source) for source in dict.fromkeys(candidate.source for candidate in candidates)
@@ -398,23 +401,34 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
         otherwise: new tasks for the environment.
     """
     first, other, comparison = contest.first, contest.other, contest.comparison
-    measure = comparison.measure
-    if comparison.outcome.verdict != "inconclusive" or measure is None:
+    if comparison.outcome.verdict != "inconclusive" or comparison.measure is None:
         return Evidence()
     if comparison.errors_decide:
         return Evidence(calls=calls_for_errors(_with_most_errors(first, other).source))
     if first.members or other.members:
         return Evidence(["One more seed on each side would tell more than tasks or attempts."])
+    return _larger_evaluation(home, first, other, comparison, comparison.measure)
+
+
+def _larger_evaluation(
+    home: Home, first: Candidate, other: Candidate, comparison: Comparison, measure: Measure
+) -> Evidence:
+    """What would settle an inconclusive comparison of two models by `measure`.
+
+    More tasks, more attempts at each, or new tasks for the environment: the first that can help.
+    """
     rows_needed = tasks_to_decide(comparison.outcome)
     config = home.run(first.source).find_config()
     split = config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
     split_size = split_rows(home, first.env_id, split)
     arguments: dict[str, object] = {"env_id": first.env_id, "models": [first.label, other.label]}
-    if split != "heldout":
+    if split != "heldout":  # else it is the default
         arguments["split"] = split
     if split_size is None or len(_asked_tasks(home, first, other)) < split_size:
-        rows_to_ask = max(_FEWEST_ROWS, rows_needed or 2 * comparison.outcome.n)
-        rows_to_ask = min(rows_to_ask, _MOST_ROWS if split_size is None else split_size)
+        # Twice as many as now, where it is not known how many it takes.
+        rows_wanted = max(_FEWEST_ROWS, rows_needed or 2 * comparison.outcome.n)
+        most_rows = _MOST_ROWS if split_size is None else split_size
+        rows_to_ask = min(rows_wanted, most_rows)
         return Evidence(calls=[Call("evaluate", arguments | {"rows": rows_to_ask})])
     all_used = f"All {split_size} rows of the {split} split are used"
     before, after = (side(rows, measure) for rows in with_one_id_per_prompt(first.rows, other.rows))

@@ -67,14 +67,15 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
     outcomes = [
         _verdict_over_seeds(
             comparison,
-            means_before=[_task_means(rows, measure, failed) for rows in rows_before],
-            means_after=[_task_means(rows, measure, failed) for rows in rows_after],
+            means_before=[_task_means(rows, measure, value_of_failure) for rows in rows_before],
+            means_after=[_task_means(rows, measure, value_of_failure) for rows in rows_after],
         )
-        for failed in values_of_failures(measure, *rows_of_members)
+        for value_of_failure in values_of_failures(measure, *rows_of_members)
     ]
-    # A verdict over the seeds has no reason, and failed rows have not decided it so far. Where the
-    # verdict is still that of the rows, `errors_decide` stays as it was for them.
-    errors_decide = comparison.errors_decide and bool(outcomes[0].reason)
+    # A verdict over seeds has no reason. One with a reason is still that of the rows, for which it
+    # is known already whether failed rows decide.
+    is_verdict_of_rows = bool(outcomes[0].reason)
+    errors_decide = comparison.errors_decide and is_verdict_of_rows
     comparison = replace(comparison, outcome=outcomes[0], errors_decide=errors_decide)
     return inconclusive_if_errors_decide(comparison, outcomes[-1])
 
@@ -117,13 +118,13 @@ def _joined_candidate(home: Home, members: list[Candidate]) -> Candidate:
 
 
 def _task_means(
-    rows: Sequence[EvaluationRow], measure: Measure, failed: float | None
+    rows: Sequence[EvaluationRow], measure: Measure, value_of_failure: float | None
 ) -> dict[str, float]:
     """Task id -> mean value over its attempts.
 
-    `failed` is the value to count a failed row as; None leaves the row out.
+    `value_of_failure` is what a row counts as whose scoring failed; None leaves the row out.
     """
-    values = side(rows, measure, failed).values
+    values = side(rows, measure, value_of_failure).values
     return {task: math.fsum(task_values) / len(task_values) for task, task_values in values.items()}
 
 
@@ -156,18 +157,20 @@ def _verdict_over_seeds(
     if variance <= 0.0:
         return replace(verdict_of_rows, method=f"{verdict_of_rows.method}, seeds alike")
     standard_error = math.sqrt(variance)
-    half_width = t_quantile(1.0 - ALPHA / 2.0, df) * standard_error
+    t_alpha, t_power = t_quantile(1.0 - ALPHA / 2.0, df), t_quantile(POWER, df)
+    half_width = t_alpha * standard_error
     diff = _mean(levels_after) - _mean(levels_before)
     p = min(1.0, 2.0 * t_cdf(-abs(diff) / standard_error, df))
     interval = Interval(diff - half_width, diff + half_width)
-    higher_is_better = HIGHER_IS_BETTER[comparison.measure] if comparison.measure else True
     if p < ALPHA and interval.excludes_zero:
-        word = "better" if (diff > 0) == higher_is_better else "worse"
+        higher_is_better = HIGHER_IS_BETTER[comparison.measure] if comparison.measure else True
+        rose = diff > 0
+        verdict = "better" if rose == higher_is_better else "worse"
     else:
-        word = "no_difference" if interval.within(verdict_of_rows.margin) else "inconclusive"
+        verdict = "no_difference" if interval.within(verdict_of_rows.margin) else "inconclusive"
     return replace(
         verdict_of_rows,
-        verdict=word,
+        verdict=verdict,
         reason="",
         before=_mean(levels_before),
         after=_mean(levels_after),
@@ -176,7 +179,7 @@ def _verdict_over_seeds(
         high=interval.high,
         p=p,
         n=len(shared_tasks),
-        detectable=(t_quantile(1.0 - ALPHA / 2.0, df) + t_quantile(POWER, df)) * standard_error,
+        detectable=(t_alpha + t_power) * standard_error,
         method=f"t over {len(shared_tasks)} tasks and "
         f"{len(levels_before)} + {len(levels_after)} seeds",
     )
@@ -196,19 +199,19 @@ def _variance_and_freedom(
         task_differences: for each task, the difference of its mean values; at least two.
         levels_before, levels_after: for each seed, its mean over the tasks.
     """
-    task_variance = _squared_deviations(task_differences) / (len(task_differences) - 1)
-    task_variance /= len(task_differences)
+    task_freedom = len(task_differences) - 1
+    variance_between_tasks = _squared_deviations(task_differences) / task_freedom
+    task_variance = variance_between_tasks / len(task_differences)  # of the mean over the tasks
     seed_freedom = len(levels_before) + len(levels_after) - 2
     pooled_variance = (
         _squared_deviations(levels_before) + _squared_deviations(levels_after)
     ) / seed_freedom
+    # Of the difference of the two means over the seeds.
     seed_variance = pooled_variance * (1.0 / len(levels_before) + 1.0 / len(levels_after))
     total_variance = task_variance + seed_variance
     if total_variance <= 0.0:
         return 0.0, 0.0
-    df = total_variance**2 / (
-        task_variance**2 / (len(task_differences) - 1) + seed_variance**2 / seed_freedom
-    )
+    df = total_variance**2 / (task_variance**2 / task_freedom + seed_variance**2 / seed_freedom)
     return total_variance, df
 
 

@@ -105,7 +105,7 @@ def ancestors(home: Home, making: Making) -> list[str]:
     while (
         making.config
         and len(ancestor_names) < _MOST_GENERATIONS
-        and making.run_id not in ancestor_names  # the chain leads back to itself
+        and making.run_id not in ancestor_names  # else the chain leads back to itself
     ):
         ancestor_names.append(making.run_id)
         parent = trained_by(home, making.start)

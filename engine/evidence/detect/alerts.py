@@ -1,7 +1,7 @@
 """Runs the detectors of `diagnose` after every step of a run, and raises alerts.
 
-An alert is raised once, when its detector found the same thing several times in a row. It can be
-raised again only after the finding was absent for a while, so that a run does not alert at every
+An alert is raised once, when its detector returned the same finding several times in a row. It can
+be raised again only after the finding was absent for a while, so that a run does not alert at every
 step.
 """
 

@@ -23,7 +23,7 @@ def truncation(facts: Facts) -> Finding | None:
 
     What is looked at depends on the kind of run:
         grpo: the answers of the last steps.
-        sft, dpo: training rows cut at `max_length`, else the answers of the last exam.
+        sft, dpo: training rows cut at `max_length`, else the last held-out answers.
         evaluate: the answers of the evaluation.
 
     None where few are cut. Also None where the answers grew longer for a reason that more room does
@@ -69,13 +69,13 @@ def length_grew(facts: Facts) -> Finding | None:
         "reward_when_cut": recent_mean(facts.view_values("cut_reward")),
         "reward_when_whole": recent_mean(facts.view_values("uncut_reward")),
     }
-    what = (
+    sentence = (
         f"{cut_share:.0%} of the answers of the last steps are cut at max_tokens = "
         f"{max_tokens}, and {reason}."
     )
     edit = "score(): pay nothing for length, and nothing for an answer that is cut; not max_tokens"
     return Finding(
-        "length_grew", what, evidence, edit_lever(edit), playbook="rewards", pick="truncated"
+        "length_grew", sentence, evidence, edit_lever(edit), playbook="rewards", pick="truncated"
     )
 
 
@@ -108,19 +108,20 @@ def _reason_beyond_room(facts: Facts) -> str:
 def _level_at_start(facts: Facts) -> tuple[float, float]:
     """(mean length in tokens, share of cut answers) at the start of the run.
 
-    Each is the value of the exam before training, or of the first rollouts if that is larger: the
-    exam is greedy, and sampled answers are longer without any training. Without such an exam each
-    is the mean of the first steps.
+    Each is the value of the held-out answers before training, or of the first rollouts if that is
+    larger: held-out answers are greedy, and sampled ones are longer without any training. Without
+    held-out answers each is the mean of the first steps.
     """
     lengths, cut_shares = facts.view_values("mean_tokens"), facts.view_values("cut_share")
-    exam = facts.exam_start
-    if exam is None:
+    heldout = facts.exam_start
+    if heldout is None:
         return mean(lengths[:START_STEPS]), mean(cut_shares[:START_STEPS])
-    return max([exam.mean_tokens, *lengths[:1]]), max([exam.cut_share, *cut_shares[:1]])
+    # The lists of rollouts may be empty, so their first value is taken as a list of at most one.
+    return max([heldout.mean_tokens, *lengths[:1]]), max([heldout.cut_share, *cut_shares[:1]])
 
 
 def _cut_exam(facts: Facts) -> Finding | None:
-    """Detect too many cut answers in the last exam, or among the answers of an evaluation run.
+    """Detect too many cut answers among the last held-out ones, or those of an evaluation run.
 
     None where few are cut, or where there are too few answers to tell.
     """
@@ -138,11 +139,13 @@ def _cut_exam(facts: Facts) -> Finding | None:
         "reward_when_whole": view.uncut_reward,
     }
     if facts.algorithm in ROW_ALGORITHMS:
-        what = f"{view.cut_share:.0%} of the held-out answers after training do not come to an end."
+        sentence = (
+            f"{view.cut_share:.0%} of the held-out answers after training do not come to an end."
+        )
         lever = edit_lever(
             "reference answers that end where the answer ends, none cut at max_length"
         )
-        return Finding("truncation", what, evidence, lever, playbook="sft", pick="truncated")
+        return Finding("truncation", sentence, evidence, lever, playbook="sft", pick="truncated")
     return _cut_finding(
         facts, evidence, view.cut_share, view.out_of_turns_share, which="of the evaluation"
     )
@@ -168,17 +171,19 @@ def _cut_finding(
     """
     max_turns, max_tokens = facts.settings.max_turns, facts.settings.max_tokens
     if out_of_turns_share > cut_share / 2:
-        what = f"{cut_share:.0%} of the answers {which} ran out of turns (max_turns = {max_turns})."
+        sentence = (
+            f"{cut_share:.0%} of the answers {which} ran out of turns (max_turns = {max_turns})."
+        )
         lever = setting_lever("max_turns", now=max_turns, to=_doubled(max_turns))
     else:
-        what = f"{cut_share:.0%} of the answers {which} were cut at max_tokens = {max_tokens}."
+        sentence = f"{cut_share:.0%} of the answers {which} were cut at max_tokens = {max_tokens}."
         lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
         if _references_fit_easily(facts) and not facts.settings.thinking:
             evidence = {**evidence, "gold_tokens": facts.gold_tokens}
-            what += f" Reference answers take {facts.gold_tokens:.0f} tokens."
+            sentence += f" Reference answers take {facts.gold_tokens:.0f} tokens."
             edit = "ask for short answers in the prompt, or show them by SFT"
             lever = edit_lever(f"{edit}; more max_tokens only where an answer must be worked out")
-    return Finding("truncation", what, evidence, lever, playbook="failures", pick="truncated")
+    return Finding("truncation", sentence, evidence, lever, playbook="failures", pick="truncated")
 
 
 def _references_fit_easily(facts: Facts) -> bool:
@@ -213,12 +218,12 @@ def _cut_rows(facts: Facts) -> Finding | None:
         "dropped": counts.dropped,
         "max_length": max_length,
     }
-    what = (
+    sentence = (
         f"{cut_or_dropped_share:.0%} of the training rows were cut or dropped at max_length = "
         f"{max_length}."
     )
     lever = setting_lever("max_length", now=max_length, to=_doubled(max_length))
-    return Finding("truncation", what, evidence, lever, playbook="sft")
+    return Finding("truncation", sentence, evidence, lever, playbook="sft")
 
 
 def overthinking(facts: Facts) -> Finding | None:
@@ -244,7 +249,7 @@ def overthinking(facts: Facts) -> Finding | None:
         "reward_when_whole": mean_or_none(facts.recent_view_values("uncut_reward")),
         "max_tokens": max_tokens,
     }
-    what = f"The median think block takes {think_size:.0%} of max_tokens = {max_tokens}."
+    sentence = f"The median think block takes {think_size:.0%} of max_tokens = {max_tokens}."
     if facts.settings.thinking and facts.algorithm == "grpo":
         penalty = facts.settings.thinking_length_penalty or 0.0
         new_penalty = min(1.0, max(0.1, 2 * penalty))  # twice as much, between 0.1 and 1
@@ -253,7 +258,7 @@ def overthinking(facts: Facts) -> Finding | None:
         lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
     return Finding(
         "overthinking",
-        what,
+        sentence,
         evidence,
         lever,
         playbook="failures",
@@ -285,18 +290,18 @@ def repetition(facts: Facts) -> Finding | None:
         "kl_coef": facts.settings.kl_coef,
         "temperature": facts.settings.temperature,
     }
-    what = f"{share:.0%} of the four-word phrases of an answer repeat an earlier one"
+    sentence = f"{share:.0%} of the four-word phrases of an answer repeat an earlier one"
     if from_start:
-        what += ", and did so from the start."
+        sentence += ", and did so from the start."
         lever = edit_lever(
             "a base or an SFT start that ends its answers; max_tokens near what an answer needs"
         )
     else:
-        what += f"; at the start {share_start:.0%} did."
+        sentence += f"; at the start {share_start:.0%} did."
         kl_coef = facts.settings.kl_coef or 0.0
         new_coef = max(0.02, 2 * kl_coef)
         lever = setting_lever("kl_coef", kl_coef, new_coef, "and start from before it began")
-    return Finding("repetition", what, evidence, lever, playbook="failures", pick="worst")
+    return Finding("repetition", sentence, evidence, lever, playbook="failures", pick="worst")
 
 
 def unparsed(facts: Facts) -> Finding | None:
@@ -326,7 +331,7 @@ def _unreadable_form(facts: Facts) -> Finding | None:
         "unparsed_start": mean_or_none(unread_at_start),
         "truncated_share": recent_mean(facts.view_values("cut_share")),
     }
-    what = (
+    sentence = (
         f"The scorer's {metric} is {1 - unread_share:.2f}: {unread_share:.0%} of the answers "
         "cannot be read."
     )
@@ -336,7 +341,7 @@ def _unreadable_form(facts: Facts) -> Finding | None:
         edit = "score(): read the right answers that miss the form, or ask for it in the prompt"
     return Finding(
         "unparsed",
-        what,
+        sentence,
         evidence,
         edit_lever(edit),
         playbook="rewards",
@@ -351,7 +356,7 @@ def _unread_share(facts: Facts) -> float | None:
     For GRPO it is the share that training does not reduce. While such a run is early, only a share
     above `TOO_MUCH_TO_WAIT` is reported: training usually teaches the form first.
 
-    For other runs it is the share in the last exam or evaluation, if that has enough answers.
+    For other runs it is the share among the last held-out answers, if these are enough.
     """
     if facts.algorithm == "grpo":
         unread_shares = [1.0 - score for score in facts.view_values("form_score")]
@@ -385,9 +390,9 @@ def _wrapping_paid_less(facts: Facts) -> Finding | None:
         "reward_wrapped": reward_wrapped,
         "reward_bare": reward_unwrapped,
     }
-    what = (
+    sentence = (
         f"{wrapped_share:.0%} of the answers stand in a code fence, quotes or behind a phrase, "
         f"and earn {reward_wrapped:.2g} where bare ones earn {reward_unwrapped:.2g}."
     )
     lever = edit_lever("score(): take the answer out of its wrapping before comparing")
-    return Finding("unparsed", what, evidence, lever, playbook="rewards", pick="worst")
+    return Finding("unparsed", sentence, evidence, lever, playbook="rewards", pick="worst")

@@ -8,7 +8,7 @@ from engine.evidence.detect.findings import Finding, ranked
 from engine.evidence.detect.views import Facts, View
 from engine.records.settings import ALGORITHMS, ROW_ALGORITHMS
 
-# Kinds of run a detector can judge; without one given it judges GRPO runs only.
+# Kinds of run, as values of `Detector.algorithms`.
 _TRAINERS = ALGORITHMS
 _ALL = (*ALGORITHMS, "evaluate")
 _VIEW_ATTRIBUTES = frozenset(View.__dataclass_fields__)

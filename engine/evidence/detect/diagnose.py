@@ -1,7 +1,7 @@
 """Why a run went as it did: what all detectors find in its files, ranked, each with one lever.
 
-Where nothing is found the result says what was looked at. Texts in examples come from a model and
-an environment; they are cleaned, and secrets in them are hidden.
+Without findings the result says what was looked at. Texts in examples come from a model and an
+environment; they are cleaned, and secrets in them are hidden.
 """
 
 from collections.abc import Mapping, Sequence
@@ -122,9 +122,10 @@ def diagnose(home: Home, run_id: str) -> Reply:
     facts = facts_of(run, row, config)
     findings = find_all(facts)
     examples = Examples(run, facts.algorithm, last_exam(run), redact)
-    summary = _summary(row, facts, findings)
     if run.deleted.exists():
         summary = f"{row.run_id} is {row.state}; its files were deleted."
+    else:
+        summary = _summary(row, facts, findings)
     diagnosis = Diagnosis(
         summary=summary,
         run_id=row.run_id,
@@ -160,39 +161,42 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
 
     Raises DamagedRecord for any other damaged file.
     """
-    settings = KnownSettings.of(config.settings if config else None)
-    training = row.kind == "train"
-    split = "heldout"
-    if training:
+    rows_asked, split = _rows_and_split(config)
+    # The number of rows is an argument of an evaluation, but a lever can change it too.
+    settings = replace(KnownSettings.of(config.settings if config else None), rows=rows_asked)
+    is_training = row.kind == "train"
+    if is_training:
         views = _training_views(run, settings)
     else:
-        rows_asked = None
-        if isinstance(config, EvaluateConfig | RegradeConfig):
-            rows_asked, split = config.rows, config.split
-        # The number of rows is an argument of an evaluation, but a lever can change it too.
-        settings = replace(settings, rows=rows_asked)
         views = _evaluation_views(run, config, settings)
     exam_rows = last_exam(run)
     validation_rows = in_half(exam_rows, VALIDATION) or exam_rows  # all rows without halves
     verdict = run_verdict(run) if row.state == "done" else None
     return Facts(
-        algorithm=row.algorithm if training else "evaluate",
+        algorithm=row.algorithm if is_training else "evaluate",
         settings=settings,
         lines=load_metrics(run.metrics).lines,
         views=views,
-        exam=view_of(0, exam_rows, settings) if exam_rows else None,  # its step is not used
+        exam=view_of(step=0, rows=exam_rows, settings=settings),  # its step is not used
         exam_tasks=len({exam_row.task for exam_row in validation_rows}),
         training_rows=_last_training_rows(run),
         failure=_failure(run, row),
         comparison=verdict.comparison if verdict else None,
         recommended_model=verdict.training.go_on_with if verdict and verdict.training else "",
         rescoring=rescored(run),
-        exam_start=first_exam(run, settings) if training else None,
-        against_start=against_start(run) if training else None,
-        gold_tokens=gold_tokens(run) if training else None,
+        exam_start=first_exam(run, settings) if is_training else None,
+        against_start=against_start(run) if is_training else None,
+        gold_tokens=gold_tokens(run) if is_training else None,
         heldout_rows=split_rows(run.home, row.env_id, split),
         kept_skills=verdict.kept_skills if verdict else None,
     )
+
+
+def _rows_and_split(config: RunConfig | None) -> tuple[int | None, str]:
+    """How many rows an evaluation was to ask, and of which split; (None, "heldout") for others."""
+    if isinstance(config, EvaluateConfig | RegradeConfig):
+        return config.rows, config.split
+    return None, "heldout"
 
 
 def _failure(run: RunDir, row: RunRow) -> Failure | None:
@@ -228,16 +232,17 @@ def _chosen_steps(run: RunDir) -> list[int]:
     """
     steps = run.rollout_steps()
     file_bytes = {step: _rollout_bytes(run, step) for step in steps}
-    ends = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
-    middle_steps = [step for step in steps if step not in ends]
+    # The last window, and the one before it that it may be compared with.
+    always_read = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
+    middle_steps = [step for step in steps if step not in always_read]
     if not middle_steps:
-        return sorted(ends)
-    bytes_left = _ROLLOUT_BYTES - sum(file_bytes[step] for step in ends)
-    # As many of the middle steps as fit, if they are of mean size.
+        return sorted(always_read)
+    bytes_left = max(0, _ROLLOUT_BYTES - sum(file_bytes[step] for step in always_read))
     mean_bytes = max(1, sum(file_bytes[step] for step in middle_steps) // len(middle_steps))
-    count = max(0, min(len(middle_steps), bytes_left // mean_bytes))
+    steps_that_fit = bytes_left // mean_bytes
+    count = min(len(middle_steps), steps_that_fit)
     chosen_middle = {middle_steps[i * len(middle_steps) // count] for i in range(count)}
-    return sorted(ends | chosen_middle)
+    return sorted(always_read | chosen_middle)
 
 
 def _rollout_bytes(run: RunDir, step: int) -> int:
@@ -299,9 +304,9 @@ def _looked_at(facts: Facts) -> LookedAt:
 
 
 def _summary(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
-    """What was found, and which model to go on with where training did not improve on the start."""
+    """The findings, and which model to go on with where training did not improve on the start."""
     summary = _findings_sentence(row, facts, findings)
-    if facts.recommended_model:
+    if facts.recommended_model:  # the verdict names one only where the start was not beaten
         summary += f" The start was not beaten: go on with {facts.recommended_model}."
     return summary
 
@@ -309,8 +314,8 @@ def _summary(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
 def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
     """The first finding with its lever, and the ids of the others.
 
-    Without findings the sentence says that nothing was found, or that nothing explains the failure,
-    and how much was looked at.
+    Without findings the sentence says so, or that nothing explains the failure, and how much was
+    looked at.
     """
     if findings:
         first, *others = findings

@@ -82,17 +82,17 @@ class Example:
 class Examples:
     """Chooses the rollouts that show a finding.
 
-    They come from the last step of a GRPO run, or from the last exam of an SFT run; other runs have
-    none. `step` is the step of the rollouts, -1 for an exam and where there are none.
+    They come from the last step of a GRPO run. Of an SFT or DPO run, which has no rollouts, they
+    are the last held-out answers; other runs have none. `step` is the step of the rollouts, -1 for
+    held-out answers and where there are none.
     """
 
     def __init__(
-        self, run: RunDir, algorithm: str, exam: Sequence[Answer], redact: Redactor
+        self, run: RunDir, algorithm: str, heldout_answers: Sequence[Answer], redact: Redactor
     ) -> None:
         """Read the rollouts to choose from.
 
-        `exam` is the last exam of the run, used where a run has no rollouts (SFT,
-        DPO); `redact` hides secrets.
+        `heldout_answers` are those of the run's last evaluation; `redact` hides secrets.
         """
         self.run = run
         self.redact = redact
@@ -103,7 +103,7 @@ class Examples:
             self.step = steps[-1]
             self.rows = read_trajectories(run.rollouts(self.step))
         elif algorithm in ROW_ALGORITHMS:
-            self.rows = exam
+            self.rows = heldout_answers
 
     def of(self, finding: Finding) -> list[Example]:
         """At most two rollouts of different tasks that show the finding; [] where none does."""

@@ -1,7 +1,7 @@
 """What a detector returns: one cause with its numbers, and the one change (lever) to try next."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from engine.core.hints import Change, Hint
@@ -144,7 +144,7 @@ class Finding:
     playbook: str = "failures"
     pick: str = ""
     where: str = ""
-    root: bool = field(default=False)
+    root: bool = False
     severity: Severity | Literal[""] = ""
 
     def __post_init__(self) -> None:

@@ -36,6 +36,7 @@ def uniform_groups(facts: Facts) -> Finding | None:
     if mean(effective_shares) >= limits.EFFECTIVE_LOW or is_learning(facts):
         return None
     same_text = _same_text_from_start(facts)
+    # Equal rewards are no fault where the groups are solved; unsolved tasks are `too_hard`.
     few_unsolved = mean(unsolved_shares) < limits.UNSOLVED_FLAT
     if not same_text and (few_unsolved or never_solved(facts)):
         return None
@@ -51,25 +52,38 @@ def uniform_groups(facts: Facts) -> Finding | None:
         "group_size": facts.settings.group_size,
         "cause": "equal texts" if same_text else "equal rewards",
     }
-    start_of_sentence = (
-        f"{mean(zero_advantage_shares):.0%} of the completions of the last steps have no advantage"
-    )
     if same_text:
-        what = f"{start_of_sentence}: the answers of a group are the same text."
+        fault = "the answers of a group are the same text"
         lever = _lever_for_same_text(facts.settings.temperature or 1.0)
-        return Finding(
-            "uniform_groups", what, evidence, lever, playbook="failures", pick="group", root=True
-        )
-    what = f"{start_of_sentence}: the answers of a group differ, but not what they are paid."
-    if all_solved_share < limits.EFFECTIVE_NONE:
-        playbook_section = "rewards"
-        edit = "score(): pay part of the way, each tier provably harder than the one before"
+        playbook_section = "failures"
     else:
-        playbook_section = "curriculum"
-        edit = "tasks between the two ends: leave out those solved always and those solved never"
-    return Finding(
-        "uniform_groups", what, evidence, edit_lever(edit), playbook=playbook_section, pick="group"
+        fault = "the answers of a group differ, but not what they are paid"
+        lever, playbook_section = _lever_for_equal_rewards(all_solved_share)
+    sentence = (
+        f"{mean(zero_advantage_shares):.0%} of the completions of the last steps have no "
+        f"advantage: {fault}."
     )
+    return Finding(
+        "uniform_groups",
+        sentence,
+        evidence,
+        lever,
+        playbook=playbook_section,
+        pick="group",
+        root=same_text,
+    )
+
+
+def _lever_for_equal_rewards(all_solved_share: float) -> tuple[Lever, str]:
+    """(the lever, the section of the playbook) for different answers that earn the same.
+
+    It is the reward, or, where a good part of the groups is solved by all, the choice of tasks.
+    """
+    if all_solved_share < limits.EFFECTIVE_NONE:
+        edit = "score(): pay part of the way, each tier provably harder than the one before"
+        return edit_lever(edit), "rewards"
+    edit = "tasks between the two ends: leave out those solved always and those solved never"
+    return edit_lever(edit), "curriculum"
 
 
 def _lever_for_same_text(temperature: float) -> Lever:
@@ -84,7 +98,7 @@ def too_hard(facts: Facts) -> Finding | None:
 
     None in these cases:
         the run learns;
-        an exam of it (step 0 included) saw a fair share of the tasks solved;
+        a held-out evaluation of it (step 0 included) saw a fair share of the tasks solved;
         the answers of a group are the same text (see `uniform_groups`).
     """
     if any(value >= limits.SOLVED_ONCE for _, value in facts.curve("heldout_success")):
@@ -105,7 +119,7 @@ def too_hard(facts: Facts) -> Finding | None:
         "group_size": facts.settings.group_size,
     }
     solved_text = f"{solved_share:.0%}" if solved_share is not None else "hardly any"
-    what = (
+    sentence = (
         f"{mean(effective_shares):.0%} of the groups of the last steps carry a gradient and "
         f"{solved_text} of the answers are right: the tasks are too hard for now."
     )
@@ -115,7 +129,7 @@ def too_hard(facts: Facts) -> Finding | None:
     )
     where = "success == False" if solved_share is not None else ""
     return Finding(
-        "too_hard", what, evidence, lever, playbook="curriculum", pick="best", where=where
+        "too_hard", sentence, evidence, lever, playbook="curriculum", pick="best", where=where
     )
 
 
@@ -136,12 +150,17 @@ def too_easy(facts: Facts) -> Finding | None:
         "solved": mean(solved_at_start),
         "heldout_success": dict(facts.curve("heldout_success")).get(0),
     }
-    what = (
+    sentence = (
         f"{mean(solved_at_start):.0%} of the answers were right from the first steps on: there "
         "is nothing to select."
     )
     return Finding(
-        "too_easy", what, evidence, edit_lever("harder tasks"), playbook="curriculum", pick="worst"
+        "too_easy",
+        sentence,
+        evidence,
+        edit_lever("harder tasks"),
+        playbook="curriculum",
+        pick="worst",
     )
 
 
@@ -173,8 +192,8 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
         return None
     solved_start = mean(solved_shares[:START_STEPS])
     solved_end = mean(solved_shares[-limits.LEAST :])
-    # It came a good part of the way from its start to solving everything.
-    if solved_end >= solved_start + limits.WAY_GONE * (1.0 - solved_start):
+    way_to_all_solved = 1.0 - solved_start
+    if solved_end >= solved_start + limits.WAY_GONE * way_to_all_solved:
         return None
     if _nearly_all_solved(solved_end) or _still_rising(facts, steps_since):
         return None
@@ -188,18 +207,12 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
         "solved": solved_end,
         "distinct_in_group": distinct,
     }
-    what = (
+    sentence = (
         f"Entropy fell to {entropy / entropy_start:.0%} of its start, and in the {steps_since} "
         f"steps since the share of right answers stays at {solved_end:.0%}."
     )
-    learning_rate = facts.settings.learning_rate
-    lever = setting_lever(
-        "learning_rate",
-        learning_rate,
-        rounded_part(learning_rate, parts=2),
-        "and go on from a step before the fall",
-    )
-    return Finding("entropy_collapse", what, evidence, lever, playbook="stalls", pick="group")
+    lever = _lower_rate(facts, parts=2, why="and go on from a step before the fall")
+    return Finding("entropy_collapse", sentence, evidence, lever, playbook="stalls", pick="group")
 
 
 def _steps_since_below(values: Sequence[float], limit: float) -> int:
@@ -215,7 +228,7 @@ def _steps_since_below(values: Sequence[float], limit: float) -> int:
 
 
 def _entropy_lost_at_once(facts: Facts) -> Finding | None:
-    """Detect entropy that fell within the first steps, where the last exam is not above the start.
+    """Detect entropy that fell within the first steps, in a run without a held-out gain.
 
     None for a run without a verdict, or with the verdict "better". The severity is low, because the
     missing gain may be chance.
@@ -228,55 +241,62 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     entropy_start, entropy = entropies[0], mean(entropies[-limits.LEAST :])
     # The second half of the first steps: the fall itself is over by then.
     early_entropy = mean(entropies[limits.ENTROPY_EARLY // 2 : limits.ENTROPY_EARLY])
-    if max(early_entropy, entropy) >= limits.ENTROPY_LEFT * entropy_start:
+    low_entropy = limits.ENTROPY_LEFT * entropy_start
+    if early_entropy >= low_entropy or entropy >= low_entropy:
         return None
-    exam = _exam_without_gain(facts)
-    if exam is None:
+    against_start = _comparison_without_gain(facts)
+    if against_start is None:
         return None
     effective_shares = facts.series("groups_effective")
-    n = exam.comparison.outcome.n
+    n = against_start.comparison.outcome.n
     evidence = {
         "entropy_start": entropy_start,
         "entropy_first_steps": early_entropy,
         "entropy": entropy,
-        "heldout_start": exam.before,
-        "heldout": exam.after,
+        "heldout_start": against_start.before,
+        "heldout": against_start.after,
         "n": n,
-        "p": exam.comparison.p,
+        "p": against_start.comparison.p,
         "groups_effective_start": mean_or_none(effective_shares[:1]),
         "groups_effective": mean_or_none(effective_shares[-limits.LEAST :]),
     }
-    what = (
+    sentence = (
         f"Entropy fell from {entropy_start:.2g} to {early_entropy:.2g} within "
-        f"{limits.ENTROPY_EARLY} steps, and held-out {exam.measure} is not above its start "
-        f"({exam.before:.2g} to {exam.after:.2g} on {n} tasks, which may be chance)."
+        f"{limits.ENTROPY_EARLY} steps, and held-out {against_start.measure} is not above its "
+        f"start ({against_start.before:.2g} to {against_start.after:.2g} on {n} tasks, which may "
+        "be chance)."
     )
-    learning_rate = facts.settings.learning_rate
-    lever = setting_lever(
-        "learning_rate",
-        learning_rate,
-        rounded_part(learning_rate, parts=3),
-        "from the start again",
-    )
+    lever = _lower_rate(facts, parts=3, why="from the start again")
     return Finding(
-        "entropy_collapse", what, evidence, lever, playbook="stalls", pick="group", severity="low"
+        "entropy_collapse",
+        sentence,
+        evidence,
+        lever,
+        playbook="stalls",
+        pick="group",
+        severity="low",
     )
 
 
-def _exam_without_gain(facts: Facts) -> StartComparison | None:
-    """The last exam compared with step 0, if it is not above it although there was room.
+def _comparison_without_gain(facts: Facts) -> StartComparison | None:
+    """The last held-out evaluation compared with step 0, if it is not above although it could be.
 
     None as well where neither success nor reward was measured both times.
     """
-    exam = facts.against_start
-    if exam is None or exam.measure not in ("success", "reward"):
+    against_start = facts.against_start
+    if against_start is None or against_start.measure not in ("success", "reward"):
         return None
-    difference = exam.comparison.difference
-    if exam.before is None or exam.after is None or difference is None or difference > 0:
+    difference = against_start.comparison.difference
+    if (
+        against_start.before is None
+        or against_start.after is None
+        or difference is None
+        or difference > 0
+    ):
         return None
-    if exam.measure == "success" and _nearly_all_solved(exam.after):
+    if against_start.measure == "success" and _nearly_all_solved(against_start.after):
         return None
-    return exam
+    return against_start
 
 
 def is_learning(facts: Facts) -> bool:
@@ -287,10 +307,10 @@ def is_learning(facts: Facts) -> bool:
     solved_trend = trend(facts.view_values("solved_share"))
     if solved_trend and solved_trend.rose and solved_trend.change >= limits.LEARNING_GAIN:
         return True
-    exams = facts.curve("heldout_success")
-    if len(exams) < 2 or not facts.exam_tasks:
+    heldout_shares = [share for _, share in facts.curve("heldout_success")]
+    if len(heldout_shares) < 2 or not facts.exam_tasks:
         return False
-    (_, first), (_, last) = exams[0], exams[-1]
+    first, last = heldout_shares[0], heldout_shares[-1]
     standard_error = (2 * first * (1 - first) / facts.exam_tasks) ** 0.5  # of the difference
     return last - first >= max(limits.LEARNING_GAIN, limits.TREND_Z * standard_error)
 
@@ -305,6 +325,12 @@ def never_solved(facts: Facts) -> bool:
         return mean(solved_shares) <= limits.SOLVED_NEVER
     too_hard_shares = facts.recent("groups_too_hard")
     return bool(too_hard_shares) and mean(too_hard_shares) >= 1 - limits.EFFECTIVE_NONE
+
+
+def _lower_rate(facts: Facts, *, parts: int, why: str) -> Lever:
+    """The lever that divides the learning rate by `parts`."""
+    learning_rate = facts.settings.learning_rate
+    return setting_lever("learning_rate", learning_rate, rounded_part(learning_rate, parts), why)
 
 
 def rounded_part(value: object, parts: int) -> float | None:
@@ -323,7 +349,8 @@ def _same_text_from_start(facts: Facts) -> bool:
 
 
 def _nearly_all_solved(solved_share: float) -> bool:
-    """Whether so much is solved that exploration has hardly anything left to find."""
+    """Whether so much is solved that exploration has hardly anything left to gain."""
+    # As many may stay unsolved as may be unreadable before that is a finding of its own.
     return solved_share >= 1 - limits.UNPARSED
 
 

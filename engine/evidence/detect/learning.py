@@ -32,18 +32,19 @@ _ERROR_CHARS = 300  # of an error's text, shown as evidence
 def overfitting(facts: Facts) -> Finding | None:
     """Detect that the loss of the rows (SFT, DPO) still falls while the held-out loss rises.
 
-    None with too few exams, or where held-out success clearly rose in the meantime. The lever is to
-    stop at the step of the lowest held-out loss; a lower learning rate where that is step 0.
+    None with too few held-out evaluations, or where held-out success clearly rose in the meantime.
+    The lever is to stop at the step of the lowest held-out loss; a lower learning rate where that
+    is step 0.
     """
-    exams = facts.curve("heldout_loss")
-    if len(exams) <= limits.OVERFIT_EVALS:
+    heldout_losses = facts.curve("heldout_loss")
+    if len(heldout_losses) <= limits.OVERFIT_EVALS:
         return None
     # `OVERFIT_EVALS` rises in a row need one value more.
-    last_losses = [value for _, value in exams[-limits.OVERFIT_EVALS - 1 :]]
+    last_losses = [loss for _, loss in heldout_losses[-limits.OVERFIT_EVALS - 1 :]]
     if any(later <= earlier for earlier, later in itertools.pairwise(last_losses)):
         return None
-    best_step, lowest_loss = min(exams, key=lambda point: point[1])
-    last_step, last_loss = exams[-1]
+    best_step, lowest_loss = min(heldout_losses, key=lambda point: point[1])
+    last_step, last_loss = heldout_losses[-1]
     if last_loss < lowest_loss * (1 + limits.OVERFIT_RISE):
         return None
     train_losses = facts.curve("loss")
@@ -63,20 +64,24 @@ def overfitting(facts: Facts) -> Finding | None:
         "heldout_success_then": success_by_step.get(best_step),
         "heldout_success": success_by_step.get(last_step),
     }
-    what = (
+    sentence = (
         f"The held-out loss was lowest at step {best_step} ({lowest_loss:.3g}) and has risen to "
         f"{last_loss:.3g} since, while the loss of the rows fell from "
         f"{train_loss_then:.3g} to {train_loss_now:.3g}."
     )
+    lever = _overfitting_lever(facts, best_step)
+    return Finding("overfitting", sentence, evidence, lever, playbook="sft", pick="changed")
+
+
+def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
+    """The lever to stop at `best_step`; a lower learning rate where that is step 0."""
     if best_step == 0:  # every step did harm, so fewer of them would not help
         learning_rate = facts.settings.learning_rate
         reason = "and see whether the rows are like the held-out ones: no step made those likelier"
         new_rate = rounded_part(learning_rate, parts=3)
-        lever = setting_lever("learning_rate", learning_rate, new_rate, reason)
-    else:
-        reason = "fewer passes; more rows if there are any"
-        lever = setting_lever("steps", facts.settings.steps, best_step, reason)
-    return Finding("overfitting", what, evidence, lever, playbook="sft", pick="changed")
+        return setting_lever("learning_rate", learning_rate, new_rate, reason)
+    reason = "fewer passes; more rows if there are any"
+    return setting_lever("steps", facts.settings.steps, best_step, reason)
 
 
 def _success_rose(facts: Facts, from_step: int, to_step: int) -> bool:
@@ -114,13 +119,13 @@ def too_short(facts: Facts) -> Finding | None:
         "heldout_success": solved_shares[-1],
         "steps": last_step,
     }
-    what = (
+    sentence = (
         f"{solved_shares[-1]:.0%} of the held-out tasks are solved after {last_step} steps, "
         f"but the loss still falls: {first_loss:.3g}, {halfway_loss:.3g} halfway, "
         f"{last_loss:.3g} at the end."
     )
     lever = setting_lever("steps", facts.settings.steps, 2 * last_step, "nothing says it is done")
-    return Finding("too_short", what, evidence, lever, playbook="sft", pick="best")
+    return Finding("too_short", sentence, evidence, lever, playbook="sft", pick="best")
 
 
 def no_update(facts: Facts) -> Finding | None:
@@ -148,7 +153,7 @@ def no_update(facts: Facts) -> Finding | None:
         "grad_norm": median_norm,
         "steps": len(rates),
     }
-    what = (
+    sentence = (
         f"In {len(rates)} steps no weight of the adapter can have moved by more than "
         f"{farthest_move:.1g} (gradient norm {median_norm or 0.0:.2g})."
     )
@@ -157,7 +162,7 @@ def no_update(facts: Facts) -> Finding | None:
         new_rate = float(f"{10 * learning_rate:.2g}")
     reason = "or leave it out for the value that suits the model"
     lever = setting_lever("learning_rate", learning_rate, new_rate, reason)
-    return Finding("no_update", what, evidence, lever, playbook="failures")
+    return Finding("no_update", sentence, evidence, lever, playbook="failures")
 
 
 def _rates_and_norms(facts: Facts) -> tuple[list[float], list[float]]:
@@ -199,8 +204,8 @@ def unstable(facts: Facts) -> Finding | None:
     """
     if facts.failure_kind == "nonfinite":
         error = facts.failure.evidence[:_ERROR_CHARS] if facts.failure else ""
-        what = f"The run ended on a number that is none: {error or 'NaN'}."
-        return _unstable_finding(facts, what, {"error": error}, rate_divisor=3)
+        sentence = f"The run ended on a number that is none: {error or 'NaN'}."
+        return _unstable_finding(facts, sentence, {"error": error}, rate_divisor=3)
     divergence_jumps = _spikes(facts.curve("kl"), limits.KL_FLOOR)
     if divergence_jumps:
         return _divergence_finding(facts, divergence_jumps)
@@ -222,11 +227,11 @@ def _divergence_finding(facts: Facts, jumps: Sequence[_Spike]) -> Finding:
         "step": last_jump.step,
         "jumps": len(jumps),
     }
-    what = (
+    sentence = (
         f"The divergence from the start jumped to {last_jump.value:.2g} at step {last_jump.step}, "
         f"from {last_jump.usual_value:.2g}."
     )
-    return _unstable_finding(facts, what, evidence, rate_divisor=2)
+    return _unstable_finding(facts, sentence, evidence, rate_divisor=2)
 
 
 def _gradient_finding(facts: Facts, spikes: Sequence[_Spike], *, harmful_count: int) -> Finding:
@@ -243,17 +248,17 @@ def _gradient_finding(facts: Facts, spikes: Sequence[_Spike], *, harmful_count: 
         "followed_by_a_fall": harmful_count,
     }
     consequence = ", and training got worse after it" if harmful_count else ""
-    what = (
+    sentence = (
         f"The gradient norm jumped {len(spikes)} times, to {largest.value:.2g} at step "
         f"{largest.step} where {largest.usual_value:.2g} is usual{consequence}."
     )
-    return _unstable_finding(facts, what, evidence, rate_divisor=2)
+    return _unstable_finding(facts, sentence, evidence, rate_divisor=2)
 
 
 def underpowered(facts: Facts) -> Finding | None:
-    """Detect an inconclusive verdict whose exam has too few tasks to show a change that matters.
+    """Detect an inconclusive verdict that rests on too few tasks to show a change that matters.
 
-    None where the exam has enough tasks, and for SFT runs that were merely too short.
+    None where there are enough tasks, and for SFT runs that were merely too short.
     """
     comparison = facts.comparison
     if comparison is None or comparison.outcome.verdict != "inconclusive":
@@ -283,40 +288,41 @@ def underpowered(facts: Facts) -> Finding | None:
         evidence["tasks_needed"] = needed_tasks
     if facts.heldout_rows is not None:
         evidence["heldout_rows"] = facts.heldout_rows
-    what = (
+    sentence = (
         f"{n} reported tasks show a change of {gap_text} or more; a smaller one stays in the noise."
     )
     lever = _more_tasks(facts, n, needed_tasks)
-    return Finding("underpowered", what, evidence, lever, playbook="evidence", pick="changed")
+    return Finding("underpowered", sentence, evidence, lever, playbook="evidence", pick="changed")
 
 
 def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> Lever:
-    """The lever to get more tasks into the exam.
+    """The lever to get more tasks into the evaluation that the verdict rests on.
 
-    It raises the number of rows asked, or asks for new rows where the environment has no more.
+    It raises the setting for the number of rows, or asks for new rows where the environment has no
+    more.
 
     Args:
         reported_tasks: the number of tasks in the verdict.
         needed_tasks: how many tasks it would take; None where that is not known.
     """
-    training = facts.algorithm != "evaluate"
-    setting = "eval_rows" if training else "rows"
+    is_training = facts.algorithm != "evaluate"
+    setting = "eval_rows" if is_training else "rows"
     rows_set = getattr(facts.settings, setting)
     # A training run reports only half of its held-out tasks.
-    rows_per_task = 2 if training else 1
+    rows_per_task = 2 if is_training else 1
     rows_used = rows_set if isinstance(rows_set, int) else rows_per_task * reported_tasks
-    rows_needed = rows_per_task * needed_tasks if needed_tasks else needed_tasks
+    rows_needed = None if needed_tasks is None else rows_per_task * needed_tasks
     rows_available = facts.heldout_rows
     if rows_available is not None and rows_used >= rows_available:
-        half_note = "; a run reports on half of them" if training else ""
+        half_note = "; a run reports on half of them" if is_training else ""
         return edit_lever(more_rows(rows_needed, rows_available) + half_note)
     # Where it is not known how many are needed: four times the tasks halve the smallest change
     # that shows.
     new_rows = rows_needed or 4 * rows_used
     if rows_available is not None:
         new_rows = min(new_rows, rows_available)
-    remark = "half of them are reported" if training else ""
-    if training and rows_available is None:
+    remark = "half of them are reported" if is_training else ""
+    if is_training and rows_available is None:
         remark += "; the environment needs as many held-out tasks"
     return setting_lever(setting, rows_set, new_rows, remark)
 
@@ -347,16 +353,16 @@ def infra(facts: Facts) -> Finding | None:
 
 
 def _unstable_finding(
-    facts: Facts, what: str, evidence: Mapping[str, object], *, rate_divisor: int
+    facts: Facts, sentence: str, evidence: Mapping[str, object], *, rate_divisor: int
 ) -> Finding:
-    """The finding `unstable`, whose lever is a lower learning rate; `what` is its sentence.
+    """The finding `unstable`, whose lever is a lower learning rate.
 
     The lever names no value where the learning rate is not known.
     """
     learning_rate = facts.settings.learning_rate
     return Finding(
         "unstable",
-        what,
+        sentence,
         {**evidence, "learning_rate": learning_rate},
         setting_lever("learning_rate", learning_rate, rounded_part(learning_rate, rate_divisor)),
         playbook="failures",
@@ -366,8 +372,8 @@ def _unstable_finding(
 def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
     """The points of a curve that are far above the median of the steps before them.
 
-    Points up to `floor` never count. Step 0 and values of 0 or less are ignored altogether. A point
-    with too few steps before it is no spike.
+    Points up to `floor` are no spikes, nor are points with too few steps before them. Step 0 and
+    values of 0 or less are ignored altogether: they do not count as steps before a point either.
     """
     spikes: list[_Spike] = []
     earlier_values: list[float] = []

@@ -36,8 +36,8 @@ _TASK_CHARS = 80  # of a task's id, shown as evidence
 def reward_errors(facts: Facts) -> Finding | None:
     """Detect that scoring raised, hung or crashed on too many answers, or ended the run.
 
-    Judged are the last steps of a GRPO run (all steps while they are few), and the last exam or
-    evaluation of other runs. None where scoring works.
+    Judged are the last steps of a GRPO run (all steps while they are few), and the last held-out
+    answers of other runs. None where scoring works.
     """
     if facts.algorithm == "grpo":
         error_shares = facts.recent("reward_errors") or facts.series("reward_errors")
@@ -51,12 +51,12 @@ def reward_errors(facts: Facts) -> Finding | None:
     evidence: dict[str, object] = {"reward_errors": error_share}
     if scoring_ended_run and facts.failure is not None:
         evidence["error"] = facts.failure.evidence[:_ERROR_CHARS]
-    what = f"Scoring failed on {error_share:.0%} of the answers of the last steps."
+    sentence = f"Scoring failed on {error_share:.0%} of the answers of the last steps."
     if scoring_ended_run and not error_shares:
-        what = "Scoring failed on too many answers before a step was done."
+        sentence = "Scoring failed on too many answers before a step was done."
     lever = edit_lever("score(): mend it for the answers shown, push again")
     return Finding(
-        "reward_errors", what, evidence, lever, playbook="rewards", pick="error", root=True
+        "reward_errors", sentence, evidence, lever, playbook="rewards", pick="error", root=True
     )
 
 
@@ -77,9 +77,9 @@ def scorer_moves(facts: Facts) -> Finding | None:
         "reward": example["first"],
         "fresh": example["second"],
     }
-    what = rescore.sentence(facts.rescoring)
+    sentence = rescore.sentence(facts.rescoring)
     lever = edit_lever("score(): keep nothing between calls, patch nothing; push, evaluate again")
-    return Finding("scorer_moves", f"{what}.", evidence, lever, playbook="rewards", root=True)
+    return Finding("scorer_moves", f"{sentence}.", evidence, lever, playbook="rewards", root=True)
 
 
 def slow_reward(facts: Facts) -> Finding | None:
@@ -93,7 +93,8 @@ def slow_reward(facts: Facts) -> Finding | None:
     if not score_times or not sample_times or not train_times:
         return None
     score_s, sample_s, train_s = mean(score_times), mean(sample_times), mean(train_times)
-    share = score_s / max(1e-9, score_s + (sample_s + train_s))
+    step_s = max(1e-9, score_s + (sample_s + train_s))  # never 0, to divide by it
+    share = score_s / step_s
     if share <= limits.SLOW_SHARE or score_s < limits.SLOW_SECONDS:
         return None
     evidence = {
@@ -102,9 +103,9 @@ def slow_reward(facts: Facts) -> Finding | None:
         "train_s": train_s,
         "share_of_step": share,
     }
-    what = f"Scoring takes {score_s:.1f} s of each step, {share:.0%} of its time."
+    sentence = f"Scoring takes {score_s:.1f} s of each step, {share:.0%} of its time."
     lever = edit_lever("score(): cache, batch, no network, no new process per answer")
-    return Finding("slow_reward", what, evidence, lever, playbook="failures")
+    return Finding("slow_reward", sentence, evidence, lever, playbook="failures")
 
 
 def judge_pleasing(facts: Facts) -> Finding | None:
@@ -126,11 +127,13 @@ def judge_pleasing(facts: Facts) -> Finding | None:
         "alike_share": mean_or_none(facts.recent_view_values("alike_share")),
         "solved": mean_or_none(facts.recent_view_values("solved_share")),
     }
-    what = f"In {pleased_share:.0%} of the answers the judge is pleased and the hard check fails."
+    sentence = (
+        f"In {pleased_share:.0%} of the answers the judge is pleased and the hard check fails."
+    )
     lever = edit_lever("score(): multiply the judge's part by the hard check instead of adding it")
     return Finding(
         "judge_pleasing",
-        what,
+        sentence,
         evidence,
         lever,
         playbook="rewards",
@@ -142,22 +145,22 @@ def judge_pleasing(facts: Facts) -> Finding | None:
 def reward_hacking(facts: Facts) -> Finding | None:
     """Detect a reward that rises without the success it stands for, while the answers change oddly.
 
-    None unless there is enough evidence (see `_is_enough_evidence`), of two kinds:
-        the reward: success does not follow it, or wrong answers earn more and more.
-        the answers: a sign of an exploit, such as the same answer to different tasks.
+    None unless signals of these two kinds are enough evidence together:
+        of the reward: success does not follow it, or wrong answers earn more and more.
+        others: oddities of the answers, such as the same answer to different tasks.
     """
     reward_trend = trend(facts.series("reward_mean"))
     if reward_trend is None or not reward_trend.rose:
         return None
     solved_shares = facts.view_values("solved_share")
     success_follows = _success_follows(facts, reward_trend)
-    reward_signals = _signs_in_reward(facts, reward_trend, success_follows=success_follows)
-    answer_signals = _signs_in_answers(facts, success_known=success_follows is not None)
+    reward_signals = _reward_signals(facts, reward_trend, success_follows=success_follows)
+    other_signals = _other_signals(facts, success_known=success_follows is not None)
     if reward_signals and success_follows:
-        answer_signals.pop("form_only", None)  # the form was learnt together with the answers
-    if not _is_enough_evidence(reward_signals, answer_signals):
+        other_signals.pop("form_only", None)  # the form was learnt together with the answers
+    if not _is_enough_evidence(reward_signals, other_signals):
         return None
-    signals = answer_signals | reward_signals
+    signals = other_signals | reward_signals
     evidence = {
         "reward_start": reward_trend.first,
         "reward": reward_trend.last,
@@ -168,37 +171,38 @@ def reward_hacking(facts: Facts) -> Finding | None:
         **{f"signal_{name}": value for name, value in signals.items() if name != "success_flat"},
     }
     changes = ", ".join(text for name, text in _SIGNAL_TEXTS.items() if name in signals)
-    what = (
+    sentence = (
         f"The reward rose from {reward_trend.first:.2g} to {reward_trend.last:.2g}, but {changes}."
     )
     lever = edit_lever(
         "score(): stop paying what the best answers share; push, train from the start"
     )
-    where = "success == False" if reward_signals else ""
+    where = "success == False" if reward_signals else ""  # without these, success may be unknown
     return Finding(
-        "reward_hacking", what, evidence, lever, playbook="rewards", pick="best", where=where
+        "reward_hacking", sentence, evidence, lever, playbook="rewards", pick="best", where=where
     )
 
 
 def _is_enough_evidence(
-    reward_signals: Mapping[str, float], answer_signals: Mapping[str, float]
+    reward_signals: Mapping[str, float], other_signals: Mapping[str, float]
 ) -> bool:
     """Whether these signals prove that a reward is exploited."""
     if reward_signals:
-        # Flat success and paid wrong answers count as one signal; the answers must show another.
-        return 1 + len(answer_signals) >= limits.HACKING_SIGNALS
+        # Flat success and paid wrong answers count as one signal; there must be another kind too.
+        return 1 + len(other_signals) >= limits.HACKING_SIGNALS
     # Success is not reported, or rises with the reward, which may come from the same exploit. Only
     # one pattern is proof then: answers that grow longer and are the same for different tasks.
-    same_for_all_tasks = answer_signals.get("alike", 0.0) >= limits.ALIKE_THOUGH_SOLVED
-    return "longer" in answer_signals and same_for_all_tasks
+    same_for_all_tasks = other_signals.get("alike", 0.0) >= limits.ALIKE_THOUGH_SOLVED
+    return "longer" in other_signals and same_for_all_tasks
 
 
-def _signs_in_reward(
+def _reward_signals(
     facts: Facts, reward_trend: Trend, *, success_follows: bool | None
 ) -> dict[str, float]:
-    """The signs of an exploit in the reward: name of the sign -> the number that shows it.
+    """The signals of an exploit in the reward: name of the signal -> the number that shows it.
 
-    `success_follows` is what `_success_follows` says; without it (None) there are no signs.
+    `success_follows` is whether success rose with the reward; None, where that is not known, gives
+    no signals.
     """
     if success_follows is None:
         return {}
@@ -222,10 +226,10 @@ def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
         return None
     if success_trend.first >= limits.SOLVED_ALWAYS:
         return True
-    top_reward = max(1.0, *(abs(value) for value in facts.series("reward_mean")))
-    # The rise of the reward as a part of its largest value compares with a rise of a share.
-    least_rise = max(limits.SUCCESS_FOLLOWS, limits.FOLLOWS_PART * reward_trend.change / top_reward)
-    return success_trend.change >= least_rise
+    largest_reward = max(1.0, *(abs(value) for value in facts.series("reward_mean")))
+    # The reward's rise in parts of its largest value compares with the rise of a share.
+    part_of_reward_rise = limits.FOLLOWS_PART * reward_trend.change / largest_reward
+    return success_trend.change >= max(limits.SUCCESS_FOLLOWS, part_of_reward_rise)
 
 
 def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
@@ -246,6 +250,7 @@ def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
         return None
     if wrong_trend.last < limits.WRONG_PAYS * right_trend.last:
         return None
+    # What right and wrong answers are paid more than at first, each by its share of the answers.
     unearned_rise = (
         solved_trend.last * right_trend.change + (1 - solved_trend.last) * wrong_trend.change
     )
@@ -254,10 +259,14 @@ def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
     return wrong_trend.last
 
 
-def _signs_in_answers(facts: Facts, *, success_known: bool) -> dict[str, float]:
-    """The signs of an exploit in the answers: name of the sign -> the number that shows it.
+def _other_signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
+    """The signals of an exploit that are not in the reward: name -> the number that shows it.
 
-    Without `success_known` a rising form metric is no sign: the answers may get better with it.
+    They are oddities of the answers, and "audit" where the reward audit had failed.
+
+    `success_known` is whether the environment reports success. Where it does not, a rising form
+    metric is no signal, because the answers may have become right together with their form. Where
+    it does, the caller drops that signal if success rose too.
     """
     signals: dict[str, float] = {}
     length_growth = _growth_factor(trend(facts.view_values("mean_tokens")))

@@ -11,66 +11,67 @@ from engine.evidence.verdict.regression import Battery, SinceBase, sentence_of
 
 
 def below_start(facts: Facts) -> Finding | None:
-    """Detect that the last exam is clearly worse than step 0 on the same tasks.
+    """Detect that the last held-out evaluation is clearly worse than step 0 on the same tasks.
 
     It does not matter whether an earlier checkpoint was better. The p value is multiplied by the
-    number of exams, since each one is a chance to be wrong. None where the last exam is not clearly
-    worse, or where there is none after step 0.
+    number of evaluations, since each one is a chance to be wrong. None where the last one is not
+    clearly worse, or where there is none after step 0.
     """
-    exam = facts.against_start
-    if exam is None:
+    against_start = facts.against_start
+    if against_start is None:
         return None
-    outcome = exam.comparison.outcome
-    p = exam.comparison.p
-    if outcome.verdict != "worse" or p is None or p * exam.evaluations >= ALPHA:
+    outcome = against_start.comparison.outcome
+    p = against_start.comparison.p
+    if outcome.verdict != "worse" or p is None or p * against_start.evaluations >= ALPHA:
         return None
-    reason, lever = _reason_and_lever(facts, exam)
+    reason, lever = _reason_and_lever(facts, against_start)
     evidence = {
-        "before": exam.before,
-        "after": exam.after,
-        "difference": exam.comparison.difference,
-        "interval": exam.comparison.interval,
+        "before": against_start.before,
+        "after": against_start.after,
+        "difference": against_start.comparison.difference,
+        "interval": against_start.comparison.interval,
         "n": outcome.n,
         "p": p,
-        "step": exam.step,
-        "reward_before": exam.reward_before,
-        "reward_after": exam.reward_after,
+        "step": against_start.step,
+        "reward_before": against_start.reward_before,
+        "reward_after": against_start.reward_after,
         "truncated_share": recent_mean(facts.view_values("cut_share")),
         "reward_when_cut": recent_mean(facts.view_values("cut_reward")),
         "learning_rate": facts.settings.learning_rate,
     }
-    pick = "best" if facts.algorithm == "grpo" else "changed"
+    sentence = f"{_fall_text(against_start)}{reason}."
     playbook_section = "failures" if lever.setting else "rewards"  # without one it edits score()
-    what = f"{_fall_text(exam)}{reason}."
-    return Finding("below_start", what, evidence, lever, playbook=playbook_section, pick=pick)
+    # GRPO has training rollouts that show what the reward pays; others have held-out answers only.
+    pick = "best" if facts.algorithm == "grpo" else "changed"
+    return Finding("below_start", sentence, evidence, lever, playbook=playbook_section, pick=pick)
 
 
-def _fall_text(exam: StartComparison) -> str:
+def _fall_text(against_start: StartComparison) -> str:
     """The sentence on a fall below the start, without its full stop."""
-    is_share = exam.measure == "success"
-    before, after = _level_text(exam.before, is_share), _level_text(exam.after, is_share)
-    low, high = (_change_text(end, is_share) for end in exam.comparison.interval)
-    direction = "rose" if exam.measure == "loss" else "fell"
+    is_share = against_start.measure == "success"
+    before = _level_text(against_start.before, is_share)
+    after = _level_text(against_start.after, is_share)
+    low, high = (_change_text(end, is_share) for end in against_start.comparison.interval)
+    direction = "rose" if against_start.measure == "loss" else "fell"
     return (
-        f"Held-out {exam.measure} {direction} from {before} at step 0 to {after} at step "
-        f"{exam.step}, on the same {exam.comparison.outcome.n} tasks "
+        f"Held-out {against_start.measure} {direction} from {before} at step 0 to {after} at step "
+        f"{against_start.step}, on the same {against_start.comparison.outcome.n} tasks "
         f"(95 % interval of the change {low} to {high})"
     )
 
 
-def _reason_and_lever(facts: Facts, exam: StartComparison) -> tuple[str, Lever]:
+def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str, Lever]:
     """The reason for a fall below the start, as the end of a sentence, and the lever.
 
     The reward is the cause if it did not fall with success, or if it pays answers that are cut.
     Otherwise the reason is "" and the lever is a lower learning rate.
     """
-    if facts.algorithm == "grpo" and exam.measure == "success":
-        if _reward_kept_up(exam):
-            reason = (
-                f", while the reward went from {exam.reward_before:.2g} to {exam.reward_after:.2g}"
-            )
+    if facts.algorithm == "grpo" and against_start.measure == "success":
+        if _reward_kept_up(against_start):
+            before, after = against_start.reward_before, against_start.reward_after
+            reason = f", while the reward went from {before:.2g} to {after:.2g}"
             return reason, edit_lever(_PAYS_WRONG)
-        if cut_is_paid(facts, reward_at_start=exam.reward_before):
+        if cut_is_paid(facts, reward_at_start=against_start.reward_before):
             pay_of_cut = mean(window(facts.view_values("cut_reward")))
             reason = f"; answers that are cut earn {pay_of_cut:.2g}, as much as the mean"
             return reason, edit_lever(_PAYS_CUT)
@@ -81,16 +82,21 @@ def _reason_and_lever(facts: Facts, exam: StartComparison) -> tuple[str, Lever]:
     )
 
 
-def _reward_kept_up(exam: StartComparison) -> bool:
-    """Whether the reward fell by much less than success did; False where it is not known."""
-    before, after = exam.reward_before, exam.reward_after
+def _reward_kept_up(against_start: StartComparison) -> bool:
+    """Whether the reward fell by much less than success did; False where it is not known.
+
+    The loss of reward is measured in parts of the larger reward, to compare it with a share. It
+    must stay below `HELD_PART` of the loss of success, and in any case below `SUCCESS_FOLLOWS`.
+    """
+    before, after = against_start.reward_before, against_start.reward_after
     if before is None or after is None:
         return False
-    success_lost = (exam.before or 0.0) - (exam.after or 0.0)
-    # As a part of the larger reward (at least 1), so that it compares with a share.
-    largest_reward = max(1.0, abs(before), abs(after))
-    largest_loss = min(limits.SUCCESS_FOLLOWS, limits.HELD_PART * success_lost) * largest_reward
-    return before - after < largest_loss
+    reward_lost = before - after
+    success_lost = (against_start.before or 0.0) - (against_start.after or 0.0)
+    allowed_part = min(limits.HELD_PART * success_lost, limits.SUCCESS_FOLLOWS)
+    # At least 1, the reward that a right answer usually earns.
+    larger_reward = max(1.0, abs(before), abs(after))
+    return reward_lost < allowed_part * larger_reward
 
 
 # Edits to propose: the reward pays wrong answers, or answers that are cut.
@@ -118,8 +124,8 @@ def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
         return False
     if cut_solved_share > limits.SOLVED_NEVER or cut_share <= limits.TRUNCATED:
         return False
-    least_reward = max(0.0, limits.CUT_PAYS_SOMETHING * (reward_at_start or 0.0))
-    return cut_reward > least_reward and cut_reward >= limits.CUT_PAYS * reward
+    next_to_nothing = max(0.0, limits.CUT_PAYS_SOMETHING * (reward_at_start or 0.0))
+    return cut_reward > next_to_nothing and cut_reward >= limits.CUT_PAYS * reward
 
 
 def forgetting(facts: Facts) -> Finding | None:
@@ -159,8 +165,8 @@ def _inherited_forgetting(against_base: SinceBase) -> Finding:
         f"{_MIX_ROWS} of {culprits} and train that again: a child cannot win back what its "
         "parent lost"
     )
-    what = f"Inherited from {culprits}: " + sentence_of(battery, f" since {against_base.base}")
-    return Finding("forgetting", what, evidence, lever, playbook="sft", severity="medium")
+    sentence = f"Inherited from {culprits}: " + sentence_of(battery, f" since {against_base.base}")
+    return Finding("forgetting", sentence, evidence, lever, playbook="sft", severity="medium")
 
 
 def _first_forgotten(batteries: Sequence[Battery]) -> Battery:

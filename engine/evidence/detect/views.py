@@ -193,8 +193,11 @@ class Facts:
 
     @property
     def is_early(self) -> bool:
-        """Whether less than half of the planned steps are done, and the run has not failed."""
-        planned_steps = self.settings.steps  # no number in an evaluation, or if it is not known
+        """Whether less than half of the planned steps are done, and the run has not failed.
+
+        False where the planned steps are not known, and for an evaluation, which has none.
+        """
+        planned_steps = self.settings.steps
         if self.failure is not None or not isinstance(planned_steps, int):
             return False
         last_step = self.lines[-1]["step"] if self.lines else 0
@@ -202,7 +205,7 @@ class Facts:
 
     @property
     def last_answers(self) -> View | None:
-        """The answers of the last exam, or of an evaluation; None without any."""
+        """The last held-out answers, or those of an evaluation run; None without any."""
         if self.exam is not None:
             return self.exam
         return self.views[-1] if self.views else None
@@ -293,9 +296,10 @@ def trend(values: Sequence[float]) -> Trend | None:
 
 
 def change_between(early: Sequence[float], late: Sequence[float]) -> Trend:
-    """The change from some values to as many later ones; each side needs at least two.
+    """The change from some values to as many later ones, at least two of each.
 
-    Where neither side varies, `z` is infinite with the sign of the change, or 0 if nothing changed.
+    Where neither the early nor the late values vary, `z` is infinite with the sign of the change,
+    or 0 if nothing changed.
     """
     change = mean(late) - mean(early)
     standard_error = math.sqrt(
@@ -395,7 +399,7 @@ def is_pleased_and_wrong(row: Answer) -> bool | None:
     judge_scores: list[float] = []
     check_scores: list[float] = []
     for name, value in (row.metrics or {}).items():
-        if _COUNTED.search(name):
+        if _COUNTED.search(name):  # a count or a time
             continue
         if _JUDGE.search(name):
             judge_scores.append(value)
@@ -498,14 +502,16 @@ def _think_size(row: Answer, settings: KnownSettings) -> float | None:
     With several turns an answer may take `max_tokens` in each, and the think block of the last turn
     is measured. None without a think block, or where `max_tokens` is not known.
     """
-    thinking, rest = _thinking_and_rest(row, switched_on=bool(settings.thinking))
+    thinking, text_after = _thinking_and_rest(row, switched_on=bool(settings.thinking))
     max_tokens = number(settings.max_tokens) or 0.0
     if not thinking or max_tokens <= 0:
         return None
     turns = max(1, row.turns) if isinstance(row, TrajectoryRecord) else 1
+    allowed_tokens = max_tokens * turns
     # Only the tokens of all turns together are known. The share of thinking among the characters
     # of the last turn stands for its share among them.
-    return row.tokens * len(thinking) / max(1, len(thinking) + len(rest)) / (max_tokens * turns)
+    thinking_tokens = row.tokens * len(thinking) / max(1, len(thinking) + len(text_after))
+    return thinking_tokens / allowed_tokens
 
 
 def _thinking_and_rest(row: Answer, *, switched_on: bool) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 what is known. `outcome.py`, `progress.py` and `origins.py` build sections from it, and
 `html_report.py` and `markdown.py` render them.
 
-    blocks.py       what a section consists of, without its looks
+    blocks.py       what a section consists of, whatever renders it
     charts.py       curves as SVG
     dossier.py      everything a report says about a run, gathered once
     html_report.py  the sections as one HTML file that opens anywhere

@@ -7,7 +7,7 @@ shows one of them. Lengths are in pixels; y grows downwards.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
@@ -37,8 +37,8 @@ class Curve:
     """
 
     points: Sequence[Point]
-    band: Sequence[tuple[float, float, float]] = field(default=())
-    marks: Sequence[tuple[float, float, float, float]] = field(default=())
+    band: Sequence[tuple[float, float, float]] = ()
+    marks: Sequence[tuple[float, float, float, float]] = ()
     is_share: bool = False
     line_at: float | None = None
     line_label: str = ""
@@ -91,8 +91,10 @@ def _effect_axis(effect: Effect) -> tuple[float, float]:
     Where the interval contains 0, the axis extends equally far to both sides of it. Else it is
     mostly the side that the interval is on, with about a fifth of the other side.
     """
-    # The margin fills at most five eighths of a side, and nothing touches the end of the axis.
-    extent = max(abs(effect.low), abs(effect.high), effect.margin * 1.6, 1e-9) * 1.12
+    # The margin may fill five eighths (1 / 1.6) of a side; 1e-9 keeps an axis of zeros from being
+    # empty.
+    farthest = max(abs(effect.low), abs(effect.high), effect.margin * 1.6, 1e-9)
+    extent = farthest * 1.12  # nothing touches the end of the axis
     if effect.low < 0 < effect.high:
         return -extent, extent
     return min(effect.low, -extent * 0.22), max(effect.high, extent * 0.22)
@@ -198,7 +200,7 @@ def _centre_inside(x: float, half_width: float, width: int) -> float:
 
 
 def _line(style: str, xs: tuple[float, float], ys: tuple[float, float]) -> str:
-    """The SVG of a line from (xs[0], ys[0]) to (xs[1], ys[1])."""
+    """The SVG of a line from (xs[0], ys[0]) to (xs[1], ys[1]); `style` is its CSS class."""
     (x1, x2), (y1, y2) = xs, ys
     ends = f'x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"'
     return f'<line class="{style}" {ends}/>'
@@ -338,7 +340,7 @@ class _Frame:
         end = _line_end(curve)
         if end:
             _, end_value = end
-            end_label_length = len(axis_text(end_value, curve.is_share)) + 1
+            end_label_length = len(axis_text(end_value, curve.is_share)) + 1  # and the dot
         # The label at the end is bold, so its characters are wider.
         margin_right = max(_LEAST_RIGHT, _LABEL_GAP + 1.1 * _LETTER * end_label_length)
         last_step = max([*steps, curve.last_step or 0])

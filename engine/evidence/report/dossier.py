@@ -268,7 +268,7 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
         if run_row is None:
             break
         detail = f"{run_row.algorithm} on {run_row.env_id}"
-        _, _, checkpoint = start_ref.partition("@")  # the child began with it
+        _, _, checkpoint = start_ref.partition("@")  # of this run, from which its child started
         if checkpoint:
             detail += f", continued from {checkpoint}"
         current = run.id == row.run_id

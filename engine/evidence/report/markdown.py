@@ -183,7 +183,7 @@ def _step_text(step: Station) -> str:
 
 
 def _line_text(line: blocks.Line) -> str:
-    """Text, code and tags as one line of Markdown, such as "passed: The audit found nothing."
+    """Text, code and tags as one line of Markdown, such as "passed: No such answer is paid."
 
     Code stands in backticks, and a tag is followed by a colon.
     """

@@ -39,7 +39,7 @@ def verdict(dossier: Dossier) -> Section:
     word, _ = headline(dossier)
     comparison = dossier.comparison
     section_blocks: list[Block] = [
-        blocks.Paragraph([_summary(dossier, word)], style="said", shown_in="page"),
+        blocks.Paragraph([_summary(dossier, word)], style="verdict-text", shown_in="page"),
         blocks.Paragraph([dossier.verdict.summary], shown_in="markdown"),
     ]
     if dossier.note:
@@ -147,7 +147,7 @@ def _notes(dossier: Dossier) -> list[Note]:
     row, verdict = dossier.row, dossier.verdict
     notes = []
     ended_badly = row.state in ("failed", "cancelled")
-    if row.reason or ended_badly:
+    if row.reason or ended_badly:  # without a reason, the label alone tells how the run ended
         reason = dossier.redact.text(row.reason)
         if dossier.failure_evidence:
             reason += f" ({dossier.failure_evidence})"

@@ -52,7 +52,8 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
         raise ValueError(f"pass@{k} needs at least {k} attempts, there are {n}")
     if n - correct < k:  # any k of these attempts contain a right one
         return 1.0
-    # 1 - C(n - correct, k) / C(n, k), by logarithms because the counts can be huge.
+    # 1 - C(n - correct, k) / C(n, k). The quotient is a product of factors 1 - k / i; it is taken
+    # by logarithms because the counts can be huge.
     return 1.0 - math.exp(math.fsum(math.log1p(-k / i) for i in range(n - correct + 1, n + 1)))
 
 
@@ -72,7 +73,7 @@ def t_cdf(t: float, df: float) -> float:
 def t_quantile(p: float, df: float) -> float:
     """The t with P(T <= t) = p for Student's t with `df` degrees of freedom, 0 < p < 1.
 
-    Found by bisection on `t_cdf`, to the precision of a float.
+    By bisection on `t_cdf`, to the precision of a float.
     """
     if p == 0.5:
         return 0.0

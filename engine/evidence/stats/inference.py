@@ -132,10 +132,9 @@ def _tango_score(b: int, c: int, n: int, delta: float) -> float:
 
 
 def _score_bound(b: int, c: int, n: int, z: float, *, low: float, high: float) -> float:
-    """The difference in [low, high] at which Tango's score is `z`.
+    """The difference in [low, high] at which Tango's score is `z`, by bisection.
 
-    Found by bisection, because the score falls as the difference grows. `b` of `n` tasks were
-    gained, `c` lost.
+    The score falls as the difference grows. `b` of `n` tasks were gained, `c` lost.
     """
     for _ in range(60):  # halves the interval down to the precision of a float
         middle = 0.5 * (low + high)
@@ -179,15 +178,14 @@ def paired_bootstrap(
         raise ValueError("paired_bootstrap needs at least one task")
     centre = math.fsum(means) / n
     if n == 1 or min(means) == max(means):
-        all_changed_alike = n > 1 and centre != 0.0
-        return Bootstrap(centre, low=centre, high=centre, p=0.0 if all_changed_alike else 1.0)
+        p = 0.0 if n > 1 and centre != 0.0 else 1.0
+        return Bootstrap(centre, low=centre, high=centre, p=p)
     draw = random.Random(seed).choices
     drawn_means = sorted(sum(draw(means, k=n)) / n for _ in range(resamples))
     widening = math.sqrt(n / (n - 1))
     # The share of resamples beyond each end of the widened interval.
     tail = normal_tail(t_quantile(0.5 + confidence / 2.0, n - 1) * widening)
     low, high = _quantile(drawn_means, tail), _quantile(drawn_means, 1.0 - tail)
-    # p on the same widened scale.
     t = normal_quantile(_share_below_zero(drawn_means)) / widening
     p = min(1.0, 2.0 * t_cdf(-abs(t), n - 1))
     return Bootstrap(centre, low, high, p)
@@ -238,7 +236,8 @@ def smallest_detectable_gap(
             low = middle
         else:
             high = middle
-    return min(1.0, max(high, least_gap))
+    smallest_gap = max(high, least_gap)
+    return min(1.0, smallest_gap)
 
 
 def tasks_needed(
@@ -255,8 +254,9 @@ def tasks_needed(
     """
     if gap <= 0.0:
         raise ValueError("no number of tasks shows a gap of 0")
+    tasks = _tasks_for_power(gap, max(discordant_share, gap), alpha, power)
     # 1e-9 is subtracted so that a rounding error does not raise a whole number to the next one.
-    return math.ceil(_tasks_for_power(gap, max(discordant_share, gap), alpha, power) - 1e-9)
+    return math.ceil(tasks - 1e-9)
 
 
 def _tasks_for_power(gap: float, discordant_share: float, alpha: float, power: float) -> float:
@@ -437,24 +437,24 @@ def paired_verdict(
     refusal = _reason_for_no_verdict(before, after, counts)
     if refusal:
         return counts.unknown_verdict(refusal)
-    old_means = {task: _mean(before.values[task]) for task in shared}
-    new_means = {task: _mean(after.values[task]) for task in shared}
-    if {*old_means.values(), *new_means.values()} <= {0.0, 1.0}:
-        test = _binary_test(old_means, new_means, alpha)
+    means_before = {task: _mean(before.values[task]) for task in shared}
+    means_after = {task: _mean(after.values[task]) for task in shared}
+    if {*means_before.values(), *means_after.values()} <= {0.0, 1.0}:
+        test = _binary_test(means_before, means_after, alpha)
     else:
-        test = _mean_test(old_means, new_means, alpha, seed)
+        test = _mean_test(means_before, means_after, alpha, seed)
     if test.p >= alpha and test.interval.excludes_zero:
         method = f"{test.method}, drawn to 0 with the test"
         test = replace(test, interval=test.interval.with_zero(), method=method)
     sign = 1.0 if higher_is_better else -1.0
-    gained, lost = _changed_tasks(old_means, new_means, sign)
+    gained, lost = _changed_tasks(means_before, means_after, sign)
     used_margin = test.span * MARGIN if margin is None else margin
     verdict, reason = _word_of_test(test, sign, used_margin, counts.n, alpha)
     return PairedVerdict(
         verdict=verdict,
         reason=reason,
-        before=_mean(list(old_means.values())),
-        after=_mean(list(new_means.values())),
+        before=_mean(list(means_before.values())),
+        after=_mean(list(means_after.values())),
         diff=test.diff,
         low=test.interval.low,
         high=test.interval.high,
@@ -502,17 +502,18 @@ class _Test:
 
 
 def _changed_tasks(
-    old: Mapping[str, float], new: Mapping[str, float], sign: float
+    before: Mapping[str, float], after: Mapping[str, float], sign: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The ids of the tasks that became better, and of those that became worse.
 
-    The largest change comes first; equal changes are ordered by task id. `old` and `new` map the
-    same task ids to their values; `sign` is 1 where higher is better, else -1.
+    The largest change comes first; equal changes are ordered by task id. Both mappings are task id
+    -> value, of the same tasks; `sign` is 1 where higher is better, else -1.
     """
-    by_change = sorted(old, key=lambda task: (-abs(new[task] - old[task]), task))
+    improvements = {task: sign * (after[task] - before[task]) for task in before}
+    largest_first = sorted(improvements, key=lambda task: (-abs(improvements[task]), task))
     # A change within 1e-12 is rounding.
-    gained = tuple(task for task in by_change if sign * (new[task] - old[task]) > 1e-12)
-    lost = tuple(task for task in by_change if sign * (new[task] - old[task]) < -1e-12)
+    gained = tuple(task for task in largest_first if improvements[task] > 1e-12)
+    lost = tuple(task for task in largest_first if improvements[task] < -1e-12)
     return gained, lost
 
 
@@ -529,14 +530,14 @@ def _reason_for_no_verdict(before: Side, after: Side, counts: _Counts) -> str:
     return ""
 
 
-def _binary_test(old: Mapping[str, float], new: Mapping[str, float], alpha: float) -> _Test:
+def _binary_test(before: Mapping[str, float], after: Mapping[str, float], alpha: float) -> _Test:
     """McNemar's test for tasks that are either solved (1) or not (0) on each side.
 
-    `old` and `new` map the same task ids to their values.
+    Both mappings are task id -> value, of the same tasks.
     """
-    n = len(old)
-    gained = sum(new[task] > old[task] for task in old)
-    lost = sum(new[task] < old[task] for task in old)
+    n = len(before)
+    gained = sum(after[task] > before[task] for task in before)
+    lost = sum(after[task] < before[task] for task in before)
     return _Test(
         diff=(gained - lost) / n,
         interval=tango_interval(gained, lost, n, 1.0 - alpha),
@@ -548,19 +549,19 @@ def _binary_test(old: Mapping[str, float], new: Mapping[str, float], alpha: floa
 
 
 def _mean_test(
-    old: Mapping[str, float], new: Mapping[str, float], alpha: float, seed: int
+    before: Mapping[str, float], after: Mapping[str, float], alpha: float, seed: int
 ) -> _Test:
     """The test for values other than 0 and 1, by a bootstrap over tasks.
 
-    `old` and `new` map the same task ids to their values.
+    Both mappings are task id -> value, of the same tasks.
     """
-    diffs = {task: new[task] - old[task] for task in old}
+    diffs = {task: after[task] - before[task] for task in before}
     boot = paired_bootstrap(
         {task: [diff] for task, diff in diffs.items()}, seed, confidence=1.0 - alpha
     )
-    values = [*old.values(), *new.values()]
+    values = [*before.values(), *after.values()]
     span = max(values) - min(values)
-    n = len(old)
+    n = len(before)
     variance = math.fsum((diff - boot.mean) ** 2 for diff in diffs.values()) / max(1, n - 1)
     sd = math.sqrt(variance)
     if sd == 0.0:  # all tasks changed by the same amount: 0 would promise to detect anything

@@ -212,11 +212,14 @@ def _solve_rate_prior(solve_counts: Sequence[tuple[int, int]]) -> tuple[float, f
     if samples_per_task > 1:
         variance_of_rates = _mean([(solved / n - mean) ** 2 for n, solved in solve_counts])
         variance_of_sample = mean * (1.0 - mean)
-        correlation = (variance_of_rates / variance_of_sample - 1.0 / samples_per_task) / (
-            1.0 - 1.0 / samples_per_task
+        # Even between equal tasks the rates of n samples vary by 1 / n of a sample's variance.
+        variance_by_chance = 1.0 / samples_per_task
+        correlation = (variance_of_rates / variance_of_sample - variance_by_chance) / (
+            1.0 - variance_by_chance
         )
-    # Kept off 0 and 1, where the sum would be infinite or 0.
-    a_plus_b = 1.0 / min(max(correlation, 1e-3), 0.999) - 1.0
+    # Away from 0 and 1, where the sum of a and b would be infinite or 0.
+    correlation = min(max(correlation, 1e-3), 0.999)
+    a_plus_b = 1.0 / correlation - 1.0
     return mean * a_plus_b, (1.0 - mean) * a_plus_b
 
 

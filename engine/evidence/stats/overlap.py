@@ -18,7 +18,7 @@ import random
 import re
 import time
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,6 +75,15 @@ class Match:
     def rank(self) -> tuple[bool, int, str]:
         """A key that sorts the strongest match first; equal ones by the training row's id."""
         return (not self.spoils, KINDS.index(self.kind), self.train)
+
+    def to_json(self) -> dict[str, str]:
+        """The match as results list it; `leaked` there says which tasks are spoilt."""
+        return {
+            "kind": self.kind,
+            "part": self.part,
+            "heldout": self.heldout,
+            "train": self.train,
+        }
 
 
 @dataclass
@@ -212,7 +221,7 @@ class HeldOut:
         self.units.append(unit)
         self._normalised.setdefault((part, " ".join(tokens)), index)
         self._exact[part, text] = index
-        if len(self._grams) > MOST_GRAMS:
+        if len(self._grams) > MOST_GRAMS:  # the index is full
             unit.skipped = len(tokens) >= GRAM_WORDS
             return
         for gram in _grams(tokens):
@@ -256,14 +265,23 @@ class HeldOut:
                     longest_run[index] = max(longest_run.get(index, 0), run)
         positions = []
         for index, grams in grams_by_unit.items():
-            unit = self.units[index]
             # The first sequence has `GRAM_WORDS` words, each that follows it adds one.
             words_in_a_row = longest_run[index] + GRAM_WORDS - 1
-            has_enough = len(grams) >= max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
-            has_all_numbers = _numbers(unit.tokens) <= numbers
-            if words_in_a_row >= COPIED_WORDS or (has_enough and has_all_numbers):
+            if words_in_a_row >= COPIED_WORDS or self._is_large_part(index, grams, numbers):
                 positions.append(index)
         return positions
+
+    def _is_large_part(
+        self, index: int, grams: Collection[tuple[str, ...]], numbers: Collection[str]
+    ) -> bool:
+        """Whether half of the sequences that only one unit has, and all of its numbers, are given.
+
+        `index` is the position of the unit; `grams` are those of its own sequences, and `numbers`
+        are all numbers, that a row contains.
+        """
+        unit = self.units[index]
+        fewest_grams = max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
+        return len(grams) >= fewest_grams and _numbers(unit.tokens) <= set(numbers)
 
 
 def scan(
@@ -316,15 +334,7 @@ def scan(
         "leaked": leaked,
         "compared": list(compared_shares),
         "unindexed": index.unindexed,
-        "examples": [
-            {
-                "kind": match.kind,
-                "part": match.part,
-                "heldout": match.heldout,
-                "train": match.train,
-            }
-            for match in strongest_first[:SHOWN]
-        ],
+        "examples": [match.to_json() for match in strongest_first[:SHOWN]],
         "headline": headline(
             heldout=len(heldout),
             train=len(train),
@@ -506,14 +516,14 @@ def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
 
 
 def _segments(text: str, *, with_entire_text: bool) -> Iterable[list[str]]:
-    """The tokens of each line of a text and of each sentence of a line.
+    """The tokens of the lines of a text, each followed by those of its sentences.
 
-    With `with_entire_text`, the tokens of the entire text come first. A text of one line gives no
-    line besides, nor a line of one sentence a sentence.
+    A line counts only if the text has several, a sentence only if its line has several. With
+    `with_entire_text`, the tokens of the entire text come first.
     """
-    lines = [line for line in text.split("\n") if line.strip()]
     if with_entire_text and text:
         yield tokens_of(text)
+    lines = [line for line in text.split("\n") if line.strip()]
     for line in lines:
         if len(lines) > 1:
             yield tokens_of(line)

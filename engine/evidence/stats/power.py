@@ -55,6 +55,7 @@ def attempts_needed(before: Side, after: Side, margin: float) -> int | None:
     # What a single attempt on each side adds to the variance of a task's gap: that of two attempts.
     attempt_variance = fmean([variance(values) for values in attempt_values]) * 2
     fewest_attempts = min(len(values) for values in attempt_values)
+    # What the tasks themselves vary by: the rest, once the chance in the attempts is taken off.
     task_variance = max(0.0, variance(gaps) - attempt_variance / fewest_attempts)
     for attempts in range(fewest_attempts + 1, MOST_ATTEMPTS + 1):
         sd = math.sqrt(task_variance + attempt_variance / attempts)

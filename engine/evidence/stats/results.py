@@ -45,8 +45,10 @@ def load_rows(path: Path) -> list[Line]:
 
 
 def damaged_answers_warning(run: RunDir, steps: Iterable[int] | None = None) -> list[str]:
-    """A warning where lines of the run's stored answers cannot be read; [] where all can. Only the
-    evaluations at `steps` are read; None: all of them."""
+    """A warning that lines of the run's stored answers cannot be read, as a list; else [].
+
+    Only the evaluations at `steps` are read; with None every evaluation.
+    """
     if steps is None:
         files = sorted(run.evals_dir.glob("*.jsonl"))
     else:
@@ -126,10 +128,12 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
     ]
 
 
-def side(rows: Iterable[EvaluationRow], measure: Measure, failed: float | None = None) -> Side:
+def side(
+    rows: Iterable[EvaluationRow], measure: Measure, value_of_failure: float | None = None
+) -> Side:
     """One model's values by task, for a comparison.
 
-    An attempt whose scoring failed gets the value `failed`; with None (the default) it is left out
+    An attempt whose scoring failed gets `value_of_failure`; with None (the default) it is left out
     of the values and counted in `errors`.
     """
     values: dict[str, list[float]] = {}
@@ -138,7 +142,7 @@ def side(rows: Iterable[EvaluationRow], measure: Measure, failed: float | None =
         attempts += 1
         value = value_of(row, measure)
         if value is None:
-            value = failed
+            value = value_of_failure
         if value is None:
             errors += 1
         else:
@@ -220,7 +224,7 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
         interval = Interval(boot.low, boot.high)
     value_with_errors = None
     if measure != "loss":
-        total = math.fsum(value for values in results.values.values() for value in values)
+        total = math.fsum(itertools.chain.from_iterable(results.values.values()))
         value_with_errors = total / results.attempts  # a failed scoring adds an attempt of value 0
     return Level(
         measure,
@@ -242,8 +246,9 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
 
     `steps` are the steps to choose from; None means every evaluated step.
     """
+    candidates = run_dir.eval_steps() if steps is None else steps
     scores: dict[int, tuple[float, float]] = {}
-    for step in run_dir.eval_steps() if steps is None else steps:
+    for step in candidates:
         if step > 0:
             score = selection_score(in_half(read_evaluation(run_dir.evals(step)), VALIDATION))
             if score is not None:
@@ -355,7 +360,7 @@ def show_change(value: float | None, measure: Measure) -> str:
     """A difference as text for people, with its sign; "?" for None.
 
     Success in points without their unit, such as "+3.1"; reward and loss with three digits, such as
-    "-0.042". A difference that is not 0 is never shown as 0.
+    "-0.042". Only a difference up to `NEGLIGIBLE`, which is rounding, is shown as 0.
     """
     if value is None:
         return "?"

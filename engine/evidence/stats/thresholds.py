@@ -17,7 +17,7 @@ LEAST = 5
 # A trend is the last third of the steps against the first; below this many steps, thirds are noise.
 TREND_STEPS = 18
 # Standard errors between two thirds that count as moved: at 3 a flat curve passes for a trend in
-# one of several hundred looks, and a run is looked at after every step.
+# one of several hundred tests, and a run is tested after every step.
 TREND_Z = 3.0
 # Evidence that a curve rises only excuses a run, so it need not be as strong as what accuses one.
 RISING_Z = 2.0
@@ -49,7 +49,7 @@ SOLVED_ONCE = 0.15
 ENTROPY_LEFT = 0.3
 # A start below this (nats per token) is not exploration that could be lost.
 ENTROPY_FROM = 0.05
-# Steps after the fall before "and nothing came of it" can be said.
+# Steps after the fall before "and nothing came of it" can be concluded.
 ENTROPY_FLAT_STEPS = 10
 # So few steps are the first ones: a step that takes exploration at once was too large.
 ENTROPY_EARLY = 5
@@ -152,6 +152,6 @@ KL_FLOOR = 0.1
 
 # --- alerts ---------------------------------------------------------------------------------
 
-# Looks in a row that must agree before an alert is raised, and before it counts as cleared.
+# Steps in a row that must agree before an alert is raised, and before it counts as cleared.
 RAISE_AFTER = 2
 CLEAR_AFTER = 5

@@ -133,28 +133,29 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
         else:
             missing = "either"
         return without_evidence(None, f"nothing was scored in {missing} evaluation")
-    old, new = level(before, measure), level(after, measure)
+    level_before, level_after = level(before, measure), level(after, measure)
     if measure == "success":
         margin = MARGIN
     elif measure == "loss":
-        margin = _LOSS_MARGIN * abs(old.value or 0.0)
+        margin = _LOSS_MARGIN * abs(level_before.value or 0.0)
     else:
         margin = None  # a reward: `paired_verdict` takes a share of the rewards' span
     outcomes = [
         paired_verdict(
-            side(before, measure, failed),
-            side(after, measure, failed),
+            side(before, measure, value_of_failure),
+            side(after, measure, value_of_failure),
             higher_is_better=HIGHER_IS_BETTER[measure],
             margin=margin,
         )
-        for failed in values_of_failures(measure, before, after)
+        for value_of_failure in values_of_failures(measure, before, after)
     ]
+    prompts_are_shared = prompt_count < id_count
     comparison = Comparison(
         measure,
         outcome=outcomes[0],
-        before=old,
-        after=new,
-        id_count=id_count if prompt_count < id_count else 0,
+        before=level_before,
+        after=level_after,
+        id_count=id_count if prompts_are_shared else 0,
     )
     # The last outcome counts failed scorings as not solved; it is the first one if none failed.
     return inconclusive_if_errors_decide(comparison, outcomes[-1])
@@ -205,7 +206,7 @@ def inconclusive_if_errors_decide(
 
 
 def correct_for_many(
-    comparisons: Sequence[Comparison], evaluations: Sequence[int]
+    comparisons: Sequence[Comparison], evaluation_counts: Sequence[int]
 ) -> list[tuple[Comparison, float | None]]:
     """Correct several comparisons for their number, because each is a chance to be wrong.
 
@@ -216,19 +217,19 @@ def correct_for_many(
     "worse" that is no longer significant has become "inconclusive".
 
     Args:
-        evaluations: for each comparison, how many evaluations have tested its two models
+        evaluation_counts: for each comparison, how many evaluations have tested its two models
             (`holdout_reuse.evaluations_of_pair`).
     """
     p_values = [item.outcome.p for item in comparisons if item.outcome.p is not None]
     p_by_holm = iter(holm(p_values))  # one for each comparison that was tested, in their order
     corrected: list[tuple[Comparison, float | None]] = []
-    for item, times in zip(comparisons, evaluations, strict=True):
+    for item, evaluation_count in zip(comparisons, evaluation_counts, strict=True):
         if item.outcome.p is None:
             corrected.append((item, None))
             continue
-        p = min(1.0, next(p_by_holm) * correction_factor(times))
+        p = min(1.0, next(p_by_holm) * correction_factor(evaluation_count))
         if item.outcome.verdict in ("better", "worse") and p >= ALPHA:
-            weakened = _not_significant(item, p, tests=len(p_values), evaluations=times)
+            weakened = _not_significant(item, p, tests=len(p_values), evaluations=evaluation_count)
             corrected.append((weakened, p))
         else:
             corrected.append((item, p))

@@ -101,12 +101,12 @@ def flip_examples(
         per_direction: how many gained and how many lost tasks are shown, at most.
         chars: how many characters of each text are shown, at most.
     """
-    old_rows, new_rows = _first_by_task(before), _first_by_task(after)
+    rows_before, rows_after = _first_by_task(before), _first_by_task(after)
 
     def examples(tasks: Sequence[str]) -> list[FlipExample]:
         """The examples of the first `per_direction` of these tasks."""
         return [
-            _flip_example(task, old_rows.get(task), new_rows.get(task), redact, chars)
+            _flip_example(task, rows_before.get(task), rows_after.get(task), redact, chars)
             for task in tasks[:per_direction]
         ]
 
@@ -115,26 +115,30 @@ def flip_examples(
 
 
 def _flip_example(
-    task: str, old: EvaluationRow | None, new: EvaluationRow | None, redact: Redactor, chars: int
+    task: str,
+    row_before: EvaluationRow | None,
+    row_after: EvaluationRow | None,
+    redact: Redactor,
+    chars: int,
 ) -> FlipExample:
     """The example of one task; its prompt is the one of the second side, else of the first.
 
-    `old` and `new` are the row of each side; None where the side has none.
+    A row is None where that side did not answer the task.
     """
 
     def shown(text: str) -> str:
         return clip(redact.text(text), chars)
 
-    prompt = new.prompt if new else None
-    if not prompt and old:
-        prompt = old.prompt
+    prompt = row_after.prompt if row_after else None
+    if not prompt and row_before:
+        prompt = row_before.prompt
     return FlipExample(
         task=redact.text(task)[:_TASK_ID_CHARS],
         prompt=shown(text_of(prompt)),
-        before=shown(answer_text(old) if old else ""),
-        after=shown(answer_text(new) if new else ""),
-        reward_before=rounded(old.reward if old else None),
-        reward_after=rounded(new.reward if new else None),
+        before=shown(answer_text(row_before) if row_before else ""),
+        after=shown(answer_text(row_after) if row_after else ""),
+        reward_before=rounded(row_before.reward if row_before else None),
+        reward_after=rounded(row_after.reward if row_after else None),
     )
 
 

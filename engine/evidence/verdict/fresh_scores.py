@@ -33,9 +33,8 @@ def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
     if random_scorer or not scores.get("scored") or not scores.get("examples"):
         return False
     tolerated = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
-    # The fewest answers that are more than the tolerated share.
-    fewest = max(limits.RESCORED_LEAST, math.floor(tolerated * scores["scored"]) + 1)
-    return scores.get("confirmed", 0) >= fewest
+    fewest_above_share = math.floor(tolerated * scores["scored"]) + 1
+    return scores.get("confirmed", 0) >= max(limits.RESCORED_LEAST, fewest_above_share)
 
 
 def warnings(run_dir: RunDir) -> list[str]:

@@ -63,15 +63,15 @@ _stored_counts: dict[tuple[str, str], _StoredCount] = {}  # (root of the home, e
 
 
 def holdout_use(home: Home, env_id: str, run_id: str = "") -> HoldoutUse:
-    """How often the held-out tasks of `env_id` were used to choose or to judge.
+    """How often held-out tasks were used to choose a checkpoint or to judge a model.
 
-    Runs up to and including `run_id` are counted. All runs are, if `run_id` is "" or names no run
-    on that version.
+    The tasks are those of `env_id`, one version of an environment. The runs on it up to and
+    including `run_id` are counted; all of them if `run_id` is "" or is not among them.
     """
-    return _count(home, env_id, _runs_on(home, env_id, run_id))
+    return _uses_by(home, env_id, _runs_on(home, env_id, run_id))
 
 
-def _count(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
+def _uses_by(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
     """The uses of the held-out tasks by these runs, which all ran on `env_id`.
 
     A training run uses them once for each checkpoint it evaluated; if it evaluated any, it is also
@@ -101,7 +101,7 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
         stale = [env_id for env_id, mark in marks.items() if _is_stale(home, env_id, mark)]
         rows = store.list_runs(_MOST_RUNS) if stale else []
     for env_id in stale:
-        use = _count(home, env_id, [row for row in rows if row.env_id == env_id])
+        use = _uses_by(home, env_id, [row for row in rows if row.env_id == env_id])
         _stored_counts[str(home.root), env_id] = _StoredCount(marks[env_id], use)
     return {env_id: _stored_counts[str(home.root), env_id].use for env_id in marks}
 
@@ -129,7 +129,7 @@ def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
     if use.judged < MANY:
         return []
     text = f"{use.judged} runs have been judged on these held-out tasks"
-    # At level ALPHA a run without any change looks better by luck with probability ALPHA / 2.
+    # At level ALPHA a run without any change comes out better by luck with probability ALPHA / 2.
     chance_of_luck = 1.0 - (1.0 - ALPHA / 2.0) ** use.judged
     if verdict == "better" and p is not None:
         if p * use.judged < ALPHA:  # Bonferroni: significant even as the best of all these runs
@@ -163,10 +163,7 @@ def evaluations_of_pair(
     if not positions:
         return 1
     newest = positions[-1]
-    newest_config = home.run(rows[newest].run_id).find_config()
-    split = "heldout"
-    if isinstance(newest_config, EvaluateConfig | RegradeConfig):
-        split = newest_config.split
+    split = _split_of(home.run(rows[newest].run_id))
     distinct_evaluations: set[tuple[int | None, int, int | None]] = set()  # (rows, attempts, seed)
     for row in rows[: newest + 1]:
         config = home.run(row.run_id).find_config()
@@ -200,6 +197,12 @@ def pair_warnings(evaluations: int) -> list[str]:
         f"chance to differ by luck, so better and worse are said only where p times "
         f"{correction_factor(evaluations)} is below {ALPHA}."
     ]
+
+
+def _split_of(evaluation: RunDir) -> str:
+    """The split that an evaluation played; "heldout" where its config is damaged."""
+    config = evaluation.find_config()
+    return config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
 
 
 def _played_models(run: RunDir, config: EvaluateConfig) -> set[str]:

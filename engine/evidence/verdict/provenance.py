@@ -157,7 +157,9 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
 def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
     """The sealed links, each held against the files as they are now; never empty.
 
-    A seal that does not fit its own hashes is a fault of the link where that shows.
+    The seal itself may have been changed too. A link whose hash does not fit its content has that
+    as a fault. Where links are missing, or the head is not the hash of the last link, the last link
+    has the fault.
     """
     config = run.find_config()
     current_files = dict(_files_by_link(run, config))
@@ -165,7 +167,9 @@ def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
     previous_hash = ""
     for link in sealed.links:
         files = current_files.get(link.name, {})
-        if link.name == "environment":  # an audit that was replaced since counts as unchanged
+        if link.name == "environment":
+            # A later push may audit a version again: that changes nothing that the run rested on,
+            # as long as the audit of then is kept. It takes the place of the new one here.
             files = files | _earlier_audit(config, link.files)
         faults = _differences(link.files, files)
         if link.hash != _hash(previous_hash, link.name, link.files):
@@ -174,7 +178,8 @@ def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
         links.append(CheckedLink(link.name, faults[:_MOST_FAULTS], ok=not faults))
     if not links:  # a seal without links: the fault below needs one that carries it
         links = [CheckedLink("evaluation", [], ok=True)]
-    if sealed.head != previous_hash or [link.name for link in sealed.links] != list(LINKS):
+    has_all_links = [link.name for link in sealed.links] == list(LINKS)
+    if not has_all_links or sealed.head != previous_hash:
         links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
     return links
 
@@ -275,7 +280,8 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
     yield "data", _hashes(env, [env / "tasks.jsonl", env / "rows.idx"])
     yield "curation", _hashes(env, [curation])
     inputs = [run.config, run.manifest, run.contamination, *_files(run.start_adapter)]
-    inputs += _files(run.model_adapter(0).parent)
+    folder_of_model_adapters = run.model_adapter(0).parent
+    inputs += _files(folder_of_model_adapters)
     yield "run", _hashes(run.path, inputs) | _parent_heads(run.home, config)
     yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best_checkpoint(run)
     results = [run.metrics, run.result, *_files(run.evals_dir), *_files(run.rollouts_dir)]
@@ -283,10 +289,10 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
 
 
 def _earlier_audit(config: RunConfig | None, sealed: Mapping[str, str]) -> dict[str, str]:
-    """The audit that a run was sealed with, as path -> SHA-256, where that audit still exists.
+    """The audit that a run was sealed with, as path -> SHA-256, where a later push replaced it.
 
-    A later push may audit a version again. It then keeps the earlier audit beside the new one, in a
-    file named after its hash. {} where the audit was not sealed or is gone.
+    Such a push keeps the earlier audit beside the new one, in a file named after its hash. {} where
+    no audit was sealed, or none of this hash was kept.
 
     `sealed` are the files of the link "environment" (path -> SHA-256).
     """

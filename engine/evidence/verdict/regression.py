@@ -2,8 +2,8 @@
 
 The trainer asks the same few dozen tasks at step 0 and with the checkpoint it chose; here the two
 are compared battery by battery. "forgotten" means significantly worse, task by task. A difference
-that may be a loss and may be chance is "inconclusive". Where no loss was found, the sentence names
-the smallest loss that would have shown.
+that may be a loss and may be chance is "inconclusive". Where there is no loss, the sentence names
+the smallest one that would have shown.
 """
 
 from collections.abc import Sequence
@@ -162,22 +162,25 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
     battery.
     """
     names = list(dict.fromkeys(str(row.battery) for row in before))
+    # Name of a battery -> its rows before and after.
     rows_of = {
         name: (_rows_of_battery(before, name), _rows_of_battery(after, name)) for name in names
     }
     outcomes: dict[str, PairedVerdict] = {}
-    for name, (old, new) in rows_of.items():
-        measure = _battery_measure(old)
-        outcomes[name] = paired_verdict(side(old, measure), side(new, measure))
+    for name, (rows_before, rows_after) in rows_of.items():
+        measure = _battery_measure(rows_before)
+        outcomes[name] = paired_verdict(side(rows_before, measure), side(rows_after, measure))
     # Each battery is a chance to call luck a loss: Holm's correction over those that were tested.
     p_values = {name: outcome.p for name, outcome in outcomes.items() if outcome.p is not None}
     corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     batteries = [
-        _compared_battery(name, old, new, outcome=outcomes[name], p=corrected.get(name))
-        for name, (old, new) in rows_of.items()
+        _compared_battery(
+            name, rows_before, rows_after, outcome=outcomes[name], p=corrected.get(name)
+        )
+        for name, (rows_before, rows_after) in rows_of.items()
     ]
     verdicts = {battery.verdict for battery in batteries}
-    worst: Word = next(word for word in WORDS if word in verdicts)
+    worst: Word = next(word for word in WORDS if word in verdicts)  # the worst come first
     return KeptSkills(worst, batteries, " ".join(sentence_of(battery) for battery in batteries))
 
 
@@ -282,7 +285,8 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
     The verdict is one of:
         unknown: nothing could be compared.
         forgotten, improved: the difference is significant, also after the correction.
-        inconclusive: a loss that is not, but would be significant in a one-sided test.
+        inconclusive: the difference is a loss that only a one-sided test would call significant,
+            and not so small that the outcome is "no_difference".
         kept: anything else, a smaller loss included.
 
     `p` is the outcome's p value, corrected for the other batteries; None where there was no test.
@@ -308,12 +312,15 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
         return []
     skills = []
     for name in names:
-        old_rows = [row for row in before if (row.family or "") == name]
-        new_rows = [row for row in after if (row.family or "") == name]
-        skills.append(Skill(name, before=_mean_reward(old_rows), after=_mean_reward(new_rows)))
-    return sorted(
-        skills, key=lambda skill: ((skill.after or 0.0) - (skill.before or 0.0), skill.skill)
-    )
+        rows_before = [row for row in before if (row.family or "") == name]
+        rows_after = [row for row in after if (row.family or "") == name]
+        skills.append(Skill(name, _mean_reward(rows_before), _mean_reward(rows_after)))
+
+    def sort_key(skill: Skill) -> tuple[float, str]:
+        """The change, then the name; a mean that is not known counts as 0."""
+        return (skill.after or 0.0) - (skill.before or 0.0), skill.skill
+
+    return sorted(skills, key=sort_key)
 
 
 def _mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
@@ -347,6 +354,7 @@ def sentence_of(battery: Battery, since: str = "") -> str:
         return (
             f"{kept_skills_of} inconclusive, {levels}, {flips}, 95 % interval of the change {ends}."
         )
+    # In points for a share, in its own unit for a reward.
     gap_points = 100 * (battery.smallest_detectable_gap or 0.0)
     gap = f"{gap_points:.0f} points" if battery.metric == "success" else f"{gap_points / 100:.2g}"
     return f"{kept_skills_of} no loss found, {levels} (a loss of {gap} would have shown)."

@@ -240,11 +240,12 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
         outcome = PairedVerdict("unknown", reason_for_missing_rows)
         comparison = Comparison(None, outcome, before=comparison.before, after=comparison.after)
     verdict = comparison.outcome.verdict
-    uses = holdout_use(run_dir.home, config.env_id if config else "", run_dir.id)
+    env_id, expect = (config.env_id, config.expect) if config else ("", "")
+    uses = holdout_use(run_dir.home, env_id, run_dir.id)
     skills = kept_skills(run_dir)
     forgotten = loss_sentences(skills)
     start = better_start(run_dir, config, sides.step, verdict)
-    expected, as_expected = _expectation(config.expect if config else "", verdict)
+    expected, as_expected = _expectation(expect, verdict)
     warnings = [
         *damaged_answers_warning(run_dir, steps=(0, sides.step or 0)),
         *contamination_warnings(run_dir),
@@ -313,7 +314,7 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     """
     models = evaluated_models(run_dir, config)
     measure = measure_of(*models.values())
-    table = [
+    levels = [
         ModelLevel(ref, level(rows, measure) if measure else None) for ref, rows in models.items()
     ]
     common_warnings = [
@@ -322,41 +323,38 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
         *rescored_warnings(run_dir),
     ]
     if len(models) < 2 or measure is None:
-        if models:
-            reason = "one model alone has nothing to be better than"
-        elif taught_tasks(run_dir):
-            reason = "every task that was scored stands in the training rows"
-        else:
-            reason = "nothing was scored"
+        reason = _reason_for_no_comparison(run_dir, model_count=len(models))
         return Verdict(
             comparison=without_evidence(measure, reason),
-            summary=_level_sentence(table, measure),
+            summary=_level_sentence(levels, measure),
             warnings=common_warnings,
             next_calls=[Call("read_rollouts", {"run_id": run_dir.id})],
-            evaluation=EvaluationFacts(table),
+            evaluation=EvaluationFacts(levels),
         )
     first, *others = models
-    evaluations = {
+    # Model -> how many evaluations have tested it against the first.
+    evaluation_counts = {
         ref: evaluations_of_pair(run_dir.home, config.env_id, (first, ref), (run_dir.id,))
         for ref in others
     }
-    comparisons = _comparisons_with_first(models, list(evaluations.values()))
+    comparisons = _comparisons_with_first(models, list(evaluation_counts.values()))
     main = max(comparisons, key=lambda item: item.comparison.lead)
+    error_calls = calls_for_errors(run_dir.id) if main.comparison.errors_decide else []
     return Verdict(
         comparison=main.comparison,
         summary=f"{main.model} against {first}: {sentence(main.comparison)}",
         warnings=[
             *common_warnings,
-            *pair_warnings(evaluations[main.model]),
+            *pair_warnings(evaluation_counts[main.model]),
             *_cautions(main.comparison, config),
         ],
         next_calls=[
-            *(calls_for_errors(run_dir.id) if main.comparison.errors_decide else []),
+            *error_calls,
             Call("compare_runs", {"ids": [run_dir.id]}),
             Call("read_rollouts", {"run_id": run_dir.id, "pick": "changed"}),
         ],
         evaluation=EvaluationFacts(
-            models=table,
+            models=levels,
             comparisons=comparisons[:_MOST_COMPARISONS],
             main=main,
             flips=flips_of(main.comparison, models[first], models[main.model], redact),
@@ -364,17 +362,26 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     )
 
 
+def _reason_for_no_comparison(run_dir: RunDir, *, model_count: int) -> str:
+    """Why an evaluation has no two models to compare; `model_count` is how many have rows."""
+    if model_count > 0:
+        return "one model alone has nothing to be better than"
+    if taught_tasks(run_dir):
+        return "every task that was scored stands in the training rows"
+    return "nothing was scored"
+
+
 def _comparisons_with_first(
-    models: Mapping[str, Sequence[EvaluationRow]], evaluations: Sequence[int]
+    models: Mapping[str, Sequence[EvaluationRow]], evaluation_counts: Sequence[int]
 ) -> list[ModelComparison]:
     """Every model but the first compared with the first; the p values are corrected.
 
-    `models` maps a model's reference to its rows. `evaluations` says for each model after the first
-    how many evaluations have tested it against the first.
+    `models` maps a model's reference to its rows. `evaluation_counts` holds for each model after
+    the first how many evaluations have tested it against the first.
     """
     first, *others = models
     comparisons = [compare_rows(models[first], models[ref]) for ref in others]
-    corrected = correct_for_many(comparisons, evaluations)
+    corrected = correct_for_many(comparisons, evaluation_counts)
     return [
         ModelComparison(ref, against=first, comparison=comparison)
         for ref, (comparison, _) in zip(others, corrected, strict=True)
@@ -404,23 +411,35 @@ def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all
             "they are left out of the comparison."
         )
     notes += notes_on_counting(comparison)
-    unsure = outcome.verdict == "inconclusive" and not comparison.errors_decide
-    if unsure and comparison.measure == "success" and outcome.n:
-        # One more than were seen, so that a sample without any change does not promise too much.
-        discordant_share = (len(outcome.gained) + len(outcome.lost) + 1) / (outcome.n + 1)
-        needed = tasks_needed(MARGIN, discordant_share)
-        if needed > outcome.n:
-            other_half = _OTHER_HALF if half == TEST else ""
-            notes.append(
-                f"About {needed} reported tasks would show a change of 5 points; this run has "
-                f"{outcome.n}{other_half}."
-            )
+    # Where failed scorings decide, more tasks would not settle it.
+    if outcome.verdict == "inconclusive" and not comparison.errors_decide:
+        notes += _note_on_tasks_needed(comparison, half)
     if isinstance(config, TrainConfig) and config.settings.accept_reward_risk:
         notes.append(
             "The reward audit of this environment failed and accept_reward_risk was set: a higher "
             "reward may not mean better answers."
         )
     return notes
+
+
+def _note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:
+    """How many tasks would show a change of 5 points of success, where these are fewer; else [].
+
+    `half` is the half of the held-out tasks that was compared, "all" without halves.
+    """
+    outcome = comparison.outcome
+    if comparison.measure != "success" or not outcome.n:
+        return []
+    # One more than were seen, so that a sample without any change does not promise too much.
+    discordant_share = (len(outcome.gained) + len(outcome.lost) + 1) / (outcome.n + 1)
+    needed = tasks_needed(MARGIN, discordant_share)
+    if needed <= outcome.n:
+        return []
+    other_half = _OTHER_HALF if half == TEST else ""
+    return [
+        f"About {needed} reported tasks would show a change of 5 points; this run has "
+        f"{outcome.n}{other_half}."
+    ]
 
 
 def _expectation(expected: str, verdict: str) -> tuple[str, bool | None]:
@@ -451,16 +470,16 @@ def _next_calls(run_id: str, comparison: Comparison) -> list[Call]:
     return [changed, Call("diagnose", {"run_id": run_id})]
 
 
-def _level_sentence(table: Sequence[ModelLevel], measure: Measure | None) -> str:
+def _level_sentence(levels: Sequence[ModelLevel], measure: Measure | None) -> str:
     """A sentence with the level of the first model, for an evaluation of one model alone.
 
     For example "pebble: success 41.2 % on 80 tasks (95 % interval 30.9 % to 52.1 %)."
     """
-    first = table[0].level if table else None
+    first = levels[0].level if levels else None
     if measure is None or first is None:
         return "Nothing was scored yet."
     low, high = first.interval
     return (
-        f"{table[0].model}: {measure} {show(first.rounded_value, measure)} on {first.tasks} tasks "
+        f"{levels[0].model}: {measure} {show(first.rounded_value, measure)} on {first.tasks} tasks "
         f"(95 % interval {show(low, measure)} to {show(high, measure)})."
     )

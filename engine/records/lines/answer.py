@@ -7,8 +7,9 @@ from pydantic import BeforeValidator, InstanceOf
 from engine.records.lines.line_record import LineRecord
 from envs.json_types import ChatMessage
 
-# Why an answer ended: the model said so; a turn had `max_tokens`; the conversation had no room left
-# in `max_length`; its turns were used up; the environment took longer than it may; it failed.
+# Why an answer ended, in this order: the model ended it; a turn had `max_tokens`; the conversation
+# had no room left in `max_length`; its turns were used up; the environment took longer than it may;
+# the environment failed.
 StopReason = Literal["stop", "max_tokens", "max_context", "max_turns", "timeout", "env_error"]
 OUT_OF_TOKENS: tuple[StopReason, ...] = ("max_tokens", "max_context")
 # What files of earlier versions say instead.
@@ -19,8 +20,10 @@ Text = InstanceOf[str]
 
 
 def _without_nulls(values: object) -> object:
-    """Remove the nulls from a mapping of names to numbers; the file holds null for NaN and
-    infinity. A value that is no mapping is returned as it is, for validation to refuse."""
+    """Remove the nulls from a mapping of names to numbers: a file has null for NaN and infinity.
+
+    A value that is no mapping is returned as it is, for validation to refuse.
+    """
     if not isinstance(values, dict):
         return values
     return {name: value for name, value in values.items() if value is not None}
@@ -40,7 +43,7 @@ class Answer(LineRecord):
     Attributes:
         task: id of the task.
         prompt: the messages that were asked.
-        messages: what model and environment said after it.
+        messages: those of model and environment after the prompt.
         completion: text of the last assistant turn.
         reward: the environment's own, before anything is taken off it.
         success: whether it was right, None where the environment never says.

@@ -90,8 +90,8 @@ def load_metrics(path: Path) -> Metrics:
     tail_start = end - _EXACT_BYTES // 2
     sampled = list(page_after(path, 0, _FIRST_LINES).lines)
     for index in range(1, _SAMPLES):
-        offset = tail_start * index // _SAMPLES
-        sampled += page_after(path, offset, 1).lines
+        offset = tail_start * index // _SAMPLES  # inside of a line, of which the next is read
+        sampled += page_after(path, offset, limit=1).lines
     rows = parse_lines([line.text for line in sampled])
     tail = read_chunk(path, tail_start, max_bytes=end - tail_start)
     return Metrics(by_step(rows + tail.rows), end, sampled=True, skipped=tail.damaged)
@@ -149,9 +149,10 @@ def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> li
             chosen.add(index)
     missing_count = points - len(chosen)
     if missing_count > 0:
-        rest = [i for i in range(len(lines)) if i not in chosen]
-        # The middle of each of `missing_count` equal parts of the rest.
-        chosen |= {rest[int((k + 0.5) * len(rest) / missing_count)] for k in range(missing_count)}
+        unchosen = [i for i in range(len(lines)) if i not in chosen]
+        # The middle of each of `missing_count` equal parts.
+        middles = [int((k + 0.5) * len(unchosen) / missing_count) for k in range(missing_count)]
+        chosen |= {unchosen[middle] for middle in middles}
     return [lines[i] for i in sorted(chosen)]
 
 
@@ -193,7 +194,9 @@ def spark(values: Sequence[float], width: int = 24) -> str:
         return ""
     if len(values) > width:
         edges = [len(values) * k // width for k in range(width + 1)]
-        values = [math.fsum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+        values = [
+            math.fsum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)
+        ]
     lowest, highest = min(values), max(values)
     blocks = "▁▂▃▄▅▆▇█"
     # Blocks per unit of value; values that are all equal make a flat line.

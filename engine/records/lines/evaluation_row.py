@@ -12,7 +12,7 @@ _SKILL_KEYS = ("model", "task", "battery", "family")
 
 
 class EvaluationRow(Answer):
-    """What one model said to one task, or the loss of its reference answer.
+    """The answer of one model to one task, or the loss of the task's reference answer.
 
     Attributes:
         model: id of the run, or the reference an evaluation was asked for.

@@ -64,8 +64,9 @@ def scoring_hours(record: EnvRecord, answers: int) -> float:
 def cap_of(
     home: Home, cap_function: CapFunction | None, needed_hours: Callable[[], float]
 ) -> float:
-    """The cap on device hours to give an evaluation or a probe; 0 for no cap, where neither a quota
-    nor `auto_approve_gpu_hours` applies.
+    """The cap on device hours to give an evaluation or a probe.
+
+    0 means no cap; that is so where neither a quota nor `auto_approve_gpu_hours` applies.
 
     Args:
         cap_function: the quota of the caller's key: returns a cap for the hours needed, or raises
@@ -84,8 +85,9 @@ def cap_of(
     needed = needed_hours()
     cap = EVALUATION_WALL_HOURS
     if approved_hours is not None:
-        # Under any limit, LOOK_HOURS need nobody's agreement.
-        cap = min(cap, max(approved_hours, LOOK_HOURS))
+        # However low the user set it, LOOK_HOURS need nobody's agreement.
+        hours_without_asking = max(approved_hours, LOOK_HOURS)
+        cap = min(cap, hours_without_asking)
         if needed > cap:
             raise UserError(
                 "NOT_APPROVED",
@@ -113,8 +115,10 @@ def check_gpu_hours_cap(max_gpu_hours: float) -> None:
 
 
 def check_texts(**texts: str) -> None:
-    """Raises UserError BAD_ARGUMENT where a text has a NUL in it or is too long: a `request_id` may
-    have 200 characters, any other text 4,000. Each text is passed under the name of its argument.
+    """Raises UserError BAD_ARGUMENT where a text has a NUL in it or is too long.
+
+    A `request_id` may have 200 characters, any other text 4,000. Each text is passed under the name
+    of its argument.
     """
     for name, text in texts.items():
         limit = 200 if name == "request_id" else 4_000
@@ -212,9 +216,9 @@ def missing_secrets_error(missing: list[str], env_id: str) -> UserError:
 def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
     """Check that the environment's reward may be trained on.
 
-    Where the stored audit found that the reward pays for degenerate answers, UserError REWARD_RISK
-    is raised. For SFT and DPO, which do not learn from the reward, and with `accept_reward_risk`, a
-    warning is returned instead. Returns [] where the audit found no risk.
+    If it pays for degenerate answers by the stored audit, UserError REWARD_RISK is raised. For SFT
+    and DPO, which do not learn from the reward, and with `accept_reward_risk`, a warning is
+    returned instead. Returns [] where the audit tells of no risk.
     """
     if record.audit.verdict != "risk":
         return []
@@ -267,9 +271,10 @@ def check_size(forecast: Forecast, disk_free: int) -> None:
 
 
 def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
-    """Raises UserError NOT_APPROVED where the run likely takes more GPU-hours than
-    `auto_approve_gpu_hours` of config.toml allows, and no person has approved it. Without that key
-    no run needs approval.
+    """Raises UserError NOT_APPROVED where the run likely takes more than may be spent unasked.
+
+    That is `auto_approve_gpu_hours` of config.toml; without this key no run needs approval. With
+    `approved` a person has agreed to the run.
     """
     likely = figures.gpu_hours.likely
     limit = home.user_config().auto_approve_gpu_hours
@@ -290,9 +295,9 @@ def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
     one step fits. `figures` is the estimate of the run with all its steps."""
     startup_hours = figures.seconds["startup"] / 3600
     hours_of_all_steps = max(figures.gpu_hours.likely - startup_hours, 1e-9)
-    # A tenth of the limit is left for rounding.
-    share = (0.9 * limit - startup_hours) / hours_of_all_steps
-    steps = math.floor(figures.steps * share)
+    hours_for_steps = 0.9 * limit - startup_hours  # a tenth of the limit is left for rounding
+    share_that_fits = hours_for_steps / hours_of_all_steps
+    steps = math.floor(figures.steps * share_that_fits)
     if steps < 1:
         return None
     # `epochs` cannot be given beside `steps`.

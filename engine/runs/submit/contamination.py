@@ -21,7 +21,7 @@ from engine.home.run_dir import Home
 
 BUDGET_S = 2.0  # for all comparisons of one call that are not stored yet
 _VERDICTS = ("clean", "overlap", "leak")  # the worst last
-_COUNTS = ("exact", "normalised", "ngram")
+_KINDS = ("exact", "normalised", "ngram")  # of matches; keys of an `Overlap`
 Overlap = Mapping[str, Any]  # one comparison, as `overlap.scan` returns it
 
 
@@ -33,7 +33,7 @@ class Contamination:
         verdict: clean, overlap or leak.
         leaked: ids of the held-out tasks that the training rows contain.
         sources: one entry per environment version trained on, as `overlap.scan` counts it.
-        headline: what was found, one sentence.
+        headline: the result in one sentence.
     """
 
     verdict: str
@@ -43,7 +43,7 @@ class Contamination:
 
     @property
     def warnings(self) -> list[str]:
-        """The warning at a submit; none where nothing was found."""
+        """The warning at a submit, as a list; [] for the verdict "clean"."""
         if self.verdict == "clean":
             return []
         return [f"contamination: {self.headline}"]
@@ -139,9 +139,9 @@ def _overlaps(
 
 
 def _severity(overlap: Overlap) -> tuple[int, int]:
-    """A sort key for overlaps, the worst last: first by verdict, then by the number of rows that
-    match."""
-    return (_VERDICTS.index(overlap["verdict"]), sum(overlap[count] for count in _COUNTS))
+    """A sort key for overlaps, the worst last: by verdict, then by the number of matching tasks."""
+    match_count = sum(overlap[kind] for kind in _KINDS)
+    return (_VERDICTS.index(overlap["verdict"]), match_count)
 
 
 def _compare(home: Home, trained_on: EnvRecord, exam: EnvRecord, deadline: float) -> Overlap:

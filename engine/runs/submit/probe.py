@@ -68,8 +68,7 @@ def submit_probe(
         "grpo", settings_but_sampler, model=model.facts, env=facts, hardware=machine
     )
     config = _config(request, record, model, resolved)
-    config_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
-    key = f"probe-{config_hash[:24]}"
+    key = _key_of(config)
     settings = resolved.settings
     assert isinstance(settings, GRPOSettings)  # because "grpo" was resolved above
     work = SamplingWork(
@@ -120,6 +119,12 @@ def _config(
     }
 
 
+def _key_of(config: Mapping[str, object]) -> str:
+    """What identifies a probe, from its config without the run's id and cap."""
+    config_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    return f"probe-{config_hash[:24]}"
+
+
 def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
     """The request id for this probe, and the run that was queued under it before.
 
@@ -127,7 +132,7 @@ def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str
     or was cancelled. Each such retry gets a request id of its own: `key` and a number.
 
     Args:
-        key: what identifies the probe.
+        key: what identifies the probe (`_key_of`).
         body: the arguments that the request id stands for.
 
     Raises UserError RUN_STATE after `_MAX_RUNS` such runs.

@@ -21,7 +21,7 @@ class TrainRequest:
     Attributes:
         env_id: an environment version, the beginning of its id, or a bare name.
         model: what to train: a reference as engine/models/catalog.py reads it.
-        algorithm: "sft" or "grpo".
+        algorithm: "sft", "dpo" or "grpo".
         settings: what should differ from the defaults.
         note: why this run.
         expect: the prediction: "better", "no_difference" or "".

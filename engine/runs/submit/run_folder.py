@@ -80,11 +80,11 @@ def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
 
 
 def _link_folder(home: Home, source: Path, target: Path) -> Path:
-    """Fill the folder `target` with hard links to the files of the checkpoint `source`, or with
-    copies where hard links are not possible. Returns `target`.
+    """Fill the folder `target` with the files of the adapter or checkpoint `source`; returns it.
 
-    The files in `target` stay even if the run that wrote the checkpoint deletes it. Of an adapter
-    that no run of this home made, the two files that make it are copied: its owner may change it.
+    Of a checkpoint of this home they are hard links, or copies where hard links are not possible:
+    they stay even if the run that wrote the checkpoint deletes it. Of an adapter from elsewhere the
+    two files that make it are copied, because its owner may change them.
     """
     target.mkdir(parents=True, exist_ok=True)
     if not source.is_relative_to(home.runs):

@@ -257,7 +257,7 @@ class HeldoutEvaluation:
         if self.context is None:
             yield lambda *_: None
             return
-        with stored_answers.beside(
+        with stored_answers.rescoring(
             self.job.run, self.env, lambda reason: self.job.event("rescore_skipped", reason)
         ) as rescore:
             yield rescore

@@ -108,7 +108,7 @@ def test_a_cancel_that_nobody_is_left_to_obey_is_settled_by_the_next_process(ben
 def test_time_spent_before_a_kill_is_counted(bench):
     run = bench.start(steps=5, hold_at=4)
     bench.until_step(run, 3)
-    bench.until(lambda: launcher.elapsed_of_dead(run) > 0.3, "half a second is counted")
+    bench.until(lambda: launcher.seconds_in_lock_file(run) > 0.3, "half a second is counted")
     bench.kill(*bench.pids(run))
     bench.until(lambda: not launcher.is_alive(run), "the lock is free")
     bench.go(run)

@@ -24,7 +24,7 @@ def asked(home: Home, env_id: str, rows: list[dict[str, Any]], half: str = "") -
     run = training(home, env_id, evals={3: rows})
     record = find_env(home, env_id)
     told: list[str] = []
-    with stored_answers.beside(run, record, told.append) as begin:
+    with stored_answers.rescoring(run, record, told.append) as begin:
         begin(run.evals(3), half, {task["id"]: task for task in read_tasks(record)})
     assert told == []
     return run
@@ -110,7 +110,7 @@ def test_an_environment_that_is_gone_costs_the_run_nothing(home: Home, tmp_path:
     run = training(home, env_id, evals={3: sums(9)})
     (record.source / "environment.py").write_text("raise ValueError('gone')")
     told: list[str] = []
-    with stored_answers.beside(run, record, told.append) as begin:
+    with stored_answers.rescoring(run, record, told.append) as begin:
         begin(run.evals(3), "", {task["id"]: task for task in read_tasks(record)})
     found = rescored(run)
     assert (found["scored"], found["differing"]) == (0, 0) and "gone" in found["why"]
@@ -140,7 +140,7 @@ def test_a_caller_that_fails_does_not_wait_for_an_environment_that_loads_slowly(
 
     monkeypatch.setattr(Pipe, "greet", seen)
     began = time.monotonic()
-    with pytest.raises(KeyError), stored_answers.beside(run, record, lambda _: None):
+    with pytest.raises(KeyError), stored_answers.rescoring(run, record, lambda _: None):
         assert loading.wait(20)
         raise KeyError("cancelled")
     assert time.monotonic() - began < 20 < record.limits.start_seconds
@@ -154,6 +154,6 @@ def test_a_fault_beside_a_run_is_told_and_costs_it_nothing(
     run, record = training(home, env_id, evals={3: sums(5)}), find_env(home, env_id)
     monkeypatch.setattr(stored_answers, "score_again", lambda *_: 1 / 0)
     told: list[str] = []
-    with stored_answers.beside(run, record, told.append) as begin:
+    with stored_answers.rescoring(run, record, told.append) as begin:
         begin(run.evals(3), "", {task["id"]: task for task in read_tasks(record)})
     assert told == ["ZeroDivisionError: division by zero"] and not run.rescored.exists()

@@ -46,8 +46,10 @@ def test_every_checkpoint_compared_and_every_model_evaluated_is_a_look(home, mak
 def test_a_count_that_is_kept_follows_every_run_that_comes_or_ends(
     home, make_run, rows, monkeypatch
 ):
-    counted, count = [], holdout_reuse._count
-    monkeypatch.setattr(holdout_reuse, "_count", lambda *given: counted.append(1) or count(*given))
+    counted, uses_by = [], holdout_reuse._uses_by
+    monkeypatch.setattr(
+        holdout_reuse, "_uses_by", lambda *given: counted.append(1) or uses_by(*given)
+    )
     first = examined(make_run, rows)
     env_id = first.config["env_id"]
     assert use_by_env(home)[env_id]["looks"] == 3
