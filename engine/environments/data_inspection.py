@@ -28,14 +28,15 @@ from envs.dataset import LINE_FORMATS
 from envs.json_types import TaskRow
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_REFUSAL_CHARS = 300
 
 
 def inspect(home: Home, path: str | Path, model: str = "") -> DataReport:
     """Check a data file and describe its rows.
 
-    A large JSONL file is read in a process of its own, which this waits for, and what was found is
-    kept in the home's cache. With `model` the report has `tokens`, counted with that model's
-    tokenizer and chat template over at most SAMPLE rows, a seeded sample.
+    A large JSONL file is read in a process of its own, which this waits for, and the facts are kept
+    in the home's cache. With `model` the report has `tokens`, counted with that model's tokenizer
+    and chat template over at most SAMPLE rows, a seeded sample.
 
     Raises UserError DATASET_INVALID if the file cannot be read as data, or the error of
     `catalog.resolve_model`.
@@ -50,16 +51,16 @@ def inspect(home: Home, path: str | Path, model: str = "") -> DataReport:
         is_large = False
     if is_large:
         indexed = build.read_once(home, [file], file.parent, wait_s=float("inf"))
-        report = _large_report(file, indexed.found)
+        report = _large_report(file, indexed.facts)
         if model_folder is not None:
-            rows = IndexedRows(indexed.found.files, indexed.folder / ROWS_INDEX)
-            return replace(report, tokens=_count(rows, model, model_folder))
+            rows = IndexedRows(indexed.facts.files, indexed.folder / ROWS_INDEX)
+            return replace(report, tokens=_count_tokens(rows, model, model_folder))
         return report
     report = datasets.inspect(path)
     if model_folder is not None:
         tasks = datasets.valid_tasks(file)
         rows = [stored_row(task.to_row(), "train") for task in tasks]
-        return replace(report, tokens=_count(rows, model, model_folder))
+        return replace(report, tokens=_count_tokens(rows, model, model_folder))
     return report
 
 
@@ -75,48 +76,50 @@ def hub_data_error(name: str) -> UserError:
     )
 
 
-def _large_report(file: Path, found: DataIndex) -> DataReport:
-    """What reading a large file found, as the report of any other."""
+def _large_report(file: Path, facts: DataIndex) -> DataReport:
+    """The facts about a large file, as the report of any other."""
     report = DataReport(
         path=str(file),
-        hash=found.files[0].sha256[:12],
-        rows=found.rows,
-        bad=found.bad,
-        bad_rows=[ShownBadRow(fault.line, fault.message) for fault in found.faults],
-        shapes=found.shapes,
-        with_answer=found.rows - found.unanswered,
-        with_tools=found.with_tools,
-        turns=_dict(found.turns),
-        duplicates=Duplicates(found.repeated_rows, found.repeated_prompts),
-        splits=found.sides,
-        lengths=Lengths(_dict(found.prompt_chars), _dict(found.answer_chars)),
-        sample=[SampleRow(row.id, row.prompt, row.answer, row.split) for row in found.sample],
+        hash=facts.files[0].sha256[:12],
+        rows=facts.rows,
+        bad=facts.bad,
+        bad_rows=[ShownBadRow(fault.line, fault.message) for fault in facts.faults],
+        shapes=facts.shapes,
+        with_answer=facts.rows - facts.unanswered,
+        with_tools=facts.with_tools,
+        turns=_as_dict(facts.turns),
+        duplicates=Duplicates(facts.repeated_rows, facts.repeated_prompts),
+        splits=facts.sides,
+        lengths=Lengths(_as_dict(facts.prompt_chars), _as_dict(facts.answer_chars)),
+        sample=[SampleRow(row.id, row.prompt, row.answer, row.split) for row in facts.sample],
     )
-    return datasets.with_words(report, list(found.warnings))
+    return datasets.with_words(report, list(facts.warnings))
 
 
-def _dict(found: Spread) -> dict[str, int]:
-    return {"min": found.min, "p50": found.p50, "p95": found.p95, "max": found.max}
+def _as_dict(numbers: Spread) -> dict[str, int]:
+    return {"min": numbers.min, "p50": numbers.p50, "p95": numbers.p95, "max": numbers.max}
 
 
-def _count(rows: Sequence[TaskRow], model: str, model_folder: Path) -> TokenLengths:
-    """Count the tokens of the rows, or of a seeded sample of them."""
+def _count_tokens(rows: Sequence[TaskRow], model: str, model_folder: Path) -> TokenLengths:
+    """Count the tokens of the rows, or of a seeded sample of them; rows that the chat template
+    refuses are left out. `model` is the reference that the user gave."""
     tokenizer = tokens.load(model_folder)
     sample = random.Random(0).sample(rows, SAMPLE) if len(rows) > SAMPLE else rows
-    counted = []
-    refused, refusal = 0, ""
+    lengths = []
+    refused_rows = 0
+    first_refusal = ""
     for row in sample:
         try:
-            counted.append(row_lengths(row, row["metadata"].get("tools") or [], tokenizer))
+            lengths.append(row_lengths(row, row["metadata"].get("tools") or [], tokenizer))
         except TemplateError as error:
-            refused += 1
-            refusal = refusal or f"row {row['id']}: {error}"
+            refused_rows += 1
+            first_refusal = first_refusal or f"row {row['id']}: {error}"
     return TokenLengths(
         model=model,
-        counted=len(counted),
-        prompt=spread([row.prompt for row in counted]),
-        answer=spread([row.answer for row in counted]),
-        total=spread([row.total for row in counted]),
-        refused_by_template=refused,
-        refusal=refusal[:300] or None,
+        counted=len(lengths),
+        prompt=spread([row.prompt for row in lengths]),
+        answer=spread([row.answer for row in lengths]),
+        total=spread([row.total for row in lengths]),
+        refused_by_template=refused_rows,
+        refusal=first_refusal[:_REFUSAL_CHARS] or None,
     )

@@ -117,7 +117,7 @@ def push_env(
     name = _version_name(name, source)
     large = push_large.find(home, source, deadline)
     with staging(home, name) as folder:
-        referenced = {file.name: file.sha256 for file in large.found.files} if large else None
+        referenced = {file.name: file.sha256 for file in large.facts.files} if large else None
         copied = snapshot.take(source, folder / SOURCE, referenced)
         try:
             settings = read_settings(folder / SOURCE)

@@ -386,9 +386,9 @@ def _newest_version(client: "httpx.Client", repo: str) -> _HubVersion:
 def _fetch_small(home: Home, remote: _HubVersion) -> Path:
     """Fetch the small files and the headers of the weights; returns the snapshot folder.
 
-    It also writes the download plan, from which `ensure_weights` fetches the rest. `refs/main` is
-    written last, because it makes the folder a part of the cache. Raises UserError
-    MODEL_UNSUPPORTED, or httpx.HTTPError.
+    Of a model it also writes the download plan, from which `ensure_weights` fetches the rest; an
+    adapter is fetched whole. `refs/main` is written last, because it makes the folder a part of the
+    cache. Raises UserError MODEL_UNSUPPORTED, or httpx.HTTPError.
     """
     is_adapter = "config.json" not in remote.files and set(ADAPTER_FILES) <= set(remote.files)
     if not is_adapter:
@@ -396,14 +396,27 @@ def _fetch_small(home: Home, remote: _HubVersion) -> Path:
     root = _model_folder(home.cache / "hub", remote.repo)
     folder = root / "snapshots" / remote.commit
     folder.mkdir(parents=True, exist_ok=True)
-    if is_adapter:  # small beside a model: its weights are fetched at once
-        config, weights = ADAPTER_FILES
-        write_text(folder / config, _fetch_text(remote, config))
-        if not (folder / weights).is_file():
-            _download(remote.client, remote.url(weights), folder, remote.files[weights], _unseen)
-        (root / "refs").mkdir(exist_ok=True)
-        write_text(root / "refs" / "main", remote.commit)
-        return folder
+    if is_adapter:
+        _fetch_adapter(remote, folder)
+    else:
+        _fetch_model_without_weights(remote, folder)
+    (root / "refs").mkdir(exist_ok=True)
+    write_text(root / "refs" / "main", remote.commit)
+    return folder
+
+
+def _fetch_adapter(remote: _HubVersion, folder: Path) -> None:
+    """Fetch an adapter into `folder`, its weights at once, because they are small beside a
+    model's."""
+    config, weights = ADAPTER_FILES
+    write_text(folder / config, _fetch_text(remote, config))
+    if not (folder / weights).is_file():
+        _download(remote.client, remote.url(weights), folder, remote.files[weights], _ignore)
+
+
+def _fetch_model_without_weights(remote: _HubVersion, folder: Path) -> None:
+    """Fetch the small files of a model and the headers of its weights into `folder`, and write the
+    plan for the weights."""
     for name in _SMALL_FILES:
         if name in remote.files and not (folder / name).is_file():
             write_text(folder / name, _fetch_text(remote, name))
@@ -420,12 +433,9 @@ def _fetch_small(home: Home, remote: _HubVersion) -> Path:
         weights=[remote.files[name] for name in names],
     )
     plan.write(folder / _PLAN)
-    (root / "refs").mkdir(exist_ok=True)
-    write_text(root / "refs" / "main", remote.commit)
-    return folder
 
 
-def _unseen(_bytes: int) -> None:
+def _ignore(_bytes: int) -> None:
     """For a download whose progress nobody follows."""
 
 
