@@ -93,7 +93,7 @@ def _large_report(file: Path, facts: DataIndex) -> DataReport:
         lengths=Lengths(_as_dict(facts.prompt_chars), _as_dict(facts.answer_chars)),
         sample=[SampleRow(row.id, row.prompt, row.answer, row.split) for row in facts.sample],
     )
-    return datasets.with_words(report, list(facts.warnings))
+    return datasets.with_summary_and_warnings(report, list(facts.warnings))
 
 
 def _as_dict(numbers: Spread) -> dict[str, int]:
