@@ -64,7 +64,7 @@ class Home:
         return self.root / "db.lock"
 
     def damaged_database(self, stamp: str) -> Path:
-        """Where a database that was found damaged at the time `stamp` is kept."""
+        """Where a damaged database is kept that was moved aside at the time `stamp`."""
         return self.root / f"{self.db.name}.damaged-{stamp}"
 
     def damaged_databases(self) -> list[Path]:
@@ -145,7 +145,7 @@ class Home:
 
     @property
     def comparisons(self) -> Path:
-        """Which models our own forward was found to agree with transformers on."""
+        """On which models our own forward was compared with transformers, and how that came out."""
         return self.cache / "comparisons.json"
 
     @property

@@ -154,7 +154,7 @@ def _refused_numbers(
 def _load_argument(position: int) -> tuple[int, int, int, int]:
     """The instruction that loads the low 32 bits of argument `position` of a call.
 
-    Every value that this filter looks at fits in them.
+    Every value that this filter compares fits in them.
     """
     # Arguments of 8 bytes each begin at byte 16 of seccomp_data.
     return (_LOAD, 0, 0, 16 + 8 * position)

@@ -349,8 +349,8 @@ def deploy(
         key: the caller; it may have a limit of deployments.
 
     Raises:
-        UserError: PATH_OUTSIDE_ROOTS, `path` lies in none of `roots`; another code, the model
-            cannot be found, served or written.
+        UserError: PATH_OUTSIDE_ROOTS, `path` lies in none of `roots`; another code, there is no
+            such model, or it cannot be served or written.
     """
     from engine.serving import service
 
@@ -378,7 +378,7 @@ def chat(
     """Ask a model one question, and ask the model `compare_to` the same one if it is not "".
 
     A model that is not served yet is deployed first, if the limit of `key` allows one more. Raises
-    UserError if a model cannot be found or served.
+    UserError if there is no such model, or if it cannot be served.
     """
     from engine.serving import service
 
@@ -517,7 +517,7 @@ def from_roots(path: str, roots: Sequence[Path]) -> str:
     """Find a relative path in the current folder, or else in the first of `roots` that has it.
 
     Clients start servers in any folder, while an agent names paths relative to its project. A path
-    that is absolute, empty, found nowhere or not possible (with a NUL) is returned unchanged.
+    that is absolute, empty, not possible (with a NUL) or in no such folder is returned unchanged.
     """
     if not path or "\0" in path or Path(path).expanduser().is_absolute() or exists(Path(path)):
         return path
