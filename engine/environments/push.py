@@ -42,6 +42,7 @@ from envs.config.settings import EnvSettings, read_settings
 from envs.json_types import EnvDescription
 
 _AUDIT_KEYS_IN_REPLY = ("verdict", "headline", "risks", "share", "fresh_process")
+_NAME_CHARS = 40  # that NAME allows
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
 # Called with the settings of environment.toml; raises UserError for what they may not ask for.
@@ -92,7 +93,7 @@ def push_env(
     name: str = "",
     install: bool = False,
     roots: list[Path] | None = None,
-    allowed: SettingsCheck | None = None,
+    check_settings: SettingsCheck | None = None,
 ) -> PushReply:
     """Store the environment in the folder `path` as a version.
 
@@ -103,7 +104,7 @@ def push_env(
         path: a folder inside one of `roots` (None: anywhere), or the files of a stored version.
         name: the name to push under; "" takes the folder's.
         install: build an environment from its requirements.txt if packages are missing.
-        allowed: called with the settings of environment.toml; raises UserError if they ask for
+        check_settings: called with the settings of environment.toml; raises UserError if they ask for
             something that is not allowed. It does not refuse a version that is stored already.
             None allows everything.
 
@@ -123,24 +124,35 @@ def push_env(
             settings = read_settings(folder / SOURCE)
             draft = Draft(home, name, folder, copied, settings, deadline)
             version_folder = home.env(name, draft.hash)
-            if database_row(version_folder) is None:
-                if allowed is not None:
-                    allowed(draft.settings)
+            if database_row(version_folder) is not None:
+                _push_again(draft, version_folder, install, check_settings)
+            else:
+                if check_settings is not None:
+                    check_settings(draft.settings)
                 if large:
                     push_large.build_version(draft, large)
                 else:
                     _build_version(draft, install)
                 _publish_version(draft, version_folder)
-            else:
-                if install:
-                    _reinstall_packages(draft)
-                # With secrets that were missing at the audit, but only if the caller may use them.
-                if push_audit.is_outdated(draft) and _passes_check(allowed, draft.settings):
-                    push_audit.repeat_audit(draft, version_folder)
-                _make_newest(draft, version_folder)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
     return _reply(registry.find_env(home, f"{name}@{copied.digest[:12]}"), copied)
+
+
+def _push_again(
+    draft: Draft, version_folder: Path, install: bool, check_settings: SettingsCheck | None
+) -> None:
+    """Make the stored version in `version_folder` the newest of its name; `install` and `check_settings`
+    are those of `push_env`.
+
+    Its audit is repeated if secrets are set now that were missing then, but only if the caller may
+    give it these secrets.
+    """
+    if install:
+        _reinstall_packages(draft)
+    if push_audit.is_outdated(draft) and _passes_check(check_settings, draft.settings):
+        push_audit.repeat_audit(draft, version_folder)
+    _make_newest(draft, version_folder)
 
 
 def _root_of_stored_version(home: Home, path: str | Path) -> list[Path]:
@@ -244,16 +256,16 @@ def _env_version(
     )
 
 
-def _passes_check(allowed: SettingsCheck | None, settings: EnvSettings) -> bool:
-    """Whether `allowed` accepts the settings of a stored version; None accepts everything.
+def _passes_check(check_settings: SettingsCheck | None, settings: EnvSettings) -> bool:
+    """Whether `check_settings` accepts the settings of a stored version; None accepts everything.
 
     A version that is not accepted stays stored, but its audit is not repeated: that would run its
     code with the secrets that are set now.
     """
-    if allowed is None:
+    if check_settings is None:
         return True
     try:
-        allowed(settings)
+        check_settings(settings)
     except UserError:
         return False
     return True
@@ -380,5 +392,5 @@ def _nearest_name(name: str) -> str:
     "env" if no character of `name` can be used.
     """
     words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    shortened = words[:40].strip("-")  # the cut may leave a dash at the end
+    shortened = words[:_NAME_CHARS].strip("-")  # the cut may leave a dash at the end
     return shortened or "env"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.core.files import JsonObject, last_line, read_json, read_lines, write_text
-from engine.home.rows import TERMINAL, RunRow
+from engine.home.rows import HOLDS_DEVICE, TERMINAL, RunRow
 from engine.home.run_dir import RunDir
 
 _PACE_STEPS = 20  # the pace is measured over this many of the last steps
@@ -76,12 +76,13 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
         if steps_of_start is not None:
             total = steps_of_start
     step = _as_whole_number(last_metrics.get("step"))
+    has_trainer = row.state in HOLDS_DEVICE
     return Progress(
         step=step,
         total_steps=total,
         eta_s=None if row.state in TERMINAL else _seconds_left(run, step, total),
         metrics=last_metrics,
-        quiet_s=_quiet_seconds(run) if row.state in ("preparing", "running", "stopping") else None,
+        quiet_s=_quiet_seconds(run) if has_trainer else None,
         alerts=alerts_in(events)[-_MAX_ALERTS:],
         cursor=cursor,
         started=starts,

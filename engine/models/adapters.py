@@ -130,10 +130,12 @@ def named_base(folder: Path) -> NamedBase:
     """What the adapter in `folder` says of its base. Raises UserError MODEL_UNSUPPORTED if its
     adapter_config.json cannot be read."""
     origin = read_object(folder / ORIGIN)  # {} where there is none
-    named = model_files.load_json(folder / CONFIG).get("base_model_name_or_path")
-    names = [name for name in (origin.get("base"), named) if isinstance(name, str) and name]
+    peft_config = model_files.load_json(folder / CONFIG)
+    references = (origin.get("base"), peft_config.get("base_model_name_or_path"))
+    names = [name for name in references if isinstance(name, str) and name]
+    unique_names = tuple(dict.fromkeys(names))
     weights = origin.get(BASE_WEIGHTS)
-    return NamedBase(tuple(dict.fromkeys(names)), weights if isinstance(weights, dict) else {})
+    return NamedBase(unique_names, weights if isinstance(weights, dict) else {})
 
 
 def require_same_weights(home: Home, folder: Path, base: NamedBase, base_path: Path) -> None:

@@ -202,7 +202,8 @@ class ChatFormat:
         tools: Sequence[ToolSchema],
         last_id: int | None,
     ) -> list[int]:
-        """Token ids that follow an assistant turn, as `between_turns` returns them.
+        """Token ids that follow an assistant turn, as `between_turns` returns them: up to and with
+        the opening of the next turn, without an end of the turn that was sampled already.
 
         Args:
             history: the messages before that turn.
@@ -211,8 +212,10 @@ class ChatFormat:
         """
         turn_end, rest = self._rest(history, stand_in, mark, replies, tools)
         if turn_end and rest.startswith(turn_end):
-            after = self.encode(rest[len(turn_end) :])
-            return after if self._is_end(last_id) else [*self.encode(turn_end), *after]
+            after_end = self.encode(rest[len(turn_end) :])
+            if self._is_end(last_id):
+                return after_end
+            return [*self.encode(turn_end), *after_end]
         if turn_end:
             # Within a conversation the template ends turns with another token (gpt-oss), whose
             # place the sampled one has taken.

@@ -99,7 +99,8 @@ class ModelFacts:
             return self.inside.active_params
         # Query and output have `heads` heads, key and value have `kv_heads`.
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+        mlp = 3 * self.hidden * self.intermediate  # gate, up and down
+        return self.layers * (attention + mlp)
 
     @property
     def dense_params(self) -> int:

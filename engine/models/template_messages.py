@@ -201,7 +201,7 @@ def _with_calls(message: ChatMessage, can: Abilities) -> ChatMessage:
     if content := _text(message):
         lines.append(content)
     for call in calls:
-        function = call.get("function", call)
+        function = call.get("function", call)  # a call may come without the object around it
         json_call = {"name": function["name"], "arguments": _arguments(function)}
         lines.append(f"<tool_call>\n{json.dumps(json_call, ensure_ascii=False)}\n</tool_call>")
     rest = {key: value for key, value in message.items() if key != "tool_calls"}

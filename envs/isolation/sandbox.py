@@ -201,14 +201,15 @@ def _restrict(
         abi = landlock.restrict(readable, writable, limits.network, reach.ports)
     # Something else keeps signals from processes of others: another uid, namespaces or Landlock.
     signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
+    has_filter = False
     with contextlib.suppress(OSError):
         seccomp.install(
             network=limits.network,
             signals=signals_confined,
             truncate=abi >= landlock.HOLDS_TRUNCATION,
         )
-        return abi, True
-    return abi, False
+        has_filter = True
+    return abi, has_filter
 
 
 def _gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:

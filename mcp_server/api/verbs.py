@@ -86,7 +86,7 @@ def push_env(
         name=name,
         install=install,
         roots=None if roots is None else list(roots),
-        allowed=partial(check_owner_agreed, home, key),
+        check_settings=partial(check_owner_agreed, home, key),
     )
     return with_head(
         reply.to_json(), f"Pushed {reply.env_id}.", suggest("dry_run", env_id=reply.env_id)

@@ -46,29 +46,30 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
         named: the side that each row names: UNSAID, TRAIN or HELDOUT.
 
     All rows of a prompt get the same side. Where rows name the held-out side, their prompts are
-    held out and no others, and NAMED_MOST of their rows are asked. Else prompts are chosen among
-    those of which no row names the training side.
+    held out and no others; at most NAMED_MOST of their rows are asked, which means that models are
+    judged on them. Else some prompts are chosen among those of which no row names the training
+    side.
     """
     sides = Sides(bytearray(len(prompts)), _source(named))
     names_heldout = HELDOUT in named
     chooser = _Chooser(NAMED_MOST if names_heldout else _heldout_target(prompts, named))
     moved_rows = 0
-    for low, high in portions(len(prompts)):
-        positions = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
-        range_prompts = {prompts[row] for row in positions}
+    for low, high in portions(len(prompts)):  # so that sets of prompts stay small
+        rows = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
+        all_prompts = {prompts[row] for row in rows}
         if names_heldout:
-            candidates = {prompts[row] for row in positions if named[row] == HELDOUT}
+            candidates = {prompts[row] for row in rows if named[row] == HELDOUT}
         else:
-            candidates = range_prompts - {prompts[r] for r in positions if named[r] == TRAIN}
-        rows_of_prompt = Counter(prompts[r] for r in positions if prompts[r] in candidates)
-        asked = chooser.choose(rows_of_prompt)
-        heldout = candidates if names_heldout else asked
-        for row in positions:
-            if prompts[row] in heldout:
-                sides.of_row[row] = IN_HELDOUT if prompts[row] in asked else OUTSIDE
+            candidates = all_prompts - {prompts[row] for row in rows if named[row] == TRAIN}
+        rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
+        asked_prompts = chooser.choose(rows_of_prompt)
+        heldout_prompts = candidates if names_heldout else asked_prompts
+        for row in rows:
+            if prompts[row] in heldout_prompts:
+                sides.of_row[row] = IN_HELDOUT if prompts[row] in asked_prompts else OUTSIDE
                 if named[row] == TRAIN:
                     moved_rows += 1
-        sides.distinct_prompts += len(range_prompts) - len(heldout)
+        sides.distinct_prompts += len(all_prompts) - len(heldout_prompts)
     nothing_chosen = not names_heldout and not chooser.taken_rows
     if nothing_chosen and chooser.smallest and chooser.seen_prompts > 1:
         # Every prompt has more rows than shall be held out: the one with the fewest is.

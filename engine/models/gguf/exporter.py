@@ -104,6 +104,8 @@ def _sizes(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObje
 
     Raises NotExportable for a scaling or a window that GGUF has no key for.
     """
+    # config.json has `rope_parameters`, or in older models `rope_scaling`, with `type` for its kind
+    # and the base of the frequencies outside.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     sizes: JsonObject = {
         "block_count": facts.layers,

@@ -149,10 +149,14 @@ def write(path: Path, stored: list[StoredTensor]) -> None:
     header: JsonObject = {"__metadata__": {"format": "pt"}}
     offset = 0
     for each in stored:
-        size = prod(each.shape) * (4 if each.dtype == "F32" else 2)
-        offsets = [offset, offset + size]
-        header[each.name] = {"dtype": each.dtype, "shape": each.shape, "data_offsets": offsets}
-        offset += size
+        bytes_per_number = 4 if each.dtype == "F32" else 2
+        end = offset + prod(each.shape) * bytes_per_number
+        header[each.name] = {
+            "dtype": each.dtype,
+            "shape": each.shape,
+            "data_offsets": [offset, end],
+        }
+        offset = end
     header_bytes = json.dumps(header, separators=(",", ":")).encode()
     header_bytes += b" " * (-len(header_bytes) % 8)  # the data must begin at a multiple of 8
     with open(path, "wb") as file:
