@@ -104,8 +104,8 @@ def push_env(
         path: a folder inside one of `roots` (None: anywhere), or the files of a stored version.
         name: the name to push under; "" takes the folder's.
         install: build an environment from its requirements.txt if packages are missing.
-        check_settings: called with the settings of environment.toml; raises UserError if they ask for
-            something that is not allowed. It does not refuse a version that is stored already.
+        check_settings: called with the settings of environment.toml; raises UserError if they ask
+            for something that is not allowed. It does not refuse a version that is stored already.
             None allows everything.
 
     Raises UserError PATH_OUTSIDE_ROOTS, ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_LIMITS,
@@ -142,8 +142,8 @@ def push_env(
 def _push_again(
     draft: Draft, version_folder: Path, install: bool, check_settings: SettingsCheck | None
 ) -> None:
-    """Make the stored version in `version_folder` the newest of its name; `install` and `check_settings`
-    are those of `push_env`.
+    """Make the stored version in `version_folder` the newest of its name; `install` and
+    `check_settings` are those of `push_env`.
 
     Its audit is repeated if secrets are set now that were missing then, but only if the caller may
     give it these secrets.

@@ -233,42 +233,43 @@ def _in_other_part(prefix: str) -> bool:
     return re.fullmatch(NOT_ADAPTED, prefix + "x") is not None  # x: any name in that part
 
 
-def expert_share(value: Lookup) -> float:
-    """The share of the experts that one token runs through; 1 where `value`, which looks up a key
-    of the configuration, gives no numbers of experts."""
-    count, per_token = _first(value, _EXPERT_COUNT), _first(value, _EXPERTS_PER_TOKEN)
+def expert_share(lookup: Lookup) -> float:
+    """The share of the experts that one token runs through; 1 where the configuration names no
+    numbers of experts."""
+    count, per_token = _first(lookup, _EXPERT_COUNT), _first(lookup, _EXPERTS_PER_TOKEN)
     return min(1.0, per_token / count) if count and per_token else 1.0
 
 
-def active_width(value: Lookup) -> int:
+def active_width(lookup: Lookup) -> int:
     """The width between the two products of an MLP as one token sees it; 0 where the configuration
     does not name it. Of experts it is the width of all that a token runs through together, or the
     width of the model's layers without experts, if that is more."""
-    dense = _first(value, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
-    experts_per_token = _first(value, _EXPERTS_PER_TOKEN)
-    if not _first(value, _EXPERT_COUNT) or not experts_per_token:
+    dense = _first(lookup, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
+    experts_per_token = _first(lookup, _EXPERTS_PER_TOKEN)
+    if not _first(lookup, _EXPERT_COUNT) or not experts_per_token:
         return dense
-    expert = _first(value, _EXPERT_WIDTH) or dense
+    expert = _first(lookup, _EXPERT_WIDTH) or dense
     # Shared experts, which every token runs through: their width together, or their number.
-    shared = _first(value, _SHARED_WIDTH) or expert * _first(value, _SHARED_EXPERTS)
+    shared = _first(lookup, _SHARED_WIDTH) or expert * _first(lookup, _SHARED_EXPERTS)
     return max(dense, experts_per_token * expert + shared)
 
 
-def head_width(value: Lookup) -> int:
+def head_width(lookup: Lookup) -> int:
     """Numbers of a key or value of one head; 0 where the configuration does not say it. In latent
     attention (DeepSeek), whose keys and values differ in size, it is the mean of both."""
-    latent = _first(value, ("kv_lora_rank",))
-    values = _first(value, ("v_head_dim",))
-    if latent and values:
-        keys = _first(value, ("qk_nope_head_dim",)) + _first(value, ("qk_rope_head_dim",))
-        return (keys + values) // 2
-    return _first(value, ("head_dim",))
+    latent_width = _first(lookup, ("kv_lora_rank",))
+    value_width = _first(lookup, ("v_head_dim",))
+    if latent_width and value_width:
+        # A key has a part without positions and one with rotary positions.
+        key_width = _first(lookup, ("qk_nope_head_dim",)) + _first(lookup, ("qk_rope_head_dim",))
+        return (key_width + value_width) // 2
+    return _first(lookup, ("head_dim",))
 
 
-def _first(value: Lookup, names: tuple[str, ...]) -> int:
+def _first(lookup: Lookup, names: tuple[str, ...]) -> int:
     """The first positive integer that the configuration has under one of `names`; 0 for none."""
     for name in names:
-        number = value(name)
+        number = lookup(name)
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:
             return number
     return 0

@@ -100,6 +100,7 @@ def program(
     """
     numbers = NUMBERS[machine]
     # Each instruction: operation, lines to skip if the comparison is true, if it is false, value.
+    # First: a call for another architecture ends the process; of any other the number is loaded.
     lines = [
         (_LOAD, 0, 0, _ARCH),
         (_JEQ, 1, 0, AUDIT_ARCH[machine]),

@@ -88,13 +88,13 @@ def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
     calls: list[FoundCall] = []
     faults: list[str] = []
     for part in _parts(text):
-        at = part.text.find("<atem:invoke")
-        if at < 0 and part.recipient in ("", "user"):
+        first_call = part.text.find("<atem:invoke")
+        if first_call < 0 and part.recipient in ("", "user"):
             contents.append(part.text)
             continue
         try:
             # A message to a tool without such a mark is a fault, which reading at 0 raises.
-            calls += _atem_calls(part.text, max(at, 0), tools)
+            calls += _atem_calls(part.text, max(first_call, 0), tools)
         except Malformed as fault:
             faults.append(str(fault))
     return Found("\n".join(each for each in contents if each), tuple(calls), tuple(faults))
