@@ -214,8 +214,8 @@ def _build_version(draft: Draft, install: bool) -> None:
         draft.warnings += second_process.warnings()
     train = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] == "heldout"]
-    scan_limit = max(_LEAST_SCAN_S, min(overlap.BUDGET_S, draft.seconds_left))
-    contamination = overlap.scan(train, heldout, scan_limit)
+    scan_s = min(overlap.BUDGET_S, draft.seconds_left)
+    contamination = overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
     task_rows.write(draft.folder / TASKS, rows)
     write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(audit))
     version = _env_version(draft, {**description, "kind": kind}, split, contamination, isolation)

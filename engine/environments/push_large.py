@@ -61,8 +61,8 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
     sync_folder(draft.folder)
     train = IndexedRows(facts.files, draft.folder / ROWS_INDEX)
     heldout = list(registry.read_rows(draft.folder / registry.TASKS))
-    scan_s = max(_LEAST_SCAN_S, min(overlap.BUDGET_S, draft.seconds_left))
-    contamination = overlap.scan(train, heldout, scan_s)
+    scan_s = min(overlap.BUDGET_S, draft.seconds_left)
+    contamination = overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
     write_json(draft.folder / registry.AUDIT, {**unscored(facts.rows, seed=0)})
     size = sum(file.size for file in facts.files)
     stays = f"{', '.join(file.name for file in facts.files)} ({size >> 20} MB) stay where they are"

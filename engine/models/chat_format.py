@@ -247,7 +247,7 @@ class ChatFormat:
         continued = _after(mark, self.text([*conversation, *replies], tools, prompt=True))
         stops = [(closed.find(stop), stop) for stop in self.stop_texts if stop in closed]
         if stops:
-            end, stop = min(stops)
+            end, stop = min(stops)  # the first in the text
             if continued[:end] == closed[:end]:
                 return stop, continued[end:]
         return "", continued[_common_start(closed, continued) :]

@@ -93,8 +93,8 @@ def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -
 
 
 def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
-    """Raise NotImportable if a tensor has another shape than the sizes in `config` say, or if a
-    the last norm is missing."""
+    """Raise NotImportable if a tensor has another shape than the sizes in `config` say, or if the
+    last norm is missing."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     inner = config["intermediate_size"]  # width of the MLP
     query = config["num_attention_heads"] * config["head_dim"]
