@@ -245,7 +245,10 @@ def env_facts(
 def _lengths_of(
     prompt: int, rows: Sequence[_StoredRow], pair: tuple[int, int] | None
 ) -> RowLengths:
-    """The lengths of a task from what the cache holds of it."""
+    """The lengths of a task from what the cache holds of it.
+
+    A task without training rows counts as one whose row is its prompt alone.
+    """
     shapes = [
         RowShape(length, tuple(turns), known, is_last=number == len(rows))
         for number, (length, known, turns) in enumerate(rows, start=1)

@@ -81,8 +81,8 @@ def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
 
 
 def _require_plain(config: JsonObject, folder: Path) -> None:
-    """Raise UserError ADAPTER_MISMATCH for options under which it is another function than a LoRA
-    scaled by lora_alpha / r."""
+    """Raise UserError ADAPTER_MISMATCH if the adapter has options under which it computes something
+    else than a LoRA scaled by lora_alpha / r. `config` is its configuration file."""
     options = [name for name in (*NOT_PLAIN, "use_rslora") if config.get(name)]
     if config.get("peft_type", "LORA") != "LORA":
         options.append(f"peft_type {config['peft_type']}")

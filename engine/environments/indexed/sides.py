@@ -153,8 +153,12 @@ def _hold_out(sides: Sides, prompts: Sequence[int], prompt: int) -> None:
 
 
 def _warnings(sides: Sides, named: bytes, moved_rows: int) -> list[str]:
-    """What the author of the dataset should know of the sides; `moved_rows`: how many rows name
-    the training side and share their prompt with a held-out row."""
+    """What the author of the dataset should know of the sides.
+
+    Args:
+        named: the side that each row names, UNSAID, TRAIN or HELDOUT.
+        moved_rows: how many rows name the training side and share their prompt with a held-out row.
+    """
     warnings = []
     if moved_rows:
         warnings.append(
