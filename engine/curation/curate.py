@@ -223,7 +223,8 @@ def _keep_or_drop(
 
     An attempt is dropped for the first of these reasons that holds: its task is no training task,
     it has an error, its group does not match the rule, it is wrong and `choices.select` takes right
-    answers only, its task has enough answers, or what `_drop_reason` returns.
+    answers only, its task has enough answers, or what `_drop_reason` returns. For pairs the reasons
+    after the rule are others; see `_keep_pairs`.
 
     Args:
         groups: the attempts of each group, as `groups_of` returns them.
