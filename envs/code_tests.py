@@ -90,11 +90,13 @@ def code(
         output = _run(source, expressions, stdin="", timeout_s=timeout_s, memory_mb=memory_mb)
         # One line per call; there are fewer where the code was stopped.
         for test, line in zip(calls, output.splitlines(), strict=False):
-            passed += _equal(_returned_value(line), test["expect"])
+            if _equal(_returned_value(line), test["expect"]):
+                passed += 1
     for test in programs:
         stdin = str(test["stdin"])
         printed = _run(source, calls=None, stdin=stdin, timeout_s=timeout_s, memory_mb=memory_mb)
-        passed += _comparable_lines(printed) == _comparable_lines(str(test["stdout"]))
+        if _comparable_lines(printed) == _comparable_lines(str(test["stdout"])):
+            passed += 1
     return passed / len(tests)
 
 

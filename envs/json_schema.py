@@ -45,7 +45,7 @@ KNOWN = frozenset({*BOUNDS, *OTHERS, *JOINED}) | ANNOTATIONS
 def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$") -> list[str]:
     """Check `value` against a JSON schema; returns one text per fault, [] if it fits.
 
-    A text looks like "$.items[2]: not of type string".
+    For example "$.items[2]: not of type string".
 
     Args:
         value: any JSON value.

@@ -127,7 +127,8 @@ def parse_number(text: str) -> Fraction | None:
     Signs of currency and percent are ignored: 12% is 12. None if the text is not a number, divides
     by 0, or has more than 60 characters.
     """
-    unsigned = text.strip().rstrip(".").strip().strip("$€£% ").strip()
+    without_stop = text.strip().rstrip(".").strip()  # of the sentence
+    unsigned = without_stop.strip("$€£% ").strip()
     if len(unsigned) > LONGEST_NUMBER:
         return None
     fraction = re.fullmatch(r"([-+]?\d{1,20})\s*/\s*(\d{1,20})", unsigned)

@@ -60,7 +60,9 @@ def shape_of(row: JsonObject) -> str:
     """
     shape = _plain_shape(row)
     has_answer = "/" in shape or (shape in CHATS and _ends_with_assistant(row[shape]))
-    return shape if has_answer else _preference_shape(row) or shape
+    if has_answer:  # then it is no preference, whatever `chosen` and `rejected` hold
+        return shape
+    return _preference_shape(row) or shape
 
 
 def _preference_shape(row: JsonObject) -> str:
@@ -131,10 +133,12 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
 def _refuse_by_name(row: JsonObject, shape: str) -> None:
     """Raises ValueError for a row of a shape that is known but not trained on, saying which."""
     if not shape and isinstance(row.get("text"), str) and row["text"]:
-        said = "is plain text to continue; training here is on questions and answers"
+        reason = "is plain text to continue; training here is on questions and answers"
         if "<|im_start|>" in row["text"] or "[INST]" in row["text"]:
-            said = "is a chat with its template written out; the model's own template is used here"
-        raise ValueError(f"text {said}: write prompt and completion, or messages")
+            reason = (
+                "is a chat with its template written out; the model's own template is used here"
+            )
+        raise ValueError(f"text {reason}: write prompt and completion, or messages")
     if not shape and (_has_value(row.get(CHOSEN)) or _has_value(row.get(REJECTED))):
         missing = REJECTED if _has_value(row.get(CHOSEN)) else CHOSEN
         raise ValueError(f"a preference needs chosen and rejected; {missing} is missing")
@@ -154,38 +158,51 @@ def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]
     Raises ValueError if an answer is not from the assistant, if both are equal, or if two chats
     have no common beginning.
     """
+    keys = (CHOSEN, REJECTED)
     if shape == PREFERENCE_OPENAI:
-        if not isinstance(row.get("input"), dict):
-            raise ValueError("input is an object with messages beside preferred_output")
-        prompt: Any = _messages(row["input"].get("messages"), "input.messages")
         keys = ("preferred_output", "non_preferred_output")
-        used = {"input", *keys}
-    else:
-        prompt_key = _prompt_key(row)
-        keys = (CHOSEN, REJECTED)
-        used = {prompt_key, *keys}
-        prompt = None
-        if prompt_key in CHATS:
-            prompt = _messages(row[prompt_key], prompt_key)
-        elif prompt_key:
-            prompt, used = _prompt_of(row, prompt_key, used)
+    prompt, used = _preference_prompt(row, shape)
     answers = [_reply(row[key], key) for key in keys]
     if prompt is None:
         prompt = _common_start(answers[0], answers[1])
-    shared = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
+    prompt_messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
     pair = {}
     for name, key, answer in zip((CHOSEN, REJECTED), keys, answers, strict=True):
-        without_system = [message for message in shared if message.role != "system"]
-        for start in (shared, without_system):  # UltraFeedback repeats the prompt in each answer
-            if start and answer[: len(start)] == start and len(answer) > len(start):
-                answer = answer[len(start) :]
-                break
-        if answer[0].role != "assistant" or answer[-1].role != "assistant":
+        reply = _without_prompt(answer, prompt_messages)
+        if reply[0].role != "assistant" or reply[-1].role != "assistant":
             raise ValueError(f"{key} begins and ends with the assistant, after the prompt")
-        pair[name] = [message.to_dict() for message in answer]
+        pair[name] = [message.to_dict() for message in reply]
     if pair[CHOSEN] == pair[REJECTED]:
         raise ValueError("chosen and rejected are the same answer")
-    return prompt, pair, used
+    return prompt, pair, used | {*keys}
+
+
+def _preference_prompt(row: JsonObject, shape: str) -> tuple[Any, set[str]]:
+    """The prompt of a preference row (a string or messages) and the row's keys that hold it.
+
+    The prompt is None where only the answers hold it, at their beginning. Raises ValueError if it
+    cannot be read.
+    """
+    if shape == PREFERENCE_OPENAI:
+        if not isinstance(row.get("input"), dict):
+            raise ValueError("input is an object with messages beside preferred_output")
+        return _messages(row["input"].get("messages"), "input.messages"), {"input"}
+    prompt_key = _prompt_key(row)
+    if not prompt_key:
+        return None, set()
+    if prompt_key in CHATS:
+        return _messages(row[prompt_key], prompt_key), {prompt_key}
+    return _prompt_of(row, prompt_key, {prompt_key})
+
+
+def _without_prompt(answer: list[Message], prompt: list[Message]) -> list[Message]:
+    """An answer without the prompt, with or without its system message, at its beginning;
+    unchanged if it does not begin with it, or is nothing else."""
+    without_system = [message for message in prompt if message.role != "system"]
+    for start in (prompt, without_system):  # UltraFeedback repeats the prompt in each answer
+        if start and answer[: len(start)] == start and len(answer) > len(start):
+            return answer[len(start) :]
+    return answer
 
 
 def _pair_beside_answer(row: JsonObject) -> JsonObject:
@@ -197,9 +214,10 @@ def _pair_beside_answer(row: JsonObject) -> JsonObject:
     if not shape:
         return {}
     try:
-        return _preference(row, shape)[1]
+        _prompt, pair, _used = _preference(row, shape)
     except ValueError:
         return {}
+    return pair
 
 
 def _reply(value: Any, key: str) -> list[Message]:
@@ -218,17 +236,17 @@ def _common_start(chosen: list[Message], rejected: list[Message]) -> list[Messag
 
     Raises ValueError if there is none: then the prompt is missing.
     """
-    same = 0
-    while same < min(len(chosen), len(rejected)) and chosen[same] == rejected[same]:
-        same += 1
-    while same and chosen[same - 1].role == "assistant":
-        same -= 1
-    if not same:
+    count = 0  # of messages in common
+    while count < min(len(chosen), len(rejected)) and chosen[count] == rejected[count]:
+        count += 1
+    while count and chosen[count - 1].role == "assistant":
+        count -= 1
+    if not count:
         raise ValueError(
             "chosen and rejected have no common beginning: give the question as prompt, or both as "
             "messages with the question first"
         )
-    return chosen[:same]
+    return chosen[:count]
 
 
 def _prompt_key(row: JsonObject) -> str:

@@ -74,14 +74,18 @@ _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def _renew(tree: ast.expr, former_values: Mapping[str, Mapping[str, str]]) -> None:
-    """Replace texts that are compared with a value and are no longer written there, in place."""
+    """Replace, in place, texts of earlier versions that a value is compared with by the texts of
+    now: `former_values` has the new text for each old one, by the name of the value."""
     for comparison in (node for node in ast.walk(tree) if isinstance(node, ast.Compare)):
-        sides = [comparison.left, *comparison.comparators]
-        names = {side.id for side in sides if isinstance(side, ast.Name)}
-        renewed = {old: new for name in names for old, new in former_values.get(name, {}).items()}
-        for node in (node for side in sides for node in ast.walk(side)):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                node.value = renewed.get(node.value, node.value)
+        operands = [comparison.left, *comparison.comparators]
+        names = {operand.id for operand in operands if isinstance(operand, ast.Name)}
+        new_texts: dict[str, str] = {}
+        for name in names:
+            new_texts |= former_values.get(name, {})
+        for operand in operands:
+            for node in ast.walk(operand):  # texts may stand in a list: kind in ["a", "b"]
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    node.value = new_texts.get(node.value, node.value)
 
 
 class Where:
@@ -89,11 +93,10 @@ class Where:
 
     Args:
         expression: the text; "" matches everything.
-        names: the values a row offers. Further names (an environment's own metrics) are reached
-            bare or as `metrics["name"]`.
-        field: the argument the text came in, for the error.
-        shown: the text as it was given, where `expression` is a rewriting of it.
-        example: what the error shows as a right one.
+        names: of the values that an expression may use.
+        field: the argument that held the text, for the error.
+        shown: the text as the caller wrote it, if `expression` is a rewriting of it; "" if not.
+        example: a valid expression, which the error shows.
         former_values: names of values with texts that they were written with in earlier versions,
             and what they are written with now; an expression may use either.
 

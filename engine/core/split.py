@@ -33,10 +33,10 @@ class UnknownSplit(ValueError):
 
 @dataclass(frozen=True)
 class Split:
-    """The side of each row, in order, and how it came about."""
+    """The side of each row, in order, and what decided it."""
 
     sides: list[str]
-    source: str  # "rows" (they say it), "hash" (of the prompt) or "mixed"
+    source: str  # "rows" (all name a side), "hash" (of the prompt; none does) or "mixed"
     warnings: list[str] = field(default_factory=list)
 
 
@@ -161,7 +161,8 @@ def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
     for key in keys:
         rows_of_key[key] = rows_of_key.get(key, 0) + 1
     total = len(keys)
-    heldout_target = max(math.ceil(HELDOUT_SHARE * total), min(HELDOUT_LEAST, total // 2))
+    least = min(HELDOUT_LEAST, total // 2)
+    heldout_target = max(math.ceil(HELDOUT_SHARE * total), least)
     sides = dict.fromkeys(rows_of_key, "train")
     if len(rows_of_key) < 2:
         return sides

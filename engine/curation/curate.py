@@ -223,7 +223,8 @@ def _keep_or_drop(
 
     An attempt is dropped for the first of these reasons that holds: its task is no training task,
     it has an error, its group does not match the rule, it is wrong and `choices.select` takes right
-    answers only, its task has enough answers, or what `_drop_reason` returns.
+    answers only, its task has enough answers, or what `_drop_reason` returns. For pairs the reasons
+    after the rule are others; see `_keep_pairs`.
 
     Args:
         groups: the attempts of each group, as `groups_of` returns them.
@@ -260,7 +261,7 @@ def _keep_pairs(
 ) -> None:
     """Keep the pairs of one group, at most `max_per_task`; drop all other attempts, into `outcome`.
 
-    A pair is kept only if both attempts could become training rows.
+    Pairs are made of the attempts that could become training rows.
     """
     usable: list[Attempt] = []
     for attempt in attempts:
@@ -274,9 +275,10 @@ def _keep_pairs(
     for better, worse in pairs[: choices.max_per_task]:
         outcome.kept.append(better)
         outcome.worse.append(worse)
-    in_a_pair = [attempt for pair in pairs for attempt in pair]
-    outcome.drop("not_selected", in_a_pair[2 * choices.max_per_task :])
-    outcome.drop("unpaired", [a for a in usable if not any(a is other for other in in_a_pair)])
+    surplus_pairs = pairs[choices.max_per_task :]
+    outcome.drop("not_selected", [attempt for pair in surplus_pairs for attempt in pair])
+    paired = {id(attempt) for pair in pairs for attempt in pair}
+    outcome.drop("unpaired", [attempt for attempt in usable if id(attempt) not in paired])
 
 
 def _keep_best(
@@ -287,8 +289,10 @@ def _keep_best(
     outcome.drop("not_correct", ruled_out)
     kept_count = 0
     for attempt in candidates:  # the preferred ones first
-        is_full = choices.select != "all" and kept_count >= choices.max_per_task
-        reason = "not_selected" if is_full else _drop_reason(attempt, heldout, outcome)
+        if choices.select != "all" and kept_count >= choices.max_per_task:
+            reason = "not_selected"
+        else:
+            reason = _drop_reason(attempt, heldout, outcome)
         if reason:
             outcome.drop(reason, [attempt])
             continue

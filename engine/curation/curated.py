@@ -17,7 +17,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from envs.json_types import ChatMessage, TaskRow, ToolSchema
 
-_HELD_OUT = 5  # the pairs of every fifth task are held out
+_HELD_OUT_EVERY = 5  # the pairs of every fifth task are held out
 CARD = "curation.json"  # the file that says where the rows came from and how they were chosen
 # The environment.py of every curated dataset.
 _ENVIRONMENT = '''"""Rows chosen from what models did; curation.json says from where and how."""
@@ -171,15 +171,17 @@ def _dataset_rows(
     ]
     used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
     train = []
-    attempts = chosen.attempts
-    keys = sorted({(attempt.env_hash, attempt.task) for attempt in attempts})
-    measured = set(keys[_HELD_OUT - 1 :: _HELD_OUT]) if chosen.worse else set()
-    for attempt, worse in itertools.zip_longest(attempts, chosen.worse):
+    heldout_tasks: set[tuple[str, str]] = set()  # tasks whose pairs are held out
+    if chosen.worse:
+        answered_tasks = {(attempt.env_hash, attempt.task) for attempt in chosen.attempts}
+        heldout_tasks = set(sorted(answered_tasks)[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY])
+    # `worse` is empty without pairs.
+    for attempt, worse in itertools.zip_longest(chosen.attempts, chosen.worse):
         row_id = _take_free_id(f"{prefixes[attempt.env_hash]}{attempt.task}", used_ids)
         row = _attempt_row(attempt, records[attempt.env_hash], row_id)
         if worse is not None:
             row = replace(row, rejected=worse.messages)
-        if (attempt.env_hash, attempt.task) in measured:
+        if (attempt.env_hash, attempt.task) in heldout_tasks:
             heldout.append(replace(row, split="heldout"))
         else:
             train.append(row)

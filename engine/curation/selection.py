@@ -293,12 +293,14 @@ def pairs_in(group: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
     """The better and the worse attempts of a group, as pairs: the best with the worst first, then
     the second best with the second worst, and so on.
 
-    A pair is one whose first attempt is right and whose second is wrong; where all or none are
-    right, one whose first has the higher reward. Of attempts that earned the same the shorter
-    counts as better, but such attempts never make a pair.
+    The better attempt of a pair is right and the worse one is wrong; or both are right, or both
+    wrong, and the better one has the higher reward. Attempts that earned the same make no pair.
     """
-    order = sorted(group, key=lambda a: (-a.correct, -a.reward, a.tokens, a.sort_key))
-    candidates = zip(order[: len(order) // 2], reversed(order), strict=False)
+    # The best first; of those that earned the same, the shorter one.
+    by_quality = sorted(group, key=lambda a: (not a.correct, -a.reward, a.tokens, a.sort_key))
+    better_half = by_quality[: len(by_quality) // 2]
+    worst_first = reversed(by_quality)
+    candidates = zip(better_half, worst_first, strict=False)
     return [
         (better, worse)
         for better, worse in candidates

@@ -29,6 +29,8 @@ from engine.records.data_index import DataIndex, Spread
 from envs.dataset import LINE_FORMATS, data_files, split_of
 from envs.json_types import TaskRow
 
+_REFUSAL_CHARS = 300
+
 
 def inspect(
     home: Home,
@@ -91,61 +93,63 @@ def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataRep
     if is_large:
         wait_s = max(0.0, deadline - time.monotonic())
         indexed = build.read_once(home, [file], file.parent, wait_s=wait_s)
-        report = _large_report(file, indexed.found)
+        report = _large_report(file, indexed.facts)
         if model_folder is not None:
-            rows = IndexedRows(indexed.found.files, indexed.folder / ROWS_INDEX)
-            return replace(report, tokens=_count(rows, model, model_folder))
+            rows = IndexedRows(indexed.facts.files, indexed.folder / ROWS_INDEX)
+            return replace(report, tokens=_count_tokens(rows, model, model_folder))
         return report
     report = datasets.inspect(file)
     if model_folder is not None:
         tasks = datasets.valid_tasks(file)
         rows = [stored_row(task.to_row(), "train") for task in tasks]
-        return replace(report, tokens=_count(rows, model, model_folder))
+        return replace(report, tokens=_count_tokens(rows, model, model_folder))
     return report
 
 
-def _large_report(file: Path, found: DataIndex) -> DataReport:
-    """What reading a large file found, as the report of any other."""
+def _large_report(file: Path, facts: DataIndex) -> DataReport:
+    """The facts about a large file, as the report of any other."""
     report = DataReport(
         path=str(file),
-        hash=found.files[0].sha256[:12],
-        rows=found.rows,
-        bad=found.bad,
-        bad_rows=[ShownBadRow(fault.line, fault.message) for fault in found.faults],
-        shapes=found.shapes,
-        with_answer=found.rows - found.unanswered,
-        with_tools=found.with_tools,
-        turns=_dict(found.turns),
-        duplicates=Duplicates(found.repeated_rows, found.repeated_prompts),
-        splits=found.sides,
-        lengths=Lengths(_dict(found.prompt_chars), _dict(found.answer_chars)),
-        sample=[SampleRow(row.id, row.prompt, row.answer, row.split) for row in found.sample],
+        hash=facts.files[0].sha256[:12],
+        rows=facts.rows,
+        bad=facts.bad,
+        bad_rows=[ShownBadRow(fault.line, fault.message) for fault in facts.faults],
+        shapes=facts.shapes,
+        with_answer=facts.rows - facts.unanswered,
+        with_tools=facts.with_tools,
+        turns=_as_dict(facts.turns),
+        duplicates=Duplicates(facts.repeated_rows, facts.repeated_prompts),
+        splits=facts.sides,
+        lengths=Lengths(_as_dict(facts.prompt_chars), _as_dict(facts.answer_chars)),
+        sample=[SampleRow(row.id, row.prompt, row.answer, row.split) for row in facts.sample],
     )
-    return datasets.with_words(report, list(found.warnings))
+    return datasets.with_summary_and_warnings(report, list(facts.warnings))
 
 
-def _dict(found: Spread) -> dict[str, int]:
-    return {"min": found.min, "p50": found.p50, "p95": found.p95, "max": found.max}
+def _as_dict(numbers: Spread) -> dict[str, int]:
+    return {"min": numbers.min, "p50": numbers.p50, "p95": numbers.p95, "max": numbers.max}
 
 
-def _count(rows: Sequence[TaskRow], model: str, model_folder: Path) -> TokenLengths:
-    """Count the tokens of the rows, or of a seeded sample of them."""
+def _count_tokens(rows: Sequence[TaskRow], model: str, model_folder: Path) -> TokenLengths:
+    """Count the tokens of the rows, or of a seeded sample of them; rows that the chat template
+    refuses are left out. `model` is the reference that the user gave."""
     tokenizer = tokens.load(model_folder)
     sample = random.Random(0).sample(rows, SAMPLE) if len(rows) > SAMPLE else rows
-    counted = []
-    refused, refusal = 0, ""
+    lengths = []
+    refused_rows = 0
+    first_refusal = ""
     for row in sample:
         try:
-            counted.append(row_lengths(row, row["metadata"].get("tools") or [], tokenizer))
+            lengths.append(row_lengths(row, row["metadata"].get("tools") or [], tokenizer))
         except TemplateError as error:
-            refused += 1
-            refusal = refusal or f"row {row['id']}: {error}"
+            refused_rows += 1
+            first_refusal = first_refusal or f"row {row['id']}: {error}"
     return TokenLengths(
         model=model,
-        counted=len(counted),
-        prompt=spread([row.prompt for row in counted]),
-        answer=spread([row.answer for row in counted]),
-        total=spread([row.total for row in counted]),
-        refused_by_template=refused,
-        refusal=refusal[:300] or None,
+        counted=len(lengths),
+        prompt=spread([row.prompt for row in lengths]),
+        answer=spread([row.answer for row in lengths]),
+        total=spread([row.total for row in lengths]),
+        refused_by_template=refused_rows,
+        refusal=first_refusal[:_REFUSAL_CHARS] or None,
     )

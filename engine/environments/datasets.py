@@ -147,17 +147,18 @@ def inspect(path: str | Path) -> DataReport:
         ),
         sample=[_sample_row(task) for task in tasks[:SAMPLE_ROWS]],
     )
-    return with_words(report, warnings)
+    return with_summary_and_warnings(report, warnings)
 
 
-def with_words(report: DataReport, warnings: list[str]) -> DataReport:
+def with_summary_and_warnings(report: DataReport, warnings: list[str]) -> DataReport:
     """The report with its summary and its warnings; `warnings` come first among them."""
     return replace(report, summary=_summary(report), warnings=warnings + _warnings(report))
 
 
 def valid_tasks(file: Path) -> list[Task]:
     """The rows of a data file that are tasks. Raises EnvProblem if it cannot be read at all."""
-    return _valid_tasks(read_rows(file).rows, file)[0]
+    tasks, _shapes, _invalid_rows = _valid_tasks(read_rows(file).rows, file)
+    return tasks
 
 
 def _valid_tasks(
@@ -172,7 +173,7 @@ def _valid_tasks(
     shapes: Counter[str] = Counter()
     invalid_rows: list[BadRow] = []
     line_by_id: dict[str, int] = {}
-    split = _split_said(file)
+    split = _split_by_name(file)
     for line, row in rows:
         try:
             task = to_task(row, f"{file.stem}-{line}", split)
@@ -187,10 +188,12 @@ def _valid_tasks(
     return tasks, shapes, invalid_rows
 
 
-def _split_said(file: Path) -> str | None:
-    """The split that the file's name says, beside the other data files of its folder."""
-    beside = [path for path in data_files(file.parent) if path.name != file.name]
-    return splits_of([file, *beside])[0]
+def _split_by_name(file: Path) -> str | None:
+    """The split that the file's name stands for; None if it stands for none. The names of the other
+    data files of its folder count too (`splits_of`)."""
+    others = [path for path in data_files(file.parent) if path.name != file.name]
+    split_of_file, *_ = splits_of([file, *others])
+    return split_of_file
 
 
 def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:

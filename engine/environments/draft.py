@@ -90,19 +90,19 @@ class Draft:
             sandbox=registry.sandbox_of(self.home),
         )
 
-    def timed(self, limit: float, call: Callable[[], _T]) -> tuple[_T, float]:
+    def timed(self, limit_s: float, call: Callable[[], _T]) -> tuple[_T, float]:
         """Call `call` and return its result and the seconds it took.
 
-        `limit` is the time in seconds that the call was given; it is not enforced here. An
-        EnvProblem of `call` passes; if the call used up its time, it gets a hint about the limits.
+        `limit_s` is the time that `call` itself keeps to; it is not enforced here. An EnvProblem of
+        `call` passes; if the call used up its time, it gets a hint about the limits.
         """
         began = time.monotonic()
         try:
             return call(), time.monotonic() - began
         except EnvProblem as problem:
-            if time.monotonic() - began >= limit:
+            if time.monotonic() - began >= limit_s:
                 problem.hint = (
-                    f"It had {limit:.3g} s: limits.start_seconds in environment.toml is "
+                    f"It had {limit_s:.3g} s: limits.start_seconds in environment.toml is "
                     f"{self.settings.limits.start_seconds:g}, and a push has "
                     f"{push_limits.PUSH_SECONDS:g} s in all, {push_limits.AFTER_START:g} of them "
                     "for the audit. Load or compute less at the start, or raise the limit where "

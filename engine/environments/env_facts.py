@@ -23,7 +23,13 @@ from engine.models import tokens
 from engine.models.chat_format import ChatFormat, NoReasoning, RowShape, TemplateError
 from engine.models.template_messages import has_reasoning
 from engine.records.record import DamagedRecord, Record
-from engine.records.settings import DPOSettings, Reasoning, SFTSettings, TrainSettings
+from engine.records.settings import (
+    DPOSettings,
+    GRPOSettings,
+    Reasoning,
+    SFTSettings,
+    TrainSettings,
+)
 from envs.json_types import TaskRow, ToolSchema
 
 SAMPLE = 2000
@@ -33,7 +39,6 @@ _StoredRow = tuple[int, int, list[tuple[int, int]]]
 # (prompt, training rows, pair) of a task's row, the first and the last as in RowLengths.
 _StoredLengths = tuple[int, list[_StoredRow], tuple[int, int] | None]
 _REFUSAL_CHARS = 300  # of the template's message that are kept
-_Lengths = tuple[int, int, list[tuple[int, int]], int]  # of a row, in the order of RowLengths
 
 
 @dataclass(frozen=True)
@@ -240,7 +245,10 @@ def env_facts(
 def _lengths_of(
     prompt: int, rows: Sequence[_StoredRow], pair: tuple[int, int] | None
 ) -> RowLengths:
-    """The lengths of a task from what the cache holds of it."""
+    """The lengths of a task from what the cache holds of it.
+
+    A task without training rows counts as one whose row is its prompt alone.
+    """
     shapes = [
         RowShape(length, tuple(turns), known, is_last=number == len(rows))
         for number, (length, known, turns) in enumerate(rows, start=1)
@@ -288,7 +296,8 @@ def _count_rows(
     Rows that the chat template refuses get no lengths; `refused` is their number, and `refusal` has
     the template's message for the first one.
     """
-    if record.version.data:  # large data, of which each row is read when it is asked for
+    is_large = bool(record.version.data)  # then each row is read when it is asked for
+    if is_large:
         train = registry.read_tasks(record, "train")
         heldout_count = record.rows["heldout"]
     else:
@@ -300,7 +309,7 @@ def _count_rows(
         sample = random.Random(0).sample(train, SAMPLE)
     lengths: list[_StoredLengths] = []
     refused = without_reasoning = 0
-    refusal = ""
+    first_refusal = ""
     for row in sample:
         try:
             lengths.append(_stored_lengths(row, record.tools, tokenizer, thinking))
@@ -308,15 +317,16 @@ def _count_rows(
             without_reasoning += 1
         except TemplateError as error:
             refused += 1
-            if not refusal:
-                refusal = f"row {row['id']}: {error}"
-    if record.version.data:  # counted when it was read; each row has an answer or is a preference
-        prompts = record.version.distinct_prompts
+            if not first_refusal:
+                first_refusal = f"row {row['id']}: {error}"
+    if is_large:
+        # Counted when the files were read, where each row had an answer or was a preference.
+        distinct_prompts = record.version.distinct_prompts
         answered = len(train) if record.kind == "sft" else 0
         paired_in_sample = sum(1 for row in sample if pair_of(row))
         paired = round(len(train) * paired_in_sample / max(1, len(sample)))
     else:
-        prompts = len({json.dumps(row["prompt"], sort_keys=True) for row in train})
+        distinct_prompts = len({json.dumps(row["prompt"], sort_keys=True) for row in train})
         answered = sum(1 for row in train if row.get("gold"))
         paired = sum(1 for row in train if pair_of(row))
     return _CachedCounts(
@@ -325,9 +335,9 @@ def _count_rows(
         answered_rows=answered,
         paired_rows=paired,
         lengths=lengths,
-        duplicate_share=1 - prompts / len(train) if train else 0.0,
+        duplicate_share=1 - distinct_prompts / len(train) if train else 0.0,
         refused=refused,
-        refusal=refusal[:_REFUSAL_CHARS],
+        refusal=first_refusal[:_REFUSAL_CHARS],
         without_reasoning=without_reasoning,
         reasoned=sum(1 for row in sample if row.get("gold") and has_reasoning(row["gold"])),
     )
@@ -360,8 +370,13 @@ def _stored_lengths(
     pair = _pair_lengths(row, tools, chat)
     if not row.get("gold"):
         return prompt, [], pair
-    reasoning: Reasoning = "keep" if thinking is True else thinking or "drop"
-    shapes = [made.shape for made in chat.rows(row["gold"], tools, reasoning)]
+    if thinking is True:
+        reasoning: Reasoning = "keep"
+    elif thinking is False:
+        reasoning = "drop"
+    else:
+        reasoning = thinking
+    shapes = [tokenized.shape for tokenized in chat.rows(row["gold"], tools, reasoning)]
     return prompt, [(shape.length, shape.known, list(shape.turns)) for shape in shapes], pair
 
 
@@ -394,47 +409,87 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
     - without_answer: number of train rows without a reference answer, in DPO without a pair.
     - refused_by_template: number of rows that the chat template refuses.
     """
-    max_length = settings.max_length
     usable_rows = facts.answered_rows
     if isinstance(settings, SFTSettings):
-        loss_on = settings.loss_on
-        # SFT learns from rows with an answer only.
-        answered = [row for row in facts.lengths if row.turns]
-        rows = [shape for row in answered for shape in row.rows if shape.trained(loss_on)]
-        prompts = [row.prompt for row in answered]
-        totals = [row.length for row in rows]
-        target_tokens = [supervised(row, loss_on) for row in rows]
-        dropped = sum(1 for row in rows if supervised(row, loss_on, max_length) == 0)
-        truncated = sum(1 for row in rows if row.length > max_length)
+        tokens_of = _sft_tokens(facts, settings)
     elif isinstance(settings, DPOSettings):
-        rows = [(row.prompt, *row.pair) for row in facts.lengths if row.pair]
         usable_rows = facts.paired_rows
-        prompts, totals = [prompt for prompt, _, _ in rows], [chosen for _, chosen, _ in rows]
-        target_tokens = [max(0, chosen - prompt) for prompt, chosen, _ in rows]
-        dropped = sum(1 for prompt in prompts if prompt >= max_length)
-        truncated = sum(1 for _, *answers in rows if max(answers) > max_length)
+        tokens_of = _dpo_tokens(facts, settings)
     else:
-        rows = facts.lengths
-        prompts, totals = [row.prompt for row in rows], [row.longest for row in rows]
-        target_tokens = list(facts.answers)
-        # An answer of full length would not fit after the prompt.
-        dropped = sum(1 for row in rows if row.prompt + settings.max_tokens > max_length)
-        truncated = sum(1 for r in rows if r.answer and r.longest_turn > settings.max_tokens)
+        tokens_of = _grpo_tokens(facts, settings)
+    counted = len(tokens_of.totals)
     return {
         "rows": facts.train_rows,
-        "counted": len(rows),
+        "counted": counted,
         "split": facts.split_rows,
         "without_reasoning": facts.without_reasoning,
-        "prompt": spread(prompts),
-        "target": spread(target_tokens),
-        "total": spread(totals),
-        "truncated_share": _share(truncated, len(rows)),
-        "dropped": dropped,
+        "prompt": spread(tokens_of.prompts),
+        "target": spread(tokens_of.targets),
+        "total": spread(tokens_of.totals),
+        "truncated_share": _share(tokens_of.truncated, counted),
+        "dropped": tokens_of.dropped,
         "duplicate_share": round(facts.duplicate_share, 4),
-        "zero_supervision": target_tokens.count(0),
+        "zero_supervision": tokens_of.targets.count(0),
         "without_answer": facts.train_rows - usable_rows,
         "refused_by_template": facts.refused,
     }
+
+
+@dataclass(frozen=True)
+class _RowTokens:
+    """Tokens of the rows that an algorithm trains on.
+
+    Attributes:
+        prompts, totals, targets: of the prompts, of the whole rows, and of what is learnt.
+        dropped: number of rows that are too long to learn from.
+        truncated: number of rows that a limit on lengths would cut.
+    """
+
+    prompts: list[int]
+    totals: list[int]
+    targets: list[int]
+    dropped: int
+    truncated: int
+
+
+def _sft_tokens(facts: EnvFacts, settings: SFTSettings) -> _RowTokens:
+    """SFT learns from rows with an answer only; the chat template may make several of one."""
+    loss_on, max_length = settings.loss_on, settings.max_length
+    answered = [row for row in facts.lengths if row.turns]
+    rows = [shape for row in answered for shape in row.rows if shape.trained(loss_on)]
+    return _RowTokens(
+        prompts=[row.prompt for row in answered],
+        totals=[row.length for row in rows],
+        targets=[supervised(row, loss_on) for row in rows],
+        dropped=sum(1 for row in rows if supervised(row, loss_on, max_length) == 0),
+        truncated=sum(1 for row in rows if row.length > max_length),
+    )
+
+
+def _dpo_tokens(facts: EnvFacts, settings: DPOSettings) -> _RowTokens:
+    """DPO learns from rows with a pair only; what is learnt is counted for the better answer."""
+    rows = [(row.prompt, *row.pair) for row in facts.lengths if row.pair]
+    max_length = settings.max_length
+    return _RowTokens(
+        prompts=[prompt for prompt, _, _ in rows],
+        totals=[chosen for _, chosen, _ in rows],
+        targets=[max(0, chosen - prompt) for prompt, chosen, _ in rows],
+        dropped=sum(1 for prompt, _, _ in rows if prompt >= max_length),
+        truncated=sum(1 for _, *answers in rows if max(answers) > max_length),
+    )
+
+
+def _grpo_tokens(facts: EnvFacts, settings: GRPOSettings) -> _RowTokens:
+    """GRPO samples its own answers; those of the environment tell how long they may become."""
+    rows, max_tokens = facts.lengths, settings.max_tokens
+    return _RowTokens(
+        prompts=[row.prompt for row in rows],
+        totals=[row.longest for row in rows],
+        targets=list(facts.answers),
+        # An answer of full length would not fit after the prompt.
+        dropped=sum(1 for row in rows if row.prompt + max_tokens > settings.max_length),
+        truncated=sum(1 for row in rows if row.answer and row.longest_turn > max_tokens),
+    )
 
 
 def _share(part: int, total: int) -> float:

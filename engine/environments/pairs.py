@@ -21,8 +21,8 @@ class Preference(NamedTuple):
 def pair_of(row: TaskRow) -> Preference | None:
     """The pair of a stored row; None for one that has none.
 
-    That is a row without a better or without a worse answer, whose `rejected` is neither text nor
-    messages that end with the assistant's, or is the better answer over again.
+    A row has none without a better or a worse answer, where `rejected` is neither text nor messages
+    that end with the assistant's, or where both answers are the same.
     """
     rejected = _conversation(row, REJECTED)
     chosen = _conversation(row, CHOSEN) or row.get("gold")
@@ -32,14 +32,16 @@ def pair_of(row: TaskRow) -> Preference | None:
 
 
 def _conversation(row: TaskRow, key: str) -> list[ChatMessage] | None:
-    """The row's prompt with the answer in its metadata under `key`; None where that is none."""
+    """The row's prompt with the answer in its metadata under `key`; None where there is no valid
+    answer."""
     answer = (row.get("metadata") or {}).get(key)
     if isinstance(answer, str) and answer:
         answer = [{"role": "assistant", "content": answer}]
     if not isinstance(answer, list) or not all(_is_message(message) for message in answer):
         return None
     prompt = list(row["prompt"])
-    if [_said(message) for message in answer[: len(prompt)]] == [_said(m) for m in prompt]:
+    beginning = [_role_and_content(message) for message in answer[: len(prompt)]]
+    if beginning == [_role_and_content(message) for message in prompt]:  # a whole conversation
         answer = answer[len(prompt) :]
     if not answer or answer[-1]["role"] != "assistant":
         return None
@@ -50,6 +52,6 @@ def _is_message(message: object) -> bool:
     return isinstance(message, dict) and isinstance(message.get("role"), str)
 
 
-def _said(message: ChatMessage) -> tuple[object, object]:
-    """Who says what; other keys of a message may be missing on one side."""
+def _role_and_content(message: ChatMessage) -> tuple[object, object]:
+    """What two messages are compared by; the stored prompt may lack other keys of a message."""
     return message["role"], message.get("content")

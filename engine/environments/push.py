@@ -43,6 +43,7 @@ from envs.config.settings import EnvSettings, read_settings
 from envs.json_types import EnvDescription
 
 _AUDIT_KEYS_IN_REPLY = ("verdict", "headline", "risks", "share", "fresh_process")
+_NAME_CHARS = 40  # that NAME allows
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
 # Called with the settings of environment.toml; raises UserError for what they may not ask for.
@@ -94,7 +95,7 @@ def push_env(
     name: str = "",
     install: bool = False,
     roots: list[Path] | None = None,
-    allowed: SettingsCheck | None = None,
+    check_settings: SettingsCheck | None = None,
 ) -> PushReply:
     """Store the environment in the folder `path` as a version.
 
@@ -106,8 +107,8 @@ def push_env(
             dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`), which is fetched first.
         name: the name to push under; "" takes the folder's.
         install: build an environment from its requirements.txt if packages are missing.
-        allowed: called with the settings of environment.toml; raises UserError if they ask for
-            something that is not allowed. It does not refuse a version that is stored already.
+        check_settings: called with the settings of environment.toml; raises UserError if they ask
+            for something that is not allowed. It does not refuse a version that is stored already.
             None allows everything.
 
     Raises UserError PATH_OUTSIDE_ROOTS, ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_LIMITS,
@@ -126,33 +127,44 @@ def push_env(
         name = _version_name(name, dataset.origin.name)
     large = push_large.find(home, source, deadline)
     with staging(home, name) as folder:
-        referenced = {file.name: file.sha256 for file in large.found.files} if large else None
+        referenced = {file.name: file.sha256 for file in large.facts.files} if large else None
         copied = snapshot.take(source, folder / SOURCE, referenced)
         try:
             settings = read_settings(folder / SOURCE)
             draft = Draft(home, name, folder, copied, settings, deadline)
             version_folder = home.env(name, draft.hash)
-            if database_row(version_folder) is None:
-                if allowed is not None:
-                    allowed(draft.settings)
+            if database_row(version_folder) is not None:
+                _push_again(draft, version_folder, install, check_settings)
+            else:
+                if check_settings is not None:
+                    check_settings(draft.settings)
                 if large:
                     push_large.build_version(draft, large)
                 else:
                     _build_version(draft, install)
                 _publish_version(draft, version_folder)
-            else:
-                if install:
-                    _reinstall_packages(draft)
-                # With secrets that were missing at the audit, but only if the caller may use them.
-                if push_audit.is_outdated(draft) and _passes_check(allowed, draft.settings):
-                    push_audit.repeat_audit(draft, version_folder)
-                _make_newest(draft, version_folder)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
     reply = _reply(registry.find_env(home, f"{name}@{copied.digest[:12]}"), copied)
     if dataset is None:
         return reply
     return replace(reply, summary=f"{reply.summary} {dataset.origin.in_words()}")
+
+
+def _push_again(
+    draft: Draft, version_folder: Path, install: bool, check_settings: SettingsCheck | None
+) -> None:
+    """Make the stored version in `version_folder` the newest of its name; `install` and
+    `check_settings` are those of `push_env`.
+
+    Its audit is repeated if secrets are set now that were missing then, but only if the caller may
+    give it these secrets.
+    """
+    if install:
+        _reinstall_packages(draft)
+    if push_audit.is_outdated(draft) and _passes_check(check_settings, draft.settings):
+        push_audit.repeat_audit(draft, version_folder)
+    _make_newest(draft, version_folder)
 
 
 def _root_of_stored_version(home: Home, path: str | Path) -> list[Path]:
@@ -214,8 +226,8 @@ def _build_version(draft: Draft, install: bool) -> None:
         draft.warnings += second_process.warnings()
     train = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] == "heldout"]
-    scan_limit = max(_LEAST_SCAN_S, min(overlap.BUDGET_S, draft.seconds_left))
-    contamination = overlap.scan(train, heldout, scan_limit)
+    scan_s = min(overlap.BUDGET_S, draft.seconds_left)
+    contamination = overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
     task_rows.write(draft.folder / TASKS, rows)
     write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(audit))
     version = _env_version(draft, {**description, "kind": kind}, split, contamination, isolation)
@@ -256,16 +268,16 @@ def _env_version(
     )
 
 
-def _passes_check(allowed: SettingsCheck | None, settings: EnvSettings) -> bool:
-    """Whether `allowed` accepts the settings of a stored version; None accepts everything.
+def _passes_check(check_settings: SettingsCheck | None, settings: EnvSettings) -> bool:
+    """Whether `check_settings` accepts the settings of a stored version; None accepts everything.
 
     A version that is not accepted stays stored, but its audit is not repeated: that would run its
     code with the secrets that are set now.
     """
-    if allowed is None:
+    if check_settings is None:
         return True
     try:
-        allowed(settings)
+        check_settings(settings)
     except UserError:
         return False
     return True
@@ -392,5 +404,5 @@ def _nearest_name(name: str) -> str:
     "env" if no character of `name` can be used.
     """
     words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    shortened = words[:40].strip("-")  # the cut may leave a dash at the end
+    shortened = words[:_NAME_CHARS].strip("-")  # the cut may leave a dash at the end
     return shortened or "env"

@@ -88,6 +88,7 @@ class SecondProcess:
 
         It also warns if the call failed, or if there was too little time for it.
         """
+        # Twice the time of the first process, because this one may be slower.
         if self._seconds_left() < 2 * (self.start_seconds + self.tasks_seconds):
             return "tasks() is slow; whether it repeats itself was not checked"
         try:
@@ -114,10 +115,12 @@ def run_audit(
     If the version names secrets, `secrets_unset` lists those that are not set, so that a later push
     that has them can repeat the audit.
     """
+    # One call may be under way when the time is up, and the second process has to start.
     seconds_left = draft.seconds_left - push_limits.CALL_SECONDS - second_process.start_seconds
     # The audit may take OVERRUN times its budget; it gets at least one second, however late it is.
-    budget = max(1.0, min(push_limits.AUDIT_SECONDS, seconds_left / OVERRUN))
-    report: JsonObject = {**audit(env, rows, kind, budget_s=budget, fresh=second_process.fresh)}
+    fitting_s = min(push_limits.AUDIT_SECONDS, seconds_left / OVERRUN)
+    budget_s = max(1.0, fitting_s)
+    report: JsonObject = {**audit(env, rows, kind, budget_s=budget_s, fresh=second_process.fresh)}
     if draft.settings.secrets:
         report["secrets_unset"] = draft.unset_secrets
     return report

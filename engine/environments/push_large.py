@@ -24,9 +24,10 @@ _LEAST_SCAN_S = 0.5  # for the search for shared tasks, even if the push has no 
 
 
 def find(home: Home, folder: Path, deadline: float) -> build.Indexed | None:
-    """What was found in the data of a folder, if it is too large to copy; None if it is not.
+    """The data of a folder as read and indexed, if it is too large to copy; None if it is not.
 
-    The files are read in a process of its own, in as many calls as that takes.
+    The files are read in a process of their own. It may take longer than one call: the next call
+    waits on.
 
     Args:
         folder: absolute and without links.
@@ -40,7 +41,7 @@ def find(home: Home, folder: Path, deadline: float) -> build.Indexed | None:
         return None
     wait_s = max(0.0, deadline - time.monotonic() - _AFTER_READING_S)
     indexed = build.read_once(home, files, folder, wait_s)
-    _refuse_bad_lines(indexed.found)
+    _refuse_bad_lines(indexed.facts)
     return indexed
 
 
@@ -49,74 +50,77 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
 
     Raises UserError DATASET_INVALID if a file changed while it was read.
     """
-    found = indexed.found
+    facts = indexed.facts
     env_id = f"{draft.name}@{draft.hash}"
-    check_files(found.files, env_id)
+    check_files(facts.files, env_id)
     shutil.copyfile(indexed.folder / build.HELDOUT_ROWS, draft.folder / registry.TASKS)
     try:  # the index never changes, so one file serves the cache and the version
         os.link(indexed.folder / ROWS_INDEX, draft.folder / ROWS_INDEX)
     except OSError:  # another file system, or one without links
         shutil.copyfile(indexed.folder / ROWS_INDEX, draft.folder / ROWS_INDEX)
     sync_folder(draft.folder)
-    train = IndexedRows(found.files, draft.folder / ROWS_INDEX)
+    train = IndexedRows(facts.files, draft.folder / ROWS_INDEX)
     heldout = list(registry.read_rows(draft.folder / registry.TASKS))
-    scan_s = max(_LEAST_SCAN_S, min(overlap.BUDGET_S, draft.seconds_left))
-    contamination = overlap.scan(train, heldout, scan_s)
-    write_json(draft.folder / registry.AUDIT, {**unscored(found.rows, seed=0)})
-    size = sum(file.size for file in found.files)
-    stays = f"{', '.join(file.name for file in found.files)} ({size >> 20} MB) stay where they are"
+    scan_s = min(overlap.BUDGET_S, draft.seconds_left)
+    contamination = overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
+    write_json(draft.folder / registry.AUDIT, {**unscored(facts.rows, seed=0)})
+    size = sum(file.size for file in facts.files)
+    stays = f"{', '.join(file.name for file in facts.files)} ({size >> 20} MB) stay where they are"
     version = EnvVersion(
         env_id=env_id,
         name=draft.name,
         hash=draft.hash,
         digest=draft.shot.digest,
-        kind="preference" if found.preferences else "sft",
+        kind="preference" if facts.preferences else "sft",
         scored=False,
         tools=[],
-        rows=found.sides,
-        split=found.split,
+        rows=facts.sides,
+        split=facts.split,
         contamination=contamination,
-        data=found.files,
-        distinct_prompts=found.distinct_prompts,
+        data=facts.files,
+        distinct_prompts=facts.distinct_prompts,
         files=len(draft.shot.files),
         size=draft.shot.size,
         left_out=tuple(draft.shot.left_out),
         limits=draft.settings.limits,
         secrets=draft.settings.secrets,
         isolation=_NO_CODE,
-        warnings=(*found.warnings, f"{stays}: keep them, the version holds their hashes alone"),
+        warnings=(*facts.warnings, f"{stays}: keep them, the version holds their hashes alone"),
     )
     version.write(draft.folder / registry.FACTS)
 
 
-def _refuse_bad_lines(found: DataIndex) -> None:
-    """Raise UserError DATASET_INVALID if a line is no row to learn from, naming the first ones."""
-    faults, bad = [*found.faults], found.bad
-    if found.unanswered:
-        faults += found.unanswered_lines
-        bad += found.unanswered
-    if 0 < found.preferences < found.rows - found.unanswered:
-        fault = f"{found.preferences} of {found.rows} rows are preferences, the others are not"
+def _refuse_bad_lines(facts: DataIndex) -> None:
+    """Raise UserError DATASET_INVALID if a line is no row to learn from, naming the first ones, or
+    if there is no row, or if only some rows are preferences."""
+    bad_lines = [*facts.faults, *facts.unanswered_lines]
+    bad_count = facts.bad + facts.unanswered
+    answered_rows = facts.rows - facts.unanswered
+    if 0 < facts.preferences < answered_rows:
+        fault = f"{facts.preferences} of {facts.rows} rows are preferences, the others are not"
         hint = "Push them as two datasets, each in a folder of its own."
-    elif bad:
-        fault = f"{bad} of {found.rows + found.bad} rows cannot be read: {_listed(faults, bad)}"
+    elif bad_count:
+        line_count = facts.rows + facts.bad
+        listed = _listed(bad_lines, bad_count)
+        fault = f"{bad_count} of {line_count} rows cannot be read: {listed}"
         hint = "Correct or remove those lines."
-    elif not found.rows:
+    elif not facts.rows:
         fault, hint = "the files hold no row", "Write one JSON object per line."
     else:
         return
     raise UserError("DATASET_INVALID", fault, hint=hint, field="path")
 
 
-def _listed(faults: list[FaultyLine], bad: int) -> str:
-    """The first faulty lines in words, as many as an answer holds, and how many more there are."""
-    several = len({fault.file for fault in faults}) > 1
+def _listed(bad_lines: list[FaultyLine], bad_count: int) -> str:
+    """The first bad lines in words, as many as a reply has room for, and how many more there are;
+    `bad_count` counts those too that `bad_lines` leaves out."""
+    in_several_files = len({line.file for line in bad_lines}) > 1
     texts: list[str] = []
-    for fault in faults[:SHOWN]:
-        place = f"{Path(fault.file).name} line" if several else "line"
-        texts.append(f"{place} {fault.line}: {fault.message}"[:FAULT_CHARS])
+    for bad in bad_lines[:SHOWN]:
+        place = f"{Path(bad.file).name} line" if in_several_files else "line"
+        texts.append(f"{place} {bad.line}: {bad.message}"[:FAULT_CHARS])
         if len("; ".join(texts)) > SHOWN_CHARS and len(texts) > 1:
             texts.pop()
             break
-    more = f"; and {bad - len(texts)} more" if bad > len(texts) else ""
+    more = f"; and {bad_count - len(texts)} more" if bad_count > len(texts) else ""
     return "; ".join(texts) + more

@@ -91,7 +91,7 @@ def scores_in_words(scores: Mapping[str, Any], half: ChoosingHalf | None) -> str
         if value is not None:
             text = f"{100 * value:.1f} %" if name == "success" else f"{value:.3g}"
             parts.append(f"{name} {text}")
-    measured_on = f" on the {half.tasks} held-out tasks that choose" if half else ""
     if not parts:
         return ""
+    measured_on = f" on the {half.tasks} held-out tasks that choose" if half else ""
     return ", ".join(parts) + measured_on

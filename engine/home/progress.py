@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.core.files import JsonObject, last_line, read_json, read_lines, write_text
-from engine.home.rows import TERMINAL, RunRow
+from engine.home.rows import HOLDS_DEVICE, TERMINAL, RunRow
 from engine.home.run_dir import RunDir
 
 _PACE_STEPS = 20  # the pace is measured over this many of the last steps
@@ -76,12 +76,13 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
         if steps_of_start is not None:
             total = steps_of_start
     step = _as_whole_number(last_metrics.get("step"))
+    has_trainer = row.state in HOLDS_DEVICE
     return Progress(
         step=step,
         total_steps=total,
         eta_s=None if row.state in TERMINAL else _seconds_left(run, step, total),
         metrics=last_metrics,
-        quiet_s=_quiet_seconds(run) if row.state in ("preparing", "running", "stopping") else None,
+        quiet_s=_quiet_seconds(run) if has_trainer else None,
         alerts=alerts_in(events)[-_MAX_ALERTS:],
         cursor=cursor,
         started=starts,
@@ -130,10 +131,11 @@ def _as_whole_number(value: Any) -> int | None:
 
 
 def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | None:
-    """Seconds until the last step is done, at the pace of this attempt's last steps.
+    """Seconds until the last step is done, at the pace of the last steps that this attempt (from
+    the run's last start on) has measured.
 
-    0 when every step is done. None where `step` or `total` is None, or where the attempt has
-    measured fewer than two steps, so that its pace is not known.
+    0 when every step is done. None where `step` or `total` is None, or where the pace is not known:
+    fewer than two steps were measured, or the last of them is not after the first.
 
     Args:
         step: the last step that was measured.
@@ -148,7 +150,8 @@ def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | N
         return None
     first_time, first_step = step_times[0]
     last_time, last_step = step_times[-1]
-    if last_step <= first_step:  # a resumed run went back to an earlier step
+    # Without started.json all attempts count, and one that was resumed went back some steps.
+    if last_step <= first_step:
         return None
     # The clock may have been set back in between: the pace is never negative.
     seconds_per_step = max(0.0, last_time - first_time) / (last_step - first_step)

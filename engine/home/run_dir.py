@@ -64,7 +64,7 @@ class Home:
         return self.root / "db.lock"
 
     def damaged_database(self, stamp: str) -> Path:
-        """Where a database that was found damaged at the time `stamp` is kept."""
+        """Where a damaged database is kept that was moved aside at the time `stamp`."""
         return self.root / f"{self.db.name}.damaged-{stamp}"
 
     def damaged_databases(self) -> list[Path]:
@@ -91,12 +91,12 @@ class Home:
         return self.cache / "keys.lock"
 
     def quota_lock(self, key: str) -> Path:
-        """Held while that key spends what it may spend."""
+        """Held while a call of that key is checked against its quota and spends some of it."""
         return self.cache / f"quota-{key}.lock"
 
     @property
     def audit(self) -> Path:
-        """Who called what that changes something: one line a call, only ever added to."""
+        """The calls that changed something, and who made them: one line each, only appended."""
         return self.root / "audit.jsonl"
 
     @property
@@ -106,7 +106,7 @@ class Home:
 
     @property
     def deploy_lock(self) -> Path:
-        """Starting a deployment is one at a time per home."""
+        """Held while a deployment is started, so that only one is at a time."""
         return self.root / "deploy.lock"
 
     @property
@@ -127,7 +127,7 @@ class Home:
 
     @property
     def models(self) -> Path:
-        """Where models lie that were fetched by name or imported, one folder each."""
+        """The models that were fetched by name or imported, one folder each."""
         return self.root / "models"
 
     @property
@@ -140,12 +140,12 @@ class Home:
 
     @property
     def speed(self) -> Path:
-        """What this machine was measured to do; the basis of estimates."""
+        """How fast this machine was when it was measured; estimates are made from it."""
         return self.cache / "speed.json"
 
     @property
     def comparisons(self) -> Path:
-        """Which models our own forward was found to agree with transformers on."""
+        """The models on which our own forward was compared with transformers, with the results."""
         return self.cache / "comparisons.json"
 
     @property
@@ -217,7 +217,7 @@ class DeployDir:
 
     @property
     def alive(self) -> Path:
-        """A lock the process inherits when it is started: held as long as it lives."""
+        """A lock that the process inherits when it is started, and holds as long as it lives."""
         return self.path / "alive.lock"
 
     @property
@@ -234,7 +234,7 @@ class DeployDir:
 
     @property
     def adapters(self) -> Path:
-        """Copies of the adapters a vLLM server reads: a run may tidy its checkpoints away."""
+        """Copies of the adapters that a vLLM server reads: a run may delete its checkpoints."""
         return self.path / "adapters"
 
     @property

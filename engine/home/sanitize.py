@@ -117,8 +117,8 @@ class Redactor:
         return _KNOWN_SHAPES.sub("[secret]", self._secrets.in_text(text))
 
     def text(self, text: str) -> str:
-        """`text` cleaned and with its secrets hidden. It is cleaned first: a zero-width character
-        inside a secret must not keep it from being found."""
+        """`text` cleaned and with its secrets hidden. It is cleaned first, so that a zero-width
+        character inside a secret does not hide the secret from the search."""
         return self(clean_text(text))
 
     def value(self, value: Any) -> Any:

@@ -186,7 +186,7 @@ class EstimateTable(Connection):
 
         Args:
             algorithm: "sft" or "grpo".
-            features: the run's id, device and model, by which similar runs are found; JSON values.
+            features: the run's id, device and model, by which similar runs are told; JSON values.
         """
         with self._write():
             self._db.execute(

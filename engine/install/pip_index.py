@@ -73,11 +73,12 @@ def read(pip: Path) -> PipIndex:
         name: os.environ[name] for name in _both_cases(_VARIABLES) if os.environ.get(name)
     }
     addresses = _addresses(options)
-    paths = [_local_path(address) for address in addresses]
+    paths = [_local_path(address) for address in addresses]  # "" for those on the network
     paths += [options.get(name, "") for name in _FILE_OPTIONS]
     paths.append(network_variables.get("REQUESTS_CA_BUNDLE", ""))
     ports = {_port(address) for address in addresses if not _local_path(address)}
-    if not _is_on(options.get("no-index", "")) and not options.get("index-url"):
+    uses_default_index = not _is_on(options.get("no-index", "")) and not options.get("index-url")
+    if uses_default_index:
         ports.add(_DEFAULT_PORT)
     if ports:  # a proxy counts only where an index is on the network
         proxies = [options.get("proxy", "")]

@@ -16,6 +16,7 @@ from engine.core.errors import UserError
 from engine.core.files import take_lock
 
 GB = 1_000_000_000
+_COMPLAINT_CHARS = 300
 
 # Runs a command: returns when it succeeded, raises CalledProcessError otherwise.
 Run = Callable[[Sequence[str]], None]
@@ -105,4 +106,4 @@ def complaint(python: Path, proof: str, patience_s: float) -> str | None:
     if process.returncode == 0:
         return None
     error_lines = process.stderr.strip().splitlines() or ["it said nothing"]
-    return error_lines[-1][:300]
+    return error_lines[-1][:_COMPLAINT_CHARS]

@@ -81,8 +81,8 @@ def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
 
 
 def _require_plain(config: JsonObject, folder: Path) -> None:
-    """Raise UserError ADAPTER_MISMATCH for options under which it is another function than a LoRA
-    scaled by lora_alpha / r."""
+    """Raise UserError ADAPTER_MISMATCH if the adapter has options under which it computes something
+    else than a LoRA scaled by lora_alpha / r. `config` is its configuration file."""
     options = [name for name in (*NOT_PLAIN, "use_rslora") if config.get(name)]
     if config.get("peft_type", "LORA") != "LORA":
         options.append(f"peft_type {config['peft_type']}")
@@ -130,10 +130,12 @@ def named_base(folder: Path) -> NamedBase:
     """What the adapter in `folder` says of its base. Raises UserError MODEL_UNSUPPORTED if its
     adapter_config.json cannot be read."""
     origin = read_object(folder / ORIGIN)  # {} where there is none
-    named = model_files.load_json(folder / CONFIG).get("base_model_name_or_path")
-    names = [name for name in (origin.get("base"), named) if isinstance(name, str) and name]
+    peft_config = model_files.load_json(folder / CONFIG)
+    references = (origin.get("base"), peft_config.get("base_model_name_or_path"))
+    names = [name for name in references if isinstance(name, str) and name]
+    unique_names = tuple(dict.fromkeys(names))
     weights = origin.get(BASE_WEIGHTS)
-    return NamedBase(tuple(dict.fromkeys(names)), weights if isinstance(weights, dict) else {})
+    return NamedBase(unique_names, weights if isinstance(weights, dict) else {})
 
 
 def require_same_weights(home: Home, folder: Path, base: NamedBase, base_path: Path) -> None:

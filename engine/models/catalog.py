@@ -82,37 +82,39 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
         )
     run_and_checkpoint = None if ref in BUILTIN else _referenced_run(home, ref)
     if run_and_checkpoint is not None:
-        return _from_run(home, ref, *run_and_checkpoint)
-    found = _found(home, ref)
-    if adapters.is_adapter(found.folder):
-        return _from_adapter(home, ref, found.folder)
-    return _base_model(ref, found.kind, found.ref, found.folder)
+        run, checkpoint_name = run_and_checkpoint
+        return _from_run(home, ref, run, checkpoint_name)
+    named = _named_folder(home, ref)
+    if adapters.is_adapter(named.folder):
+        return _from_adapter(home, ref, named.folder)
+    return _base_model(ref, named.kind, named.ref, named.folder)
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A folder that a reference names; `ref` as it is recorded, with links resolved."""
+class _NamedFolder:
+    """A folder that a reference names; `ref` is the reference as it is recorded, a path with its
+    links resolved."""
 
     kind: str
     ref: str
     folder: Path
 
 
-def _found(home: Home, ref: str) -> _Found:
+def _named_folder(home: Home, ref: str) -> _NamedFolder:
     """The folder that `ref` names, unless it is that of a run. Raises UserError as `resolve_model`
     does."""
     if ref in BUILTIN:
-        return _Found("builtin", ref, BUILTIN[ref])
+        return _NamedFolder("builtin", ref, BUILTIN[ref])
     if (folder := library.folder_of(home, ref)) is not None:
-        return _Found("home", ref, folder)
+        return _NamedFolder("home", ref, folder)
     if ref.endswith(GGUF):
         file = _gguf_file(ref)
-        return _Found("path", str(file), library.from_file(home, file))
+        return _NamedFolder("path", str(file), library.from_file(home, file))
     folder = _local_folder(ref)
     if folder is not None:
-        return _Found("path", str(folder), folder)
+        return _NamedFolder("path", str(folder), folder)
     if HUB_ID.fullmatch(ref):
-        return _Found("hub", ref, hub.look_up(home, ref))
+        return _NamedFolder("hub", ref, hub.look_up(home, ref))
     raise _unknown_reference(home, ref)
 
 
@@ -283,22 +285,23 @@ def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
 
     Raises UserError MODEL_NOT_FOUND if the base is not here, ADAPTER_MISMATCH if it is another one.
     """
-    named = adapters.named_base(folder)
-    reasons = []
-    for name in named.names:
+    named_base = adapters.named_base(folder)
+    reasons = []  # why each name leads to no model
+    for name in named_base.names:
         try:
-            found = _found(home, name)
-            base = _base_model(name, found.kind, found.ref, found.folder)
+            named = _named_folder(home, name)
+            base = _base_model(name, named.kind, named.ref, named.folder)
         except UserError as error:
             reasons.append(f"{name}: {error.message}")
             continue
-        adapters.require_same_weights(home, folder, named, base.base_path)
+        adapters.require_same_weights(home, folder, named_base, base.base_path)
         return replace(_adapted(base, folder), ref=ref, kind="adapter")
     hint = "Put the base where adapter_config.json names it (base_model_name_or_path)."
-    to_fetch = next((name for name in named.names if name in KNOWN), "")
+    known_name = next((name for name in named_base.names if name in KNOWN), "")
+    if known_name:
+        hint = f"Fetch it once: `honesmith models add {known_name}`."
     raise _not_found(
-        f"the base model of {folder} is not here: {'; '.join(reasons) or 'it names none'}",
-        f"Fetch it once: `honesmith models add {to_fetch}`." if to_fetch else hint,
+        f"the base model of {folder} is not here: {'; '.join(reasons) or 'it names none'}", hint
     )
 
 
@@ -417,19 +420,13 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
     Runs that ended without a checkpoint get none later. This process remembers them, so that a
     listing does not look into their folders every time.
     """
-    folders = []
-    # FileNotFoundError: a home without any run has no such folder.
-    with contextlib.suppress(FileNotFoundError), os.scandir(home.runs) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # deleted since the listing
-                if entry.is_dir():
-                    folders.append((entry.stat().st_mtime, entry.name))
+    names = _run_folders(home)
     mark_by_run = {}  # run id -> its mark: (run id, state, attempt, ended)
     if home.db.is_file():
         with Store(home) as store:
             mark_by_run = {mark[0]: mark for mark in store.run_marks("train")}
     runs = []
-    for _, name in sorted(folders, reverse=True):
+    for name in names:
         mark = mark_by_run.get(name)  # None for a folder without a row in the database
         # The mark has state and attempt, so a run that is resumed gets another key.
         key = (str(home.root), mark)
@@ -443,6 +440,18 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
             if state in TERMINAL:
                 _ended_without_checkpoint.add(key)
     return runs
+
+
+def _run_folders(home: Home) -> list[str]:
+    """Names of the folders of runs, the last changed first."""
+    folders = []
+    # FileNotFoundError: a home without any run has no such folder.
+    with contextlib.suppress(FileNotFoundError), os.scandir(home.runs) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # deleted since the listing
+                if entry.is_dir():
+                    folders.append((entry.stat().st_mtime, entry.name))
+    return [name for _, name in sorted(folders, reverse=True)]
 
 
 def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:

@@ -4,8 +4,8 @@ The control side counts tokens with this module (`tokens.py`) and the worker tra
 with it (`engine/worker/rollouts/renderer.py`), so both see the same tokens.
 
 What was sampled is never rendered again. The prompt of a later turn is the ids so far and, after
-them, the text that the template writes between two turns. That text is found with a stand-in for
-what the model said: a mark, after which the template's own text begins. So it does not matter that
+them, the text that the template writes between two turns. To get that text, a mark stands in for
+what the model wrote; the template's own text begins after it. So it does not matter that
 many templates write earlier turns differently once more messages follow (Qwen3 drops their think
 blocks, gpt-oss ends them with another token).
 
@@ -32,7 +32,7 @@ from engine.records.settings import Reasoning
 from envs.json_types import ChatMessage, ToolSchema
 
 _QUESTION: ChatMessage = {"role": "user", "content": "?"}
-_MARK = "zqmark"  # stands for what the model said; lengthened where a message holds it
+_MARK = "zqmark"  # stands for what the model wrote; lengthened where a message holds it
 _MARKER = re.compile(r"<[|｜]?[^<>\s]+>")  # as the special tokens of chat templates look
 # What opens and closes a thought, where the template does not write it by itself.
 _THINK = ("<think>\n", "\n</think>\n\n")
@@ -55,8 +55,8 @@ class RowShape:
         length: the whole row.
         turns: (start, end) of each assistant turn that this row trains. The end-of-turn token
             belongs to the turn; the opening that the generation prompt contains does not.
-        known: how many tokens at the beginning the row before holds too, which are not trained
-            again; at least 1, since nothing predicts the first token.
+        known: how many tokens at the beginning the conversation's row before this one holds too,
+            which are not trained again; at least 1, since nothing predicts the first token.
         is_last: whether the conversation ends with this row.
     """
 
@@ -73,7 +73,8 @@ class RowShape:
                 or "all" (every token that the row before does not have).
         """
         if loss_on == "all":
-            return [(self.known, self.length)] if self.turns and self.known < self.length else []
+            has_new_tokens = self.known < self.length
+            return [(self.known, self.length)] if self.turns and has_new_tokens else []
         if loss_on == "last":
             return self.turns[-1:] if self.is_last else []
         return self.turns
@@ -183,14 +184,14 @@ class ChatFormat:
 
         Raises as `text` does, if the template refuses the replies.
         """
-        refusal: TemplateError | None = None
+        first_refusal: TemplateError | None = None
         for history, stand_in, mark in _stand_ins(before, replies):
             try:
                 return self._after_turn(history, stand_in, mark, replies, tools, last_id)
             except TemplateError as error:
-                refusal = refusal or error
-        assert refusal is not None  # there are always candidates
-        raise refusal
+                first_refusal = first_refusal or error
+        assert first_refusal is not None  # there are always candidates
+        raise first_refusal
 
     def _after_turn(
         self,
@@ -201,22 +202,25 @@ class ChatFormat:
         tools: Sequence[ToolSchema],
         last_id: int | None,
     ) -> list[int]:
-        """Token ids that follow an assistant turn, as `between_turns` returns them.
+        """Token ids that follow an assistant turn, as `between_turns` returns them: up to and with
+        the opening of the next turn, without an end of the turn that was sampled already.
 
         Args:
             history: the messages before that turn.
             stand_in: takes the place of the turn's message; its text ends with `mark`.
+            last_id: the last id of the turn as it was sampled; None: its end token.
         """
         turn_end, rest = self._rest(history, stand_in, mark, replies, tools)
         if turn_end and rest.startswith(turn_end):
-            after = self.encode(rest[len(turn_end) :])
-            return after if self._is_end(last_id) else [*self.encode(turn_end), *after]
+            after_end = self.encode(rest[len(turn_end) :])
+            if self._is_end(last_id):
+                return after_end
+            return [*self.encode(turn_end), *after_end]
         if turn_end:
             # Within a conversation the template ends turns with another token (gpt-oss), whose
             # place the sampled one has taken.
             marker = _MARKER.match(rest)
-            is_token = marker is not None and len(self.encode(marker.group())) == 1
-            if marker and is_token and self._is_end(last_id):
+            if marker and len(self.encode(marker.group())) == 1 and self._is_end(last_id):
                 rest = rest[marker.end() :]
             return self.encode(rest)
         # The turn ends with the opening of the next message (GLM), which may have been sampled.
@@ -238,18 +242,18 @@ class ChatFormat:
         Returns (the text that ends the turn where nothing follows it, "" if there is none; the text
         from there to the opening of the next turn, where `replies` follow).
         """
-        said = [*history, stand_in]
-        closed = _after(mark, self.text(said, tools, prompt=False))
-        full = _after(mark, self.text([*said, *replies], tools, prompt=True))
-        found = [(closed.find(stop), stop) for stop in self.stop_texts if stop in closed]
-        if found:
-            end, stop = min(found)
-            if full[:end] == closed[:end]:
-                return stop, full[end:]
-        return "", full[_common_start(closed, full) :]
+        conversation = [*history, stand_in]
+        closed = _after(mark, self.text(conversation, tools, prompt=False))
+        continued = _after(mark, self.text([*conversation, *replies], tools, prompt=True))
+        stops = [(closed.find(stop), stop) for stop in self.stop_texts if stop in closed]
+        if stops:
+            end, stop = min(stops)  # the first in the text
+            if continued[:end] == closed[:end]:
+                return stop, continued[end:]
+        return "", continued[_common_start(closed, continued) :]
 
     def _is_end(self, last_id: int | None) -> bool:
-        """Whether this last id of a turn is a token that ends turns; None stands for one."""
+        """Whether the last id of a turn is a token that ends turns; None stands for such a one."""
         return last_id is None or any(self.encode(stop) == [last_id] for stop in self.stop_texts)
 
     def rows(
@@ -268,73 +272,82 @@ class ChatFormat:
             reasoning: "keep" trains what the messages have; "drop" leaves it out; "require" raises
                 NoReasoning for a turn without.
 
-        Raises TemplateError if a turn's text cannot be found in what the template writes, else as
-        `text` does.
+        Raises TemplateError if what the template writes lacks a turn's text, else as `text` does.
         """
         messages = [_as_trained(message, reasoning) for message in messages]
         rows: list[TokenizedChat] = []
-        text = ""  # that the last row stands for
+        row_text = ""  # of the last row
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
             if reasoning == "require" and "reasoning_content" not in message:
                 raise NoReasoning(f"message {index + 1} has no reasoning, and thinking requires it")
-            prompt, said = self._turn(messages[:index], message, tools)
-            if rows and prompt.startswith(text):
-                ids = rows[-1].ids + self.encode(prompt[len(text) :])
-                turns, known = rows[-1].turns, rows.pop().shape.known
+            prompt, answer = self._turn(messages[:index], message, tools)
+            if rows and prompt.startswith(row_text):  # the last row goes on
+                row = rows.pop()
+                ids = row.ids + self.encode(prompt[len(row_text) :])
+                turns, known = row.turns, row.shape.known
             else:
                 ids, turns = self.encode(prompt), []
                 known = _common_start(ids, rows[-1].ids) if rows else 0
             start = len(ids)
-            ids = ids + self.encode(said)
+            ids = ids + self.encode(answer)
             shape = RowShape(len(ids), [*turns, (start, len(ids))], max(1, known))
             rows = [TokenizedChat(row.ids, replace(row.shape, is_last=False)) for row in rows]
             rows.append(TokenizedChat(ids, shape))
-            text = prompt + said
+            row_text = prompt + answer
         return rows
 
     def _turn(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
-        """An assistant turn as text: (the prompt it answers, what the model has to say, with the
-        end of the turn). The message is in the form of `split_reasoning`."""
+        """An assistant turn as text: (the prompt it answers, what the model has to write, with the
+        end of the turn). The reasoning of the message is in `reasoning_content` alone."""
         thought = message.get("reasoning_content", "")
         thinking = bool(thought)
         prompt = self.text(history, tools, prompt=True, thinking=thinking)
         closed = self.text([*history, message], tools, prompt=False, thinking=thinking)
-        said = closed[len(prompt) :]
-        if not (closed.startswith(prompt) and self._writes_thought(history, message, tools)):
-            opens = prompt.rstrip().endswith(_THINK[0].rstrip())
-            start, end = _CHANNEL if _CHANNEL[1].strip() in self.template else _THINK
-            lead = f"{'' if opens else start}{thought}{end}" if thought or opens else ""
-            said = lead + self._answer(history, message, tools)
-        return prompt, self._ended(said, history, message, tools)
+        if closed.startswith(prompt) and self._writes_thought(history, message, tools):
+            turn = closed[len(prompt) :]
+        else:
+            turn = self._thought(prompt, thought) + self._answer(history, message, tools)
+        return prompt, self._ended(turn, history, message, tools)
+
+    def _thought(self, prompt: str, thought: str) -> str:
+        """A thought as the model writes it after `prompt`, with what opens it, unless the prompt
+        has that, and what closes it; "" where there is none and none was opened."""
+        is_open = prompt.rstrip().endswith(_THINK[0].rstrip())
+        if not thought and not is_open:
+            return ""
+        opening, closing = _CHANNEL if _CHANNEL[1].strip() in self.template else _THINK
+        return f"{'' if is_open else opening}{thought}{closing}"
 
     def _answer(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> str:
         """What the template writes of an assistant's message, without its reasoning.
 
-        Raises TemplateError if it writes nothing of it that can be found.
+        Raises TemplateError if the template leaves the message out.
         """
         plain = template_messages.without_reasoning(message)
         prompt = self.text(history, tools, prompt=True, thinking=False)
         closed = self.text([*history, plain], tools, prompt=False, thinking=False)
         if closed.startswith(prompt):
             return closed[len(prompt) :]
+        # The prompt is no beginning of it, so a mark before the content shows where that begins.
         mark = _unused_mark([*history, message])
         marked = {**plain, "content": f"{mark}{plain.get('content') or ''}"}
         text = self.text([*history, marked], tools, prompt=False, thinking=False)
         if mark not in text and plain.get("tool_calls"):  # the content of calls is left out
             return closed[_common_start(prompt, closed) :]
         answer = _after(mark, text)
+        # Without content, line feeds after the mark only part it from the calls that follow.
         return answer if plain.get("content") else answer.lstrip("\n")
 
     def _writes_thought(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> bool:
-        """Whether the template writes the reasoning of this message, or it has none."""
+        """Whether the template writes the reasoning of this message, or the message has none."""
         if "reasoning_content" not in message:
             return True
         mark = _unused_mark([*history, message])
@@ -343,39 +356,47 @@ class ChatFormat:
 
     def _ended(
         self,
-        said: str,
+        turn: str,
         history: Sequence[ChatMessage],
         message: ChatMessage,
         tools: Sequence[ToolSchema],
     ) -> str:
-        """The text of a turn up to and with the token that ends it.
+        """The text of a turn, `message` after `history`, up to and with the token that ends it.
 
         Templates may write more after that token, which does not belong to the turn: a newline, or
         a second token. Where they write no such token, the turn ends with the opening of the
-        message that would follow, if that is one.
+        message that would follow, if that opening is a token that ends turns.
         """
-        ends = [said.rfind(stop) + len(stop) for stop in self.stop_texts if stop in said]
+        ends = [turn.rfind(stop) + len(stop) for stop in self.stop_texts if stop in turn]
         if ends:
-            said = said[: max(ends)]
-            while stop := next((s for s in self.stop_texts if said.endswith(s)), ""):
-                earlier = said.removesuffix(stop).rstrip()
-                if not earlier.endswith(tuple(self.stop_texts)):
+            turn = turn[: max(ends)]
+            # Of several such tokens in a row the first ends the turn.
+            while stop := next((s for s in self.stop_texts if turn.endswith(s)), ""):
+                without_last = turn.removesuffix(stop).rstrip()
+                if not without_last.endswith(tuple(self.stop_texts)):
                     break
-                said = earlier
-            return said
-        reply: ChatMessage = _QUESTION
-        calls = message.get("tool_calls")
-        if calls:
-            name = calls[0].get("function", calls[0]).get("name", "")
-            reply = {"role": "tool", "content": "?", "name": name}
-            reply["tool_call_id"] = calls[0].get("id", "")
+                turn = without_last
+            return turn
+        reply = _reply_to(message)
+        before, stand_in, mark = next(_stand_ins([*history, message], [reply]))
         try:
-            for before, stand_in, mark in _stand_ins([*history, message], [reply]):
-                _, rest = self._rest(before, stand_in, mark, [reply], tools)
-                return said + next((s for s in self.stop_texts if rest.startswith(s)), "")
+            _, rest = self._rest(before, stand_in, mark, [reply], tools)
         except TemplateError:  # the template takes no reply: the turn ends with its text
-            pass
-        return said
+            return turn
+        return turn + next((s for s in self.stop_texts if rest.startswith(s)), "")
+
+
+def _reply_to(message: ChatMessage) -> ChatMessage:
+    """A message that may follow an assistant's: the result of its first call, else a question."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return _QUESTION
+    return {
+        "role": "tool",
+        "content": "?",
+        "name": calls[0].get("function", calls[0]).get("name", ""),
+        "tool_call_id": calls[0].get("id", ""),
+    }
 
 
 def _stand_ins(
@@ -389,9 +410,9 @@ def _stand_ins(
     """
     mark = _unused_mark([*before, *replies])
     calls = before[-1].get("tool_calls") or []
-    everything = _stand_in(mark, calls)
-    yield before[:-1], everything, mark
-    yield [_QUESTION], everything, mark
+    with_all_calls = _stand_in(mark, calls)
+    yield before[:-1], with_all_calls, mark
+    yield [_QUESTION], with_all_calls, mark
     if len(calls) > 1:
         yield [_QUESTION], _stand_in(mark, calls[:1]), mark
 
@@ -409,8 +430,12 @@ def _stand_in(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
 
 def _common_start(first: Sequence[object], second: Sequence[object]) -> int:
     """How many items at the beginning of both are the same."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+    count = 0
+    for a, b in zip(first, second, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
 
 
 def _unused_mark(messages: Sequence[ChatMessage]) -> str:

@@ -1,9 +1,9 @@
 """What is known of model families: which are refused and why, and which of a model's matrices can
 carry an adapter.
 
-Any family that transformers loads as a causal language model is trained; what a model of it looks
-like is read from its config.json and the headers of its weights, so this module holds only what
-those two do not say.
+Any family that transformers loads as a causal language model is trained; the parts of a model are
+read from its config.json and the headers of its weights, so this module holds only what those two
+do not say.
 """
 
 import re
@@ -134,8 +134,9 @@ def text_part(config: Mapping[str, Any]) -> JsonObject:
 def refusal(config: Mapping[str, Any], architecture: str) -> str:
     """Why a model with this config.json cannot be trained, such as "it writes by diffusion"; "" if
     it can. `architecture` is the class that the config names, "" for none."""
-    types = [str(text_part(config).get("model_type") or ""), str(config.get("model_type") or "")]
-    for model_type in types:
+    text_type = str(text_part(config).get("model_type") or "")
+    model_types = [text_type, str(config.get("model_type") or "")]
+    for model_type in model_types:
         if model_type in REFUSED:
             return REFUSED[model_type]
     if config.get("is_encoder_decoder"):
@@ -143,12 +144,11 @@ def refusal(config: Mapping[str, Any], architecture: str) -> str:
     if architecture.endswith(_FIRST):
         return "models of this generation store projections in ways that no adapter here fits"
     has_text_part = isinstance(config.get("text_config"), dict)
-    if not architecture.endswith(_CAUSAL) and not (
-        architecture.endswith(_COMPOSITE) and has_text_part
-    ):
+    holds_language_model = architecture.endswith(_COMPOSITE) and has_text_part
+    if not architecture.endswith(_CAUSAL) and not holds_language_model:
         return "it is no causal language model, nor one that holds such a model (text_config)"
-    if not any(_transformers_knows(model_type) for model_type in types if model_type):
-        return f"the transformers installed here knows no model_type {types[0] or 'none'}"
+    if not any(_transformers_knows(model_type) for model_type in model_types if model_type):
+        return f"the transformers installed here knows no model_type {text_type or 'none'}"
     return ""
 
 
@@ -161,8 +161,9 @@ def _transformers_knows(model_type: str) -> bool:
         return True
     package = Path(spec.submodule_search_locations[0])
     folder = model_type.replace("-", "_")
-    names = (folder, folder.removesuffix("_text"))
-    return any(package.joinpath("models", name).is_dir() for name in names)
+    # The text model of a model with several parts lies in the folder of the whole.
+    folders = (folder, folder.removesuffix("_text"))
+    return any(package.joinpath("models", name).is_dir() for name in folders)
 
 
 def read_layers(
@@ -177,85 +178,98 @@ def read_layers(
         shapes: of all weights, by name, as [outputs, inputs].
         config: of the text model (`text_part`).
     """
-    found: dict[str, list[tuple[int, int]]] = {}
+    shapes_of: dict[str, list[tuple[int, int]]] = {}  # (inputs, outputs) by projection
     linear_params = expert_params = 0
     attention_layers: set[int] = set()
-    seen: set[int] = set()
-    left_out = WITHOUT_ADAPTER.get(str(config.get("model_type")), ())
+    layers_with_weights: set[int] = set()
+    without_adapter = WITHOUT_ADAPTER.get(str(config.get("model_type")), ())
     for name, shape in sorted(shapes.items()):
         match = _LAYER.match(name)
-        if match is None or int(match["number"]) >= layers or _other_part(match["before"]):
+        if match is None or int(match["number"]) >= layers or _in_other_part(match["before"]):
             continue
-        seen.add(int(match["number"]))
+        layers_with_weights.add(int(match["number"]))
         path = match["path"]
-        # Experts lie in one tensor of three dimensions, or each in its own.
-        is_fused = len(shape) == 3 and shape[0] > 1 and shape[1] > 1
-        if _EXPERTS.search(path) or (is_fused and not path.endswith("conv1d.weight")):
-            expert_params += prod(shape) if len(shape) > 1 else 0
+        if _is_of_experts(path, shape):
+            expert_params += prod(shape) if len(shape) > 1 else 0  # matrices, not biases
             continue
         if len(shape) != 2 or not path.endswith(".weight"):  # norms, biases, convolutions
             continue
         linear_params += prod(shape)
-        leaf = path.removesuffix(".weight").rpartition(".")[2]
-        if leaf in _KEYS_AND_VALUES:
+        projection = path.removesuffix(".weight").rpartition(".")[2]
+        if projection in _KEYS_AND_VALUES:
             attention_layers.add(int(match["number"]))
-        if leaf in KNOWN_PROJECTIONS and leaf not in left_out:
+        if projection in KNOWN_PROJECTIONS and projection not in without_adapter:
             outputs, inputs = shape
-            found.setdefault(leaf, []).append((inputs, outputs))
+            shapes_of.setdefault(projection, []).append((inputs, outputs))
     if expert_params:
         # PEFT takes an MLP's names for the experts' fused weights, in the dense layers and in the
         # shared expert of such a model too. So only attention carries adapters.
-        found = {name: each for name, each in found.items() if name not in ANY_MLP}
+        for name in ANY_MLP:
+            shapes_of.pop(name, None)
     return LayerFacts(
         projections=tuple(
-            Projection(name, tuple(found[name])) for name in KNOWN_PROJECTIONS if name in found
+            Projection(name, tuple(shapes_of[name]))
+            for name in KNOWN_PROJECTIONS
+            if name in shapes_of
         ),
         active_params=linear_params + round(expert_params * expert_share(config.get)),
         linear_params=linear_params,
         attention_layers=len(attention_layers),
-        layers=len(seen),
+        layers=len(layers_with_weights),
     )
 
 
-def _other_part(before: str) -> bool:
+def _is_of_experts(path: str, shape: tuple[int, ...]) -> bool:
+    """Whether a weight of a layer belongs to experts: by its name, or as one tensor of three
+    dimensions that holds the matrices of all of them (the kernel of a convolution has three too,
+    but is 1 wide in one of the first two, or is named conv1d)."""
+    is_fused = len(shape) == 3 and shape[0] > 1 and shape[1] > 1
+    return bool(_EXPERTS.search(path)) or (is_fused and not path.endswith("conv1d.weight"))
+
+
+def _in_other_part(prefix: str) -> bool:
     """Whether the name of a weight up to its layer's number leads into a part that does not read
     text, such as "model.vision_tower.encoder."."""
-    return re.fullmatch(NOT_ADAPTED, before + "x") is not None
+    return re.fullmatch(NOT_ADAPTED, prefix + "x") is not None  # x: any name in that part
 
 
-def expert_share(value: Lookup) -> float:
-    """The share of the experts that one token runs through; 1 where nothing is said of experts."""
-    count, chosen = _first(value, _EXPERT_COUNT), _first(value, _EXPERTS_PER_TOKEN)
-    return min(1.0, chosen / count) if count and chosen else 1.0
+def expert_share(lookup: Lookup) -> float:
+    """The share of the experts that one token runs through; 1 where the configuration names no
+    numbers of experts."""
+    count, per_token = _first(lookup, _EXPERT_COUNT), _first(lookup, _EXPERTS_PER_TOKEN)
+    return min(1.0, per_token / count) if count and per_token else 1.0
 
 
-def active_width(value: Lookup) -> int:
+def active_width(lookup: Lookup) -> int:
     """The width between the two products of an MLP as one token sees it; 0 where the configuration
-    does not say it. Of experts it is the width of all that a token runs through together."""
-    dense = _first(value, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
-    chosen = _first(value, _EXPERTS_PER_TOKEN)
-    if not _first(value, _EXPERT_COUNT) or not chosen:
+    does not name it. Of experts it is the width of all that a token runs through together, or the
+    width of the model's layers without experts, if that is more."""
+    dense = _first(lookup, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
+    experts_per_token = _first(lookup, _EXPERTS_PER_TOKEN)
+    if not _first(lookup, _EXPERT_COUNT) or not experts_per_token:
         return dense
-    expert = _first(value, _EXPERT_WIDTH) or dense
-    shared = _first(value, _SHARED_WIDTH) or expert * _first(value, _SHARED_EXPERTS)
-    return max(dense, chosen * expert + shared)
+    expert = _first(lookup, _EXPERT_WIDTH) or dense
+    # Shared experts, which every token runs through: their width together, or their number.
+    shared = _first(lookup, _SHARED_WIDTH) or expert * _first(lookup, _SHARED_EXPERTS)
+    return max(dense, experts_per_token * expert + shared)
 
 
-def head_width(value: Lookup) -> int:
+def head_width(lookup: Lookup) -> int:
     """Numbers of a key or value of one head; 0 where the configuration does not say it. In latent
     attention (DeepSeek), whose keys and values differ in size, it is the mean of both."""
-    latent = _first(value, ("kv_lora_rank",))
-    values = _first(value, ("v_head_dim",))
-    if latent and values:
-        keys = _first(value, ("qk_nope_head_dim",)) + _first(value, ("qk_rope_head_dim",))
-        return (keys + values) // 2
-    return _first(value, ("head_dim",))
+    latent_width = _first(lookup, ("kv_lora_rank",))
+    value_width = _first(lookup, ("v_head_dim",))
+    if latent_width and value_width:
+        # A key has a part without positions and one with rotary positions.
+        key_width = _first(lookup, ("qk_nope_head_dim",)) + _first(lookup, ("qk_rope_head_dim",))
+        return (key_width + value_width) // 2
+    return _first(lookup, ("head_dim",))
 
 
-def _first(value: Lookup, names: tuple[str, ...]) -> int:
+def _first(lookup: Lookup, names: tuple[str, ...]) -> int:
     """The first positive integer that the configuration has under one of `names`; 0 for none."""
     for name in names:
-        found = value(name)
-        if isinstance(found, int) and not isinstance(found, bool) and found > 0:
-            return found
+        number = lookup(name)
+        if isinstance(number, int) and not isinstance(number, bool) and number > 0:
+            return number
     return 0

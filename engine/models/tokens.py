@@ -99,7 +99,7 @@ class ChatTokenizer:
                 text = self.backend.id_to_token(token_id) if isinstance(token_id, int) else None
                 if text:  # the tokenizer has a token of this id
                     texts.append(text)
-        return list(dict.fromkeys(texts))
+        return list(dict.fromkeys(texts))  # each once, in order
 
 
 def load(folder: Path) -> ChatTokenizer:

@@ -55,7 +55,8 @@ class Tally:
         """
         reward = result["reward"]
         self.rewards.append(reward)
-        self.successes += result["success"] is True
+        if result["success"] is True:
+            self.successes += 1
         if result["error"]:
             self.errors += 1
             self.error = self.error or str(result["error"])[:ERROR_CHARS]
@@ -69,7 +70,8 @@ class Tally:
                 self.below += 1.0
             elif gold == reward:
                 self.below += 0.5
-        self.paid += is_paid
+        if is_paid:
+            self.paid += 1
         if is_paid and self.example is None:
             self.example = {"task": task_id, "completion": shortened(answer), "reward": reward}
 

@@ -197,15 +197,18 @@ class _Progress:
         return True
 
     def _judge_difference(self, answer: Scored, second: ScoreReply, process: Any) -> None:
-        """Add an answer to `changed` unless its first reward comes back and that is forgiven."""
+        """Add an answer to `changed`, unless its first reward comes back when it is scored once
+        more and that is forgiven: after a failure always, after another reward once."""
         differing_score = _differing_again(answer, second, process)
         if differing_score is not None:
             self.changed.append(_Changed(answer, differing_score))
-        elif not second["error"]:  # a failure that does not repeat itself is always forgiven
-            if self.cold_start_forgiven:
-                self.changed.append(_Changed(answer, second))
-            # The first call of a process may be slow beyond a limit inside of score().
-            self.cold_start_forgiven = True
+            return
+        if second["error"]:
+            return
+        if self.cold_start_forgiven:
+            self.changed.append(_Changed(answer, second))
+        # Once, because the first call of a process may be slow beyond a limit inside of score().
+        self.cold_start_forgiven = True
 
 
 def _differing_again(answer: Scored, second: ScoreReply, process: Any) -> ScoreReply | None:

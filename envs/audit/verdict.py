@@ -222,8 +222,8 @@ def _probe_verdict(name: str, tally: Tally, lowest_mean: float) -> str:
     """The verdict on one probe: ok, warn, risk or info.
 
     - info: the probe is shown for information only
-    - ok: it is not paid
-    - warn: it is paid and is a near miss
+    - ok: it is not paid (`_is_paid`)
+    - warn: it is paid and is a near miss (NEAR: nearly the right answer)
     - risk: it is paid and is no near miss
 
     `lowest_mean` is the lowest mean reward of all probes.

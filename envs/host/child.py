@@ -92,7 +92,8 @@ class _Host:
                 "problem": problem.to_dict(),
                 "error": str(problem),
             }
-        except BadReturn as problem:  # raised in this module, so it has no place in user code
+        # Raised in this module, so there is no file and line of user code to name.
+        except BadReturn as problem:
             reply = {"id": request_id, "ok": False, "error": str(problem)}
         except BaseException as error:  # noqa: BLE001 - user code may raise anything
             file, line = where(error, self.folder)

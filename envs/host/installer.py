@@ -42,10 +42,10 @@ _REASON_CHARS = 600  # of an unforeseen error, in the reply
 
 
 def serve(replies: int, order: InstallOrder) -> None:
-    """Install the packages and write one JSON line to the descriptor `replies`. Never raises.
+    """Install the packages and write one JSON line to the descriptor `replies`.
 
-    The line is {"ready": ...} or {"problem": ...}, as an env process sends it when it starts, so
-    that the client (`Pipe.greet`) reads both in the same way.
+    The line is {"ready": ...}, or {"problem": ...} whatever the installation raised. An env process
+    sends the same when it starts, so the client (`Pipe.greet`) reads both in the same way.
     """
     try:
         install(order)

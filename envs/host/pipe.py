@@ -190,7 +190,9 @@ class Pipe:
             if reply.get("id") != request_id:
                 raise Fault(f"{doing} answered out of turn")
             if "row" in reply:
-                if op != "tasks" or self.received - received_before > TASKS_BYTES:
+                received_bytes = self.received - received_before
+                # Only tasks() sends rows: from any other call even one is too many.
+                if op != "tasks" or received_bytes > TASKS_BYTES:
                     raise Fault(f"{doing} sent more than {TASKS_BYTES >> 20} MB")
                 rows.append(reply["row"])
             elif reply.get("ok") is True:

@@ -299,11 +299,11 @@ class Episode:
 
         Raises EpisodeFailed; every later step of a failed rollout raises it again.
         """
-        plain = Message.from_dict(message).to_dict()
+        message_dict = Message.from_dict(message).to_dict()
         with self.process._lock:
             self._resume()
-            reply = self._send("step", {"message": plain})
-            self._history.append((plain, reply))
+            reply = self._send("step", {"message": message_dict})
+            self._history.append((message_dict, reply))
         return reply
 
     def score(self) -> ScoreReply:
@@ -387,7 +387,7 @@ class Episode:
 def isolation_here(sandbox: Sandbox | None = None) -> Confinement:
     """The isolation that user code gets on this machine.
 
-    It is found by running a template environment; the result is kept for this process.
+    A template environment is run to find out; the result is kept for this process.
 
     Args:
         sandbox: the isolation that must hold; None takes whatever works here.

@@ -1,8 +1,9 @@
 """Landlock: which files, ports and processes this process and its children may reach.
 
-An allow-list that the kernel holds, without any privilege and for good. What a kernel's version
-(ABI) does not know it cannot hold: 2 knows moves between folders, 3 truncation, 4 TCP, 5 device
-control, 6 signals and abstract sockets. Rules go by folder: whatever lies below one is open too.
+The kernel enforces a list of what is allowed, which needs no privilege and cannot be lifted. How
+much it can restrict depends on its version of Landlock (the ABI): 2 adds moves between folders, 3
+truncation, 4 TCP, 5 device control, 6 signals and abstract sockets. A rule for a folder holds for
+everything below it.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 
 from envs.isolation import kernel
 
-HOLDS_TRUNCATION, HOLDS_SIGNALS = 3, 6  # the ABI from which on it does
+HOLDS_TRUNCATION, HOLDS_SIGNALS = 3, 6  # the first ABI that can restrict truncation, or signals
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _VERSION = 1  # asks _CREATE for the ABI
 _BENEATH = 1  # a rule on a folder or file

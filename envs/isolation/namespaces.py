@@ -145,14 +145,19 @@ def first_process(
 
 
 def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> None:
-    """Mount the file system as user code sees it; arguments as in `first_process`.
+    """Mount the file system as user code sees it.
 
     - Everything is read-only except `box` and `writable`.
     - The folder `work` in `box` and /dev/shm are in memory, with `room_mb` MiB each.
     - /proc shows the processes of this namespace.
 
     At the first mount that the kernel refuses it stops without an error; the self-test of the
-    sandbox finds what that leaves open.
+    sandbox tells what that leaves open.
+
+    Args:
+        box: the private folder of the env process.
+        uid: the owner of `work`.
+        writable: further folders.
     """
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -166,8 +171,8 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
         no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         size = f"size={room_mb}m,nr_inodes={_FILES}"
         owned_by_uid = f"mode=755,uid={uid},gid={uid},{size}"
-        kernel.mount(
-            "tmpfs", f"{box}/work", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, owned_by_uid
-        )
+        # Programs may be started from `work`, and from nowhere else that user code can write.
+        no_devices = kernel.MS_NOSUID | kernel.MS_NODEV
+        kernel.mount("tmpfs", f"{box}/work", "tmpfs", no_devices, owned_by_uid)
         kernel.mount("tmpfs", "/dev/shm", "tmpfs", no_programs, f"mode=1777,{size}")
         kernel.mount("proc", "/proc", "proc", no_programs)

@@ -2,7 +2,7 @@
 
 The floor, everywhere: an own process, scrubbed variables, limits. On top of it, where the kernel
 has them, Landlock and seccomp (level `no-namespaces`), and around those namespaces (level `full`).
-A level is what the self-test inside found, never what a version promises.
+A level is what the self-test inside has shown, never what a version promises.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _PROC = (
     "/proc/filesystems",
     "/proc/sys/vm/overcommit_memory",
 )
-_HERE = str(Path(__file__).resolve().parents[1])
+_ENVS = str(Path(__file__).resolve().parents[1])  # the folder of the package `envs`
 _AF_UNIX, _AF_INET = 1, 2
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
@@ -82,7 +82,7 @@ class Confinement:
     """What confines user code in this process.
 
     Attributes:
-        level: FULL, NO_NAMESPACES or LIMITS, as the self-test found.
+        level: FULL, NO_NAMESPACES or LIMITS, by the self-test.
         holds: the measures in force, in words.
         gaps: what user code can still do, in words.
     """
@@ -158,7 +158,7 @@ def close(
     kernel.drop_capabilities()
     abi, has_filter = _restrict(limits, box, uid, spaces, reach)
     escaped = escapes(box, limits.network, sandbox.hidden)
-    # A measure counts only if the self-test found no way around it.
+    # A measure counts only if the self-test got around it in no way.
     files_confined = abi > 0 and not {"read", "write"} & escaped
     calls_refused = has_filter and "socket" not in escaped
     gaps = []
@@ -201,14 +201,15 @@ def _restrict(
         abi = landlock.restrict(readable, writable, limits.network, reach.ports)
     # Something else keeps signals from processes of others: another uid, namespaces or Landlock.
     signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
+    has_filter = False
     with contextlib.suppress(OSError):
         seccomp.install(
             network=limits.network,
             signals=signals_confined,
             truncate=abi >= landlock.HOLDS_TRUNCATION,
         )
-        return abi, True
-    return abi, False
+        has_filter = True
+    return abi, has_filter
 
 
 def _gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
@@ -311,7 +312,7 @@ def _readable_paths(box: Path, has_own_proc: bool, more: Iterable[str]) -> list[
     outside_box = [path for path in more if Path(path) not in box.parents]
     proc = ("/proc",) if has_own_proc else _PROC
     certificates = [os.environ["SSL_CERT_FILE"]] if os.environ.get("SSL_CERT_FILE") else []
-    return [*_SYSTEM, *outside_box, *proc, *certificates, _HERE, str(box / "source")]
+    return [*_SYSTEM, *outside_box, *proc, *certificates, _ENVS, str(box / "source")]
 
 
 def _has_bounded_files(box: Path) -> bool:
@@ -335,8 +336,10 @@ def _has_own_proc() -> bool:
 
 
 def inside(folder: str) -> tuple[list[str], list[str]]:
-    """The paths for a second box inside this one, as (paths to read, paths to write).
+    """The paths that code in a nested sandbox may use, as (paths to read, paths to write).
 
-    It is for code that may write only in `folder` and to devices such as /dev/null.
+    A nested sandbox is started by code that runs in the sandbox already. Its code may write only in
+    `folder` and to devices such as /dev/null.
     """
-    return [*_SYSTEM, *interpreter_folders(), *_PROC, _HERE], [folder, *_DEVICES]
+    readable = [*_SYSTEM, *interpreter_folders(), *_PROC, _ENVS]
+    return readable, [folder, *_DEVICES]

@@ -100,6 +100,7 @@ def program(
     """
     numbers = NUMBERS[machine]
     # Each instruction: operation, lines to skip if the comparison is true, if it is false, value.
+    # First: a call for another architecture ends the process; of any other the number is loaded.
     lines = [
         (_LOAD, 0, 0, _ARCH),
         (_JEQ, 1, 0, AUDIT_ARCH[machine]),
@@ -154,7 +155,7 @@ def _refused_numbers(
 def _load_argument(position: int) -> tuple[int, int, int, int]:
     """The instruction that loads the low 32 bits of argument `position` of a call.
 
-    Every value that this filter looks at fits in them.
+    Every value that this filter compares fits in them.
     """
     # Arguments of 8 bytes each begin at byte 16 of seccomp_data.
     return (_LOAD, 0, 0, 16 + 8 * position)

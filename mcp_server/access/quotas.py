@@ -41,7 +41,7 @@ class Cap:
 
     Attributes:
         hours: the cap.
-        warning: why it differs from `DEFAULT_GPU_HOURS`; "" if nothing needs to be said.
+        warning: why it differs from `DEFAULT_GPU_HOURS`; "" if there is nothing to warn of.
     """
 
     hours: float

@@ -16,7 +16,7 @@ def from_roots(path: str, roots: Sequence[Path]) -> str:
     """Find a relative path in the current folder, or else in the first of `roots` that has it.
 
     Clients start servers in any folder, while an agent names paths relative to its project. A path
-    that is absolute, empty, found nowhere or not possible (with a NUL) is returned unchanged.
+    that is absolute, empty, not possible (with a NUL) or in no such folder is returned unchanged.
     """
     if not path or "\0" in path or Path(path).expanduser().is_absolute() or exists(Path(path)):
         return path

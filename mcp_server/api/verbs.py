@@ -88,7 +88,7 @@ def push_env(
         name=name,
         install=install,
         roots=None if roots is None else list(roots),
-        allowed=partial(check_owner_agreed, home, key),
+        check_settings=partial(check_owner_agreed, home, key),
     )
     return with_head(
         reply.to_json(), f"Pushed {reply.env_id}.", suggest("dry_run", env_id=reply.env_id)
@@ -356,8 +356,8 @@ def deploy(
         key: the caller; it may have a limit of deployments.
 
     Raises:
-        UserError: PATH_OUTSIDE_ROOTS, `path` lies in none of `roots`; another code, the model
-            cannot be found, served or written.
+        UserError: PATH_OUTSIDE_ROOTS, `path` lies in none of `roots`; another code, there is no
+            such model, or it cannot be served or written.
     """
     from engine.serving import service
 
@@ -385,7 +385,7 @@ def chat(
     """Ask a model one question, and ask the model `compare_to` the same one if it is not "".
 
     A model that is not served yet is deployed first, if the limit of `key` allows one more. Raises
-    UserError if a model cannot be found or served.
+    UserError if there is no such model, or if it cannot be served.
     """
     from engine.serving import service
 

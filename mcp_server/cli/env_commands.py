@@ -1,8 +1,6 @@
 """Commands about environments: `honesmith env ...`."""
 
-import contextlib
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +8,7 @@ import typer
 
 from engine.core.errors import UserError
 from engine.core.format import counted
+from engine.core.reply import Reply
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import paths, verbs
 from mcp_server.cli import starter
@@ -81,18 +80,6 @@ def check(folder: Folder, install: Install = False, as_json: Json = False) -> in
     return FAILED if reply.get("problems") else OK
 
 
-@contextlib.contextmanager
-def _large_data_may_take_long() -> Iterator[None]:
-    """Context manager: an error that large data are still being read is only shown, so that the
-    caller tries again; a call from an agent may not take so long, a person has time."""
-    try:
-        yield
-    except UserError as error:
-        if error.code != "DATASET_READING":
-            raise
-        typer.echo(error.message, err=True)
-
-
 @app.command("push")
 @command
 def push(
@@ -110,11 +97,23 @@ def push(
     path = folder if paths.names_dataset(folder) else _folder_path(Path(folder))
     arguments = {"path": path, "name": name, "install": install}
     reply = None
-    while reply is None:
-        with working(PUSHING, as_json), _large_data_may_take_long():
-            reply = call_and_record(home_of(home), "push_env", verbs.push_env, **arguments)
+    while reply is None:  # a call ends while large data are still being read; a person has time
+        reply = _push_reply(home, arguments, as_json)
     show(reply, as_json)
     return FAILED if reply.get("problems") else OK
+
+
+def _push_reply(home: Path | None, arguments: Reply, as_json: bool) -> Reply | None:
+    """The reply of one call of `push_env`; None if large data are still being read, which is
+    shown on stderr."""
+    with working(PUSHING, as_json):
+        try:
+            return call_and_record(home_of(home), "push_env", verbs.push_env, **arguments)
+        except UserError as error:
+            if error.code != "DATASET_READING":
+                raise
+            typer.echo(error.message, err=True)
+            return None
 
 
 @app.command("list")

@@ -12,7 +12,7 @@ from mcp_server.api import verbs
 from mcp_server.screen.terminal import CommandGroup, HomeFolder, Json, command, home_of, show
 
 models = typer.Typer(help="The models of this home.", no_args_is_help=True, cls=CommandGroup)
-_LISTED = 200  # rows
+_MOST_LISTED = 200  # models
 ModelName = Annotated[str, typer.Argument(metavar="NAME", help="As `honesmith models list` shows.")]
 Trained = Annotated[str, typer.Argument(metavar="RUN", help="RUN, RUN@best or RUN@step20.")]
 
@@ -84,15 +84,14 @@ def list_models(home: HomeFolder = None, as_json: Json = False) -> None:
     """The models that can be used without a download, and those that can be fetched by name."""
     from engine.models.known_models import KNOWN
 
-    located = home_of(home)
-    reply = verbs.get_status(located, "models", _LISTED)
-    names = {entry["ref"] for entry in reply["models"]}
-    known = [
+    reply = verbs.get_status(home_of(home), "models", _MOST_LISTED)
+    usable_names = {entry["ref"] for entry in reply["models"]}
+    can_be_added = [
         {"name": name, "megabytes": model.megabytes, "license": model.license, "about": model.about}
         for name, model in KNOWN.items()
-        if name not in names
+        if name not in usable_names
     ]
-    show({**reply, "can_be_added": known}, as_json)
+    show({**reply, "can_be_added": can_be_added}, as_json)
 
 
 @models.command("add")

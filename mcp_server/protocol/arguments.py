@@ -79,12 +79,12 @@ def _has_json_type(json_type: str, value: Any) -> bool:
 
 
 def _bad_argument(tool: str, schemas: Mapping[str, Any], error: ValidationError) -> UserError:
-    """Make the BAD_ARGUMENT error for the first fault that pydantic found in the arguments.
+    """Make the BAD_ARGUMENT error for the first of pydantic's faults in the arguments.
 
     Args:
         tool: name of the tool.
         schemas: schemas of the tool's arguments, by name.
-        error: the faults that pydantic found.
+        error: pydantic's faults.
     """
     fault = error.errors(include_url=False)[0]
     path = [str(part) for part in fault["loc"]]  # the argument, then keys or indexes inside it

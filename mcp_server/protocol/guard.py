@@ -287,8 +287,8 @@ class GuardedServer(MCPServer[Any]):
 def caller_of(context: Any) -> Key:
     """Return the key of the caller.
 
-    Over HTTP that is the key that the gate found for the token; over stdio it is `LOCAL`, which may
-    do everything.
+    Over HTTP that is the key of the token, as the gate has stored it; over stdio it is `LOCAL`,
+    which may do everything.
 
     Args:
         context: the context of a tool, or that of a request in the middleware.

@@ -321,7 +321,8 @@ def max_connections() -> int:
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if max_files == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
-    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, max_files - RESERVED_FILES))
+    possible = max_files - RESERVED_FILES
+    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, possible))
 
 
 def _listener(host: str, port: int) -> socket.socket:

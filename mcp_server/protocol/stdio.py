@@ -56,19 +56,20 @@ async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
     send, receive = anyio.create_memory_object_stream[Any](0)  # 0: no message waits in between
 
     async def pump() -> None:
-        """Pass the messages on until the reader ends; repair or answer lines that are not."""
+        """Pass messages on until the reader ends. A line that is no message arrives as an
+        exception: it is repaired and passed on, or answered with an error, or ignored if blank."""
         async with send, reader:
             async for item in reader:
                 if not isinstance(item, Exception):
                     await send.send(item)
                     continue
-                line, value = _source_of(item)
+                line, json_object = _source_of(item)  # None for what is not known
                 repaired_message = _repaired_message(line)
                 is_blank = line is not None and not line.strip()
                 if repaired_message is not None:
                     await send.send(repaired_message)
                 elif not is_blank:
-                    await writer.send(SessionMessage(_refusal(line, value)))
+                    await writer.send(SessionMessage(_refusal(line, json_object)))
 
     async with anyio.create_task_group() as group:
         group.start_soon(pump)

@@ -60,11 +60,11 @@ class Wait:
     @staticmethod
     def parse(task_id: str) -> "Wait":
         """Read a task id. Raises ValueError if it is not one that `task_id` makes."""
-        # At most 3 splits: the cursor stands last and may hold colons.
-        run_id, until, created, since = task_id.split(":", 3)
+        # At most 3 splits: the last part, a cursor, may hold colons.
+        run_id, until, created, cursor = task_id.split(":", 3)
         if not 0 <= int(created) <= LAST_S:
             raise ValueError(f"no task was made at {created}")
-        return Wait(run_id, until, int(created), since)
+        return Wait(run_id, until, int(created), since=cursor)
 
 
 class TaskParams(RequestParams):

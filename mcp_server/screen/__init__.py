@@ -1,5 +1,5 @@
-"""How the command line looks: options every command has, tables, live display. Used by `cli`; start
-with `terminal.py`.
+"""The face of the command line: options every command has, tables, live display. Used by `cli`;
+start with `terminal.py`.
 
     display.py       what the demo shows while it runs
     render.py        replies as tables, blocks of text, sparklines

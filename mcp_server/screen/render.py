@@ -302,7 +302,8 @@ def plan(data: Any) -> None:
 def _print_user_settings(
     out: Console, settings: Mapping[str, Any], sources: Mapping[str, str]
 ) -> None:
-    """Print the settings that the user gave (their source is "user"), and the number of others."""
+    """Print the settings that the user gave (their source is "user"), and the number of the others,
+    which were chosen for the user."""
     user_settings = [name for name in settings if sources.get(name) == "user"]
     if user_settings:
         text = ", ".join(f"{name} = {compact(settings[name])}" for name in user_settings)

@@ -60,7 +60,7 @@ LEARNING = [
     Fault(
         "the newline after a turn is trained",
         "engine/models/chat_format.py",
-        "said = said[: max(ends)]",
+        "turn = turn[: max(ends)]",
         "pass",
         (TURNS + "[chatml]", TURNS + "[lines]"),
     ),

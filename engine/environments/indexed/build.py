@@ -1,8 +1,8 @@
 """Reading a large dataset once, in a process of its own that outlives the call that started it.
 
 The call waits as long as it may and is refused as retryable after that; the next one goes on
-waiting. What was found is kept in the home's cache under the names, sizes and times of the files,
-so the same files are read once.
+waiting. The facts are kept in the home's cache under the names, sizes and times of the files, so
+the same files are read once.
 
     python -P -m engine.environments.indexed.build FOLDER
 
@@ -19,10 +19,12 @@ import shutil
 import sys
 import time
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from engine.core.errors import UserError
@@ -42,13 +44,16 @@ COPIED_ROWS = 100_000
 HELDOUT_ROWS = "heldout.jsonl"
 _INDEX, _REQUEST, _LOCK, _LOG, _DONE = "index.json", "request.json", "lock", "log", "done"
 _VERSION = 1  # of what is kept in the cache; raise it when the reading changes
-_LOOK_S = 0.05
-_LOG_CHARS = 500
+_POLL_S = 0.05
+_LOG_CHARS = 500  # of the process's log, at its end
 _FEW_BYTES = 4 << 20  # so small a file has no COPIED_ROWS rows
-_BLOCK = 1 << 20
+_BLOCK = 1 << 20  # bytes read at once
 
 
 class _RequestedFile(Record):
+    """A file to read; `name` is its path in the dataset, `split` the side of its rows by its name,
+    None if it names none."""
+
     path: str
     name: str
     split: str | None
@@ -62,10 +67,10 @@ class _Request(Record):
 
 @dataclass(frozen=True)
 class Indexed:
-    """A dataset that was read: the folder with HELDOUT_ROWS and ROWS_INDEX, and what was found."""
+    """A dataset that was read: the folder with HELDOUT_ROWS and ROWS_INDEX, and the facts."""
 
     folder: Path
-    found: DataIndex
+    facts: DataIndex
 
 
 def large_files(folder: Path) -> list[Path]:
@@ -94,18 +99,18 @@ def large_files(folder: Path) -> list[Path]:
 
 def is_large(files: Sequence[Path]) -> bool:
     """Whether these JSONL files together are indexed instead of copied."""
-    sizes = [path.stat().st_size for path in files]
-    if sum(sizes) > COPIED_BYTES:
+    size = sum(path.stat().st_size for path in files)
+    if size > COPIED_BYTES:
         return True
-    return sum(sizes) > _FEW_BYTES and sum(map(_count_lines, files)) > COPIED_ROWS
+    return size > _FEW_BYTES and sum(map(_count_lines, files)) > COPIED_ROWS
 
 
 def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) -> Indexed:
-    """What reading the files found; they are read in a process of its own if they were not yet.
+    """The files as read by a process of their own, which is started if they have not been read.
 
     Args:
-        folder: their names are relative to it.
-        wait_s: how long to wait for it; reading goes on behind that.
+        folder: the folder of the dataset.
+        wait_s: how long to wait for the process; after that it reads on.
 
     Raises UserError: DATASET_READING, retryable, if it is not done by then; DATASET_INVALID if the
     process ended without a result.
@@ -117,41 +122,43 @@ def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) ->
             for path, split in zip(files, splits, strict=True)
         )
     )
-    place = home.cache / "data" / _key(request)
+    results = home.cache / "data" / _key(request)
     deadline = time.monotonic() + wait_s
     while True:
-        is_being_read = _is_being_read(place)  # asked first: the result is there before it ends
-        with contextlib.suppress(OSError):
-            return Indexed(place, DataIndex.read(place / _INDEX))
+        # Asked before the result is looked for: a process writes it before it ends.
+        is_being_read = _is_being_read(results)
+        with contextlib.suppress(OSError):  # no result yet
+            return Indexed(results, DataIndex.read(results / _INDEX))
         if not is_being_read:
-            if (place / _LOG).exists():
-                raise _died(place)
-            _start(place, request)
+            if (results / _LOG).exists():  # a process was started, and has ended
+                raise _ended_without_result(results)
+            _start(results, request)
         if time.monotonic() >= deadline:
-            raise _not_ready(place, files)
-        time.sleep(_LOOK_S)
+            raise _not_ready(results, files)
+        time.sleep(_POLL_S)
 
 
-def _start(place: Path, request: _Request) -> None:
-    """Start the process that reads the files into `place`; the lock passes on to it."""
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(place / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _start(results: Path, request: _Request) -> None:
+    """Start the process that reads the files and writes into the folder `results`, unless another
+    call has just started it. It inherits the lock, which it holds until it ends."""
+    results.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(results / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            request.write(place / _REQUEST)
-            (place / _DONE).write_text("0")
-            argv = [sys.executable, "-P", "-m", __name__, str(place)]
-            spawn_detached(argv, place, place / _LOG, pass_fds=[lock])
+            request.write(results / _REQUEST)
+            (results / _DONE).write_text("0")
+            argv = [sys.executable, "-P", "-m", __name__, str(results)]
+            spawn_detached(argv, results, results / _LOG, pass_fds=[lock])
     finally:
         os.close(lock)
 
 
-def _is_being_read(place: Path) -> bool:
-    """Whether a process holds the lock of `place`."""
+def _is_being_read(results: Path) -> bool:
+    """Whether a process holds the lock of the folder `results`."""
     try:
-        lock = os.open(place / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+        lock = os.open(results / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # no process was started yet
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,26 +169,29 @@ def _is_being_read(place: Path) -> bool:
     return False
 
 
-def _not_ready(place: Path, files: Sequence[Path]) -> UserError:
+def _not_ready(results: Path, files: Sequence[Path]) -> UserError:
     """The error for a dataset that is still being read, with how far it is."""
-    total = sum(path.stat().st_size for path in files)
-    done = 0
-    with contextlib.suppress(OSError, ValueError):
-        done = int((place / _DONE).read_text())
-    share = min(0.99, done / total) if total else 0.0
+    total_bytes = sum(path.stat().st_size for path in files)
+    done_bytes = 0
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it is being written
+        done_bytes = int((results / _DONE).read_text())
+    share = 0.0
+    if total_bytes:  # 100 % only with the result, which is still to be written
+        share = min(0.99, done_bytes / total_bytes)
     return UserError(
         "DATASET_READING",
-        f"{total >> 20} MB of data are being read, {share:.0%} so far; nothing is stored yet",
+        f"{total_bytes >> 20} MB of data are being read, {share:.0%} so far; nothing is stored yet",
         hint="Call again; the reading goes on meanwhile and is not begun anew.",
         field="path",
         retryable=True,
     )
 
 
-def _died(place: Path) -> UserError:
-    """The error for a reading that ended without a result; the next call begins it anew."""
-    log = (place / _LOG).read_text("utf-8", "replace").strip()[-_LOG_CHARS:]
-    shutil.rmtree(place, ignore_errors=True)
+def _ended_without_result(results: Path) -> UserError:
+    """Remove the folder of a reading that ended without a result, so that the next call begins it
+    anew, and return the error for it."""
+    log = (results / _LOG).read_text("utf-8", "replace").strip()[-_LOG_CHARS:]
+    shutil.rmtree(results, ignore_errors=True)
     reason = log.splitlines()[-1] if log else "it was killed"
     return UserError(
         "DATASET_INVALID",
@@ -193,13 +203,13 @@ def _died(place: Path) -> UserError:
 
 
 def _key(request: _Request) -> str:
-    """A name for what reading these files finds, from their paths, sizes and times."""
-    facts: list[object] = [_VERSION]
+    """The name of the cache's folder for these files, from their paths, sizes and times."""
+    parts: list[object] = [_VERSION]
     for file in request.files:
         info = os.stat(file.path)
-        facts += [file.path, file.name, file.split]
-        facts += [info.st_size, info.st_mtime_ns, info.st_ino]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+        parts += [file.path, file.name, file.split]
+        parts += [info.st_size, info.st_mtime_ns, info.st_ino]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _is_pushed(path: Path) -> bool:
@@ -223,7 +233,7 @@ class _Reading:
         self.parts: list[scan.Part] = []
         self.rows_of_file: list[int] = []
         self.repeated_ids = 0
-        self.total = scan.PartFound()  # its arrays stay empty; the columns hold the numbers
+        self.total = scan.PartFacts()  # its arrays stay empty; the columns hold the numbers
         self.offsets = columns.Column(folder / "offsets", "Q")
         self.lines = columns.Column(folder / "lines", "Q")
         self.prompts = columns.Column(folder / "prompts", "Q")
@@ -248,49 +258,52 @@ class _Reading:
                 )
             )
         self._scan_parts()
-        self._name_repeated_ids()
+        self._refuse_repeated_ids()
         decided = sides.decide(self.prompts.values(), bytes(self.sides.values()))
-        self._write_rows(decided)
-        self._found(decided).write(self.folder / _INDEX)
+        self._write_heldout_rows(decided)
+        self._write_train_index(decided)
+        self._count_train_rows(decided)
+        self._data_index(decided).write(self.folder / _INDEX)
         for name in ("offsets", "lines", "prompts", "rows", "ids", "sides"):
             (self.folder / name).unlink()
         sync_folder(self.folder)
 
     def _scan_parts(self) -> None:
         """Read all parts, several at once, and add up what they hold, in order."""
-        done = 0
-        counts = Counter({file.name: 0 for file in self.files})
-        with ProcessPoolExecutor(min(scan.workers(), max(1, len(self.parts)))) as pool:
-            for part, found in zip(self.parts, pool.map(scan.scan, self.parts), strict=True):
-                self.offsets.extend(found.offsets)
-                self.lines.extend(found.lines)
-                self.prompts.extend(found.prompts)
-                self.rows.extend(found.rows)
-                self.ids.extend(found.ids)
-                self.sides.extend(found.sides)
-                counts[part.name] += len(found.offsets)
-                _add(self.total, found)
-                done += part.end - part.start
-                (self.folder / _DONE).write_text(str(done))
-        self.rows_of_file = [counts[file.name] for file in self.files]
+        done_bytes = 0
+        row_counts = Counter({file.name: 0 for file in self.files})
+        processes = min(scan.workers(), max(1, len(self.parts)))  # a pool takes no 0
+        with ProcessPoolExecutor(processes) as pool:
+            for part, facts in zip(self.parts, pool.map(scan.scan, self.parts), strict=True):
+                self.offsets.extend(facts.offsets)
+                self.lines.extend(facts.lines)
+                self.prompts.extend(facts.prompts)
+                self.rows.extend(facts.rows)
+                self.ids.extend(facts.ids)
+                self.sides.extend(facts.sides)
+                row_counts[part.name] += len(facts.offsets)
+                _add(self.total, facts)
+                done_bytes += part.end - part.start
+                (self.folder / _DONE).write_text(str(done_bytes))
+        self.rows_of_file = [row_counts[file.name] for file in self.files]
 
-    def _name_repeated_ids(self) -> None:
-        """Make a fault of every row whose id an earlier row has."""
-        repeated = columns.repeated(self.ids.values())
-        for place, earlier in heapq.nsmallest(2 * scan.MOST_FAULTS, self._counted(repeated)):
-            task_id = self._task_row(place)["id"]
-            if task_id != self._task_row(earlier)["id"]:  # two ids of one hash
+    def _refuse_repeated_ids(self) -> None:
+        """Count every row whose id an earlier row has as bad, and name the first ones."""
+        repeated = self._counted(columns.repeated(self.ids.values()))
+        # Twice as many as are shown, in case some are different ids with one hash.
+        for row, earlier in heapq.nsmallest(2 * scan.MOST_FAULTS, repeated):
+            task_id = self._task_row(row)["id"]
+            if task_id != self._task_row(earlier)["id"]:  # different ids with one hash
                 self.repeated_ids -= 1
                 continue
             self.total.faults.append(
                 FaultyLine(
-                    file=self._file_of(place).name,
-                    line=self.lines.values()[place],
+                    file=self._file_of(row).name,
+                    line=self.lines.values()[row],
                     message=f"the id {task_id!r} is also that of "
                     f"{self._file_of(earlier).name}:{self.lines.values()[earlier]}",
                 )
             )
-
         self.total.bad += self.repeated_ids
 
     def _counted(self, pairs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -299,41 +312,49 @@ class _Reading:
             self.repeated_ids += 1
             yield pair
 
-    def _write_rows(self, decided: sides.Sides) -> None:
-        """Write the held-out rows and the index of the training rows."""
-        offsets, lines = self.offsets.values(), self.lines.values()
+    def _write_heldout_rows(self, decided: sides.Sides) -> None:
+        """Write the held-out rows that are asked, as JSON lines."""
         with open(self.folder / HELDOUT_ROWS, "w", encoding="utf-8") as file:
-            for place, side in enumerate(decided.of_row):
+            for row, side in enumerate(decided.of_row):
                 if side == sides.IN_HELDOUT:
-                    row = stored_row(self._task_row(place), "heldout")
-                    file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+                    task_row = stored_row(self._task_row(row), "heldout")
+                    file.write(json.dumps(task_row, ensure_ascii=False, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+    def _write_train_index(self, decided: sides.Sides) -> None:
+        """Write where the training rows are: the offsets of all, then the line numbers of all."""
         with open(self.folder / ROWS_INDEX, "wb") as file:
-            for column in (offsets, lines):
+            for column in (self.offsets.values(), self.lines.values()):
                 for start in range(0, len(column), columns.PORTION):
                     stop = start + columns.PORTION
-                    kept = zip(column[start:stop], decided.of_row[start:stop], strict=True)
-                    array("Q", (v for v, side in kept if side == sides.IN_TRAIN)).tofile(file)
+                    portion = zip(column[start:stop], decided.of_row[start:stop], strict=True)
+                    train = (number for number, side in portion if side == sides.IN_TRAIN)
+                    array("Q", train).tofile(file)
             file.flush()
             os.fsync(file.fileno())
-        first = 0
-        for index, count in enumerate(self.rows_of_file):
-            train = decided.of_row.count(sides.IN_TRAIN, first, first + count)
-            self.files[index] = self.files[index].model_copy(update={"train": train})
-            first += count
 
-    def _found(self, decided: sides.Sides) -> DataIndex:
+    def _count_train_rows(self, decided: sides.Sides) -> None:
+        """Record in each file how many of its rows are training rows."""
+        first_row = 0
+        for index, row_count in enumerate(self.rows_of_file):
+            end_row = first_row + row_count
+            train = decided.of_row.count(sides.IN_TRAIN, first_row, end_row)
+            self.files[index] = self.files[index].model_copy(update={"train": train})
+            first_row = end_row
+
+    def _data_index(self, decided: sides.Sides) -> DataIndex:
+        """The facts about all files, as index.json holds them."""
         total = self.total
         count = len(self.offsets.values())
-        place_of = {file.name: index for index, file in enumerate(self.files)}
+        file_order = {file.name: index for index, file in enumerate(self.files)}
         return DataIndex(
             files=tuple(self.files),
             rows=count - self.repeated_ids,
             bad=total.bad,
-            faults=_first(total.faults, place_of),
+            faults=_first_lines(total.faults, file_order),
             unanswered=total.unanswered,
-            unanswered_lines=_first(total.unanswered_lines, place_of),
+            unanswered_lines=_first_lines(total.unanswered_lines, file_order),
             preferences=total.preferences,
             with_tools=total.with_tools,
             shapes=dict(total.shapes),
@@ -352,41 +373,45 @@ class _Reading:
             sample=tuple(total.sample[: scan.SAMPLE_ROWS]),
         )
 
-    def _file_of(self, place: int) -> IndexedFile:
-        """The file that holds the row at `place`."""
+    def _file_of(self, row: int) -> IndexedFile:
+        """The file that holds the row of this number; rows are counted through all files."""
         for file, count in zip(self.files, self.rows_of_file, strict=True):
-            if place < count:
+            if row < count:
                 return file
-            place -= count
-        raise IndexError(place)
+            row -= count
+        raise IndexError(row)
 
-    def _task_row(self, place: int) -> dict:
-        """The row at `place`, as `Task.to_row` writes it."""
-        file = self._file_of(place)
+    def _task_row(self, row: int) -> dict:
+        """The row of this number, as `Task.to_row` writes it."""
+        file = self._file_of(row)
         descriptor = os.open(file.path, os.O_RDONLY)
         try:
-            content = scan.read_line(descriptor, self.offsets.values()[place])
+            content = scan.read_line(descriptor, self.offsets.values()[row])
         finally:
             os.close(descriptor)
-        line = self.lines.values()[place]
+        line = self.lines.values()[row]
         return to_task(parse_line(content), scan.default_id(file.name, line)).to_row()
 
 
-def _add(total: scan.PartFound, found: scan.PartFound) -> None:
-    """Add the counts of one part to the total."""
+def _add(total: scan.PartFacts, part: scan.PartFacts) -> None:
+    """Add the counts of one part to the total, and its first lines and rows as far as the total
+    has room for them."""
     for name in ("shapes", "turns", "prompt_chars", "answer_chars"):
-        getattr(total, name).update(getattr(found, name))
+        getattr(total, name).update(getattr(part, name))
     for name in ("bad", "unanswered", "preferences", "with_tools"):
-        setattr(total, name, getattr(total, name) + getattr(found, name))
+        setattr(total, name, getattr(total, name) + getattr(part, name))
     for name in ("faults", "unanswered_lines", "sample"):
-        kept = getattr(total, name)
-        kept += getattr(found, name)[: scan.MOST_FAULTS - len(kept)]
+        items = getattr(total, name)
+        items += getattr(part, name)[: scan.MOST_FAULTS - len(items)]
 
 
-def _first(lines: Sequence[FaultyLine], place_of: dict[str, int]) -> tuple[FaultyLine, ...]:
-    """The first of the lines, in the order of files and lines."""
+def _first_lines(lines: Sequence[FaultyLine], file_order: dict[str, int]) -> tuple[FaultyLine, ...]:
+    """The first of the lines, in the order of files and lines; `file_order`: the place of each
+    file, by its name."""
     return tuple(
-        heapq.nsmallest(scan.MOST_FAULTS, lines, key=lambda line: (place_of[line.file], line.line))
+        heapq.nsmallest(
+            scan.MOST_FAULTS, lines, key=lambda line: (file_order[line.file], line.line)
+        )
     )
 
 
@@ -394,18 +419,20 @@ def _spread(counts: Counter[int]) -> Spread:
     """The spread of numbers of which each occurs so many times; zeros if there are none."""
     if not counts:
         return Spread()
-    last = sum(counts.values()) - 1
+    numbers = sorted(counts)
+    count_up_to = list(accumulate(counts[number] for number in numbers))
+    last_rank = count_up_to[-1] - 1
 
-    def ranked(ranks: Sequence[int]) -> Iterator[int]:
-        passed, wanted = 0, list(ranks)
-        for value in sorted(counts):
-            passed += counts[value]
-            while wanted and wanted[0] < passed:
-                wanted.pop(0)
-                yield value
+    def at_rank(rank: int) -> int:
+        """The number at this place, from 0, if all were listed in order."""
+        return numbers[bisect_right(count_up_to, rank)]
 
-    low, middle, high, most = ranked([0, round(0.5 * last), round(0.95 * last), last])
-    return Spread(min=low, p50=middle, p95=high, max=most)
+    return Spread(
+        min=at_rank(0),
+        p50=at_rank(round(0.5 * last_rank)),
+        p95=at_rank(round(0.95 * last_rank)),
+        max=at_rank(last_rank),
+    )
 
 
 def main() -> None:

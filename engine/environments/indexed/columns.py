@@ -1,6 +1,7 @@
 """Columns of numbers, one per row of a dataset, kept in files and read through memory maps, so that
 millions of rows take little memory."""
 
+import math
 import mmap
 from array import array
 from collections.abc import Iterator, Sequence
@@ -40,23 +41,24 @@ class Column:
 def mapped(path: Path, code: Code, first_byte: int = 0, count: int | None = None) -> Sequence[int]:
     """`count` numbers of a file from `first_byte` on, mapped into memory; None: up to its end."""
     size = path.stat().st_size
-    if size == 0:
+    if size == 0:  # an empty file cannot be mapped
         return array(code)
     with open(path, "rb") as file:
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    last_byte = size if count is None else first_byte + count * array(code).itemsize
-    return view[first_byte:last_byte].cast(code)
+        content = memoryview(mmap.mmap(file.fileno(), length=0, access=mmap.ACCESS_READ))
+    end_byte = size if count is None else first_byte + count * array(code).itemsize
+    return content[first_byte:end_byte].cast(code)
 
 
 def portions(count: int) -> Iterator[tuple[int, int]]:
-    """Ranges (from, below) of 64-bit hashes; each holds about PORTION of `count` random ones."""
-    parts = max(1, -(-count // PORTION))
-    edges = [_HASHES * part // parts for part in range(parts + 1)]
+    """Ranges (from, below) that together hold all 64-bit hashes; of `count` random hashes each
+    range holds about PORTION."""
+    range_count = max(1, math.ceil(count / PORTION))
+    edges = [_HASHES * number // range_count for number in range(range_count + 1)]
     return pairwise(edges)
 
 
 def count_distinct(hashes: Sequence[int]) -> int:
-    """How many different values there are."""
+    """How many different values there are, counted range by range, which takes less memory."""
     return sum(
         len({value for value in hashes if low <= value < high})
         for low, high in portions(len(hashes))
@@ -64,14 +66,15 @@ def count_distinct(hashes: Sequence[int]) -> int:
 
 
 def repeated(hashes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields (position, position of the first with that value) of each value seen before."""
+    """Yields (position, position of the first with that value) of each value that has come before.
+    Pairs come in the order of positions only within one range of values."""
     for low, high in portions(len(hashes)):
-        within = [value for value in hashes if low <= value < high]
-        if len(set(within)) == len(within):
+        in_range = [value for value in hashes if low <= value < high]
+        if len(set(in_range)) == len(in_range):  # none twice, which takes less memory to tell
             continue
-        first: dict[int, int] = {}
+        first_position: dict[int, int] = {}
         for position, value in enumerate(hashes):
             if low <= value < high:
-                earlier = first.setdefault(value, position)
+                earlier = first_position.setdefault(value, position)
                 if earlier != position:
                     yield position, earlier

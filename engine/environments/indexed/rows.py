@@ -64,12 +64,15 @@ class IndexedRows(Sequence[TaskRow]):
     ) -> None:
         self._files = files
         self._index = index
-        self._ends = list(accumulate(file.train for file in files))
-        total = self._ends[-1] if self._ends else 0
-        self._offsets = mapped(index, "Q", 0, total)
-        self._lines = mapped(index, "Q", total * _ITEM_BYTES, total)
+        # For each file the number of training rows up to its end.
+        self._rows_up_to = list(accumulate(file.train for file in files))
+        total = self._rows_up_to[-1] if self._rows_up_to else 0
+        self._offsets = mapped(index, "Q", first_byte=0, count=total)
+        self._lines = mapped(index, "Q", first_byte=total * _ITEM_BYTES, count=total)
         self._chosen = range(total) if chosen is None else chosen
-        self._descriptors: dict[int, int] = {}
+        self._descriptors: dict[
+            int, int
+        ] = {}  # of the files read so far, by their place in `files`
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -83,11 +86,10 @@ class IndexedRows(Sequence[TaskRow]):
         if isinstance(index, slice):
             return self.subset(range(len(self))[index])
         row = self._chosen[index]
-        position = bisect_right(self._ends, row)
-        file = self._files[position]
-        content = read_line(self._descriptor(position), self._offsets[row])
-        task = to_task(parse_line(content), default_id(file.name, self._lines[row]))
-        return stored_row(task.to_row(), "train")
+        file_index = bisect_right(self._rows_up_to, row)
+        content = read_line(self._descriptor(file_index), self._offsets[row])
+        row_id = default_id(self._files[file_index].name, self._lines[row])
+        return stored_row(to_task(parse_line(content), row_id).to_row(), split="train")
 
     def __iter__(self) -> Iterator[TaskRow]:
         return (self[index] for index in range(len(self)))
@@ -95,15 +97,17 @@ class IndexedRows(Sequence[TaskRow]):
     def subset(self, indices: Sequence[int]) -> "IndexedRows":
         """The rows at these indices, as a view that has read nothing yet."""
         chosen = self._chosen
-        rows = indices if chosen == range(len(self)) else [chosen[index] for index in indices]
+        holds_all_rows = chosen == range(len(self))
+        rows = indices if holds_all_rows else [chosen[index] for index in indices]
         return IndexedRows(self._files, self._index, rows)
 
-    def _descriptor(self, position: int) -> int:
-        """The open file at `position`; it stays open as long as the rows are used."""
-        if position not in self._descriptors:
-            path = self._files[position].path
-            self._descriptors[position] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return self._descriptors[position]
+    def _descriptor(self, file_index: int) -> int:
+        """The file at this place in `files`, opened; it stays open as long as these rows are
+        used."""
+        if file_index not in self._descriptors:
+            path = self._files[file_index].path
+            self._descriptors[file_index] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._descriptors[file_index]
 
     def __del__(self) -> None:
         for descriptor in getattr(self, "_descriptors", {}).values():
@@ -111,7 +115,8 @@ class IndexedRows(Sequence[TaskRow]):
 
 
 def stored_row(row: TaskRow, split: str) -> TaskRow:
-    """A task's row as a version stores it: with its side and its reference conversation."""
+    """A task's row as a version stores it: with its side, "train" or "heldout", and with its
+    reference conversation under "gold". `row` itself is changed and returned."""
     row["split"] = split
     row["gold"] = None if row["answer"] is None else [*row["prompt"], *row["answer"]]
     return row

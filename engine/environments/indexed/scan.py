@@ -1,7 +1,7 @@
 """One pass over a large JSONL file: every row is checked, measured and hashed, none is kept.
 
-A file is cut into parts at line ends, and the parts are read by several processes; what a part
-found is small, whatever the rows hold.
+A file is cut into parts at line ends, and the parts are read by several processes; the facts about
+a part are small, whatever its rows hold.
 """
 
 import hashlib
@@ -22,8 +22,9 @@ PART_BYTES = 32 << 20
 MOST_FAULTS = 20  # bad lines that a part keeps
 SAMPLE_ROWS = 2
 _SAMPLE_CHARS = 400
-_BLOCK = 1 << 20
-# What a row says of its side.
+_BLOCK = 1 << 20  # bytes read at once
+_FIRST_READ = 1 << 14  # bytes, enough for most lines
+# The side (training or held-out) that a row names: none, or one of the two.
 UNSAID, TRAIN, HELDOUT = 0, 1, 2
 _SIDES = {"train": TRAIN, "heldout": HELDOUT}
 
@@ -34,7 +35,7 @@ class Part:
 
     Attributes:
         name: the file's path in the dataset, for messages.
-        split: what the file's name says of its rows' side; None if nothing.
+        split: the side of the file's rows by its name, "train" or "heldout"; None if it names none.
         start, end: byte offsets.
         first_line: number of the first line in it.
     """
@@ -48,14 +49,20 @@ class Part:
 
 
 @dataclass
-class PartFound:
+class PartFacts:
     """What a part holds. The arrays have one number per good row, in order.
 
     Attributes:
         offsets, lines: where each row begins, as byte and as line.
         prompts, rows, ids: 64-bit hashes of its prompt, of prompt and answer, of its id.
         sides: UNSAID, TRAIN or HELDOUT.
-        turns, prompt_chars, answer_chars: how many rows have each number.
+        shapes: how many rows are written in each way (`row_shapes.shape_of`).
+        turns, prompt_chars, answer_chars: how many rows have each number of assistant turns, or of
+            characters.
+        bad, faults: how many lines are no valid row, and the first of them.
+        unanswered, unanswered_lines: how many rows have no answer, and the first of them.
+        preferences: how many rows have a better and a worse answer.
+        sample: the first rows, cut short.
     """
 
     offsets: array = field(default_factory=lambda: array("Q"))
@@ -81,31 +88,35 @@ def parts_of(path: Path, name: str, split: str | None) -> tuple[list[Part], str]
     """Read a file once, without looking into its rows: its parts, and its SHA-256 in hex."""
     parts: list[Part] = []
     digest = hashlib.sha256()
-    start = offset = 0  # of the part, of the block
-    first_line = line = 1  # of the part, of the block
+    part_start = block_start = 0  # byte offsets
+    part_line = block_line = 1  # the lines they begin in
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
-            cut = block.rfind(b"\n") + 1  # 0: no line ends in this block
-            if cut and offset + cut - start >= PART_BYTES:
-                end = offset + cut
-                parts.append(Part(path, name, split, start, end, first_line))
-                start, first_line = end, line + block.count(b"\n", 0, cut)
-            line += block.count(b"\n")
-            offset += len(block)
-    if offset > start:
-        parts.append(Part(path, name, split, start, offset, first_line))
+            cut = (
+                block.rfind(b"\n") + 1
+            )  # after the last line that ends in this block; 0: none does
+            cut_offset = block_start + cut
+            if cut and cut_offset - part_start >= PART_BYTES:
+                parts.append(Part(path, name, split, part_start, cut_offset, part_line))
+                part_start = cut_offset
+                part_line = block_line + block.count(b"\n", 0, cut)
+            block_line += block.count(b"\n")
+            block_start += len(block)
+    file_end = block_start
+    if file_end > part_start:
+        parts.append(Part(path, name, split, part_start, file_end, part_line))
     return parts, digest.hexdigest()
 
 
 def default_id(name: str, line: int) -> str:
-    """The id of a row that says none: such as "train-12" for line 12 of train.jsonl."""
+    """The id of a row that names none, such as "train-12" for line 12 of train.jsonl."""
     return f"{Path(name).stem}-{line}"
 
 
-def scan(part: Part) -> PartFound:
+def scan(part: Part) -> PartFacts:
     """Read the rows of a part. Raises OSError if the file is gone or cannot be read."""
-    found = PartFound()
+    facts = PartFacts()
     with open(part.path, "rb") as file:
         file.seek(part.start)
         for line, offset, content in jsonl_lines(file, part.first_line, part.end):
@@ -117,49 +128,58 @@ def scan(part: Part) -> PartFound:
                 side = _side_of(task)
                 check_answer(task, required=False)
             except ValueError as error:
-                found.bad += 1
-                if len(found.faults) < MOST_FAULTS:
-                    found.faults.append(FaultyLine(file=part.name, line=line, message=str(error)))
+                facts.bad += 1
+                if len(facts.faults) < MOST_FAULTS:
+                    facts.faults.append(FaultyLine(file=part.name, line=line, message=str(error)))
                 continue
-            found.offsets.append(offset)
-            found.lines.append(line)
-            found.sides.append(side)
-            found.shapes[shape_of(row)] += 1
-            _measure(task, found, FaultyLine(file=part.name, line=line, message=""))
-    return found
+            facts.offsets.append(offset)
+            facts.lines.append(line)
+            facts.sides.append(side)
+            facts.shapes[shape_of(row)] += 1
+            _add_row(facts, task, part.name, line)
+    return facts
 
 
-def _measure(task: Task, found: PartFound, place: FaultyLine) -> None:
-    """Add the hashes and lengths of a good row; `place` is its file and line."""
-    answers = task.answer_messages
-    preference = None if answers else task.preference
-    learnt = answers or (preference[0] if preference else [])
+def _add_row(facts: PartFacts, task: Task, file_name: str, line: int) -> None:
+    """Add the hashes and lengths of a good row, which stands in this line of the file."""
     prompt = task.messages
+    # A row of preferences without an answer of its own has two answers, of which the better one is
+    # measured.
+    preference = None if task.answer_messages else task.preference
+    answers = preference or (task.answer_messages,)
+    learnt = answers[0]
     key = prompt_key([message.to_dict() for message in prompt])
-    found.prompts.append(int(key[:16], 16))
-    said = [[message.to_dict() for message in chat] for chat in preference or (answers,)]
-    found.rows.append(_hash64(key + json.dumps(said, sort_keys=True)))
-    found.ids.append(_hash64(task.id))
-    found.turns[sum(message.role == "assistant" for message in learnt)] += 1
-    found.prompt_chars[sum(len(message.content) for message in prompt)] += 1
-    found.answer_chars[sum(len(message.content) for message in learnt)] += 1
-    found.with_tools += bool(task.metadata.get("tools"))
-    found.preferences += preference is not None
+    facts.prompts.append(int(key[:16], 16))  # 64 bits
+    answer_dicts = [[message.to_dict() for message in answer] for answer in answers]
+    facts.rows.append(_hash64(key + json.dumps(answer_dicts, sort_keys=True)))
+    facts.ids.append(_hash64(task.id))
+    facts.turns[sum(message.role == "assistant" for message in learnt)] += 1
+    facts.prompt_chars[sum(len(message.content) for message in prompt)] += 1
+    facts.answer_chars[sum(len(message.content) for message in learnt)] += 1
+    if task.metadata.get("tools"):
+        facts.with_tools += 1
+    if preference is not None:
+        facts.preferences += 1
     if not learnt:
-        found.unanswered += 1
-        if len(found.unanswered_lines) < MOST_FAULTS:
-            message = "has no answer to learn from"
-            found.unanswered_lines.append(place.model_copy(update={"message": message}))
-    if len(found.sample) < SAMPLE_ROWS:
-        answer = learnt[-1].content if learnt else ""
-        shown = (task.prompt_text[:_SAMPLE_CHARS], answer[:_SAMPLE_CHARS])
-        found.sample.append(
-            IndexedSample(id=task.id, prompt=shown[0], answer=shown[1], split=task.split)
+        facts.unanswered += 1
+        if len(facts.unanswered_lines) < MOST_FAULTS:
+            fault = FaultyLine(file=file_name, line=line, message="has no answer to learn from")
+            facts.unanswered_lines.append(fault)
+    if len(facts.sample) < SAMPLE_ROWS:
+        last_answer = learnt[-1].content if learnt else ""
+        facts.sample.append(
+            IndexedSample(
+                id=task.id,
+                prompt=task.prompt_text[:_SAMPLE_CHARS],
+                answer=last_answer[:_SAMPLE_CHARS],
+                split=task.split,
+            )
         )
 
 
 def _side_of(task: Task) -> int:
-    """What the row says of its side. Raises ValueError for a name that nobody knows."""
+    """The side that the row names: UNSAID, TRAIN or HELDOUT. Raises ValueError for a name that is
+    none of a side."""
     if not task.split:
         return UNSAID
     side = NAMES.get(task.split.strip().lower())
@@ -176,11 +196,13 @@ def _hash64(text: str) -> int:
 def read_line(descriptor: int, offset: int) -> bytes:
     """The line that begins at `offset` of an open file, without its end."""
     content = b""
+    size = _FIRST_READ
     while b"\n" not in content:
-        more = os.pread(descriptor, 1 << 14 if not content else _BLOCK, offset + len(content))
-        if not more:
+        more = os.pread(descriptor, size, offset + len(content))
+        if not more:  # the file ends without a line end
             break
         content += more
+        size = _BLOCK
     return content.partition(b"\n")[0].rstrip(b"\r")
 
 

@@ -4,24 +4,29 @@ with a limit on how many rows are held out."""
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.core.split import HELDOUT_LEAST, HELDOUT_SHARE
 from engine.environments.indexed.columns import portions
-from engine.environments.indexed.scan import HELDOUT, TRAIN
+from engine.environments.indexed.scan import HELDOUT, TRAIN, UNSAID
 
 CHOSEN_MOST = 2_000  # rows that are held out where the rows do not say it
-NAMED_MOST = 10_000  # rows that are kept of a held-out side that the rows name
-# The side that a row gets. OUTSIDE: its prompt is held out, but it is not among those asked.
+NAMED_MOST = 10_000  # rows that are asked of a held-out side that the rows name
+# The side that a row gets. OUTSIDE: its prompt is held out, so it is not trained on, but it is not
+# among the held-out rows that are asked either.
 IN_TRAIN, IN_HELDOUT, OUTSIDE = 0, 1, 2
 
 
 @dataclass
 class Sides:
-    """The side of each row, in order, how it came about ("rows", "hash" or "mixed"), and warnings.
+    """How the rows of a dataset are divided.
 
-    `distinct_prompts` counts the different prompts of the training rows.
+    Attributes:
+        of_row: the side of each row, in order.
+        source: what decided: "rows" (all name a side), "hash" (none does) or "mixed".
+        distinct_prompts: how many different prompts the training rows have.
+        warnings: what the author of the dataset should know.
     """
 
     of_row: bytearray
@@ -38,100 +43,126 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
 
     Args:
         prompts: the hash of each row's prompt; the first 64 bits of `prompt_key`.
-        named: what each row says of its side: UNSAID, TRAIN or HELDOUT.
+        named: the side that each row names: UNSAID, TRAIN or HELDOUT.
+
+    All rows of a prompt get the same side. Where rows name the held-out side, their prompts are
+    held out and no others; at most NAMED_MOST of their rows are asked, which means that models are
+    judged on them. Else some prompts are chosen among those of which no row names the training
+    side.
     """
-    unsaid = named.count(0)
-    source = "hash" if unsaid == len(named) else "mixed" if unsaid else "rows"
-    sides = Sides(bytearray(len(prompts)), source)
+    sides = Sides(bytearray(len(prompts)), _source(named))
     names_heldout = HELDOUT in named
     chooser = _Chooser(NAMED_MOST if names_heldout else _heldout_target(prompts, named))
-    moved = 0
-    for low, high in portions(len(prompts)):
-        positions = array("Q", (place for place, key in enumerate(prompts) if low <= key < high))
-        sides.distinct_prompts += len({prompts[place] for place in positions})
+    moved_rows = 0
+    for low, high in portions(len(prompts)):  # so that sets of prompts stay small
+        rows = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
+        all_prompts = {prompts[row] for row in rows}
         if names_heldout:
-            held = {prompts[place] for place in positions if named[place] == HELDOUT}
-            asked = chooser.choose(Counter(prompts[p] for p in positions if prompts[p] in held))
+            candidates = {prompts[row] for row in rows if named[row] == HELDOUT}
         else:
-            said = {prompts[place] for place in positions if named[place] == TRAIN}
-            free = Counter(prompts[p] for p in positions if prompts[p] not in said)
-            held = asked = chooser.choose(free)
-        for place in positions:
-            if prompts[place] in held:
-                moved += named[place] == TRAIN
-                sides.of_row[place] = IN_HELDOUT if prompts[place] in asked else OUTSIDE
-        sides.distinct_prompts -= len(held)
-    # Otherwise every prompt has more rows than shall be held out.
-    if not names_heldout and not chooser.taken and chooser.smallest and chooser.seen > 1:
-        _hold_out(sides, prompts, chooser.smallest[1])
+            candidates = all_prompts - {prompts[row] for row in rows if named[row] == TRAIN}
+        rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
+        asked_prompts = chooser.choose(rows_of_prompt)
+        heldout_prompts = candidates if names_heldout else asked_prompts
+        for row in rows:
+            if prompts[row] in heldout_prompts:
+                sides.of_row[row] = IN_HELDOUT if prompts[row] in asked_prompts else OUTSIDE
+                if named[row] == TRAIN:
+                    moved_rows += 1
+        sides.distinct_prompts += len(all_prompts) - len(heldout_prompts)
+    nothing_chosen = not names_heldout and not chooser.taken_rows
+    if nothing_chosen and chooser.smallest and chooser.seen_prompts > 1:
+        # Every prompt has more rows than shall be held out: the one with the fewest is.
+        _rows, prompt = chooser.smallest
+        _hold_out(sides, prompts, prompt)
         sides.distinct_prompts -= 1
-    sides.warnings += _warnings(sides, named, moved)
+    sides.warnings += _warnings(sides, named, moved_rows)
     return sides
 
 
+def _source(named: bytes) -> str:
+    """What decides the sides, as in `Sides.source`."""
+    unsaid = named.count(UNSAID)
+    if unsaid == len(named):
+        return "hash"
+    return "mixed" if unsaid else "rows"
+
+
 class _Chooser:
-    """Takes prompts in the order of their hashes until `limit` rows are held out; a prompt whose
-    rows would exceed it is passed over.
+    """Takes prompts in the order of their hashes until `row_limit` rows are held out; a prompt
+    whose rows would exceed the limit is passed over.
 
     Attributes:
-        taken: rows held out so far.
-        seen: prompts looked at.
-        smallest: (rows, hash) of the prompt with the fewest rows.
+        taken_rows: rows held out so far.
+        seen_prompts: how many prompts there were to choose from so far.
+        smallest: (rows, hash) of the prompt with the fewest rows; None before the first.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.taken = 0
-        self.seen = 0
+    def __init__(self, row_limit: int) -> None:
+        self.row_limit = row_limit
+        self.taken_rows = 0
+        self.seen_prompts = 0
         self.smallest: tuple[int, int] | None = None
 
     def choose(self, rows_of_prompt: Counter[int]) -> set[int]:
         """The prompts to hold out among these, whose hashes follow those of earlier calls."""
         chosen: set[int] = set()
-        self.seen += len(rows_of_prompt)
+        self.seen_prompts += len(rows_of_prompt)
         if rows_of_prompt:
             fewest = min((count, key) for key, count in rows_of_prompt.items())
             self.smallest = min(self.smallest or fewest, fewest)
-        if self.taken == self.limit:
+        if self.taken_rows == self.row_limit:
             return chosen
         for key in sorted(rows_of_prompt):
-            if self.taken + rows_of_prompt[key] <= self.limit:
+            if self.taken_rows + rows_of_prompt[key] <= self.row_limit:
                 chosen.add(key)
-                self.taken += rows_of_prompt[key]
+                self.taken_rows += rows_of_prompt[key]
         return chosen
 
 
 def _heldout_target(prompts: Sequence[int], named: bytes) -> int:
-    """How many rows to hold out where no row says it: 20 % of those that name no side, at least 50
-    of them or half, at most CHOSEN_MOST; none where there are fewer than two prompts."""
+    """How many rows to hold out where no row names the held-out side.
+
+    A share (HELDOUT_SHARE) of the rows that are free to be held out; at least HELDOUT_LEAST of
+    them, or half where there are few; at most CHOSEN_MOST; 0 where they have fewer than two
+    prompts.
+    """
     named_train: set[int] = set()
     if TRAIN in named:
         named_train = {key for key, side in zip(prompts, named, strict=True) if side == TRAIN}
-    # A prompt that one of its rows names is decided, whatever its other rows say.
-    free: Iterable[int] = (key for key in prompts if key not in named_train)
-    first = next(iter(free), None)
-    if first is None or all(key == first for key in free):
+    # Prompts that the rows leave free; one row that names a side decides for all of its prompt.
+    free: Iterator[int] = (key for key in prompts if key not in named_train)
+    first = next(free, None)
+    if all(key == first for key in free):
         return 0
-    total = sum(key not in named_train for key in prompts) if named_train else len(prompts)
-    return min(CHOSEN_MOST, max(math.ceil(HELDOUT_SHARE * total), min(HELDOUT_LEAST, total // 2)))
+    free_rows = len(prompts)
+    if named_train:
+        free_rows = sum(key not in named_train for key in prompts)
+    share = math.ceil(HELDOUT_SHARE * free_rows)
+    least = min(HELDOUT_LEAST, free_rows // 2)
+    return min(CHOSEN_MOST, max(share, least))
 
 
-def _hold_out(sides: Sides, prompts: Sequence[int], chosen: int) -> None:
-    """Hold out the rows of one prompt, NAMED_MOST of them at most."""
-    asked = 0
-    for place, key in enumerate(prompts):
-        if key == chosen:
-            sides.of_row[place] = IN_HELDOUT if asked < NAMED_MOST else OUTSIDE
-            asked += 1
+def _hold_out(sides: Sides, prompts: Sequence[int], prompt: int) -> None:
+    """Hold out the rows of one prompt; NAMED_MOST of them at most are asked."""
+    asked_rows = 0
+    for row, key in enumerate(prompts):
+        if key == prompt:
+            sides.of_row[row] = IN_HELDOUT if asked_rows < NAMED_MOST else OUTSIDE
+            asked_rows += 1
 
 
-def _warnings(sides: Sides, named: bytes, moved: int) -> list[str]:
-    """What the author of the dataset should know of the sides; `moved`: rows that say train and
-    share their prompt with a held-out row."""
+def _warnings(sides: Sides, named: bytes, moved_rows: int) -> list[str]:
+    """What the author of the dataset should know of the sides.
+
+    Args:
+        named: the side that each row names, UNSAID, TRAIN or HELDOUT.
+        moved_rows: how many rows name the training side and share their prompt with a held-out row.
+    """
     warnings = []
-    if moved:
+    if moved_rows:
         warnings.append(
-            f"{moved} training rows have the prompt of a held-out row and are held out with it"
+            f"{moved_rows} training rows have the prompt of a held-out row and are held out with it"
         )
     outside = sides.count(OUTSIDE)
     if outside:

@@ -7,8 +7,8 @@ from engine.models.dialects.reading import FoundCall
 from envs.json_schema import schema_errors
 from envs.json_types import ToolSchema
 
-_NAMED = 8  # tools that a fault names
-_CHARS = 200  # of a fault
+_SHOWN_TOOLS = 8  # tools that a fault names
+_FAULT_CHARS = 200
 
 
 def fault_of(call: FoundCall, tools: Sequence[ToolSchema]) -> str | None:
@@ -25,8 +25,8 @@ def fault_of(call: FoundCall, tools: Sequence[ToolSchema]) -> str | None:
     }
     function = functions.get(call.name)
     if function is None:
-        names = ", ".join(list(functions)[:_NAMED])
-        return f"there is no tool {call.name[:_CHARS]!r}; there are: {names}"
+        names = ", ".join(list(functions)[:_SHOWN_TOOLS])
+        return f"there is no tool {call.name[:_FAULT_CHARS]!r}; there are: {names}"
     schema = function.get("parameters")
     if not isinstance(schema, dict):
         return None
@@ -34,15 +34,18 @@ def fault_of(call: FoundCall, tools: Sequence[ToolSchema]) -> str | None:
         errors = schema_errors(call.arguments, _without_patterns(schema), call.name)
     except Exception:  # noqa: BLE001  the schema is the environment's and may be anything
         return None
-    return errors[0][:_CHARS] if errors else None
+    return errors[0][:_FAULT_CHARS] if errors else None
 
 
 def _without_patterns(schema: Any) -> Any:
-    """A schema without its patterns; a property of that name, whose schema is no text, stays."""
+    """A copy of a schema, or of a part of one, without its patterns."""
     if isinstance(schema, dict):
         return {
             key: _without_patterns(value)
             for key, value in schema.items()
+            # A pattern is text; under "pattern" there may also be the schema of a property.
             if not (key == "pattern" and isinstance(value, str))
         }
-    return [_without_patterns(item) for item in schema] if isinstance(schema, list) else schema
+    if isinstance(schema, list):
+        return [_without_patterns(item) for item in schema]
+    return schema

@@ -36,13 +36,13 @@ class _Part:
     """One message of a reply.
 
     Attributes:
-        whole: its text with header and marks.
+        source: the message as it was written, with header and marks.
         channel: analysis, commentary, final; "" where the header names none.
         recipient: whom it is for; "" where the header names nobody.
         text: what it says.
     """
 
-    whole: str
+    source: str
     channel: str
     recipient: str
     text: str
@@ -51,51 +51,53 @@ class _Part:
 def harmony_thoughts(text: str) -> tuple[str | None, str]:
     """The text of the channel `analysis` (None where nothing was written there), and the reply
     without it."""
-    return _taken_off(text, lambda part: part.channel == "analysis" and not part.recipient)
+    return _split_off(text, lambda part: part.channel == "analysis" and not part.recipient)
 
 
 def muse_thoughts(text: str) -> tuple[str | None, str]:
     """What the model wrote to itself (None where nothing), and the reply without it."""
-    return _taken_off(text, lambda part: part.recipient == "self")
+    return _split_off(text, lambda part: part.recipient == "self")
 
 
 def harmony(text: str, _tools: Sequence[ToolSchema]) -> Found:
     """`<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`; the
-    recipient may also stand after the channel. What is said in the other channels is content."""
-    said: list[str] = []
+    recipient may also stand after the channel. A message to nobody, the user or the assistant is
+    content."""
+    contents: list[str] = []
     calls: list[FoundCall] = []
     faults: list[str] = []
     for part in _parts(text):
         if not part.recipient or part.recipient in ("user", "assistant"):
-            said.append(part.text)
+            contents.append(part.text)
             continue
         name = part.recipient.removeprefix("functions.")
         try:
-            value, at = json_value(part.text, 0)
-            if skip_space(part.text, at) < len(part.text):
-                raise Malformed(f"text after the arguments of {name}: {shown(part.text[at:])}")
+            value, end = json_value(part.text, at=0)
+            if skip_space(part.text, end) < len(part.text):
+                raise Malformed(f"text after the arguments of {name}: {shown(part.text[end:])}")
             calls.append(FoundCall(name, arguments_from(value, name)))
         except Malformed as fault:
             faults.append(str(fault))
-    return Found("\n".join(each for each in said if each), tuple(calls), tuple(faults))
+    return Found("\n".join(each for each in contents if each), tuple(calls), tuple(faults))
 
 
 def muse(text: str, tools: Sequence[ToolSchema]) -> Found:
     """` to=name<|message|><atem:function_calls><atem:invoke name="name">...`; what is for the user
     is content."""
-    said: list[str] = []
+    contents: list[str] = []
     calls: list[FoundCall] = []
     faults: list[str] = []
     for part in _parts(text):
-        at = part.text.find("<atem:invoke")
-        if at < 0 and part.recipient in ("", "user"):
-            said.append(part.text)
+        first_call = part.text.find("<atem:invoke")
+        if first_call < 0 and part.recipient in ("", "user"):
+            contents.append(part.text)
             continue
         try:
-            calls += _atem_calls(part.text, max(at, 0), tools)
+            # A message to a tool without such a mark is a fault, which reading at 0 raises.
+            calls += _atem_calls(part.text, max(first_call, 0), tools)
         except Malformed as fault:
             faults.append(str(fault))
-    return Found("\n".join(each for each in said if each), tuple(calls), tuple(faults))
+    return Found("\n".join(each for each in contents if each), tuple(calls), tuple(faults))
 
 
 def _atem_calls(text: str, at: int, tools: Sequence[ToolSchema]) -> list[FoundCall]:
@@ -114,16 +116,18 @@ def _atem_calls(text: str, at: int, tools: Sequence[ToolSchema]) -> list[FoundCa
 def _parts(text: str) -> list[_Part]:
     """The messages of a reply. Text without a header is a message of its own."""
     parts = []
-    for whole in re.split(r"(?=<\|start\|>)", text):
-        if not whole.strip():
+    for source in re.split(r"(?=<\|start\|>)", text):
+        if not source.strip():
             continue
-        header, mark, body = whole.partition("<|message|>")
+        header, mark, body = source.partition("<|message|>")
         if not mark:
-            header, body = "", _END.split(whole.removeprefix("<|start|>assistant"))[0]
-        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+            header = ""
+            body = source.removeprefix("<|start|>assistant")
+        recipient = _RECIPIENT.search(header)
+        channel = _CHANNEL.search(header)
         parts.append(
             _Part(
-                whole=whole,
+                source=source,
                 channel=channel.group(1) if channel else "",
                 recipient=recipient.group(1) if recipient else "",
                 text=_END.split(body)[0],
@@ -132,9 +136,12 @@ def _parts(text: str) -> list[_Part]:
     return parts
 
 
-def _taken_off(text: str, is_thought: Callable[[_Part], bool]) -> tuple[str | None, str]:
-    """The texts of some messages, joined (None where there are none), and the rest of the reply."""
+def _split_off(text: str, is_thought: Callable[[_Part], bool]) -> tuple[str | None, str]:
+    """(The texts of the messages that are thoughts, joined, or None where there are none; the reply
+    without these messages)."""
     parts = _parts(text)
     thoughts = [part.text.strip() for part in parts if is_thought(part)]
-    rest = "".join(part.whole for part in parts if not is_thought(part))
-    return ("\n".join(thoughts), rest) if thoughts else (None, text)
+    if not thoughts:
+        return None, text
+    rest = "".join(part.source for part in parts if not is_thought(part))
+    return "\n".join(thoughts), rest

@@ -21,7 +21,7 @@ from engine.models.dialects import (
     tagged_calls,
 )
 from engine.models.dialects.arguments import fault_of
-from engine.models.dialects.reading import Found, FoundCall, Reader
+from engine.models.dialects.reading import FoundCall, Reader
 from envs.json_types import ChatMessage, JsonObject, ToolSchema
 
 
@@ -83,7 +83,7 @@ _TOOL: ToolSchema = {
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model said in one turn.
+    """What a model wrote in one turn.
 
     Attributes:
         message: role, content, and where there are any reasoning_content and tool_calls.
@@ -119,50 +119,55 @@ class ReplyReader:
         thought, rest = self.thoughts(text)
         if thought is not None:
             message["reasoning_content"] = thought
-        found = self.dialect.calls(rest, tools)
-        if found.faults or (found.calls and not tools):
+        parsed = self.dialect.calls(rest, tools)
+        if parsed.faults or (parsed.calls and not tools):
             message["content"] = rest
         else:
-            message["content"] = found.content
+            message["content"] = parsed.content
         if not tools:
             return Reply(message)
-        if found.calls and not found.faults:
+        if parsed.calls and not parsed.faults:
             message["tool_calls"] = [
-                self._as_openai(call, number) for number, call in enumerate(found.calls, start=1)
+                self._as_openai(call, number) for number, call in enumerate(parsed.calls, start=1)
             ]
-        faults = [fault_of(call, tools) for call in found.calls]
-        return Reply(message, (*found.faults, *(fault for fault in faults if fault)))
+        argument_faults = [fault_of(call, tools) for call in parsed.calls]
+        return Reply(message, (*parsed.faults, *(fault for fault in argument_faults if fault)))
 
     def certain(self, text: str, tools: Sequence[ToolSchema]) -> str:
         """The beginning of an unfinished reply that is content whatever follows.
 
-        With `tools`, or where a reply has channels, it ends before the first character that may
-        begin a call or a thought. Without them it is all of the text: tags of thoughts stay in it.
+        With `tools` it ends before the first character that may begin a call or a thought, without
+        them it is all of the text: tags of thoughts stay in it. "" where a reply has channels,
+        since only its headers tell what is content.
         """
-        if self.dialect.thoughts is not None:
+        if self.dialect.thoughts is not None:  # the dialects with channels
             return ""
         return _BEGINS_SOMETHING.split(text, maxsplit=1)[0] if tools else text
 
     def _as_openai(self, call: FoundCall, number: int) -> JsonObject:
-        """A call in OpenAI's form; its id is the model's own, or made of its number."""
-        made = f"call{number:05}" if self.dialect.short_ids else f"call_{number}"
+        """A call in OpenAI's form; its id is the model's own, or made of `number`, its place among
+        the calls of the reply from 1."""
+        made_id = f"call{number:05}" if self.dialect.short_ids else f"call_{number}"
         return {
-            "id": call.id or made,
+            "id": call.id or made_id,
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
 
 
 def reader_of(chat: ChatFormat) -> ReplyReader:
-    """The reader of the replies that a model with this chat template writes."""
+    """The reader of the replies that a model with this chat template writes: of the first dialect
+    that reads a call the template wrote, else the first whose marks its source has, else Hermes."""
     source = chat.tool_template or chat.template
     by_tags = reasoning.tagged_thoughts(reasoning.tags_of(chat.template + chat.tool_template))
-    written = _written_calls(chat)
+    turns = _written_turns(chat)
     for dialect in DIALECTS:
         thoughts = dialect.thoughts or by_tags
-        if any(_reads(dialect.calls(thoughts(text)[1], [_TOOL])) for text in written):
+        if any(_reads_the_call(dialect, thoughts, turn) for turn in turns):
             if dialect is HERMES and "<tool_call>" not in source:
-                break  # we wrote this call, as the template writes none: its marks say more
+                # The template writes no calls, so `ChatFormat` wrote this one into the content:
+                # the template's marks say more about the model.
+                break
             return ReplyReader(dialect, thoughts)
     for dialect in DIALECTS:
         if any(mark in source for mark in dialect.marks):
@@ -170,23 +175,23 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
     return ReplyReader(HERMES, by_tags)
 
 
-def _reads(found: Found) -> bool:
-    """Whether the call that was written was read, and nothing else."""
-    said = [(call.name, call.arguments) for call in found.calls]
-    return said == [(_CALL.name, _CALL.arguments)] and not found.faults
+def _reads_the_call(dialect: Dialect, thoughts: reasoning.Thoughts, turn: str) -> bool:
+    """Whether a dialect reads from an assistant turn the call `_CALL`, and nothing else."""
+    _, rest = thoughts(turn)
+    parsed = dialect.calls(rest, [_TOOL])
+    calls = [(call.name, call.arguments) for call in parsed.calls]
+    return calls == [(_CALL.name, _CALL.arguments)] and not parsed.faults
 
 
-def _written_calls(chat: ChatFormat) -> list[str]:
-    """How the template writes the call, in each form of it that it takes."""
-    arguments = (_CALL.arguments, json.dumps(_CALL.arguments))
-    return [
-        text
-        for each in arguments
-        if (text := _written(chat, {"name": _CALL.name, "arguments": each})) is not None
-    ]
+def _written_turns(chat: ChatFormat) -> list[str]:
+    """How the template writes a turn with `_CALL`: with the arguments as an object and as JSON
+    text, as far as it takes them."""
+    argument_forms = (_CALL.arguments, json.dumps(_CALL.arguments))
+    turns = [_written_turn(chat, {"name": _CALL.name, "arguments": a}) for a in argument_forms]
+    return [turn for turn in turns if turn is not None]
 
 
-def _written(chat: ChatFormat, function: JsonObject) -> str | None:
+def _written_turn(chat: ChatFormat, function: JsonObject) -> str | None:
     """The assistant turn with one call, up to its end; None where the template refuses it."""
     user: ChatMessage = {"role": "user", "content": _QUESTION}
     call = {"id": "call00001", "type": "function", "function": function}
@@ -198,7 +203,7 @@ def _written(chat: ChatFormat, function: JsonObject) -> str | None:
         return None
     if closed.startswith(prompt):
         written = closed[len(prompt) :]
-    else:
+    else:  # the prompt opens the turn in another way than a closed one begins
         written = closed.rpartition(_QUESTION)[2]
-    ends = [written.rfind(stop) for stop in chat.stop_texts if stop in written]
-    return written[: max(ends)] if ends else written
+    stop_positions = [written.rfind(stop) for stop in chat.stop_texts if stop in written]
+    return written[: max(stop_positions)] if stop_positions else written

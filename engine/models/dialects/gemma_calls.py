@@ -21,24 +21,25 @@ _NAME = re.compile(r"\s*call:([^\s{]+)")
 
 def gemma(text: str, _tools: Sequence[ToolSchema]) -> Found:
     """The calls of a reply. The mark that asks for their answers is left out of the content."""
-    found = between_marks(text, "<|tool_call>", "<tool_call|>", _body)
-    if not found.calls and not found.faults:
-        return found
-    content = found.content.removesuffix("<|tool_response>").rstrip()
-    return Found(content, found.calls, found.faults)
+    parsed = between_marks(text, "<|tool_call>", "<tool_call|>", _read_call)
+    if not parsed.calls and not parsed.faults:
+        return parsed
+    content = parsed.content.removesuffix("<|tool_response>").rstrip()
+    return Found(content, parsed.calls, parsed.faults)
 
 
-def _body(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """A name and an object."""
-    named = _NAME.match(text, at)
-    if not named:
+def _read_call(text: str, at: int) -> tuple[list[FoundCall], int]:
+    """The call that begins at `at`: a name and an object."""
+    name_match = _NAME.match(text, at)
+    if not name_match:
         raise Malformed(f"no call:name in {shown(text[at:])}")
-    arguments, at = read_pairs(text, skip_mark(text, named.end(), "{"), _text_at)
-    return [FoundCall(named.group(1), arguments)], at
+    arguments, at = read_pairs(text, skip_mark(text, name_match.end(), "{"), _text_at)
+    return [FoundCall(name_match.group(1), arguments)], at
 
 
 def _text_at(text: str, at: int) -> tuple[str, int] | None:
-    """The text between two quotes, if one begins here. Raises Malformed where it has no end."""
+    """The text in quotes that begins at `at`, and the position after it; None where none begins
+    there. Raises Malformed where it has no end."""
     if not text.startswith(_QUOTE, at):
         return None
     at += len(_QUOTE)

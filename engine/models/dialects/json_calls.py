@@ -1,7 +1,7 @@
 """Tool calls as JSON: Hermes, Mistral, Llama 3, DeepSeek, Phi-4."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from engine.models.dialects.python_calls import python_calls
 from engine.models.dialects.reading import (
@@ -43,13 +43,13 @@ def mistral(text: str, _tools: Sequence[ToolSchema]) -> Found:
 def deepseek(text: str, _tools: Sequence[ToolSchema]) -> Found:
     """`<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, a line feed and the arguments in a
     fence of JSON (V3, R1), or `name<｜tool▁sep｜>{...}` (V3.1), then `<｜tool▁call▁end｜>`."""
-    found = between_marks(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek_body)
-    if not found.calls and not found.faults:
-        return found
-    content = found.content
+    parsed = between_marks(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek_body)
+    if not parsed.calls and not parsed.faults:
+        return parsed
+    content = parsed.content
     for mark in ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"):
         content = content.replace(mark, "")
-    return Found(content.strip(), found.calls, found.faults)
+    return Found(content.strip(), parsed.calls, parsed.faults)
 
 
 def llama(text: str, tools: Sequence[ToolSchema]) -> Found:
@@ -59,45 +59,52 @@ def llama(text: str, tools: Sequence[ToolSchema]) -> Found:
 
     A reply of other JSON is an answer, not a call.
     """
-    tagged = text.lstrip().startswith(PYTHON_TAG)
-    body = text.lstrip().removeprefix(PYTHON_TAG) if tagged else text
+    has_tag = text.lstrip().startswith(PYTHON_TAG)
+    body = text.lstrip().removeprefix(PYTHON_TAG) if has_tag else text
     if not body.lstrip().startswith("{"):
-        return python_calls(body.strip(), text) if tagged else Found(text)
-    if not tagged and '"name"' not in body:
+        return python_calls(body.strip(), text) if has_tag else Found(text)
+    if not has_tag and '"name"' not in body:
         return Found(text)
     calls: list[FoundCall] = []
-    at = 0
     try:
-        while True:
-            value, at = json_value(body, at)
-            if not tagged and not _is_call(value):
+        for value in _json_values(body):
+            if not has_tag and not _is_call(value):
                 return Found(text)
             calls.append(call_from_json(value))
-            at = skip_space(body, at)
-            if at == len(body):
-                return Found("", tuple(calls))
-            at = skip_mark(body, at, ";") if body[at] == ";" else at
-            if skip_space(body, at) == len(body):
-                return Found("", tuple(calls))
     except Malformed as fault:
-        return Found(text, (), (str(fault),))
+        return Found(text, faults=(str(fault),))
+    return Found(content="", calls=tuple(calls))
+
+
+def _json_values(text: str) -> Iterator[object]:
+    """The JSON values that a text consists of; ";" may stand after each. Raises Malformed where
+    what follows is no JSON."""
+    at = 0
+    is_at_end = False
+    while not is_at_end:
+        value, at = json_value(text, at)
+        yield value
+        at = skip_space(text, at)
+        if text.startswith(";", at):
+            at += 1
+        is_at_end = skip_space(text, at) == len(text)
 
 
 def _is_call(value: object) -> bool:
     """Whether a JSON value has the form of a call of Llama's."""
-    return (
-        isinstance(value, dict) and "name" in value and bool({"parameters", "arguments"} & {*value})
-    )
+    if not isinstance(value, dict):
+        return False
+    return "name" in value and ("parameters" in value or "arguments" in value)
 
 
 def _json_call(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """One object."""
+    """The call at `at`: one object."""
     value, at = json_value(text, at)
     return [call_from_json(value)], at
 
 
 def _json_list(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """A list of objects, or one object."""
+    """The calls at `at`: a list of objects, or one object."""
     value, at = json_value(text, at)
     values = value if isinstance(value, list) else [value]
     if not values:
@@ -106,47 +113,54 @@ def _json_list(text: str, at: int) -> tuple[list[FoundCall], int]:
 
 
 def _json_list_and_mark(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """A list of objects or one, and the closing mark if it is there."""
+    """The calls at `at`: a list of objects or one, and the closing mark if it is there."""
     calls, at = _json_list(text, at)
     closing = "<|/tool_call|>"
-    after = skip_space(text, at)
-    return calls, after + len(closing) if text.startswith(closing, after) else at
+    next_at = skip_space(text, at)
+    if text.startswith(closing, next_at):
+        at = next_at + len(closing)
+    return calls, at
 
 
 def _mistral_body(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """A list of objects, or a name and an object."""
+    """The calls at `at`: a list of objects, or a name and an object."""
     at = skip_space(text, at)
-    if text[at : at + 1] in ("[", "{"):
+    if text.startswith(("[", "{"), at):
         return _json_list(text, at)
-    named = _NAME.match(text, at)
-    if not named:
+    name_match = _NAME.match(text, at)
+    if not name_match:
         raise Malformed(f"a list of calls or a name should follow, not {shown(text[at:])}")
-    at, identity = named.end(), ""
+    name = name_match.group(1)
+    at = name_match.end()
+    call_id = ""
     if text.startswith("[CALL_ID]", at):
-        numbered = _NAME.match(text, at + len("[CALL_ID]"))
-        if not numbered:
+        id_match = _NAME.match(text, at + len("[CALL_ID]"))
+        if not id_match:
             raise Malformed(f"no id after [CALL_ID]: {shown(text[at:])}")
-        at, identity = numbered.end(), numbered.group(1)
+        call_id = id_match.group(1)
+        at = id_match.end()
     if text.startswith("[ARGS]", at):
         at += len("[ARGS]")
     value, at = json_value(text, at)
-    return [FoundCall(named.group(1), arguments_from(value, named.group(1)), identity)], at
+    return [FoundCall(name, arguments_from(value, name), call_id)], at
 
 
 def _deepseek_body(text: str, at: int) -> tuple[list[FoundCall], int]:
-    """A type, a name and fenced arguments; or a name and arguments."""
+    """The call at `at`: a type, a name and fenced arguments (V3, R1); or a name and arguments
+    (V3.1)."""
     separator = text.find("<｜tool▁sep｜>", at)
     if separator < 0:
         raise Malformed(f"no <｜tool▁sep｜> in {shown(text[at:])}")
-    name = text[at:separator].strip()
+    type_or_name = text[at:separator].strip()
     at = separator + len("<｜tool▁sep｜>")
-    fenced = not text.startswith("{", skip_space(text, at))
-    if fenced:
-        named = _NAME.match(text, at)
-        fence = _DEEPSEEK_FENCE.match(text, named.end()) if named else None
-        if not named or not fence:
-            raise Malformed(f"no name with arguments in {shown(text[at:])}")
-        name, at = named.group(1), fence.end()
-    value, at = json_value(text, at)
+    if text.startswith("{", skip_space(text, at)):
+        value, at = json_value(text, at)
+        return [FoundCall(type_or_name, arguments_from(value, type_or_name))], at
+    name_match = _NAME.match(text, at)
+    fence = _DEEPSEEK_FENCE.match(text, name_match.end()) if name_match else None
+    if not name_match or not fence:
+        raise Malformed(f"no name with arguments in {shown(text[at:])}")
+    name = name_match.group(1)
+    value, at = json_value(text, fence.end())
     call = FoundCall(name, arguments_from(value, name))
-    return [call], skip_mark(text, at, "```") if fenced else at
+    return [call], skip_mark(text, at, "```")

@@ -21,7 +21,7 @@ from envs.json_types import ToolSchema
 _NAME = re.compile(r"\s*([A-Za-z_][\w.\-]*)\s*\(")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"', "/": "/"}
-_AFTER_TEXT = (",", ")", "]", "}", ":")  # what a text's closing quote stands before
+_FOLLOWS_A_TEXT = (",", ")", "]", "}", ":")  # one of these follows the closing quote of a text
 
 
 def lfm(text: str, _tools: Sequence[ToolSchema]) -> Found:
@@ -46,12 +46,12 @@ def python_calls(body: str, text: str) -> Found:
         text: the reply, which stays the content where the expression is no call.
     """
     try:
-        calls, at = _calls(body, 0)
-        if skip_space(body, at) < len(body):
-            raise Malformed(f"text after the calls: {shown(body[at:])}")
+        calls, end = _calls(body, at=0)
+        if skip_space(body, end) < len(body):
+            raise Malformed(f"text after the calls: {shown(body[end:])}")
     except Malformed as fault:
-        return Found(text, (), (str(fault),))
-    return Found("", tuple(calls))
+        return Found(text, faults=(str(fault),))
+    return Found(content="", calls=tuple(calls))
 
 
 def _calls(text: str, at: int) -> tuple[list[FoundCall], int]:
@@ -61,40 +61,42 @@ def _calls(text: str, at: int) -> tuple[list[FoundCall], int]:
         call, at = _call(text, at)
         return [call], at
     calls: list[FoundCall] = []
-    at += 1
-    while not text.startswith("]", at := skip_space(text, at)):
+    at = skip_space(text, at + 1)
+    while not text.startswith("]", at):
         call, at = _call(text, at)
         calls.append(call)
-        at = after_item(text, at, "]")
+        at = skip_space(text, after_item(text, at, "]"))
     if not calls:
         raise Malformed("a list of no calls")
     return calls, at + 1
 
 
 def _call(text: str, at: int) -> tuple[FoundCall, int]:
-    """`name(a=1)`, or `name.call(a=1)` as Llama writes tools that it has built in."""
-    named = _NAME.match(text, at)
-    if not named:
+    """The call at `at` and the position after it: `name(a=1)`, or `name.call(a=1)` as Llama writes
+    tools that it has built in. Raises Malformed."""
+    name_match = _NAME.match(text, at)
+    if not name_match:
         raise Malformed(f"no call of a tool: {shown(text[at:])}")
-    arguments, at = read_pairs(text, named.end(), _text_at, between="=", closing=")")
-    return FoundCall(named.group(1).removesuffix(".call"), arguments), at
+    arguments, at = read_pairs(text, name_match.end(), _text_at, separator="=", closing=")")
+    return FoundCall(name_match.group(1).removesuffix(".call"), arguments), at
 
 
 def _text_at(text: str, at: int) -> tuple[str, int] | None:
-    """The text in quotes that begins here, if one does.
+    """The text in quotes that begins at `at`, and the position after it; None where none begins
+    there.
 
-    It ends at the first quote of its kind that is not escaped and stands before a comma, a colon, a
-    closing bracket or the end. Raises Malformed where there is none.
+    It ends at the first quote of its kind that is not escaped and stands before a comma, a colon or
+    a closing bracket. Raises Malformed where there is no such quote.
     """
     quote = text[at : at + 1]
-    if quote not in ("'", '"') or not quote:
+    if quote not in ("'", '"'):
         return None
     end = at + 1
     while end < len(text):
         if text[end] == "\\":
             end += 2
             continue
-        if text[end] == quote and text.startswith(_AFTER_TEXT, skip_space(text, end + 1)):
+        if text[end] == quote and text.startswith(_FOLLOWS_A_TEXT, skip_space(text, end + 1)):
             return _ESCAPE.sub(_unescaped, text[at + 1 : end]), end + 1
         end += 1
     raise Malformed(f"a text without its end: {shown(text[at:])}")
@@ -103,6 +105,6 @@ def _text_at(text: str, at: int) -> tuple[str, int] | None:
 def _unescaped(match: re.Match[str]) -> str:
     """What an escape stands for; one that nobody knows stays as it is."""
     code = match.group(1)
-    if len(code) > 1:
+    if len(code) > 1:  # u or x, then hex digits
         return chr(int(code[1:], 16))
     return _ESCAPED.get(code, match.group())

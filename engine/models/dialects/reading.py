@@ -74,23 +74,24 @@ def between_marks(text: str, opening: str, closing: str, body: Body) -> Found:
     """
     calls: list[FoundCall] = []
     faults: list[str] = []
-    said: list[str] = []
+    contents: list[str] = []
     at = 0
     while (start := text.find(opening, at)) >= 0:
-        said.append(text[at:start])
+        contents.append(text[at:start])
         at = start + len(opening)
         try:
-            found, after = body(text, at)
-            at = skip_mark(text, after, closing)
-            calls += found
+            body_calls, body_end = body(text, at)
+            at = skip_mark(text, body_end, closing)
+            calls += body_calls
         except Malformed as fault:
             faults.append(str(fault))
+            # Go on after the next closing mark; without one the rest of the text is the fault's.
             end = text.find(closing, at) if closing else -1
             at = len(text) if end < 0 else end + len(closing)
-    said.append(text[at:])
+    contents.append(text[at:])
     if not calls and not faults:
         return Found(text)
-    return Found("".join(said).strip(), tuple(calls), tuple(faults))
+    return Found("".join(contents).strip(), tuple(calls), tuple(faults))
 
 
 def skip_mark(text: str, at: int, mark: str) -> int:
@@ -129,23 +130,25 @@ def json_value(text: str, at: int) -> tuple[object, int]:
 
 def call_from_json(value: object) -> FoundCall:
     """A call from an object with `name` and `arguments` (or `parameters`), which may be JSON in a
-    text. Raises Malformed."""
+    text. Raises Malformed if `value` is no such object."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise Malformed(f"a call is an object with a name, not {shown(json.dumps(value))}")
     arguments = value.get("arguments", value.get("parameters"))
-    identity = value.get("id")
+    call_id = value.get("id")
     return FoundCall(
         name=value["name"],
         arguments=arguments_from(arguments, value["name"]),
-        id=identity if isinstance(identity, str) else "",
+        id=call_id if isinstance(call_id, str) else "",
     )
 
 
 def arguments_from(value: object, name: str) -> JsonObject:
-    """The arguments of the tool `name`: an object, the JSON text of one, or nothing. Raises
-    Malformed."""
+    """The arguments of the tool `name` from what stands for them in a call: an object, the JSON
+    text of one, or None or blank text for no arguments. Raises Malformed."""
     if isinstance(value, str):
-        value = json_value(value, 0)[0] if value.strip() else None
+        if not value.strip():
+            return {}
+        value, _ = json_value(value, at=0)
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -154,7 +157,8 @@ def arguments_from(value: object, name: str) -> JsonObject:
 
 
 def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, object]:
-    """The schemas of a tool's parameters, by their names; {} where the tool or they are unknown."""
+    """The schemas of the parameters of the tool `name`, by the names of the parameters; {} where
+    `tools` has no such tool or none of its parameters."""
     for tool in tools:
         function = tool.get("function")
         if isinstance(function, dict) and function.get("name") == name:
@@ -167,33 +171,37 @@ def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, object
 def typed(text: str, schema: object) -> object:
     """The value that a plain text stands for, where a dialect writes texts without quotes.
 
-    The schema of the parameter decides: "75001" is a text or a number. Without one, what reads as
-    JSON is that value, and everything else is text. Python's True, False and None are read too,
+    The schema of the parameter decides: "75001" is a text or a number. Without a schema, what reads
+    as JSON is that value, and everything else is text. Python's True, False and None are read too,
     which some templates write.
     """
-    types = _types(schema)
-    if types == {"string"}:
+    allowed_types = _types(schema)
+    if allowed_types == {"string"}:
         return text
     value = _literal(text.strip())
     if isinstance(value, str):  # quotes in the text belong to it
         return text
-    if "string" in types and not {_type_of(value), "number" if _is_number(value) else ""} & types:
+    value_types = {_type_of(value)}
+    if _is_number(value):  # an integer is a number too
+        value_types.add("number")
+    if "string" in allowed_types and not value_types & allowed_types:
         return text
     return value
 
 
 def _types(schema: object) -> set[str]:
-    """The names of the types that a schema allows; empty where it names none."""
+    """The names of the types that a schema allows: of its type, of its choices, else of the values
+    it lists; empty where it has none of these."""
     if not isinstance(schema, dict):
         return set()
     declared = schema.get("type")
-    types = {declared} if isinstance(declared, str) else set()
-    if isinstance(declared, list):
-        types |= {name for name in declared if isinstance(name, str)}
-    for word in ("anyOf", "oneOf"):
-        choices = schema.get(word)
-        for choice in choices if isinstance(choices, list) else []:
-            types |= _types(choice)
+    declared_types = declared if isinstance(declared, list) else [declared]
+    types = {name for name in declared_types if isinstance(name, str)}
+    for keyword in ("anyOf", "oneOf"):
+        choices = schema.get(keyword)
+        if isinstance(choices, list):
+            for choice in choices:
+                types |= _types(choice)
     values = schema.get("enum")
     if not types and isinstance(values, list):
         types = {_type_of(value) for value in values}
@@ -201,7 +209,7 @@ def _types(schema: object) -> set[str]:
 
 
 def _type_of(value: object) -> str:
-    """The JSON type of a value."""
+    """The name of a value's type in JSON schema; "integer" also for a number such as 2.0."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -34,10 +34,11 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> Thoughts:
     """A function that takes off the thought that comes first in a reply, up to its closing tag.
 
     The opening tag may be missing, because many templates write it in the prompt. A thought without
-    its end stays in the rest.
+    its end stays in the rest. `all_tags` are tried in order; the first whose closing tag stands in
+    the reply decides.
     """
 
-    def taken_off(text: str) -> tuple[str | None, str]:
+    def take_off(text: str) -> tuple[str | None, str]:
         for tags in all_tags:
             thought, closing, rest = text.partition(tags.closing)
             if closing:
@@ -45,4 +46,4 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> Thoughts:
                 return thought, rest.lstrip("\n")
         return None, text
 
-    return taken_off
+    return take_off

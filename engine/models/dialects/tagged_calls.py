@@ -32,21 +32,21 @@ _GLM_ARGUMENT = re.compile(
 def qwen_tags(text: str, tools: Sequence[ToolSchema]) -> Found:
     """`<tool_call><function=name><parameter=a>1</parameter></function></tool_call>`."""
 
-    def body(text: str, at: int) -> tuple[list[FoundCall], int]:
+    def read_call(text: str, at: int) -> tuple[list[FoundCall], int]:
         call, at = tagged_call(text, at, _QWEN_NAME, _QWEN_ARGUMENT, tools)
         return [call], skip_mark(text, at, "</function>")
 
-    return between_marks(text, "<tool_call>", "</tool_call>", body)
+    return between_marks(text, "<tool_call>", "</tool_call>", read_call)
 
 
 def glm(text: str, tools: Sequence[ToolSchema]) -> Found:
     """`<tool_call>name<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>`."""
 
-    def body(text: str, at: int) -> tuple[list[FoundCall], int]:
+    def read_call(text: str, at: int) -> tuple[list[FoundCall], int]:
         call, at = tagged_call(text, at, _GLM_NAME, _GLM_ARGUMENT, tools)
         return [call], at
 
-    return between_marks(text, "<tool_call>", "</tool_call>", body)
+    return between_marks(text, "<tool_call>", "</tool_call>", read_call)
 
 
 def tagged_call(
@@ -56,7 +56,7 @@ def tagged_call(
     argument_pattern: re.Pattern[str],
     tools: Sequence[ToolSchema],
 ) -> tuple[FoundCall, int]:
-    """A call whose arguments are tags, and the position after the last of them.
+    """The call at `at`, whose arguments are tags, and the position after the last of them.
 
     Args:
         name_pattern: its group 1 is the name of the tool.
@@ -65,13 +65,13 @@ def tagged_call(
 
     Raises Malformed where no name follows.
     """
-    named = name_pattern.match(text, at)
-    if not named:
+    name_match = name_pattern.match(text, at)
+    if not name_match:
         raise Malformed(f"no name of a tool: {shown(text[at:])}")
-    name = named.group(1).strip()
+    name = name_match.group(1).strip()
     schemas = parameters_of(tools, name)
     arguments: JsonObject = {}
-    at = named.end()
+    at = name_match.end()
     while argument := argument_pattern.match(text, at):
         key = argument.group(1).strip()
         arguments[key] = typed(argument.group(2), schemas.get(key))

@@ -1,7 +1,7 @@
 """Values in notations that are almost JSON: Gemma's and Python's.
 
 Numbers, lists, objects, and true, false and null, in Python's words too. How a text is written is
-the notation's own: a `Texts` reads one that begins at a position.
+the notation's own: a `ReadText` reads one.
 """
 
 import re
@@ -10,8 +10,9 @@ from collections.abc import Callable
 from engine.models.dialects.reading import Malformed, finite, shown, skip_mark, skip_space
 from envs.json_types import JsonObject
 
-# A text that begins at a position, and the position after it; None where none begins there.
-Texts = Callable[[str, int], tuple[str, int] | None]
+# Gives the text in quotes that begins at a position, and the position after it; None where none
+# begins there.
+ReadText = Callable[[str, int], tuple[str, int] | None]
 
 _KEY = re.compile(r"[^\s:=,(){}\[\]]+")
 _NUMBER = re.compile(r"-?\d+(?P<fraction>\.\d*)?(?P<exponent>[eE][+-]?\d+)?")
@@ -21,70 +22,92 @@ _MOST_DIGITS = 400  # of a number
 
 
 def read_pairs(
-    text: str, at: int, texts: Texts, between: str = ":", closing: str = "}", depth: int = 0
+    text: str,
+    at: int,
+    read_text: ReadText,
+    separator: str = ":",
+    closing: str = "}",
+    depth: int = 0,
 ) -> tuple[JsonObject, int]:
     """The pairs of an object, or the named arguments of a call.
 
     Args:
         at: the position after the bracket that opens it.
-        between: what stands between a key and its value.
+        read_text: reads a key or a value in quotes.
+        separator: what stands between a key and its value.
         closing: the bracket that closes it.
-        depth: in how many others it lies.
+        depth: in how many lists and objects it lies.
 
     Returns them with the position after the closing bracket. Raises Malformed.
     """
     pairs: JsonObject = {}
-    while not text.startswith(closing, at := skip_space(text, at)):
-        quoted = texts(text, at)
-        if quoted:
-            key, at = quoted
-        else:
-            plain = _KEY.match(text, at)
-            if not plain:
-                raise Malformed(f"no name of an argument: {shown(text[at:])}")
-            key, at = plain.group(), plain.end()
-        pairs[key], at = _read_value(text, skip_mark(text, at, between), texts, depth)
-        at = after_item(text, at, closing)
+    at = skip_space(text, at)
+    while not text.startswith(closing, at):
+        key, at = _read_key(text, at, read_text)
+        at = skip_mark(text, at, separator)
+        pairs[key], at = _read_value(text, at, read_text, depth)
+        at = skip_space(text, after_item(text, at, closing))
     return pairs, at + len(closing)
 
 
+def _read_key(text: str, at: int, read_text: ReadText) -> tuple[str, int]:
+    """The key at `at`, with quotes or without them, and the position after it."""
+    quoted = read_text(text, at)
+    if quoted:
+        return quoted
+    unquoted = _KEY.match(text, at)
+    if not unquoted:
+        raise Malformed(f"no name of an argument: {shown(text[at:])}")
+    return unquoted.group(), unquoted.end()
+
+
 def after_item(text: str, at: int, closing: str) -> int:
-    """The position after the comma that follows an item, or of the bracket that closes them all.
-    Raises Malformed."""
+    """Where to go on after an item that ends at `at`: the position after the comma, or that of the
+    bracket `closing`, which follows the last item. Raises Malformed where neither follows."""
     at = skip_space(text, at)
     return at if text.startswith(closing, at) else skip_mark(text, at, ",")
 
 
-def _read_value(text: str, at: int, texts: Texts, depth: int) -> tuple[object, int]:
-    """One value and the position after it."""
+def _read_value(text: str, at: int, read_text: ReadText, depth: int) -> tuple[object, int]:
+    """The value at `at`, after any white space, and the position after it. `depth`: in how many
+    lists and objects it lies. Raises Malformed."""
     if depth > _DEEPEST:
         raise Malformed(f"nested more than {_DEEPEST} levels")
     at = skip_space(text, at)
-    if quoted := texts(text, at):
+    if quoted := read_text(text, at):
         return quoted
     if text.startswith("{", at):
-        return read_pairs(text, at + 1, texts, depth=depth + 1)
+        return read_pairs(text, at + 1, read_text, depth=depth + 1)
     if text.startswith("[", at):
-        return _read_list(text, at + 1, texts, depth + 1)
+        return _read_list(text, at + 1, read_text, depth + 1)
     if number := _NUMBER.match(text, at):
-        if len(number.group()) > _MOST_DIGITS:
-            raise Malformed(f"a number of {len(number.group())} characters")
-        whole = number["fraction"] is None and number["exponent"] is None
-        try:
-            return (int if whole else finite)(number.group()), number.end()
-        except ValueError as error:
-            raise Malformed(str(error)) from error
+        return _number(number), number.end()
     for word, value in _WORDS.items():
         if text.startswith(word, at):
             return value, at + len(word)
     raise Malformed(f"no value: {shown(text[at:])}")
 
 
-def _read_list(text: str, at: int, texts: Texts, depth: int) -> tuple[list[object], int]:
-    """The items of a list after its opening bracket, and the position after the closing one."""
+def _number(match: re.Match[str]) -> float:
+    """The number that `_NUMBER` matched; an int where it has neither fraction nor exponent. Raises
+    Malformed for one that is too long, or that a float cannot hold."""
+    digits = match.group()
+    if len(digits) > _MOST_DIGITS:
+        raise Malformed(f"a number of {len(digits)} characters")
+    is_integer = match["fraction"] is None and match["exponent"] is None
+    try:
+        return int(digits) if is_integer else finite(digits)
+    except ValueError as error:
+        raise Malformed(str(error)) from error
+
+
+def _read_list(text: str, at: int, read_text: ReadText, depth: int) -> tuple[list[object], int]:
+    """The items of a list from after its opening bracket on, and the position after the closing
+    one."""
     items: list[object] = []
-    while not text.startswith("]", at := skip_space(text, at)):
-        item, at = _read_value(text, at, texts, depth)
+    at = skip_space(text, at)
+    while not text.startswith("]", at):
+        item, at = _read_value(text, at, read_text, depth)
         items.append(item)
-        at = after_item(text, at, "]")
+        at = skip_space(text, after_item(text, at, "]"))
     return items, at + 1

@@ -37,22 +37,29 @@ _LAYER_NAMES = {name: gguf for gguf, name in names.LAYER_NAMES.items()}
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """A tensor of a safetensors file; `heads`: by which its rows are reordered, 0 for not."""
+class _StoredTensor:
+    """A tensor of a safetensors file.
+
+    Attributes:
+        dtype: its type in that file, such as "BF16".
+        shape: as [outputs, inputs], or [size].
+        first_byte: of its values in the file.
+        reordered_heads: the heads by which GGUF orders its rows otherwise; 0 if it does not.
+    """
 
     file: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
     first_byte: int
-    heads: int = 0
+    reordered_heads: int = 0
 
 
 def export_gguf(folder: Path, file: Path, kind: str) -> None:
     """Write the model in `folder` as the GGUF file `file`, which appears complete or not at all.
 
-    Raises NotExportable if GGUF has no name for a part of it, UserError MODEL_UNSUPPORTED if the
-    folder holds no whole model.
+    `kind`: of the weights, one of KINDS. Raises NotExportable if GGUF has no name for a part of the
+    model, UserError MODEL_UNSUPPORTED if the folder holds no whole model.
     """
 
     facts = model_files.read_facts(folder)
@@ -60,26 +67,30 @@ def export_gguf(folder: Path, file: Path, kind: str) -> None:
     architecture = _ARCHITECTURES.get(facts.architecture)
     if architecture is None:
         raise NotExportable(f"its architecture is {facts.architecture}")
-    stored = list(_stored_tensors(folder, facts, architecture))
-    values = _values(config, facts, architecture) | vocabulary.read(folder, facts.vocab)
-    factors = _rope_factors(config, facts)
+    tensors = list(_stored_tensors(folder, facts, architecture))
+    metadata = _sizes(config, facts, architecture) | vocabulary.read(folder, facts.vocab)
+    rope_factors = _rope_factors(config, facts)
     aside = file.with_name(f".{file.name}.aside")
     writer = GGUFWriter(aside, architecture)
     try:
-        for key, value in values.items():
+        for key, value in metadata.items():
             add_value(writer, key, value)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"])
-        for each in stored:
-            _add_tensor(writer, _gguf_name(each.name), each.shape, _storage(each.shape, kind))
-        if factors is not None:
-            _add_tensor(writer, names.ROPE_FACTORS, factors.shape, GGMLQuantizationType.F32)
+        # The file describes all tensors before the values of the first: both loops in one order.
+        for tensor in tensors:
+            name, storage = _gguf_name(tensor.name), _storage(tensor.shape, kind)
+            _describe_tensor(writer, name, tensor.shape, storage)
+        if rope_factors is not None:
+            shape = rope_factors.shape
+            _describe_tensor(writer, names.ROPE_FACTORS, shape, GGMLQuantizationType.F32)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for each in stored:
-            writer.write_tensor_data(gguf.quantize(_read(each), _storage(each.shape, kind)))
-        if factors is not None:
-            writer.write_tensor_data(factors)
+        for tensor in tensors:
+            storage = _storage(tensor.shape, kind)
+            writer.write_tensor_data(gguf.quantize(_read(tensor), storage))
+        if rope_factors is not None:
+            writer.write_tensor_data(rope_factors)
         writer.flush()
         writer.close()
         os.replace(aside, file)
@@ -88,11 +99,15 @@ def export_gguf(folder: Path, file: Path, kind: str) -> None:
         aside.unlink(missing_ok=True)
 
 
-def _values(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObject:
-    """The sizes of the model under GGUF's keys. Raises NotExportable for positions that GGUF has no
-    name for."""
+def _sizes(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObject:
+    """The sizes of the model and the scaling of its rotary positions, under GGUF's keys.
+
+    Raises NotExportable for a scaling or a window that GGUF has no key for.
+    """
+    # config.json has `rope_parameters`, or in older models `rope_scaling`, with `type` for its kind
+    # and the base of the frequencies outside.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    found: JsonObject = {
+    sizes: JsonObject = {
         "block_count": facts.layers,
         "context_length": facts.max_positions,
         "embedding_length": facts.hidden,
@@ -106,17 +121,17 @@ def _values(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObj
         "rope.freq_base": float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
         "vocab_size": facts.vocab,
     }
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind in ("linear", "yarn"):
-        found |= {"rope.scaling.type": kind, "rope.scaling.factor": float(rope["factor"])}
-        if kind == "yarn":
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    if scaling in ("linear", "yarn"):
+        sizes |= {"rope.scaling.type": scaling, "rope.scaling.factor": float(rope["factor"])}
+        if scaling == "yarn":
             original = rope.get("original_max_position_embeddings", facts.max_positions)
-            found["rope.scaling.original_context_length"] = int(original)
-    elif kind not in ("default", "llama3"):
-        raise NotExportable(f"its rotary positions are scaled by {kind!r}")
+            sizes["rope.scaling.original_context_length"] = int(original)
+    elif scaling not in ("default", "llama3"):  # Llama 3's is a tensor of the file: `_rope_factors`
+        raise NotExportable(f"its rotary positions are scaled by {scaling!r}")
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         raise NotExportable(f"it looks back {config['sliding_window']} tokens only")
-    return {f"{architecture}.{key}": value for key, value in found.items()}
+    return {f"{architecture}.{key}": value for key, value in sizes.items()}
 
 
 def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
@@ -128,45 +143,51 @@ def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type") != "llama3":
         return None
-    size = facts.head_dim // 2
-    wavelengths = 2 * np.pi * float(rope["rope_theta"]) ** (np.arange(size) / size)
+    frequencies = facts.head_dim // 2
+    wavelengths = 2 * np.pi * float(rope["rope_theta"]) ** (np.arange(frequencies) / frequencies)
     low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     original = float(rope["original_max_position_embeddings"])
-    smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
-    return (1.0 / ((1 - smooth) / float(rope["factor"]) + smooth)).astype(np.float32)
+    # 0 for long waves, whose frequency is divided by `factor`; 1 for short ones, which stay.
+    unscaled_share = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
+    scale = (1 - unscaled_share) / float(rope["factor"]) + unscaled_share
+    return (1.0 / scale).astype(np.float32)
 
 
-def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Iterator[_Stored]:
+def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Iterator[_StoredTensor]:
     """The tensors to write; an output layer that shares the embedding is left out."""
-    counts = {"q_proj": facts.heads, "k_proj": facts.kv_heads} if architecture == "llama" else {}
+    reordered_heads: dict[str, int] = {}  # by the name of a projection
+    if architecture == "llama":
+        reordered_heads = {"q_proj": facts.heads, "k_proj": facts.kv_heads}
     for file_name in model_files.weight_files(folder):
         path = folder / file_name
         with open(path, "rb") as file:
-            [length] = struct.unpack("<Q", file.read(8))
-            header: JsonObject = json.loads(file.read(length))
+            [header_bytes] = struct.unpack("<Q", file.read(8))
+            header: JsonObject = json.loads(file.read(header_bytes))
         for name, entry in header.items():
             if name == "__metadata__" or (name == "lm_head.weight" and facts.tied):
                 continue
-            yield _Stored(
-                path,
-                name,
-                entry["dtype"],
-                tuple(entry["shape"]),
-                8 + length + entry["data_offsets"][0],
-                counts.get(name.split(".")[-2], 0),
+            projection = name.split(".")[-2]
+            yield _StoredTensor(
+                file=path,
+                name=name,
+                dtype=entry["dtype"],
+                shape=tuple(entry["shape"]),
+                first_byte=8 + header_bytes + entry["data_offsets"][0],
+                reordered_heads=reordered_heads.get(projection, 0),
             )
 
 
 def _gguf_name(name: str) -> str:
-    """GGUF's name of a tensor. Raises NotExportable if it has none."""
+    """GGUF's name of a tensor, such as "blk.3.attn_q.weight" for
+    "model.layers.3.self_attn.q_proj.weight". Raises NotExportable if it has none."""
     if name in _TOP_NAMES:
         return _TOP_NAMES[name]
-    start, _, rest = name.partition("model.layers.")
-    layer, _, part = rest.partition(".")
-    stem, _, ending = part.rpartition(".")
-    if start or stem not in _LAYER_NAMES:
+    prefix, _, rest = name.partition("model.layers.")
+    layer, _, path = rest.partition(".")
+    part, _, ending = path.rpartition(".")
+    if prefix or part not in _LAYER_NAMES:
         raise NotExportable(f"GGUF has no name for the tensor {name}")
-    return f"blk.{layer}.{_LAYER_NAMES[stem]}.{ending}"
+    return f"blk.{layer}.{_LAYER_NAMES[part]}.{ending}"
 
 
 def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
@@ -175,39 +196,42 @@ def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
     if len(shape) == 1:
         return GGMLQuantizationType.F32
     wanted = GGMLQuantizationType[kind.upper()]
-    block, _ = gguf.GGML_QUANT_SIZES[wanted]
-    return GGMLQuantizationType.F16 if shape[-1] % block else wanted
+    block_numbers, _bytes = gguf.GGML_QUANT_SIZES[wanted]
+    return GGMLQuantizationType.F16 if shape[-1] % block_numbers else wanted
 
 
-def _add_tensor(
+def _describe_tensor(
     writer: GGUFWriter, name: str, shape: tuple[int, ...], storage: GGMLQuantizationType
 ) -> None:
-    """Announce a tensor, whose values are written later."""
+    """Add the description of a tensor, whose values are written later."""
 
     bytes_shape = gguf.quant_shape_to_byte_shape(shape, storage)
     size = int(np.prod(bytes_shape))
     writer.add_tensor_info(name, bytes_shape, np.dtype(np.uint8), size, raw_dtype=storage)
 
 
-def _read(stored: _Stored) -> np.ndarray:
-    """The values of a tensor in float32, its rows in GGUF's order."""
+def _read(tensor: _StoredTensor) -> np.ndarray:
+    """The values of a tensor in float32, its rows in GGUF's order. Raises NotExportable for a type
+    that is not read."""
 
-    kinds = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-    if stored.dtype not in kinds:
-        raise NotExportable(f"the tensor {stored.name} is stored as {stored.dtype}")
+    # numpy has no bfloat16: its two bytes are read as they are.
+    numpy_types = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+    if tensor.dtype not in numpy_types:
+        raise NotExportable(f"the tensor {tensor.name} is stored as {tensor.dtype}")
     values = np.fromfile(
-        stored.file,
-        dtype=kinds[stored.dtype],
-        count=int(np.prod(stored.shape)),
-        offset=stored.first_byte,
-    ).reshape(stored.shape)
-    if stored.dtype == "BF16":  # the upper half of a float32
+        tensor.file,
+        dtype=numpy_types[tensor.dtype],
+        count=int(np.prod(tensor.shape)),
+        offset=tensor.first_byte,
+    ).reshape(tensor.shape)
+    if tensor.dtype == "BF16":  # the upper half of a float32
         values = (values.astype(np.uint32) << 16).view(np.float32)
     values = values.astype(np.float32)
-    if stored.heads:  # rows that rotate together next to each other, not half a head apart
-        pairs = values.shape[0] // stored.heads // 2
-        halves = values.reshape(stored.heads, 2, pairs, *values.shape[1:])
-        values = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+    heads = tensor.reordered_heads
+    if heads:  # GGUF puts rows that rotate together side by side, transformers half a head apart
+        row_pairs = values.shape[0] // heads // 2
+        half_heads = values.reshape(heads, 2, row_pairs, *values.shape[1:])
+        values = np.ascontiguousarray(half_heads.swapaxes(1, 2).reshape(values.shape))
     return values
 
 

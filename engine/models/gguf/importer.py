@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 ERROR_STATUS = 3  # exit status after a refusal; the reason is on stdout as {"error": ...}
 # The factors of Llama 3.1 and 3.2 (their config.json), which GGUF stores as one number per
-# frequency; `factor` is found by trying.
+# frequency; which `factor` it was is tried out.
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
@@ -69,7 +69,7 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
         raise NotImportable("its bytes are in the order of another kind of machine (big-endian)")
     values = _Metadata(reader)
     _require_whole_model(values)
-    file_type = int(values.number("general.file_type", -1))
+    file_type = int(values.number("general.file_type", default=-1))  # -1: the file names none
     config = _config(values, reader)
     stored = weights.stored_tensors(reader, config)
     # One name, so that what a killed import left behind is cleared away by the next one.
@@ -79,10 +79,11 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
     try:
         tokenizer.write(aside, values)
         _write_json(aside / "config.json", config)
-        end_tokens = {config["eos_token_id"], values.number("tokenizer.ggml.eot_token_id", -1)}
+        end_of_turn = values.number("tokenizer.ggml.eot_token_id", default=-1)
+        end_tokens = {config["eos_token_id"], end_of_turn} - {-1}  # -1: the file names none
         _write_json(
             aside / "generation_config.json",
-            {"bos_token_id": config["bos_token_id"], "eos_token_id": sorted(end_tokens - {-1})},
+            {"bos_token_id": config["bos_token_id"], "eos_token_id": sorted(end_tokens)},
         )
         weights.write(aside / "model.safetensors", stored)
         origin = ModelOrigin(
@@ -165,17 +166,7 @@ def _config(values: _Metadata, reader: "GGUFReader") -> JsonObject:
     Raises NotImportable if the architecture is none of `names.ARCHITECTURES` or a size is missing.
     """
     kind = values.text("general.architecture")
-    if kind not in names.ARCHITECTURES:
-        raise NotImportable(
-            f"its architecture is {kind}; taken are {', '.join(names.ARCHITECTURES)}, others as "
-            "safetensors folders"
-        )
-    if values.number(f"{kind}.expert_count", 0):
-        raise NotImportable("it is a mixture of experts, which GGUF files are not taken of")
-    known = {f"{kind}.{key}" for key in names.KEYS}
-    unknown = [key for key in values.names() if key.startswith(f"{kind}.") and key not in known]
-    if unknown:
-        raise NotImportable(f"the file sets {', '.join(sorted(unknown)[:3])}, not known here")
+    _require_known(values, kind)
     architecture, model_type = names.ARCHITECTURES[kind]
     heads = values.number(f"{kind}.attention.head_count")
     hidden = values.number(f"{kind}.embedding_length")
@@ -212,15 +203,36 @@ def _config(values: _Metadata, reader: "GGUFReader") -> JsonObject:
         raise NotImportable(
             f"{token_count} tokens have {config['vocab_size']} rows in token_embd.weight"
         )
-    if config["bos_token_id"] == -1:
+    if config["bos_token_id"] == -1:  # the file names none
         config["bos_token_id"] = None
     return config
 
 
+def _require_known(values: _Metadata, kind: str) -> None:
+    """Raise NotImportable unless the architecture `kind` and all that the file sets for it are
+    known here."""
+    if kind not in names.ARCHITECTURES:
+        raise NotImportable(
+            f"its architecture is {kind}; taken are {', '.join(names.ARCHITECTURES)}, others as "
+            "safetensors folders"
+        )
+    if values.number(f"{kind}.expert_count", default=0):
+        raise NotImportable("it is a mixture of experts, which GGUF files are not taken of")
+    known = {f"{kind}.{key}" for key in names.KEYS}
+    unknown = [key for key in values.names() if key.startswith(f"{kind}.") and key not in known]
+    if unknown:
+        raise NotImportable(f"the file sets {', '.join(sorted(unknown)[:3])}, not known here")
+
+
 def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> JsonObject:
-    """transformers' rope_parameters. Raises NotImportable for a scaling that is not known."""
-    theta = float(values.number(f"{kind}.rope.freq_base", 10000.0))
-    scaling = values.text(f"{kind}.rope.scaling.type", "none")
+    """transformers' rope_parameters. Raises NotImportable for a scaling that is not known.
+
+    Args:
+        kind: GGUF's name of the architecture, with which the keys begin.
+        factors: the tensor that Llama 3's scaling is stored as; None if the file has none.
+    """
+    theta = float(values.number(f"{kind}.rope.freq_base", default=10000.0))
+    scaling = values.text(f"{kind}.rope.scaling.type", default="none")
     if factors is not None:
         return {"rope_theta": theta, **_llama3_rope(theta, factors.data)}
     if scaling == "none":
@@ -229,14 +241,14 @@ def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> JsonO
         raise NotImportable(
             f"its rotary positions are scaled by {scaling!r}, which is not known here"
         )
-    scale = float(values.number(f"{kind}.rope.scaling.factor"))
+    factor = float(values.number(f"{kind}.rope.scaling.factor"))
     if scaling == "linear":
-        return {"rope_theta": theta, "rope_type": "linear", "factor": scale}
+        return {"rope_theta": theta, "rope_type": "linear", "factor": factor}
     original = values.number(f"{kind}.rope.scaling.original_context_length")
     return {
         "rope_theta": theta,
         "rope_type": "yarn",
-        "factor": scale,
+        "factor": factor,
         "original_max_position_embeddings": original,
     }
 
@@ -244,18 +256,20 @@ def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> JsonO
 def _llama3_rope(theta: float, factors: "np.ndarray") -> JsonObject:
     """The parameters of Llama 3's scaling that give the stored `factors`, one per frequency.
 
-    Raises NotImportable if none does.
+    `theta` is the base of the frequencies.
+    Raises NotImportable if none of `_LLAMA3_FACTORS` gives them.
     """
     import numpy as np  # noqa: PLC0415  only in the importing process
 
-    size = len(factors)
-    wavelengths = 2 * np.pi * theta ** (np.arange(size) / size)
+    frequencies = len(factors)
+    wavelengths = 2 * np.pi * theta ** (np.arange(frequencies) / frequencies)
     low, high = _LLAMA3_ROPE["low_freq_factor"], _LLAMA3_ROPE["high_freq_factor"]
     original = _LLAMA3_ROPE["original_max_position_embeddings"]
-    smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
+    # 0 for long waves, whose frequency is divided by `factor`; 1 for short ones, which stay.
+    unscaled_share = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
     for factor in _LLAMA3_FACTORS:
-        # Frequencies are divided by a factor that goes from `factor` (long waves) to 1 (short).
-        if np.allclose(factors, 1.0 / ((1 - smooth) / factor + smooth), rtol=1e-3):
+        scale = (1 - unscaled_share) / factor + unscaled_share
+        if np.allclose(factors, 1.0 / scale, rtol=1e-3):
             return {**_LLAMA3_ROPE, "factor": factor}
     raise NotImportable(f"{names.ROPE_FACTORS} holds factors that are not those of Llama 3")
 

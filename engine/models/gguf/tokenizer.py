@@ -66,7 +66,7 @@ PRE_TOKENIZERS = {
     "gpt-2": lambda: pre.ByteLevel(add_prefix_space=False, use_regex=True),
 }
 NORMALIZED = {"qwen2", "deepseek-r1-qwen"}  # these models bring text to Unicode's form NFC first
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of token
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # types of token
 _SPECIAL = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -82,25 +82,17 @@ def write(folder: Path, values: Values) -> None:
     Raises NotImportable if a part is missing or the rule of the tokenizer is not known.
     """
     tokens = _tokens(values)
-    template = values.text("tokenizer.chat_template", "")
+    template = values.text("tokenizer.chat_template", default="")
     if not template:
         raise NotImportable("the file has no chat template (tokenizer.chat_template)")
     tokenizer = _tokenizer(values, tokens)
-    types = values.get("tokenizer.ggml.token_type") or [1] * len(tokens)
-    if len(types) != len(tokens):
-        raise NotImportable(f"{len(tokens)} tokens have {len(types)} types")
-    # Special ones first: both calls keep the ids that the vocabulary has already.
-    special_types = (_UNKNOWN, _CONTROL)
-    tokenizer.add_special_tokens(
-        [_added(tokens[i]) for i, t in enumerate(types) if t in special_types]
-    )
-    tokenizer.add_tokens([_added(tokens[i]) for i, t in enumerate(types) if t == _USER_DEFINED])
+    _add_special_tokens(tokenizer, values, tokens)
     tokenizer.save(str(folder / "tokenizer.json"))
-    special = {
-        name: tokens[number]
-        for name, key in _SPECIAL.items()
-        if 0 <= (number := int(values.number(key, -1))) < len(tokens)
-    }
+    special = {}
+    for name, key in _SPECIAL.items():
+        number = int(values.number(key, default=-1))
+        if 0 <= number < len(tokens):
+            special[name] = tokens[number]
     if "eos_token" not in special:
         raise NotImportable("the file names no end token (tokenizer.ggml.eos_token_id)")
     settings = {
@@ -112,6 +104,18 @@ def write(folder: Path, values: Values) -> None:
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), "utf-8")
     (folder / "chat_template.jinja").write_text(template, "utf-8")
+
+
+def _add_special_tokens(tokenizer: Tokenizer, values: Values, tokens: list[str]) -> None:
+    """Make the tokenizer know the tokens that text is never cut inside of; they keep the ids that
+    the vocabulary has for them. Raises NotImportable if the types do not fit the tokens."""
+    types = values.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise NotImportable(f"{len(tokens)} tokens have {len(types)} types")
+    typed_tokens = list(zip(tokens, types, strict=True))
+    special_types = (_UNKNOWN, _CONTROL)
+    tokenizer.add_special_tokens([_added(token) for token, t in typed_tokens if t in special_types])
+    tokenizer.add_tokens([_added(token) for token, t in typed_tokens if t == _USER_DEFINED])
 
 
 def _tokens(values: Values) -> list[str]:
@@ -141,7 +145,7 @@ def _tokenizer(values: Values, tokens: list[str]) -> Tokenizer:
 
 def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
     """Byte-level BPE. Raises NotImportable if there are no merges or the rule is not known."""
-    rule = values.text("tokenizer.ggml.pre", "")
+    rule = values.text("tokenizer.ggml.pre", default="")
     if rule not in PRE_TOKENIZERS:
         raise NotImportable(
             f"it cuts words by the rule {rule or 'that it does not name'!r}; known are "
@@ -188,23 +192,27 @@ def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
         vocab, _merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
     )
     tokenizer = Tokenizer(bpe)
-    steps: list[Any] = [normalizers.Replace(" ", WORD_START)]
-    ends: list[Any] = [decoders.Replace(WORD_START, " "), decoders.ByteFallback(), decoders.Fuse()]
+    to_tokens: list[Any] = [normalizers.Replace(" ", WORD_START)]
+    to_text: list[Any] = [
+        decoders.Replace(WORD_START, " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+    ]
     if values.get("tokenizer.ggml.add_space_prefix") is not False:  # the default is to add one
-        steps.insert(0, normalizers.Prepend(WORD_START))
-        ends.append(decoders.Strip(" ", 1, 0))
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.decoder = decoders.Sequence(ends)
+        to_tokens.insert(0, normalizers.Prepend(WORD_START))
+        to_text.append(decoders.Strip(" ", left=1, right=0))
+    tokenizer.normalizer = normalizers.Sequence(to_tokens)
+    tokenizer.decoder = decoders.Sequence(to_text)
     return tokenizer
 
 
 def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """The merges that SentencePiece stores as scores: every way to make a token of two others, best
     score first, and then by the ids of the two."""
-    merges: list[tuple[float, int, int, str, str]] = []
+    ranked: list[tuple[float, int, int, str, str]] = []  # what to sort by, then the merge
     for token, number in vocab.items():
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in vocab and right in vocab:
-                merges.append((-scores[number], vocab[left], vocab[right], left, right))
-    return [(left, right) for *_, left, right in sorted(merges)]
+                ranked.append((-scores[number], vocab[left], vocab[right], left, right))
+    return [(left, right) for *_, left, right in sorted(ranked)]

@@ -1,8 +1,8 @@
 """The tokenizer of a model folder under GGUF's keys.
 
-GGUF names the rule that cuts words; it is found by comparing the tokenizer's own rule with those of
-`tokenizer.PRE_TOKENIZERS`. A tokenizer with another rule is refused: a reader of the file would
-read other tokens than the model was trained on.
+GGUF names the rule that cuts text into words: that of `tokenizer.PRE_TOKENIZERS` which equals the
+tokenizer's own. A tokenizer with another rule is refused: a reader of the file would read other
+tokens than the model was trained on.
 """
 
 import json
@@ -24,8 +24,9 @@ class NotExportable(ValueError):
 def read(folder: Path, rows: int) -> JsonObject:
     """The tokenizer and the chat template of the model in `folder`, by GGUF's keys.
 
-    `rows`: of the embedding; ids without a token get a placeholder. Raises NotExportable if its
-    rule has no name in GGUF, UserError MODEL_UNSUPPORTED if a file cannot be read.
+    `rows`: how many the embedding has; ids below that without a token get a placeholder. Raises
+    NotExportable if the tokenizer's rule has no name in GGUF, UserError MODEL_UNSUPPORTED if a file
+    cannot be read.
     """
     state = model_files.load_json(folder / "tokenizer.json")
     model = state.get("model") or {}
@@ -39,26 +40,31 @@ def read(folder: Path, rows: int) -> JsonObject:
     tokens = [texts.get(number, f"[PAD{number}]") for number in range(rows)]
     types = [_type_of(number, texts, added) for number in range(rows)]
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    found: JsonObject = {
+    values: JsonObject = {
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.add_bos_token": False,  # the chat template writes it
         "tokenizer.chat_template": model_files.chat_template(folder),
     }
-    if model.get("byte_fallback"):
-        found |= _sentence_piece(state, tokens, merges)
+    if model.get("byte_fallback"):  # SentencePiece writes unknown characters as tokens of bytes
+        values |= _sentence_piece(state, tokens, merges)
         types = [
             _BYTE if _is_byte(token) else kind for token, kind in zip(tokens, types, strict=True)
         ]
     else:
-        found["tokenizer.ggml.model"] = "gpt2"
-        found["tokenizer.ggml.pre"] = _rule(state)
-        found["tokenizer.ggml.merges"] = [" ".join(merge) for merge in merges]
-    found["tokenizer.ggml.token_type"] = types
-    return found | _special(folder, {text: number for number, text in texts.items()})
+        values["tokenizer.ggml.model"] = "gpt2"
+        values["tokenizer.ggml.pre"] = _rule(state)
+        values["tokenizer.ggml.merges"] = [" ".join(merge) for merge in merges]
+    values["tokenizer.ggml.token_type"] = types
+    return values | _special_ids(folder, {text: number for number, text in texts.items()})
 
 
 def _type_of(number: int, texts: dict[int, str], added: dict[int, JsonObject]) -> int:
-    """GGUF's type of a token."""
+    """GGUF's type of the token with the id `number`.
+
+    Args:
+        texts: of all tokens, by id.
+        added: the entries of tokenizer.json for tokens beside the vocabulary proper, by id.
+    """
     if number not in texts:
         return _UNUSED
     if number not in added:
@@ -73,86 +79,100 @@ def _is_byte(token: str) -> bool:
 
 
 def _sentence_piece(state: JsonObject, tokens: list[str], merges: list[list[str]]) -> JsonObject:
-    """Scores in place of merges: the earlier a token is made, the higher. Raises NotExportable if
-    text is prepared in another way than Llama 2 does."""
+    """The values of a SentencePiece tokenizer, which has a score per token in place of merges: the
+    earlier a merge makes the token, the higher.
+
+    `state` is the content of tokenizer.json. Raises NotExportable if text is prepared in another
+    way than Llama 2 does.
+    """
     normalizer = state.get("normalizer") or {}
     steps = normalizer.get("normalizers") or [normalizer]
-    kinds = [step.get("type") for step in steps]
-    if kinds not in (["Prepend", "Replace"], ["Replace"]):
-        raise NotExportable(f"its tokenizer prepares text by {kinds}")
-    order: dict[str, int] = {}
+    step_types = [step.get("type") for step in steps]
+    if step_types not in (["Prepend", "Replace"], ["Replace"]):
+        raise NotExportable(f"its tokenizer prepares text by {step_types}")
+    merge_order: dict[str, int] = {}  # by the token that the merge makes
     for left, right in merges:
-        order.setdefault(left + right, len(order))
-    last = len(order)
-    scores = [-float(order.get(token, last)) for token in tokens]
+        merge_order.setdefault(left + right, len(merge_order))
+    after_all = len(merge_order)  # for tokens that no merge makes
+    scores = [-float(merge_order.get(token, after_all)) for token in tokens]
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.scores": scores,
-        "tokenizer.ggml.add_space_prefix": kinds[0] == "Prepend",
+        "tokenizer.ggml.add_space_prefix": step_types[0] == "Prepend",
     }
 
 
 def _rule(state: JsonObject) -> str:
-    """GGUF's name of the rule that cuts words. Raises NotExportable if it has none."""
+    """GGUF's name of the rule that cuts text into words; it stands for how text is normalized and
+    whether merges are ignored too. `state` is the content of tokenizer.json. Raises NotExportable
+    if the rule has no name."""
     ignores_merges = bool(state["model"].get("ignore_merges"))
     normalizer = (state.get("normalizer") or {}).get("type")
+    rule = _comparable(state.get("pre_tokenizer"))
     for name, make in PRE_TOKENIZERS.items():
         example = Tokenizer(models.BPE())
         example.pre_tokenizer = make()
-        known = json.loads(example.to_str())["pre_tokenizer"]
-        if (
-            _essence(known) == _essence(state.get("pre_tokenizer"))
-            and ignores_merges == (name == "llama-bpe")
-            and normalizer == ("NFC" if name in NORMALIZED else None)
+        known_rule = _comparable(json.loads(example.to_str())["pre_tokenizer"])
+        known_normalizer = "NFC" if name in NORMALIZED else None
+        known_ignores_merges = name == "llama-bpe"
+        if (rule, normalizer, ignores_merges) == (
+            known_rule,
+            known_normalizer,
+            known_ignores_merges,
         ):
             return name
     raise NotExportable("GGUF has no name for the rule by which its tokenizer cuts words")
 
 
-def _essence(rule: object) -> object:
-    """A rule without what does not change the ids of tokens."""
+def _comparable(rule: object) -> object:
+    """A copy of a rule, or of a part of it, without what does not change the ids of tokens, and
+    with the default that some files leave out."""
     if isinstance(rule, list):
-        return [_essence(each) for each in rule]
+        return [_comparable(part) for part in rule]
     if isinstance(rule, dict):
-        kept = {key: _essence(value) for key, value in rule.items() if key != "trim_offsets"}
-        if kept.get("type") == "ByteLevel":
-            kept.setdefault("use_regex", True)
-        return kept
+        copy = {key: _comparable(value) for key, value in rule.items() if key != "trim_offsets"}
+        if copy.get("type") == "ByteLevel":
+            copy.setdefault("use_regex", True)
+        return copy
     return rule
 
 
-def _special(folder: Path, ids: dict[str, int]) -> JsonObject:
-    """Ids of the tokens that begin, end and fill."""
+def _special_ids(folder: Path, ids: dict[str, int]) -> JsonObject:
+    """The ids of the tokens that begin, end and fill a text, under GGUF's keys; `ids`: of all
+    tokens, by their texts. Raises NotExportable if none ends a text."""
     settings = model_files.load_json(folder / "tokenizer_config.json")
-    found: JsonObject = {}
+    values: JsonObject = {}
     for key, name in (
         ("bos_token_id", "bos_token"),
         ("eos_token_id", "eos_token"),
         ("unknown_token_id", "unk_token"),
         ("padding_token_id", "pad_token"),
     ):
-        given = settings.get(name)
-        text = given.get("content") if isinstance(given, dict) else given
+        text = settings.get(name)
+        if isinstance(text, dict):
+            text = text.get("content")
         if isinstance(text, str) and text in ids:
-            found[f"tokenizer.ggml.{key}"] = ids[text]
-    ends = _end_ids(folder)
-    if ends:
-        found.setdefault("tokenizer.ggml.eos_token_id", ends[0])
-        others = [end for end in ends if end != found["tokenizer.ggml.eos_token_id"]]
-        if others:
-            found["tokenizer.ggml.eot_token_id"] = others[0]
-    if "tokenizer.ggml.eos_token_id" not in found:
+            values[f"tokenizer.ggml.{key}"] = ids[text]
+    end_ids = _end_ids(folder)
+    if end_ids:
+        values.setdefault("tokenizer.ggml.eos_token_id", end_ids[0])
+        others = [number for number in end_ids if number != values["tokenizer.ggml.eos_token_id"]]
+        if others:  # GGUF has a key for one more, the end of a turn
+            values["tokenizer.ggml.eot_token_id"] = others[0]
+    if "tokenizer.ggml.eos_token_id" not in values:
         raise NotExportable("its tokenizer names no end token")
-    return found
+    return values
 
 
 def _end_ids(folder: Path) -> list[int]:
-    """The ids that end an answer, from generation_config.json or config.json."""
+    """The ids that end an answer, from the first of generation_config.json and config.json that
+    names some; [] if none does."""
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
-            given = model_files.load_json(folder / name).get("eos_token_id")
-            ends = given if isinstance(given, list) else [given]
-            if ends := [end for end in ends if isinstance(end, int)]:
-                return ends
+            value = model_files.load_json(folder / name).get("eos_token_id")
+            values = value if isinstance(value, list) else [value]
+            end_ids = [value for value in values if isinstance(value, int)]
+            if end_ids:
+                return end_ids
     return []

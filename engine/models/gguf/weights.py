@@ -25,7 +25,7 @@ _BFLOAT16_EXPONENT = 0x7F80  # all ones in NaN and infinity
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor of the new safetensors file.
 
     Attributes:
@@ -33,69 +33,70 @@ class Stored:
         name: its name in transformers.
         dtype: its type in the file: F32, F16 or BF16.
         shape: as transformers has it: (outputs, inputs), or (size,).
-        heads: number of heads by which rows were reordered for GGUF; 0 if they were not.
+        reordered_heads: the heads by which GGUF orders its rows otherwise; 0 if it does not.
     """
 
     source: "ReaderTensor"
     name: str
     dtype: str
     shape: tuple[int, ...]
-    heads: int = 0
+    reordered_heads: int = 0
 
 
-def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[Stored]:
+def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[StoredTensor]:
     """The tensors to write, in the order of the file.
 
     Raises NotImportable if one is unknown, missing or of another shape than the sizes say.
     """
-    stored: list[Stored] = []
+    stored: list[StoredTensor] = []
     tensors_of_layer: dict[int, set[str]] = {}
     for tensor in reader.tensors:
-        if tensor.name == names.ROPE_FACTORS:
+        if tensor.name == names.ROPE_FACTORS:  # becomes a part of config.json
             continue
         shape = tuple(int(size) for size in tensor.shape[::-1])  # GGUF names the inputs first
-        match = names.LAYER_TENSOR.fullmatch(tensor.name)
         if tensor.name in names.TOP_NAMES:
-            stored.append(Stored(tensor, names.TOP_NAMES[tensor.name], _dtype(tensor), shape))
+            stored.append(StoredTensor(tensor, names.TOP_NAMES[tensor.name], _dtype(tensor), shape))
             continue
+        match = names.LAYER_TENSOR.fullmatch(tensor.name)
         if match is None or match[2] not in names.LAYER_NAMES:
             raise NotImportable(f"the tensor {tensor.name} is unknown")
-        tensors_of_layer.setdefault(int(match[1]), set()).add(f"{match[2]}.{match[3]}")
-        name = f"model.layers.{match[1]}.{names.LAYER_NAMES[match[2]]}.{match[3]}"
-        heads = _reordered_heads(config, match[2])
-        stored.append(Stored(tensor, name, _dtype(tensor), shape, heads))
+        layer, part, ending = match.groups()
+        tensors_of_layer.setdefault(int(layer), set()).add(f"{part}.{ending}")
+        name = f"model.layers.{layer}.{names.LAYER_NAMES[part]}.{ending}"
+        heads = _reordered_heads(config, part)
+        stored.append(StoredTensor(tensor, name, _dtype(tensor), shape, heads))
     _require_layers(config, tensors_of_layer)
     _require_shapes(config, stored)
     return stored
 
 
-def _require_layers(config: JsonObject, found: dict[int, set[str]]) -> None:
+def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -> None:
     """Raise NotImportable unless every layer has the tensors of its architecture and no others.
 
-    `found` holds the tensors of each layer, such as "attn_q.weight".
+    `tensors_of_layer` holds GGUF's names of tensors without their layer, such as "attn_q.weight".
     """
-    choices = names.LAYER_TENSORS[config["model_type"]]
-    # With biases, where the first layer has some.
-    wanted = min(choices, key=lambda choice: len(choice ^ found.get(0, set())))
+    choices = names.LAYER_TENSORS[config["model_type"]]  # without biases, with biases
+    first_layer = tensors_of_layer.get(0, set())
+    # The choice that differs least from the first layer: with biases, if that has some.
+    wanted = min(choices, key=lambda choice: len(choice ^ first_layer))
     for layer in range(config["num_hidden_layers"]):
-        have = found.get(layer, set())
-        if missing := wanted - have:
+        actual = tensors_of_layer.get(layer, set())
+        if missing := wanted - actual:
             raise NotImportable(f"layer {layer} has no {', '.join(sorted(missing)[:3])}")
-        if unknown := have - wanted:
+        if unknown := actual - wanted:
             raise NotImportable(
                 f"layer {layer} has {', '.join(sorted(unknown)[:3])}, which the architecture "
                 f"{config['model_type']} has not"
             )
-    if beyond := sorted(set(found) - set(range(config["num_hidden_layers"]))):
+    if beyond := sorted(set(tensors_of_layer) - set(range(config["num_hidden_layers"]))):
         raise NotImportable(f"it has a layer {beyond[0]} beyond its block_count")
 
 
-def _require_shapes(config: JsonObject, stored: list[Stored]) -> None:
-    """Raise NotImportable if a tensor has another shape than the sizes in `config` say, or if a
-    tensor of the top is missing."""
-    hidden, inner, vocab = (
-        config[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
-    )
+def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
+    """Raise NotImportable if a tensor has another shape than the sizes in `config` say, or if the
+    last norm is missing."""
+    hidden, vocab = config["hidden_size"], config["vocab_size"]
+    inner = config["intermediate_size"]  # width of the MLP
     query = config["num_attention_heads"] * config["head_dim"]
     key = config["num_key_value_heads"] * config["head_dim"]
     shapes: dict[str, tuple[int, ...]] = {
@@ -113,9 +114,9 @@ def _require_shapes(config: JsonObject, stored: list[Stored]) -> None:
     }
     for each in stored:
         part = each.name.split(".")[-2]
-        shape = shapes.get(part, (hidden,))  # the other norms
+        shape = shapes.get(part, (hidden,))  # norms of the hidden state are not in the table
         if each.name.endswith(".bias"):
-            shape = shape[:1]
+            shape = shape[:1]  # the outputs of its matrix
         if each.shape != shape:
             raise NotImportable(
                 f"the tensor {each.source.name} is {list(each.shape)}, the sizes say {list(shape)}"
@@ -126,7 +127,8 @@ def _require_shapes(config: JsonObject, stored: list[Stored]) -> None:
 
 def _reordered_heads(config: JsonObject, part: str) -> int:
     """The number of heads by which llama.cpp reordered the rows of a layer's `part`; 0 if it did
-    not. Only the llama architecture rotates neighbouring rows there, halves here."""
+    not."""
+    # Only for llama does it rotate a row with its neighbour; elsewhere with the row half a head on.
     if config["model_type"] != "llama":
         return 0
     counts = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -134,12 +136,12 @@ def _reordered_heads(config: JsonObject, part: str) -> int:
 
 
 def _dtype(tensor: "ReaderTensor") -> str:
-    """The type in which a tensor is stored."""
-    kind = tensor.tensor_type.name
-    return kind if kind in ("F32", "BF16") else "F16"
+    """The type that a tensor gets in the safetensors file."""
+    gguf_type = tensor.tensor_type.name
+    return gguf_type if gguf_type in ("F32", "BF16") else "F16"
 
 
-def write(path: Path, stored: list[Stored]) -> None:
+def write(path: Path, stored: list[StoredTensor]) -> None:
     """Write a safetensors file, one tensor after the other.
 
     Raises NotImportable if a weight is not finite or does not fit its type.
@@ -147,21 +149,25 @@ def write(path: Path, stored: list[Stored]) -> None:
     header: JsonObject = {"__metadata__": {"format": "pt"}}
     offset = 0
     for each in stored:
-        size = prod(each.shape) * (4 if each.dtype == "F32" else 2)
-        offsets = [offset, offset + size]
-        header[each.name] = {"dtype": each.dtype, "shape": each.shape, "data_offsets": offsets}
-        offset += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data must begin at a multiple of 8
+        bytes_per_number = 4 if each.dtype == "F32" else 2
+        end = offset + prod(each.shape) * bytes_per_number
+        header[each.name] = {
+            "dtype": each.dtype,
+            "shape": each.shape,
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    header_bytes = json.dumps(header, separators=(",", ":")).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)  # the data must begin at a multiple of 8
     with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(struct.pack("<Q", len(header_bytes)) + header_bytes)
         for array in map(_array, stored):
             file.write(array.tobytes())
         file.flush()
         os.fsync(file.fileno())
 
 
-def _array(stored: Stored) -> "np.ndarray":
+def _array(stored: StoredTensor) -> "np.ndarray":
     """The values of a tensor as they are written. Raises NotImportable as `write` does."""
     import numpy as np  # noqa: PLC0415  only in the importing process
     from gguf import dequantize  # noqa: PLC0415
@@ -185,14 +191,14 @@ def _array(stored: Stored) -> "np.ndarray":
         if np.abs(array).max() > _MAX_FLOAT16:
             raise NotImportable(f"the tensor {source.name} has values beyond float16")
         array = array.astype(np.float16)
-    if stored.heads:
-        array = _original_rows(array, stored.heads)
+    if stored.reordered_heads:
+        array = _original_rows(array, stored.reordered_heads)
     return np.ascontiguousarray(array)
 
 
 def _original_rows(array: "np.ndarray", heads: int) -> "np.ndarray":
     """Undo llama.cpp's order of rows: it puts the rows that rotate together next to each other,
     transformers half a head apart."""
-    pairs = array.shape[0] // heads // 2
-    by_pair = array.reshape(heads, pairs, 2, *array.shape[1:])
+    row_pairs = array.shape[0] // heads // 2
+    by_pair = array.reshape(heads, row_pairs, 2, *array.shape[1:])
     return by_pair.swapaxes(1, 2).reshape(array.shape)

@@ -156,40 +156,35 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None
     await caller.read("read_playbook", {"section": "loop"})
     if base_model in KNOWN:
         await caller.fetch_model(scene.home, base_model)
-    env_ids: dict[str, str] = {}
-    trained: list[_Trained] = []
-    for training in scene.plan.trainings:
-        is_new_env = training.env not in env_ids
-        if is_new_env:
-            pushed = await caller.call("push_env", {"path": str(examples / training.env)})
-            env_ids[training.env] = pushed["env_id"]
-        start = trained[-1].model if training.continues else base_model
-        arguments = _arguments(training, env_ids[training.env], start, scene.seed)
-        if is_new_env:
-            await caller.call("dry_run", arguments)
-            await caller.call("estimate_cost", arguments)
-        run = await _train(caller, scene, training, arguments)
-        trained.append(_Trained(training, env_ids[training.env], start, run))
-    last_run = trained[-1].run["run_id"]
-    await caller.call("read_rollouts", {"run_id": last_run, "pick": "best", "limit": 1})
-    comparisons = await _judge(caller, scene, trained)
-    chats = await _ask(caller, scene, trained)
-    reports = [str(write_report(scene.home, each.run["run_id"])) for each in _last_by_env(trained)]
+    trainings = await _train_all(caller, scene, examples)
+    last = trainings[-1]
+    await caller.call("read_rollouts", {"run_id": last.run_id, "pick": "best", "limit": 1})
+    comparisons = await _judge(caller, scene, trainings)
+    chats = await _ask(caller, scene, trainings)
+    last_of_env = {training.env_id: training for training in trainings}
+    reports = [str(write_report(scene.home, training.run_id)) for training in last_of_env.values()]
     scene.facts |= {
-        "env_id": trained[-1].env_id,
-        "runs": {each.plan.algorithm: each.run for each in trained},
-        "kept_skills": {each.plan.algorithm: _kept_skills(scene, each) for each in trained},
+        "env_id": last.env_id,
+        "runs": {each.plan.algorithm: each.run for each in trainings},
+        "kept_skills": {each.plan.algorithm: _kept_skills(scene, each) for each in trainings},
         "compared": comparisons,
         "chats": chats,
-        "chat": chats[trained[-1].plan.algorithm],
+        "chat": chats[last.plan.algorithm],
         "reports": reports,
         "report": reports[-1],
     }
 
 
 @dataclass(frozen=True)
-class _Trained:
-    """A finished training run of the demo: its plan, version of tasks, start, and last status."""
+class _FinishedTraining:
+    """A finished training run of the demo.
+
+    Attributes:
+        plan: what was trained.
+        env_id: the version of its environment.
+        start: the reference of the model that it started from.
+        run: the last status of the run.
+    """
 
     plan: TrainingPlan
     env_id: str
@@ -197,20 +192,44 @@ class _Trained:
     run: Reply
 
     @property
+    def run_id(self) -> str:
+        return self.run["run_id"]
+
+    @property
     def model(self) -> str:
         """The reference of the model that it made."""
-        return f"{self.run['run_id']}@best"
+        return f"{self.run_id}@best"
 
 
-def _kept_skills(scene: Scene, each: _Trained) -> str:
+async def _train_all(
+    caller: "_ToolCaller", scene: Scene, examples: Path
+) -> list[_FinishedTraining]:
+    """Run all trainings of the plan, one after the other; `examples` and errors as in `_run_loop`.
+
+    An environment is pushed, and the plan checked and priced, before its first training.
+    """
+    env_ids: dict[str, str] = {}
+    trainings: list[_FinishedTraining] = []
+    for plan in scene.plan.trainings:
+        is_new_env = plan.env not in env_ids
+        if is_new_env:
+            pushed = await caller.call("push_env", {"path": str(examples / plan.env)})
+            env_ids[plan.env] = pushed["env_id"]
+        env_id = env_ids[plan.env]
+        start = trainings[-1].model if plan.continues else scene.plan.model
+        arguments = _arguments(plan, env_id, start, scene.seed)
+        if is_new_env:
+            await caller.call("dry_run", arguments)
+            await caller.call("estimate_cost", arguments)
+        run = await _train(caller, scene, plan, arguments)
+        trainings.append(_FinishedTraining(plan, env_id, start, run))
+    return trainings
+
+
+def _kept_skills(scene: Scene, training: _FinishedTraining) -> str:
     """What became of the skills that the model had before a run; "" where they were not asked."""
-    skills = kept_skills(scene.home.run(each.run["run_id"]))
+    skills = kept_skills(scene.home.run(training.run_id))
     return skills.summary if skills else ""
-
-
-def _last_by_env(trained: Sequence[_Trained]) -> list[_Trained]:
-    """The last run on each environment."""
-    return list({each.env_id: each for each in trained}.values())
 
 
 def _arguments(training: TrainingPlan, env_id: str, model: str, seed: int) -> Reply:
@@ -225,7 +244,7 @@ def _arguments(training: TrainingPlan, env_id: str, model: str, seed: int) -> Re
 
 
 async def _judge(
-    caller: "_ToolCaller", scene: Scene, trained: Sequence[_Trained]
+    caller: "_ToolCaller", scene: Scene, trainings: Sequence[_FinishedTraining]
 ) -> dict[str, Reply]:
     """Evaluate the models on held-out tasks, and compare each with the one that it started from.
 
@@ -233,43 +252,47 @@ async def _judge(
     algorithm that they judge. Raises DemoFailed if a tool refuses or an evaluation fails.
     """
     comparisons = {}
-    for env_id in dict.fromkeys(each.env_id for each in trained):
-        here = [each for each in trained if each.env_id == env_id]
-        models = list(dict.fromkeys(name for each in here for name in (each.start, each.model)))
+    env_ids = list(dict.fromkeys(training.env_id for training in trainings))  # each once
+    for env_id in env_ids:
+        on_env = [training for training in trainings if training.env_id == env_id]
+        names = [name for training in on_env for name in (training.start, training.model)]
+        models = list(dict.fromkeys(names))  # one may start from what another made
         evaluation = await caller.call(
             "evaluate", {"env_id": env_id, "models": models, "rows": scene.plan.evaluated_rows}
         )
         scene.runs.append(evaluation["run_id"])
         await caller.wait(evaluation["run_id"], metric="")  # an evaluation has no curve to draw
-        for each in here:
-            comparisons[each.plan.algorithm] = await caller.call(
-                "compare_runs", {"ids": [each.start, each.model], "env_id": env_id}
+        for training in on_env:
+            comparisons[training.plan.algorithm] = await caller.call(
+                "compare_runs", {"ids": [training.start, training.model], "env_id": env_id}
             )
     return comparisons
 
 
 async def _ask(
-    caller: "_ToolCaller", scene: Scene, trained: Sequence[_Trained]
+    caller: "_ToolCaller", scene: Scene, trainings: Sequence[_FinishedTraining]
 ) -> dict[str, Reply]:
     """Deploy the models that have a question, and ask each beside the base model.
 
     Returns the replies of `chat`, by algorithm. Raises DemoFailed if a tool refuses.
     """
     chats = {}
-    for each in trained:
-        if not each.plan.question:
+    base_model = scene.plan.model
+    for training in trainings:
+        if not training.plan.question:
             continue
-        # The chat also deploys the base model, to compare with; all are stopped at the end.
-        known = (name for name in scene.served if name != scene.plan.model)
-        scene.served = [*known, each.model, scene.plan.model]
-        await caller.call("deploy", {"run_id": each.model})
-        chats[each.plan.algorithm] = await caller.call(
+        # The chat also deploys the base model, to compare with; all are stopped at the end, the
+        # base model last.
+        served_before = [name for name in scene.served if name != base_model]
+        scene.served = [*served_before, training.model, base_model]
+        await caller.call("deploy", {"run_id": training.model})
+        chats[training.plan.algorithm] = await caller.call(
             "chat",
             {
-                "model": each.model,
-                "message": each.plan.question,
-                "compare_to": scene.plan.model,
-                "max_tokens": each.plan.answer_tokens,
+                "model": training.model,
+                "message": training.plan.question,
+                "compare_to": base_model,
+                "max_tokens": training.plan.answer_tokens,
             },
         )
     return chats
@@ -286,11 +309,11 @@ async def _train(
         DemoFailed: the submit was refused, or the run did not end as done.
     """
     algorithm = training.algorithm
-    words = {"note": training.note} | ({"expect": training.expect} if training.expect else {})
+    submit_arguments = arguments | {"note": training.note, "max_gpu_hours": MAX_GPU_HOURS}
+    if training.expect:
+        submit_arguments["expect"] = training.expect
     submit_reply = await caller.call(
-        "submit_train",
-        arguments | words | {"max_gpu_hours": MAX_GPU_HOURS},
-        step_name=f"submit {algorithm}",
+        "submit_train", submit_arguments, step_name=f"submit {algorithm}"
     )
     scene.runs.append(submit_reply["run_id"])
     return await caller.wait(submit_reply["run_id"], CURVES[algorithm])

@@ -63,10 +63,8 @@ def is_better(facts: Reply) -> bool:
 
 
 def _interval(comparison_reply: Reply) -> tuple[float, float]:
-    """The (low, high) interval of the first comparison in a reply of `compare_runs`.
-
-    It is (-infinity, infinity) if there is none.
-    """
+    """The (low, high) interval of the difference in the first comparison of a reply of
+    `compare_runs`; (-infinity, infinity) if it has none."""
     comparisons = comparison_reply.get("comparisons") or [{}]
     low, high = comparisons[0].get("interval") or (-math.inf, math.inf)
     return low, high
@@ -85,8 +83,8 @@ def show_result(console: Console, plan: DemoPlan, facts: Reply) -> None:
         line.append(verdict.replace("_", " "), style=VERDICTS.get(verdict, ""))
         line.append(f"  {comparison['summary']}")
         console.print(line, soft_wrap=True)
-        if kept := facts["kept_skills"][name]:
-            console.print(Text(f"{'':<5} {kept}", style="dim"), soft_wrap=True)
+        if skills_sentence := facts["kept_skills"][name]:
+            console.print(Text(f"{'':<5} {skills_sentence}", style="dim"), soft_wrap=True)
     for training in plan.trainings:
         if training.question:
             console.print()

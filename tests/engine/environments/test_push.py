@@ -360,7 +360,7 @@ def test_who_may_not_use_its_secrets_does_not_have_the_audit_made_again(
     def forbidden(_: object) -> None:
         raise UserError("FORBIDDEN", "no")
 
-    second = push_env(home, folder, allowed=forbidden)
+    second = push_env(home, folder, check_settings=forbidden)
     assert second.audit == first.audit
     assert "the audit was made without the secrets MY_JUDGE_KEY" in second.warnings
 

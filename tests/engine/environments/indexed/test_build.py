@@ -27,19 +27,19 @@ def files(tmp_path: Path) -> list[Path]:
 
 def test_what_a_reading_finds(home: Home, files: list[Path]):
     indexed = build.read_once(home, files, files[0].parent, wait_s=25)
-    found = indexed.found
-    assert (found.rows, found.bad, found.unanswered, found.shapes) == (
+    facts = indexed.facts
+    assert (facts.rows, facts.bad, facts.unanswered, facts.shapes) == (
         50,
         0,
         0,
         {"prompt/completion": 50},
     )
-    assert (found.repeated_rows, found.repeated_prompts) == (5, 5)
-    assert found.sides["train"] + found.sides["heldout"] == 50
-    assert sum(file.train for file in found.files) == found.sides["train"]
+    assert (facts.repeated_rows, facts.repeated_prompts) == (5, 5)
+    assert facts.sides["train"] + facts.sides["heldout"] == 50
+    assert sum(file.train for file in facts.files) == facts.sides["train"]
     held = [json.loads(row) for row in (indexed.folder / build.HELDOUT_ROWS).open()]
-    assert len(held) == found.sides["heldout"] and {row["split"] for row in held} == {"heldout"}
-    assert found.prompt_chars.max == 3 and found.sample[0].id == "a0"
+    assert len(held) == facts.sides["heldout"] and {row["split"] for row in held} == {"heldout"}
+    assert facts.prompt_chars.max == 3 and facts.sample[0].id == "a0"
 
 
 def test_a_call_that_may_not_wait_is_told_so_and_a_later_one_has_the_result(home, files):
@@ -49,7 +49,7 @@ def test_a_call_that_may_not_wait_is_told_so_and_a_later_one_has_the_result(home
     first = build.read_once(home, files, files[0].parent, wait_s=25)
     index = first.folder / "index.json"
     written = index.stat().st_mtime_ns
-    assert build.read_once(home, files, files[0].parent, wait_s=0).found == first.found
+    assert build.read_once(home, files, files[0].parent, wait_s=0).facts == first.facts
     assert index.stat().st_mtime_ns == written
 
 
@@ -57,15 +57,15 @@ def test_every_faulty_line_is_named_with_its_file(home: Home, files: list[Path])
     with files[1].open("a") as file:
         file.write('{"prompt": \n' + line(1, id="a3") + '{"text": "x"}\n' + line(2, split="tset"))
         file.write('{"prompt": "alone"}\n')
-    found = build.read_once(home, files, files[0].parent, wait_s=25).found
-    assert [(fault.file, fault.line) for fault in found.faults] == [
+    facts = build.read_once(home, files, files[0].parent, wait_s=25).facts
+    assert [(fault.file, fault.line) for fault in facts.faults] == [
         ("b.jsonl", 22),
         ("b.jsonl", 23),
         ("b.jsonl", 24),
         ("b.jsonl", 25),
     ]
-    assert found.faults[1].message == "the id 'a3' is also that of a.jsonl:4"
-    assert found.rows == 51 and (found.bad, found.unanswered, found.unanswered_lines[0].line) == (
+    assert facts.faults[1].message == "the id 'a3' is also that of a.jsonl:4"
+    assert facts.rows == 51 and (facts.bad, facts.unanswered, facts.unanswered_lines[0].line) == (
         4,
         1,
         26,
@@ -78,7 +78,7 @@ def test_a_reading_that_dies_is_told_and_begun_anew(home: Home, files: list[Path
         build.read_once(home, files, files[0].parent, wait_s=5)
     assert caught.value.code == "DATASET_INVALID" and caught.value.retryable
     monkeypatch.undo()
-    assert build.read_once(home, files, files[0].parent, wait_s=25).found.rows == 50
+    assert build.read_once(home, files, files[0].parent, wait_s=25).facts.rows == 50
 
 
 def _dies(argv: list[str], cwd: Path, log: Path, **_: object) -> int:

@@ -28,7 +28,7 @@ LINES = st.lists(
 )
 
 
-def found_in(path: Path, part_bytes: int) -> list[scan.PartFound]:
+def facts_in(path: Path, part_bytes: int) -> list[scan.PartFacts]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "PART_BYTES", part_bytes)
         patch.setattr(scan, "_BLOCK", 16)
@@ -41,7 +41,7 @@ def found_in(path: Path, part_bytes: int) -> list[scan.PartFound]:
 def test_a_file_in_parts_holds_what_it_holds_as_a_whole(tmp_path_factory, lines, end, size):
     path = tmp_path_factory.mktemp("parts") / "rows.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + end.join(lines))
-    (whole, *more), parts = found_in(path, 10**9) or [scan.PartFound()], found_in(path, size)
+    (whole, *more), parts = facts_in(path, 10**9) or [scan.PartFacts()], facts_in(path, size)
     assert not more
     for name in ("offsets", "lines", "prompts", "rows", "ids", "sides"):
         assert [v for part in parts for v in getattr(part, name)] == list(getattr(whole, name))
