@@ -18,6 +18,8 @@ from engine.core.files import JsonObject, is_locked, read_lines, read_object, re
 from engine.core.hints import Hint
 from engine.home.rows import STATES, TERMINAL
 from engine.home.run_dir import DeployDir, Home, RunDir
+from engine.records.env_version import EnvVersion
+from engine.records.record import DamagedRecord
 
 if TYPE_CHECKING:
     from engine.records.run_config import RunConfig
@@ -103,19 +105,20 @@ def env_rows(home: Home) -> list[Columns]:
 
 def env_row(folder: Path) -> Columns | None:
     """The columns `kind` and `info` of the row of the environment version in `folder`. None where
-    its env.json lacks the kind, the rows or the tools, and so is not that of a version."""
-    facts, audit = read_object(folder / "env.json"), read_object(folder / "audit.json")
-    kind, rows, tools = facts.get("kind"), facts.get("rows"), facts.get("tools")
-    if not (isinstance(kind, str) and isinstance(rows, dict) and isinstance(tools, list)):
+    its env.json is missing or damaged."""
+    try:
+        version = EnvVersion.read(folder / "env.json")
+    except (OSError, DamagedRecord):
         return None
+    audit = read_object(folder / "audit.json")
     info = {
-        "rows": rows,
-        "scored": bool(facts.get("scored")),
-        "tools": len(tools),
+        "rows": version.rows,
+        "scored": version.scored,
+        "tools": len(version.tools),
         "audit": str(audit.get("verdict") or ""),
         "headline": str(audit.get("headline") or ""),
     }
-    return {"kind": kind, "info": info}
+    return {"kind": version.kind, "info": info}
 
 
 def deployment_rows(home: Home) -> list[Columns]:

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.core.files import read_json
 from engine.home.run_dir import Home
+from engine.records.env_version import EnvVersion
+from engine.records.record import DamagedRecord
 from envs.host.redact import SecretFilter
 
 _ESCAPES = re.compile(
@@ -153,7 +154,6 @@ def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
 def _secret_names(path: str) -> tuple[str, ...]:
     """The names of secrets in the env.json at `path`; () where the file cannot be read."""
     try:
-        names = read_json(Path(path)).get("secrets") or ()
-    except (OSError, ValueError, AttributeError):  # AttributeError: the file holds no object
+        return EnvVersion.read(Path(path)).secrets
+    except (OSError, DamagedRecord):
         return ()
-    return tuple(str(name) for name in names)

@@ -20,12 +20,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.core.errors import UserError
-from engine.core.files import is_locked, read_json, take_lock
+from engine.core.files import is_locked, take_lock
 from engine.home.progress import write_status
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import outcome, programs
+from engine.records.env_version import EnvVersion
+from engine.records.record import DamagedRecord
 
 LOCK_FD = "HONESMITH_LOCK_FD"  # the run's lock, inherited by the supervisor
 _CLAIM_S = 0.05  # seconds; a process that only tests the lock holds it for less
@@ -159,10 +161,10 @@ def missing_secrets(run: RunDir) -> list[str]:
     if config is None:
         return []
     try:
-        names = read_json(Path(config.env_dir) / "env.json").get("secrets") or []
-    except (OSError, ValueError, AttributeError):
+        names = EnvVersion.read(Path(config.env_dir) / "env.json").secrets
+    except (OSError, DamagedRecord):
         return []
-    return [str(name) for name in names if not os.environ.get(str(name))]
+    return [name for name in names if not os.environ.get(name)]
 
 
 def reap(home: Home) -> list[str]:

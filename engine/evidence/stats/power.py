@@ -1,10 +1,8 @@
 """How large an exam must be to show a change worth having: more tasks, or more attempts at each."""
 
 import math
-from collections.abc import Mapping
 from statistics import fmean, variance
 
-from engine.core.files import read_object
 from engine.evidence.stats.inference import (
     MARGIN,
     PairedVerdict,
@@ -13,6 +11,8 @@ from engine.evidence.stats.inference import (
     tasks_needed,
 )
 from engine.home.run_dir import Home
+from engine.records.env_version import EnvVersion
+from engine.records.record import DamagedRecord
 
 MOST_ATTEMPTS = 16  # beyond it more tasks are cheaper
 
@@ -72,11 +72,10 @@ def split_rows(home: Home, env_id: str, split: str = "heldout") -> int | None:
     name, _, hash12 = env_id.partition("@")
     if not name or not hash12:
         return None
-    rows_of_splits = read_object(home.env(name, hash12) / "env.json").get("rows")
-    if not isinstance(rows_of_splits, Mapping):  # the version is gone, or its file is damaged
+    try:
+        return EnvVersion.read(home.env(name, hash12) / "env.json").rows.get(split)
+    except (OSError, DamagedRecord):  # the version is gone, or its file is damaged
         return None
-    count = rows_of_splits.get(split)
-    return count if isinstance(count, int) else None
 
 
 def more_rows(needed: int | None, have: int, split: str = "held-out") -> str:

@@ -20,6 +20,7 @@ from engine.core.files import write_json, write_text
 from engine.home.rows import NewRun
 from engine.home.run_dir import CHECKPOINT_MANIFEST, Home, RunDir
 from engine.home.store import Store
+from tests.helpers.env_versions import write_version
 
 # A loaded machine is no failure, and forty examples find what a hundred do.
 settings.register_profile("steady", deadline=None, max_examples=40)
@@ -326,14 +327,12 @@ def write_env(home: Home, config: dict[str, Any]) -> None:
     name, _, hash12 = config["env_id"].partition("@")
     folder = home.env(name, hash12)
     folder.mkdir(parents=True, exist_ok=True)
-    info = {
-        "name": name,
-        "hash": hash12,
-        "env_id": config["env_id"],
-        "kind": "single",
-        "scored": True,
-        "rows": {"train": 1000, "heldout": 240},
-        "secrets": ["ARITH_KEY"],
-    }
-    write_json(folder / "env.json", info, fsync=False)
+    write_version(
+        folder / "env.json",
+        name=name,
+        hash=hash12,
+        env_id=config["env_id"],
+        rows={"train": 1000, "heldout": 240},
+        secrets=("ARITH_KEY",),
+    )
     write_text(folder / "tasks.jsonl", "", fsync=False)

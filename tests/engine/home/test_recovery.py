@@ -77,7 +77,9 @@ def test_a_run_whose_config_is_damaged_is_named_with_its_fault(home, bench, capl
 
 
 def test_a_folder_that_is_no_version_is_left_out_with_a_word_and_the_others_are_kept(home, caplog):
-    good = {"kind": "single", "scored": True, "rows": {"train": 2, "heldout": 1}, "tools": []}
+    rows = {"train": 2, "heldout": 1}
+    good = {"kind": "single", "scored": True, "rows": rows, "tools": []}
+    good |= {"limits": {}, "secrets": []}
     for number, facts in enumerate(
         [good, good | {"tools": 5}, good | {"kind": ["x"]}, good | {"rows": None}, []]
     ):

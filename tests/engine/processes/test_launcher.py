@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from engine.core.errors import UserError
-from engine.core.files import write_json
 from engine.home.store import Store
 from engine.processes import launcher
+from tests.helpers.env_versions import write_version
 
 # Each of these takes about a second; the limit is for a machine that is busy with other things.
 pytestmark = pytest.mark.timeout(60)
@@ -118,7 +118,7 @@ def test_time_spent_before_a_kill_is_counted(bench):
 
 
 def test_a_run_waits_for_a_process_that_has_its_secrets(bench, monkeypatch, tmp_path):
-    write_json(tmp_path / "env.json", {"secrets": ["JUDGE_KEY"]})
+    write_version(tmp_path / "env.json", secrets=("JUDGE_KEY",))
     run = bench.queue(steps=1, env_dir=tmp_path)
     other = bench.queue(steps=1)
     assert launcher.missing_secrets(run) == ["JUDGE_KEY"]

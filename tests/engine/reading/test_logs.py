@@ -15,6 +15,7 @@ from engine.core.paging import complete_size, page_after, page_before
 from engine.reading import logs
 from engine.reading.search import matcher
 from engine.records.lines.curves import load_metrics, spark, thin
+from tests.helpers.env_versions import write_version
 
 
 def read_logs(*args, **asked):
@@ -261,7 +262,7 @@ def test_grep_finds_lines_anywhere_and_hides_secrets_first(home, make_run, monke
     monkeypatch.setenv("ARITH_KEY", "hunter2hunter2")
     folder = home.env("arith", "0123456789ab")
     folder.mkdir(parents=True)
-    (folder / "env.json").write_text('{"secrets": ["ARITH_KEY"]}')
+    write_version(folder / "env.json", secrets=("ARITH_KEY",))
     run = make_run().log(
         "".join(f"step {i}\n" for i in range(2000)) + "Error: key hunter2hunter2 refused\nend\n"
     )

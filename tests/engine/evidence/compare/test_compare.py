@@ -8,7 +8,6 @@ from as_json import records
 from run_configs import train_config
 
 from engine.core.errors import UserError
-from engine.core.files import write_json
 from engine.evidence.compare.candidates import Candidate, sampling_of
 from engine.evidence.compare.compare import compare_runs
 from engine.evidence.compare.seeds import compare_candidates
@@ -16,6 +15,7 @@ from engine.evidence.stats import inference
 from engine.evidence.stats.power import attempts_needed
 from engine.evidence.stats.results import load_rows
 from engine.records.run_config import as_run_config
+from tests.helpers.env_versions import write_version
 
 GREEDY = {"max_tokens": 64, "temperature": 1.0, "top_p": 1.0, "stop": [], "thinking": False}
 
@@ -364,7 +364,7 @@ def test_inconclusive_results_suggest_a_larger_evaluation(home, evaluation):
 
 def pushed(home, rows, env_id="arith@0123456789ab"):
     name, _, hash12 = env_id.partition("@")
-    write_json(home.env(name, hash12) / "env.json", {"rows": {"train": 900, "heldout": rows}})
+    write_version(home.env(name, hash12) / "env.json", rows={"train": 900, "heldout": rows})
 
 
 def test_a_larger_evaluation_is_no_larger_than_the_split(home, evaluation):

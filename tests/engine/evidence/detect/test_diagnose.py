@@ -16,6 +16,7 @@ from engine.home.run_dir import Home
 from engine.home.sanitize import json_chars
 from engine.reading.rollout_pages import RolloutQuery
 from engine.reading.rollouts import read_rollouts
+from tests.helpers.env_versions import write_version
 
 Make = Callable[..., Any]
 
@@ -182,7 +183,7 @@ def write_env_with_secret(home: Home, config: dict[str, Any]) -> None:
     name, _, hash12 = config["env_id"].partition("@")
     folder = home.env(name, hash12)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "env.json", {"secrets": ["ARITH_KEY"]}, fsync=False)
+    write_version(folder / "env.json", secrets=("ARITH_KEY",))
 
 
 def test_an_unknown_run_is_refused(home: Home):
@@ -260,7 +261,7 @@ def test_a_split_that_is_used_up_is_not_asked_for_more_rows(home: Home, make_run
     name, _, hash12 = run.config["env_id"].partition("@")
     folder = home.env(name, hash12)
     folder.mkdir(parents=True)
-    write_json(folder / "env.json", {"rows": {"train": 900, "heldout": 80}}, fsync=False)
+    write_version(folder / "env.json", rows={"train": 900, "heldout": 80})
     (found,) = diagnose(home, run.finish().id)["findings"]
     assert found["id"] == "underpowered" and "setting" not in found["lever"]
     assert "held-out rows instead of 80, then push and evaluate again" in found["lever"]["edit"]

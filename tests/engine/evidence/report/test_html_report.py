@@ -12,6 +12,7 @@ from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.evidence.report import charts
 from engine.evidence.report.html_report import model_card, report_markdown, write_report
+from tests.helpers.env_versions import write_version
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
@@ -337,7 +338,7 @@ def test_secrets_stay_out_of_every_report(home, make_run, rows, monkeypatch):
     monkeypatch.setenv("ARITH_KEY", "s3cret-value-77")
     folder = home.env("arith", "0123456789ab")
     folder.mkdir(parents=True)
-    (folder / "env.json").write_text('{"secrets": ["ARITH_KEY"]}')
+    write_version(folder / "env.json", secrets=("ARITH_KEY",))
     run = make_run(note="key s3cret-value-77", settings={"stop": ["s3cret-value-77"]})
     for step in (0, 5):
         run.evals(step, rows.halved(lambda i, s=step: s == 5, 40, completion="s3cret-value-77"))

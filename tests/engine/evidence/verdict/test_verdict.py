@@ -16,6 +16,7 @@ from engine.evidence.verdict.comparison import sentence
 from engine.evidence.verdict.sides import result_step
 from engine.home.run_dir import CHECKPOINT_MANIFEST
 from engine.records.lines.evaluation_row import read_evaluation
+from tests.helpers.env_versions import write_version
 
 
 def test_a_run_that_learned_is_better_with_its_evidence(learned_run):
@@ -219,7 +220,7 @@ def test_secrets_and_hidden_characters_stay_out_of_the_examples(make_run, rows, 
     monkeypatch.setenv("ARITH_KEY", "s3cret-value-77")
     folder = home.env("arith", "0123456789ab")
     folder.mkdir(parents=True)
-    (folder / "env.json").write_text('{"secrets": ["ARITH_KEY"]}')
+    write_version(folder / "env.json", secrets=("ARITH_KEY",))
     run = make_run()
     run.evals(0, rows.halved(lambda i: False, 40))
     run.evals(10, rows.halved(lambda i: True, 40, completion="\x1b[31ms3cret-\u200bvalue-77"))
