@@ -325,11 +325,8 @@ def exam_limits(
     turns = _default_turns(env)
     tokens_per_turn = _fit_into_context(context, env, max_tokens(env, thinking))
     longest_episode = env.longest_prompt + _tokens_after_prompt(turns, tokens_per_turn)
-    return SamplingLimits(
-        max_tokens=tokens_per_turn,
-        max_turns=turns,
-        max_length=min(context, max(max_length, longest_episode)),
-    )
+    needed_length = max(max_length, longest_episode)
+    return SamplingLimits(tokens_per_turn, turns, max_length=min(context, needed_length))
 
 
 def _default_turns(env: EnvFacts | None) -> int:

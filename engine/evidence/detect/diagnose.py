@@ -232,7 +232,7 @@ def _chosen_steps(run: RunDir) -> list[int]:
     """
     steps = run.rollout_steps()
     file_bytes = {step: _rollout_bytes(run, step) for step in steps}
-    # The last window, and the one before it that it may be compared with.
+    # Detectors compare the last steps with the first; of the last, twice as many are read.
     always_read = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
     middle_steps = [step for step in steps if step not in always_read]
     if not middle_steps:

@@ -168,7 +168,7 @@ def no_update(facts: Facts) -> Finding | None:
 def _rates_and_norms(facts: Facts) -> tuple[list[float], list[float]]:
     """(learning rates, gradient norms) of the steps that can have a gradient.
 
-    A step in which no group differs has none anyway; that is a finding of its own.
+    A GRPO step in which no completion has an advantage has none; `uniform_groups` judges those.
     """
     rates: list[float] = []
     norms: list[float] = []

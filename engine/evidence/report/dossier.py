@@ -210,8 +210,8 @@ def gather(home: Home, run_id: str) -> Dossier:
     run = home.run(row.run_id)
     config = run.find_config()
     redact = redactor_for(home, config.env_dir if config else None)
-    training = row.kind == "train"
-    sides = training_sides(run) if training else evaluation_sides(run, config)
+    is_training = row.kind == "train"
+    sides = training_sides(run) if is_training else evaluation_sides(run, config)
     comparison = compare_rows(sides.before, sides.after) if sides else None
     flips = FlipExamples()
     if sides and comparison:
@@ -233,7 +233,7 @@ def gather(home: Home, run_id: str) -> Dossier:
         sides=sides,
         flips=flips,
         metrics=load_metrics(run.metrics),
-        held_out_results=_held_out_results(run) if training else [],
+        held_out_results=_held_out_results(run) if is_training else [],
         audit=_redacted_audit(config, redact),
         contamination=_redacted_contamination(run, redact),
         failure_evidence=redact.text(str(read_object(run.failure).get("evidence") or "")),

@@ -18,7 +18,7 @@ import random
 import re
 import time
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -271,9 +271,7 @@ class HeldOut:
                 positions.append(index)
         return positions
 
-    def _is_large_part(
-        self, index: int, grams: Collection[tuple[str, ...]], numbers: Collection[str]
-    ) -> bool:
+    def _is_large_part(self, index: int, grams: set[tuple[str, ...]], numbers: set[str]) -> bool:
         """Whether half of the sequences that only one unit has, and all of its numbers, are given.
 
         `index` is the position of the unit; `grams` are those of its own sequences, and `numbers`
@@ -281,7 +279,7 @@ class HeldOut:
         """
         unit = self.units[index]
         fewest_grams = max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
-        return len(grams) >= fewest_grams and _numbers(unit.tokens) <= set(numbers)
+        return len(grams) >= fewest_grams and _numbers(unit.tokens) <= numbers
 
 
 def scan(

@@ -168,8 +168,8 @@ def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
     for link in sealed.links:
         files = current_files.get(link.name, {})
         if link.name == "environment":
-            # A later push may audit a version again: that changes nothing that the run rested on,
-            # as long as the audit of then is kept. It takes the place of the new one here.
+            # A later push may audit a version again. That is no fault as long as the audit that was
+            # sealed is kept: it stands in for the new one here.
             files = files | _earlier_audit(config, link.files)
         faults = _differences(link.files, files)
         if link.hash != _hash(previous_hash, link.name, link.files):
