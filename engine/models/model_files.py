@@ -134,7 +134,7 @@ class ModelFacts:
             return self.inside.projections
         query = self.heads * self.head_dim
         key = self.kv_heads * self.head_dim  # also the size of the values
-        shapes = {
+        shapes = {  # (inputs, outputs)
             "q_proj": (self.hidden, query),
             "k_proj": (self.hidden, key),
             "v_proj": (self.hidden, key),
