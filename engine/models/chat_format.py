@@ -404,9 +404,11 @@ def _stand_ins(
 ) -> Iterator[tuple[Sequence[ChatMessage], ChatMessage, str]]:
     """What may take the place of a conversation to find the text after its last turn.
 
-    Yields (the messages before the turn, a message for the turn, the mark its text ends with): the
-    conversation as it is; then a question alone before the turn, for a template that refuses
-    something of the conversation; then with one call alone, for one that takes no more at once.
+    Yields (the messages before the turn, a message for the turn, the mark in which its text ends):
+
+    - the conversation as it is
+    - a question alone before the turn, for a template that refuses something of the conversation
+    - the same with one call alone in the turn, for a template that takes no more at once
     """
     mark = _unused_mark([*before, *replies])
     calls = before[-1].get("tool_calls") or []
@@ -418,14 +420,18 @@ def _stand_ins(
 
 
 def _stand_in(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
-    """An assistant's message whose text ends with `mark`, with the same tools called."""
+    """An assistant's message that calls the same tools, with `mark` as the only argument of each.
+
+    Without calls, `mark` is its content.
+    """
     if not calls:
         return {"role": "assistant", "content": mark}
-    marked = []
+    marked_calls = []
     for call in calls:
         function = {**call.get("function", call), "arguments": {"a": mark}}
-        marked.append({**call, "function": function} if "function" in call else function)
-    return {"role": "assistant", "content": "", "tool_calls": marked}
+        # A call holds its function under that key, or is the function itself.
+        marked_calls.append({**call, "function": function} if "function" in call else function)
+    return {"role": "assistant", "content": "", "tool_calls": marked_calls}
 
 
 def _common_start(first: Sequence[object], second: Sequence[object]) -> int:

@@ -134,7 +134,7 @@ class ModelFacts:
             return self.inside.projections
         query = self.heads * self.head_dim
         key = self.kv_heads * self.head_dim  # also the size of the values
-        shapes = {
+        shapes = {  # (inputs, outputs)
             "q_proj": (self.hidden, query),
             "k_proj": (self.hidden, key),
             "v_proj": (self.hidden, key),
@@ -502,7 +502,8 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
     """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json.
 
     Compared are the embedding, the output layer, and how many layers there are; of families that
-    our own forward computes, one projection too.
+    our own forward computes, one projection too. Also refused are weights of which no projection
+    has a name that is known here.
     """
     # Ends of names, one of which must have the shape.
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}

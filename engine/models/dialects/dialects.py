@@ -156,8 +156,11 @@ class ReplyReader:
 
 
 def reader_of(chat: ChatFormat) -> ReplyReader:
-    """The reader of the replies that a model with this chat template writes: of the first dialect
-    that reads a call the template wrote, else the first whose marks its source has, else Hermes."""
+    """The reader of the replies that a model with this chat template writes.
+
+    Its dialect is the first that reads a call which the template wrote. If there is none, it is the
+    first whose marks stand in the template's source, and else Hermes.
+    """
     source = chat.tool_template or chat.template
     by_tags = reasoning.tagged_thoughts(reasoning.tags_of(chat.template + chat.tool_template))
     turns = _written_turns(chat)
@@ -165,8 +168,8 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
         thoughts = dialect.thoughts or by_tags
         if any(_reads_the_call(dialect, thoughts, turn) for turn in turns):
             if dialect is HERMES and "<tool_call>" not in source:
-                # The template writes no calls, so `ChatFormat` wrote this one into the content:
-                # the template's marks say more about the model.
+                # The template writes no calls, so `ChatFormat` wrote this one into the content. The
+                # marks in the template, which come next, say more about the model.
                 break
             return ReplyReader(dialect, thoughts)
     for dialect in DIALECTS:

@@ -139,8 +139,10 @@ def _comparable(rule: object) -> object:
 
 
 def _special_ids(folder: Path, ids: dict[str, int]) -> JsonObject:
-    """The ids of the tokens that begin, end and fill a text, under GGUF's keys; `ids`: of all
-    tokens, by their texts. Raises NotExportable if none ends a text."""
+    """The ids of the tokens that begin, end and fill a text, under GGUF's keys.
+
+    `ids` maps the text of every token to its id. Raises NotExportable if no token ends a text.
+    """
     settings = model_files.load_json(folder / "tokenizer_config.json")
     values: JsonObject = {}
     for key, name in (
