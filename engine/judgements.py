@@ -13,7 +13,7 @@ from engine.evidence.stats.learnability import BROKEN
 from engine.records.probe_result import ProbeResult
 from engine.records.settings import (
     DPOSettings,
-    GRPOSettings,
+    RolloutSettings,
     RowSettings,
     SFTSettings,
     TrainSettings,
@@ -178,7 +178,9 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
         )
     if misfit := none_fit(statistics, settings):
         return Outcome("fail", misfit, "Raise max_length.", "DATASET_INVALID")
-    if isinstance(settings, GRPOSettings) and (statistics["truncated_share"] > _TOO_MANY_TRUNCATED):
+    if isinstance(settings, RolloutSettings) and (
+        statistics["truncated_share"] > _TOO_MANY_TRUNCATED
+    ):
         return _answers_do_not_fit(statistics, rows, settings)
     weaknesses = _data_weaknesses(statistics, rows, settings)
     if not weaknesses:
@@ -188,7 +190,7 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
     return Outcome("warn", f"{detail}; {text}", fixes)
 
 
-def _answers_do_not_fit(statistics: Reply, rows: EnvFacts, settings: GRPOSettings) -> Outcome:
+def _answers_do_not_fit(statistics: Reply, rows: EnvFacts, settings: RolloutSettings) -> Outcome:
     """The failure of a GRPO run whose max_tokens cuts the reference answers, with the number that
     would do for all of them. max_length is raised too where it would leave no room."""
     needed = rows.longest_turn

@@ -108,7 +108,7 @@ def dry_run(
         home: the home that holds the environment.
         env_id: the environment to train on.
         model: the model to train.
-        algorithm: sft, dpo or grpo.
+        algorithm: sft, dpo, grpo or distill.
         settings: settings that differ from the defaults; None for none.
         samples: how many tasks to try the model on; 0: only check. A long probe becomes a run.
         key: the caller, to whose quota the hours of the probe count.

@@ -163,6 +163,10 @@ class Renderer:
             ids.pop()
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
+    def token_text(self, ids: Sequence[int]) -> str:
+        """The text of `ids` as they stand, special tokens written out."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
     @property
     def opens_thought(self) -> bool:
         """Whether the prompt itself opens the think block, so that completions start inside it.

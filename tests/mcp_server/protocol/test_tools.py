@@ -52,7 +52,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "62678968d5ef2965dd1d7f43db0dd9ca7bb4e40bb5e67ec3d6b720009c8c8232"
+SURFACE = "074405059b9d4aad55f944118fc2c3909e0f24b3d0afca21914c9813a7443af8"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
