@@ -46,7 +46,8 @@ from engine.records.settings import GivenSettings, SFTSettings
 from engine.runs import lifecycle
 from engine.runs.submit import admission, contamination
 from engine.runs.submit.requests import ProbeRequest
-from engine.settings import resolution
+from engine.settings import resolution, teachers
+from engine.settings.teachers import ResolvedTeacher
 from envs.config.problem import EnvProblem
 from envs.host.process import isolation_here
 from envs.isolation.sandbox import LIMITS
@@ -74,6 +75,7 @@ class Facts:
     machine: hardware.Hardware | None = None
     rows: env_facts.EnvFacts | None = None
     resolved: resolution.Resolved | None = None
+    teacher: ResolvedTeacher | None = None
     statistics: Reply = field(default_factory=dict)
     row: Reply = field(default_factory=dict)
     audit: Reply = field(default_factory=dict)
@@ -219,6 +221,9 @@ class DryRun:
             vllm=vllm_env.find_python(self.home) is not None,
         )
         self.facts.resolved = resolved
+        teacher = self.facts.teacher = teachers.resolve_teacher(self.home, resolved.settings, ref)
+        if teacher is not None and teacher.model is not None:
+            admission.require_files(teacher.model, field="settings.teacher")
         steps = counted(resolved.settings.steps, "step")
         detail = f"{len(resolved.sources)} settings, {steps}"
         if resolved.warnings:
@@ -335,7 +340,7 @@ class DryRun:
             ref.facts,
             required(self.facts.rows),
             machine,
-            download=hub.missing_bytes(ref.base_path),
+            teacher=self.facts.teacher,
             base_path=ref.base_path,
         )
         self.facts.forecast = forecast

@@ -13,7 +13,7 @@ from engine.evidence.stats.learnability import BROKEN
 from engine.records.probe_result import ProbeResult
 from engine.records.settings import (
     DPOSettings,
-    GRPOSettings,
+    RolloutSettings,
     RowSettings,
     SFTSettings,
     TrainSettings,
@@ -179,7 +179,10 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
     misfit = none_fit(statistics, settings)
     if misfit:
         return Outcome("fail", misfit, "Raise max_length.", "DATASET_INVALID")
-    if isinstance(settings, GRPOSettings) and statistics["truncated_share"] > _TOO_MANY_TRUNCATED:
+    if (
+        isinstance(settings, RolloutSettings)
+        and statistics["truncated_share"] > _TOO_MANY_TRUNCATED
+    ):
         return _cut_references_failure(statistics, rows, settings)
     weaknesses = _data_weaknesses(statistics, rows, settings)
     if not weaknesses:
@@ -189,8 +192,10 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
     return Outcome("warn", f"{detail}; {text}", fixes)
 
 
-def _cut_references_failure(statistics: Reply, rows: EnvFacts, settings: GRPOSettings) -> Outcome:
-    """The failure of a GRPO run whose max_tokens cuts the reference answers.
+def _cut_references_failure(
+    statistics: Reply, rows: EnvFacts, settings: RolloutSettings
+) -> Outcome:
+    """The failure of a run that samples and whose max_tokens cuts the reference answers.
 
     Its fix is a max_tokens into which all of them fit, and where needed a max_length into which the
     longest prompt fits beside that. The arguments are those of `judge_data`.

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 SFT = "sft"
 DPO = "dpo"
 GRPO = "grpo"
+DISTILL = "distill"
 ROWS = (SFT, DPO)
-ALL = (SFT, DPO, GRPO)
+SAMPLED = (GRPO, DISTILL)
+ALL = (SFT, DPO, GRPO, DISTILL)
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,13 @@ _LIST = (
         "reward_mean",
         "Mean reward of the step's completions that were scored, replaced groups included.",
         "reward",
-        (GRPO,),
+        SAMPLED,
     ),
     Metric(
         "reward_std",
         "Standard deviation of the reward over those completions.",
         "reward",
-        (GRPO,),
+        SAMPLED,
     ),
     Metric(
         "shaped_reward_mean",
@@ -53,23 +55,23 @@ _LIST = (
         "reward",
         (GRPO,),
     ),
-    Metric("length_mean", "Mean length of a completion.", "tokens", (GRPO,)),
-    Metric("length_p95", "Length that 95 of 100 completions do not exceed.", "tokens", (GRPO,)),
+    Metric("length_mean", "Mean length of a completion.", "tokens", SAMPLED),
+    Metric("length_p95", "Length that 95 of 100 completions do not exceed.", "tokens", SAMPLED),
     Metric(
         "truncated_share",
         "Share of completions that were cut by `max_tokens` or `max_length`, or ran out of turns.",
         "share",
-        (GRPO,),
+        SAMPLED,
     ),
     Metric(
         "invalid_calls",
         "Share of completions with an invalid tool call in any turn: one that cannot be read in "
         "the dialect of the chat template, names no tool there is, or breaks that tool's schema.",
         "share",
-        (GRPO,),
+        SAMPLED,
     ),
     Metric(
-        "entropy", "Mean entropy of the policy at each sampled token of the step.", "nats", (GRPO,)
+        "entropy", "Mean entropy of the policy at each sampled token of the step.", "nats", SAMPLED
     ),
     Metric(
         "kl",
@@ -87,26 +89,40 @@ _LIST = (
         "sampler_gap_mean",
         "Mean distance between the log-probabilities of sampler and trainer, per trained token.",
         "nats",
-        (GRPO,),
+        SAMPLED,
     ),
     Metric(
         "sampler_gap_max",
         "Largest distance between the log-probabilities of sampler and trainer in the step.",
         "nats",
-        (GRPO,),
+        SAMPLED,
     ),
     Metric(
         "sampler_gap_drift",
         "What `sampler_gap_mean` is in the latest four steps above the first four (medians).",
         "nats",
-        (GRPO,),
+        SAMPLED,
     ),
     Metric(
         "sampler_missing",
         "Tokens of the step that came without a log-probability; they are taken to agree.",
         "tokens",
-        (GRPO,),
+        SAMPLED,
     ),
+    Metric(
+        "reverse_kl",
+        "Mean of what the policy's log-probability of a token it sampled is above the teacher's: "
+        "the divergence that distillation lowers, 0 where both agree.",
+        "nats",
+        (DISTILL,),
+    ),
+    Metric(
+        "teacher_logprob",
+        "Mean log-probability that the teacher gives the tokens which the policy sampled.",
+        "nats",
+        (DISTILL,),
+    ),
+    Metric("teacher_s", "Time that the teacher took to read the batch.", "seconds", (DISTILL,)),
     Metric(
         "zero_advantage_share",
         "Share of the batch's completions whose advantage is zero, so that they teach nothing.",
@@ -141,19 +157,19 @@ _LIST = (
         "reward_errors",
         "Share of the step's completions whose scoring raised, hung or crashed (reward 0).",
         "share",
-        (GRPO,),
+        SAMPLED,
     ),
     Metric(
         "sample_s",
         "Time spent sampling the batch; beside training with `async_sampling`.",
         "seconds",
-        (GRPO,),
+        SAMPLED,
     ),
     Metric(
         "reward_s",
         "Time spent waiting for the environment while nothing was sampled.",
         "seconds",
-        (GRPO,),
+        SAMPLED,
     ),
     Metric("train_s", "Time spent on loss, gradient and optimizer step.", "seconds", ALL),
     Metric("microbatches", "Forward passes that one optimizer step was split into.", "passes", ALL),
@@ -202,7 +218,7 @@ _LIST = (
     Metric("lr", "Learning rate of the step.", "1", ALL),
     Metric(
         "tokens_per_s",
-        "Tokens of the step (GRPO: completions; else rows with prompts) per second of it.",
+        "Tokens of the step (SFT, DPO: rows with prompts; else completions) per second of it.",
         "tokens/s",
         ALL,
     ),

@@ -37,7 +37,9 @@ from engine.models.model_files import ModelFacts
 from engine.records.estimate import Estimate, PeakMemory, Range, TokenCounts, Workload
 from engine.records.settings import RowSettings, TrainSettings
 from engine.settings import resolution as settings_schema
+from engine.settings import teachers
 from engine.settings.defaults import SamplingLimits
+from engine.settings.teachers import ResolvedTeacher
 
 LEVELS = ("low", "likely", "high")
 PROBE_WAIT_S = 20.0  # that an estimate waits for the machine to be measured
@@ -102,15 +104,15 @@ def estimate_cost(
         inherited=model_ref.adapter_facts,
         vllm=vllm_env.find_python(home) is not None,
     )
+    teacher = teachers.resolve_teacher(home, resolved.settings, model_ref)
     throughput.ensure(home, hardware, PROBE_WAIT_S)
-    download = hub.missing_bytes(model_ref.base_path)
     forecast = estimate(
         home,
         resolved,
         model_ref.facts,
         facts,
         hardware,
-        download=download,
+        teacher=teacher,
         base_path=model_ref.base_path,
     )
     figures = forecast.estimate
@@ -154,7 +156,7 @@ def estimate(
     env: EnvFacts,
     hardware: Hardware,
     *,
-    download: int = 0,
+    teacher: ResolvedTeacher | None = None,
     base_path: Path | None = None,
 ) -> Forecast:
     """Estimate time, money, memory and disk of a run with resolved settings.
@@ -163,10 +165,14 @@ def estimate(
     phase.
 
     Args:
-        download: bytes of weights that are still to be downloaded.
-        base_path: folder of the base model, which tells its finished runs; None for unknown.
+        teacher: of a distillation.
+        base_path: folder of the base model, which tells its finished runs and what of its weights
+            is still to be downloaded; None for unknown.
     """
     device = hardware.device
+    teacher_model = teacher.model if teacher else None
+    folders = [base_path, teacher_model.base_path if teacher_model else None]
+    download = sum(hub.missing_bytes(folder) for folder in {*folders} if folder is not None)
     precision = resolved.settings.precision
     speed = throughput.load(home, device, hardware.cores, precision)
     past_runs = experience(home, speed, device.kind)
@@ -177,6 +183,8 @@ def estimate(
         device,
         seen=past_runs.seen(str(base_path or "")),  # "": no run has that base
         batteries=batteries(home, base_path),
+        teacher=teacher_model.facts if teacher_model else None,
+        teacher_shares_base=teacher is not None and teacher.shares_base,
     )
     speed = _with_score_time(speed, env)
     phases = _corrected_phases(plan, speed, past_runs.factors(resolved.algorithm), download)

@@ -10,7 +10,7 @@ engine/cost/throughput.py turns operations into seconds; engine/cost/memory.py c
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 
 from engine.core.hardware import Device
@@ -248,6 +248,8 @@ class Plan:
     Attributes:
         seen: what finished runs of the same base model measured.
         batteries: questions about kept skills.
+        teacher: of a distillation from a local model; None for every other run.
+        teacher_shares_base: whether nothing but an adapter is loaded for the teacher.
     """
 
     settings: TrainSettings
@@ -256,6 +258,8 @@ class Plan:
     device: Device
     seen: Seen = UNSEEN
     batteries: tuple[Battery, ...] = (PEBBLE_SKILLS,)
+    teacher: ModelFacts | None = None
+    teacher_shares_base: bool = False
 
     @cached_property
     def loaded(self) -> LoadedModel:
@@ -268,6 +272,13 @@ class Plan:
             lora_rank=settings.lora_rank,
             lora_targets=settings.lora_targets,
         )
+
+    @property
+    def teacher_weights(self) -> float:
+        """Bytes of the weights that are loaded for the teacher beside those of the model."""
+        if self.teacher is None or self.teacher_shares_base:
+            return 0.0
+        return replace(self.loaded, model=self.teacher).weights
 
     @cached_property
     def sampling(self) -> SamplingPlan:

@@ -11,7 +11,7 @@ from engine.cost.flops import (
     microbatch_tokens,
 )
 from engine.records.estimate import PeakMemory
-from engine.records.settings import DPOSettings, GRPOSettings, RowSettings
+from engine.records.settings import DPOSettings, GRPOSettings, RolloutSettings, RowSettings
 
 _LEAST_LOGIT_ROWS = 128  # the logits of at least so many tokens are computed at once
 # Bytes per parameter of the adapter: float32 weights, gradients and the two moments of AdamW.
@@ -44,7 +44,7 @@ def memory(plan: Plan) -> PeakMemory:
     sampling_peak = kv_cache + sampled_logits
     # Two copies: one with the adapter merged in, one in the layout for sampling. The C library
     # keeps the memory of the latter during training.
-    weights = plan.loaded.weights + 2 * copy_bytes
+    weights = plan.loaded.weights + 2 * copy_bytes + plan.teacher_weights
     adapter = plan.loaded.adapter * _ADAPTER_BYTES
     if isinstance(settings, GRPOSettings) and settings.async_sampling:
         adapter += plan.loaded.adapter * 4  # the copy that samples
@@ -129,7 +129,7 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
     if isinstance(plan.settings, RowSettings) and not plan.env.scored:
         # Only the questions of the batteries (see `Plan.batteries`) are answered by sampling.
         completions = max((battery.tasks for battery in plan.batteries), default=0)
-    if isinstance(plan.settings, GRPOSettings):  # it samples rollouts too
+    if isinstance(plan.settings, RolloutSettings):  # it samples rollouts too
         completions = max(completions, plan.rows)
     at_once = min(completions, CONCURRENT[plan.device.kind])
     # Bytes of the keys and values of one token.
@@ -143,7 +143,7 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
 
 def _longest_trained_sequence(plan: Plan) -> float:
     """Tokens of the longest sequence that is trained on."""
-    if isinstance(plan.settings, GRPOSettings):
+    if isinstance(plan.settings, RolloutSettings):
         return _longest_sampled_sequence(plan)
     limit = plan.settings.max_length
     if isinstance(plan.settings, DPOSettings):  # both answers of a pair go together
@@ -233,7 +233,7 @@ def disk(plan: Plan) -> int:
     # Each answer of an evaluation and each rollout is stored as a line.
     line_bytes = _LINE_BYTES + _TOKEN_BYTES * plan.episode("high").total
     lines = plan.evaluated_rows
-    if isinstance(plan.settings, GRPOSettings):
+    if isinstance(plan.settings, RolloutSettings):
         lines += plan.rows * plan.settings.steps
     metrics_bytes = plan.settings.steps * _STEP_BYTES
     return int(checkpoints * checkpoint_bytes + lines * line_bytes + metrics_bytes)

@@ -13,7 +13,7 @@ from engine.cost.flops import (
     rollouts,
     update_work,
 )
-from engine.records.settings import DPOSettings, GRPOSettings, RowSettings
+from engine.records.settings import DistillSettings, DPOSettings, GRPOSettings, RowSettings
 
 # Share of the completions in groups whose rewards differ; only these are trained on.
 _EFFECTIVE = {"low": 0.4, "likely": 0.75, "high": 1.0}
@@ -36,9 +36,12 @@ def works(plan: Plan, level: str) -> dict[str, Work]:
 
 
 def train_work(plan: Plan, level: str) -> Work:
-    """The work of all optimizer steps; in GRPO including the sampling and scoring of rollouts."""
+    """The work of all optimizer steps, where rollouts are sampled including their sampling and
+    scoring."""
     if isinstance(plan.settings, GRPOSettings):
         step = _grpo_step_work(plan, plan.settings, level)
+    elif isinstance(plan.settings, DistillSettings):
+        step = _distill_step_work(plan, plan.settings, level)
     else:
         step = _row_step_work(plan)
     return step.times(plan.settings.steps)
@@ -96,6 +99,24 @@ def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     prompts = settings.prompts_per_step * rounds
     sampled_rows = plan.rows * rounds
     return step + rollouts(plan.sampling, prompts, sampled_rows, episode, batches=math.ceil(rounds))
+
+
+def _distill_step_work(plan: Plan, settings: DistillSettings, level: str) -> Work:
+    """The work of one step of distillation: sampling, scoring, the teacher's reading where it is
+    on this device, and the update, in which every completion is trained on."""
+    episode = plan.episode(level)
+    # The prompt of a group goes through the model once, not once for each of its rows.
+    prompt_tokens = settings.prompts_per_step * episode.prompt
+    tokens = plan.rows * (episode.total - episode.prompt) + prompt_tokens
+    supervised = episode.turn_tokens * episode.turns
+    step = update_work(plan, plan.rows, tokens=tokens, length=episode.total, supervised=supervised)
+    if plan.teacher is not None:
+        per_token = (
+            2 * plan.teacher.linear_params + 2 * plan.teacher.attention_width * episode.total
+        )
+        head = 2 * plan.teacher.head_params * supervised * plan.rows
+        step += Work(train_operations=tokens * per_token + head)
+    return step + rollouts(plan.sampling, settings.prompts_per_step, plan.rows, episode)
 
 
 def evaluation_work(plan: Plan, level: str) -> Work:

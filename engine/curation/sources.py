@@ -17,7 +17,7 @@ from engine.home.store import Store
 from engine.records.lines.answer import Answer
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.trajectory_record import TrajectoryRecord
-from engine.records.run_config import GRPOConfig, ProbeConfig, RunConfig, TrainConfig
+from engine.records.run_config import DistillConfig, GRPOConfig, ProbeConfig, RunConfig, TrainConfig
 
 MOST_SOURCES = 32
 MOST_STEPS = 8  # of a training run, whose answers one regrade scores again
@@ -98,7 +98,7 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
         raise UserError(
             "BAD_ARGUMENT",
             f"{len(refs)} sources were given",
-            hint=f"Name 1 to {MOST_SOURCES} evaluations or GRPO runs.",
+            hint=f"Name 1 to {MOST_SOURCES} evaluations, GRPO or distill runs.",
             field="source_ids",
         )
     sources = []
@@ -361,7 +361,7 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
 def _attempts_per_task(config: RunConfig, split: str) -> int:
     """How many answers the run stored for each task of `split`, as its config asks for them."""
     if isinstance(config, TrainConfig):
-        if split == "train" and isinstance(config, GRPOConfig):
+        if split == "train" and isinstance(config, GRPOConfig | DistillConfig):
             return config.settings.group_size
         return 1  # held-out tasks are answered once; SFT has no rollouts
     if isinstance(config, ProbeConfig):

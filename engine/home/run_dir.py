@@ -364,6 +364,11 @@ class RunDir:
         """An evaluation's own copy of the adapter of one of its models."""
         return self.path / "models" / str(index)
 
+    @property
+    def teacher_adapter(self) -> Path:
+        """A distillation's own copy of its teacher's adapter."""
+        return self.path / "models" / "teacher"
+
     def rollouts(self, step: int) -> Path:
         return self.rollouts_dir / f"step_{step:06d}.jsonl"
 

@@ -55,6 +55,12 @@ class ChatTokenizer:
         digest.update(json.dumps([self.template, self.special], sort_keys=True).encode())
         return digest.hexdigest()
 
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token by its text, added and special tokens too. Two models with equal
+        ones read the same ids alike."""
+        return self.backend.get_vocab(with_added_tokens=True)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of `text`; no special tokens are added, since the template writes them."""
         return self.backend.encode(text, add_special_tokens=False).ids

@@ -28,6 +28,7 @@ from engine.home.store import Store
 from engine.processes import outcome, programs
 from engine.records.env_version import EnvVersion
 from engine.records.record import DamagedRecord
+from engine.records.run_config import DistillConfig, EndpointTeacher
 
 LOCK_FD = "HONESMITH_LOCK_FD"  # the run's lock, inherited by the supervisor
 _CLAIM_S = 0.05  # seconds; a process that only tests the lock holds it for less
@@ -152,7 +153,8 @@ def start_queued(home: Home) -> list[str]:
 
 
 def missing_secrets(run: RunDir) -> list[str]:
-    """The names of the secrets that the run's environment needs and this process does not have.
+    """The names of the secrets that the run's environment or its teacher needs and this process
+    does not have.
 
     [] also if the run's config or its environment cannot be read: then the run is started all the
     same, and its trainer reports what is wrong.
@@ -164,6 +166,9 @@ def missing_secrets(run: RunDir) -> list[str]:
         names = EnvVersion.read(Path(config.env_dir) / "env.json").secrets
     except (OSError, DamagedRecord):
         return []
+    names = [*names]
+    if isinstance(config, DistillConfig) and isinstance(config.teacher, EndpointTeacher):
+        names += [config.teacher.key_env] if config.teacher.key_env else []
     return [name for name in names if not os.environ.get(name)]
 
 

@@ -9,7 +9,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 from engine.core.files import JsonObject, open_file
 from engine.records.estimate import Estimate
 from engine.records.record import DamagedRecord, Record, fault_of
-from engine.records.settings import DPOSettings, EvaluationSettings, GRPOSettings, SFTSettings
+from engine.records.settings import (
+    DistillSettings,
+    DPOSettings,
+    EvaluationSettings,
+    GRPOSettings,
+    SFTSettings,
+)
 
 
 class BaseModelRef(Record):
@@ -25,6 +31,33 @@ class ModelEntry(Record):
     ref: str
     base_path: str
     adapter: str | None = None
+
+
+class LocalTeacher(Record):
+    """A teacher that is loaded beside the policy; `adapter` is a folder in the run's own."""
+
+    kind: Literal["local"] = "local"
+    ref: str
+    base_path: str
+    adapter: str | None = None
+
+
+class EndpointTeacher(Record):
+    """A teacher behind an OpenAI-compatible server.
+
+    Attributes:
+        url: up to and including `/v1`.
+        model: its name there.
+        key_env: the variable that holds the key; "" where none is needed.
+    """
+
+    kind: Literal["endpoint"] = "endpoint"
+    url: str
+    model: str
+    key_env: str = ""
+
+
+Teacher = Annotated[LocalTeacher | EndpointTeacher, Field(discriminator="kind")]
 
 
 class StoredRows(Record):
@@ -115,6 +148,14 @@ class GRPOConfig(_TrainConfig):
     settings: GRPOSettings
 
 
+class DistillConfig(_TrainConfig):
+    """A run of on-policy distillation; `teacher` is what its setting of that name stands for."""
+
+    algorithm: Literal["distill"]
+    settings: DistillSettings
+    teacher: Teacher
+
+
 class EvaluateConfig(RunConfigBase):
     """An evaluation of up to eight models on the same tasks."""
 
@@ -168,9 +209,9 @@ class ProbeConfig(RunConfigBase):
         return [model.ref for model in self.models]
 
 
-TrainConfig = SFTConfig | DPOConfig | GRPOConfig
+TrainConfig = SFTConfig | DPOConfig | GRPOConfig | DistillConfig
 AskingConfig = EvaluateConfig | RegradeConfig | ProbeConfig
-RunConfig = SFTConfig | DPOConfig | GRPOConfig | EvaluateConfig | RegradeConfig | ProbeConfig
+RunConfig = TrainConfig | AskingConfig
 
 _ANY_CONFIG: TypeAdapter[RunConfig] = TypeAdapter(
     Annotated[RunConfig, Field(discriminator="algorithm")]

@@ -20,8 +20,9 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-ALGORITHMS = ("sft", "dpo", "grpo")
-ROW_ALGORITHMS = ("sft", "dpo")  # they learn from rows that exist; the others sample
+ALGORITHMS = ("sft", "dpo", "grpo", "distill")
+ROW_ALGORITHMS = ("sft", "dpo")  # they learn from rows that exist
+SAMPLING_ALGORITHMS = ("grpo", "distill")  # they learn from what they sample
 # Settings as a client gives them, by name: all may be left out, and nobody has checked them yet.
 GivenSettings = Mapping[str, Any]
 # The projections of a layer that can carry an adapter, by the names most families give them.
@@ -113,6 +114,10 @@ Targets = Annotated[
 ]
 Reasoning = Literal["keep", "drop", "require"]
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
+TeacherName = Annotated[str, Field(min_length=1, max_length=4096)]
+TeacherText = Annotated[str, Field(max_length=200)]
+# "", or a variable set for this purpose: a caller can have no other secret sent to a URL.
+TeacherKeyName = Annotated[str, Field(pattern=r"^(TEACHER_[A-Z0-9_]{1,60})?$")]
 
 
 class Settings(BaseModel):
@@ -243,22 +248,45 @@ class DPOSettings(RowSettings):
     )
 
 
-class GRPOSettings(CommonSettings):
-    """Settings of reinforcement learning with groups of completions."""
+class RolloutSettings(CommonSettings):
+    """Settings of training on completions that the policy samples: GRPO, distillation."""
 
     steps: int = _setting("Optimizer batches.", "60", ge=1, le=1_000_000)
     prompts_per_step: int = _setting("Tasks per step.", "16, at most the train rows", ge=1)
-    group_size: int = _setting("Completions of each task.", "8", ge=2, le=512)
     max_tokens: int = _setting(
         "Longest assistant turn in tokens.",
         "twice the longest reference turn, from 16 to 1024; 256 without one",
         ge=1,
     )
-    temperature: float = _setting("Sampling temperature.", "1", gt=0, le=2)
-    top_p: float = _setting("Share of probability sampled from.", "1", gt=0, le=1)
     stop: list[StopText] = _setting(
         "Texts that end a turn, beside the end-of-turn token.", "none", max_length=8
     )
+    tis_cap: float = _setting(
+        "Largest weight that corrects for the sampler's own probabilities.", "2", ge=1, le=100
+    )
+    thinking: bool = _setting("Let the model fill its think block.", "false")
+    max_turns: int = _setting(
+        "Most assistant turns of an episode (multi-turn environments).", "8", ge=1, le=64
+    )
+    max_reward_errors: float = _setting(
+        "The run fails when a larger share of its scores raised or hung, from 32 of them on.",
+        "0.2",
+        ge=0,
+        le=1,
+    )
+    sampler: Literal["auto", "torch", "vllm"] = _setting(
+        "What produces completions: our own sampler, or vLLM where `honesmith setup --vllm` built "
+        "it.",
+        "auto: vllm on a GPU where it is set up, else torch",
+    )
+
+
+class GRPOSettings(RolloutSettings):
+    """Settings of reinforcement learning with groups of completions."""
+
+    group_size: int = _setting("Completions of each task.", "8", ge=2, le=512)
+    temperature: float = _setting("Sampling temperature.", "1", gt=0, le=2)
+    top_p: float = _setting("Share of probability sampled from.", "1", gt=0, le=1)
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = _setting(
         "How token losses are clipped and averaged.", "dapo"
     )
@@ -279,9 +307,6 @@ class GRPOSettings(CommonSettings):
         le=10,
     )
     kl_coef: float = _setting("Weight of the divergence from the starting point.", "0", ge=0, le=10)
-    tis_cap: float = _setting(
-        "Largest weight that corrects for the sampler's own probabilities.", "2", ge=1, le=100
-    )
     updates_per_batch: int = _setting(
         "Optimizer steps on each batch of completions.", "1", ge=1, le=16
     )
@@ -295,27 +320,29 @@ class GRPOSettings(CommonSettings):
         "Sample the next batch while training on this one, by the policy one update behind.",
         "false",
     )
-    thinking: bool = _setting("Let the model fill its think block.", "false")
     thinking_length_penalty: float = _setting(
         "Taken off the reward: this, times the share of max_tokens spent in the think block.",
         "0",
         ge=0,
         le=1,
     )
-    max_turns: int = _setting(
-        "Most assistant turns of an episode (multi-turn environments).", "8", ge=1, le=64
+
+
+class DistillSettings(RolloutSettings):
+    """Settings of on-policy distillation: the policy samples, a teacher rates every token."""
+
+    teacher: TeacherName = _setting(
+        "The model to become like, with the same tokenizer: whatever `model` takes, or the URL of "
+        "an OpenAI-compatible server that gives log-probabilities of a prompt's tokens.",
+        "none: it must be given",
     )
-    max_reward_errors: float = _setting(
-        "The run fails when a larger share of its scores raised or hung, from 32 of them on.",
-        "0.2",
-        ge=0,
-        le=1,
+    teacher_model: TeacherText = _setting("Of a URL: the name of the model there.", "none")
+    teacher_key_env: TeacherKeyName = _setting(
+        "Of a URL: the variable of the server's environment that holds its key; the name begins "
+        "with TEACHER_.",
+        "none",
     )
-    sampler: Literal["auto", "torch", "vllm"] = _setting(
-        "What produces completions: our own sampler, or vLLM where `honesmith setup --vllm` built "
-        "it.",
-        "auto: vllm on a GPU where it is set up, else torch",
-    )
+    group_size: int = _setting("Completions of each task.", "4", ge=1, le=512)
 
 
 class SamplingSettings(Settings):
@@ -346,12 +373,13 @@ class EvaluationSettings(SamplingSettings):
     max_length: int = _setting("Longest sequence in tokens.", "the model's context", ge=1)
 
 
-TrainSettings = SFTSettings | DPOSettings | GRPOSettings
+TrainSettings = SFTSettings | DPOSettings | GRPOSettings | DistillSettings
 
-TRAINERS: dict[str, type[SFTSettings] | type[DPOSettings] | type[GRPOSettings]] = {
+TRAINERS: dict[str, type[TrainSettings]] = {
     "sft": SFTSettings,
     "dpo": DPOSettings,
     "grpo": GRPOSettings,
+    "distill": DistillSettings,
 }
 SCHEMAS: dict[str, type[Settings]] = {**TRAINERS, "evaluate": SamplingSettings}
 
@@ -396,6 +424,9 @@ def expects(field: FieldInfo) -> str:
         return f"a list of at most {max_items} texts" if max_items else "a list of texts"
     if plain_type is bool:
         return "true or false"
+    if plain_type is str:
+        is_key_name = any(getattr(limit, "pattern", None) for limit in field.metadata)
+        return "the name of a variable that begins with TEACHER_" if is_key_name else "a text"
     type_text = "a whole number" if plain_type is int else "a number"
     return f"{type_text} {_range_in_words(field)}".strip()
 

@@ -34,7 +34,7 @@ from engine.processes.deployments import (
     list_deployments,
 )
 from engine.records.known_settings import KnownSettings
-from engine.records.run_config import GRPOConfig, SFTConfig
+from engine.records.run_config import DistillConfig, GRPOConfig, SFTConfig
 from engine.serving import placement
 from engine.serving.export import export
 
@@ -174,7 +174,9 @@ def _target_of(home: Home, name: str) -> Target:
     if ref.adapter is None:
         return Target(ref, name=ref.base_ref, adapter="", thinking=False)
     config = home.run(ref.run_id).read_config() if ref.run_id else None
-    trained = config.settings if isinstance(config, (SFTConfig, GRPOConfig)) else None
+    trained = (
+        config.settings if isinstance(config, SFTConfig | GRPOConfig | DistillConfig) else None
+    )
     thinking = KnownSettings.of(trained).thinking is True
     return Target(ref, name=ref.ref, adapter=str(ref.adapter), thinking=thinking)
 

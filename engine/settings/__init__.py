@@ -3,7 +3,9 @@
 
     aliases.py     names from other trainers, and what to write here
     defaults.py    how a setting left out is chosen; which cannot stand together
+    env_checks.py  whether an environment serves an algorithm, and settings an environment
     lora_targets.py  which projections of a model `lora_targets` means
+    teachers.py    what the teacher of a distillation is
     resolution.py  settings checked and resolved, each with its source; TOML files; the reference
                    page
 """

@@ -6,7 +6,7 @@ An unknown setting is always refused; these tables tell what to use in its place
 import difflib
 from collections.abc import Iterable
 
-from engine.records.settings import ALGORITHMS
+from engine.records.settings import ALGORITHMS, ROW_ALGORITHMS
 
 # Another trainer's name -> our name. Where GRPO has another one: "sft's, dpo's|grpo's".
 FOREIGN: dict[str, str] = {
@@ -49,6 +49,7 @@ FOREIGN: dict[str, str] = {
     "lr": "learning_rate",
     "lr_scheduler": "lr_schedule",
     "lr_scheduler_type": "lr_schedule",
+    "teacher_model_name_or_path": "teacher",
     "max_completion_length": "max_tokens",
     "max_completion_tokens": "max_tokens",
     "max_epochs": "epochs",
@@ -161,6 +162,17 @@ REFUSED: dict[str, str] = {
 
 # (algorithm, setting it does not have) -> what to use for it.
 NOT_FOR: dict[tuple[str, str], str] = {
+    ("distill", "advantage"): "The teacher's log-probabilities are the advantage, token by token.",
+    ("distill", "async_sampling"): "Distillation always trains on what the policy samples now.",
+    ("distill", "batch_size"): "Use prompts_per_step (tasks) and group_size (completions of each).",
+    ("distill", "beta"): "Nothing but the teacher pulls; a lower learning_rate moves less.",
+    ("distill", "epochs"): "Distillation runs for `steps`; each takes prompts_per_step tasks.",
+    ("distill", "kl_coef"): "The divergence from the teacher is all that is trained.",
+    ("distill", "loss"): "Distillation has one loss, the reverse KL, a mean over tokens.",
+    ("distill", "loss_on"): "Distillation trains the tokens the policy sampled.",
+    ("distill", "temperature"): "The policy is sampled as it is, at temperature 1.",
+    ("distill", "top_p"): "The policy is sampled as it is, from all tokens.",
+    ("distill", "updates_per_batch"): "Each batch is used once, by the policy that sampled it.",
     ("dpo", "group_size"): "DPO does not sample; it learns from pairs that exist.",
     ("dpo", "kl_coef"): "Here it is called beta: what holds the policy to where it started.",
     ("dpo", "loss"): "DPO has one loss.",
@@ -200,6 +212,10 @@ _ALGORITHMS = {
     "rloo": "grpo",
     "dapo": "grpo",
     "gspo": "grpo",
+    "gkd": "distill",
+    "opd": "distill",
+    "distillation": "distill",
+    "on_policy_distillation": "distill",
     "preference": "dpo",
     "preferences": "dpo",
     "finetune": "sft",
@@ -273,7 +289,7 @@ def _our_name(foreign_name: str, algorithm: str) -> str:
     """Our name for a key of FOREIGN."""
     # Two names stand as "sft's|grpo's"; a single one is both the first and the last.
     names = FOREIGN[foreign_name].split("|")
-    return names[-1] if algorithm == "grpo" else names[0]  # the first is of those with rows
+    return names[0] if algorithm in ROW_ALGORITHMS else names[-1]  # the first is of those with rows
 
 
 def suggest_algorithm(name: str) -> str:

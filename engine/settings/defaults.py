@@ -97,7 +97,7 @@ class Filled:
 
 
 def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
-    """All settings of `algorithm` (sft, dpo, grpo or evaluate) with their sources, and warnings.
+    """All settings of `algorithm` (a trainer's, or evaluate) with their sources, and warnings.
 
     The values of the user are kept, with two exceptions: a run that continues an adapter takes that
     adapter's shape, and a count above the number of rows is lowered to it.
@@ -105,7 +105,8 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
     # The order matters: later defaults depend on the values of earlier ones.
     filled = Filled(user_settings)
     if algorithm == "evaluate":
-        _sampling_defaults(filled, facts)
+        _answer_defaults(filled, facts)
+        filled.default("top_p", 1.0)
         filled.default("temperature", 0.0 if facts.attempts == 1 else 1.0)
         filled.default("seed", 0)
         return filled
@@ -115,7 +116,7 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
     if algorithm in ROW_ALGORITHMS:
         _row_defaults(filled, algorithm, facts)
     else:
-        _grpo_defaults(filled, facts)
+        _rollout_defaults(filled, algorithm, facts)
     _optimizer_defaults(filled, algorithm, facts)
     _interval_defaults(filled, algorithm, facts)
     return filled
@@ -128,6 +129,7 @@ def learning_rate(algorithm: str, hidden: int) -> float:
       at 192, 7e-4 at 1024 and 3.5e-4 at 4096.
     - GRPO: 0.2 / hidden. That is 1e-3 at 192 (measured to work) and 5e-5 at 4096.
     - DPO: a fifth of GRPO's. That is 1e-5 at 4096, ten times the 1e-6 of its paper.
+    - distillation: that of GRPO, whose update it has.
 
     All stay within 1e-5 and 2e-3.
     """
@@ -228,15 +230,34 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
 
 
-def _grpo_defaults(filled: Filled, facts: Facts) -> None:
-    """Set the sizes of groups and batches, sampling, the loss and the longest sequence of GRPO."""
+def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
+    """Set the sizes of groups and batches, sampling and the longest sequence of GRPO and of
+    distillation, and what is GRPO's alone."""
     rows = filled["max_examples"]
     filled.default("steps", 60)
     prompts_per_step = 16 if rows is None else max(1, min(16, rows))
     filled.default("prompts_per_step", prompts_per_step)
+    _answer_defaults(filled, facts)
+    filled.default("tis_cap", 2.0)
+    filled.default("max_reward_errors", 0.2)
+    _sampler_default(filled, facts)
+    if algorithm == "distill":
+        # A teacher rates every token, so fewer completions tell as much.
+        filled.default("group_size", 4)
+        filled.default("teacher_model", "")
+        filled.default("teacher_key_env", "")
+    else:
+        _grpo_defaults(filled)
+    prompt_tokens = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
+    answer_tokens = _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
+    _length_default(filled, facts, prompt_tokens + answer_tokens)
+
+
+def _grpo_defaults(filled: Filled) -> None:
+    """Set the group, the loss and the advantage of GRPO."""
     filled.default("group_size", 8)
     filled.default("temperature", 1.0)
-    _sampling_defaults(filled, facts)
+    filled.default("top_p", 1.0)
     filled.default("loss", "dapo")
     advantage = "group_center" if filled["loss"] == "dr_grpo" else "group_norm"
     filled.default("advantage", advantage)
@@ -244,13 +265,10 @@ def _grpo_defaults(filled: Filled, facts: Facts) -> None:
     filled.default("clip_low", clip_low)
     filled.default("clip_high", clip_high)
     filled.default("kl_coef", 0.0)
-    filled.default("tis_cap", 2.0)
     filled.default("updates_per_batch", 1)
-    filled.default("max_reward_errors", 0.2)
     filled.default("resample_uniform", 0)
     filled.default("thinking_length_penalty", 0.0)
     filled.default("async_sampling", False)
-    _sampler_default(filled, facts)
     if filled["async_sampling"] and filled["sampler"] == "torch":
         filled.warnings.append(
             "async_sampling = true with our own sampler shares one device between sampling and "
@@ -261,9 +279,6 @@ def _grpo_defaults(filled: Filled, facts: Facts) -> None:
             "top_p below 1 samples from other probabilities than are trained; tis_cap corrects "
             "for a part of that only."
         )
-    prompt_tokens = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
-    answer_tokens = _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
-    _length_default(filled, facts, prompt_tokens + answer_tokens)
 
 
 def _sampler_default(filled: Filled, facts: Facts) -> None:
@@ -279,10 +294,9 @@ def _sampler_default(filled: Filled, facts: Facts) -> None:
     filled.sources["sampler"] = HARDWARE
 
 
-def _sampling_defaults(filled: Filled, facts: Facts) -> None:
-    """Set how answers are sampled. GRPO and evaluations share this, so that results compare."""
+def _answer_defaults(filled: Filled, facts: Facts) -> None:
+    """Set how long answers may get. All that sample share this, so that results compare."""
     filled.default("thinking", False)
-    filled.default("top_p", 1.0)
     filled.default("stop", [])
     filled.default("max_turns", _default_turns(facts.env))
     room = facts.model.max_positions
@@ -402,43 +416,6 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("eval_every", max(1, math.ceil(filled["steps"] / evaluations)))
     filled.default("save_every", filled["eval_every"])
     filled.default("keep_checkpoints", 3)
-
-
-def check_env(algorithm: str, env: EnvFacts) -> None:
-    """Raise UserError BAD_ARGUMENT for an environment that the algorithm cannot learn from.
-
-    SFT needs reference answers, DPO pairs of a better and a worse one, GRPO a score; all need train
-    rows.
-    """
-    if env.train_rows == 0:
-        problem = "has no train rows"
-        hint = "Give rows with split = train."
-    elif env.kind == "preference" and algorithm in ("sft", "grpo"):
-        problem = f"holds preferences (chosen and rejected answers), which {algorithm} cannot use"
-        hint = 'Use algorithm="dpo", or push the chosen answers as prompt and completion for sft.'
-    elif algorithm == "sft" and env.answered_rows == 0:
-        problem = "has no reference answers to imitate"
-        hint = 'Set `answer` on its tasks, or use algorithm="grpo".'
-    elif algorithm == "dpo" and env.paired_rows == 0:
-        problem = "has no pairs of a better and a worse answer"
-        hint = 'Give rows `chosen` and `rejected`, or make pairs of runs: curate(select="pairs").'
-    elif algorithm == "grpo" and not env.scored:
-        problem = "has no score, so there is nothing to reinforce"
-        hint = 'Use algorithm="sft", or give the environment a `score` method.'
-    else:
-        return
-    raise UserError("BAD_ARGUMENT", f"{env.env_id} {problem}", hint=hint, field="algorithm")
-
-
-def check_turns(user_settings: GivenSettings, env: EnvFacts) -> None:
-    """Raise UserError SETTING_NOT_APPLICABLE for max_turns with a single-turn environment."""
-    if "max_turns" in user_settings and not env.multi_turn:
-        raise UserError(
-            "SETTING_NOT_APPLICABLE",
-            f"max_turns is for multi-turn environments; {env.env_id} has a single turn",
-            hint="Leave max_turns out.",
-            field="settings.max_turns",
-        )
 
 
 def check_sampling(user_settings: GivenSettings, attempts: int) -> None:

@@ -25,6 +25,7 @@ from engine.records.settings import (
     SCHEMAS,
     TRAINERS,
     CommonSettings,
+    DistillSettings,
     DPOSettings,
     GivenSettings,
     GRPOSettings,
@@ -35,7 +36,7 @@ from engine.records.settings import (
     TrainSettings,
     expects,
 )
-from engine.settings import aliases, defaults
+from engine.settings import aliases, defaults, env_checks, teachers
 from engine.settings.lora_targets import with_own_targets
 
 _VALUE_HINTS = {
@@ -196,11 +197,13 @@ def resolve(
     """
     user_settings = with_own_targets(validate(algorithm, settings), model)
     check_algorithm(algorithm)  # `validate` takes "evaluate" too, which trains nothing
+    if algorithm == "distill":
+        teachers.check_given(user_settings)
     defaults.check_loss(user_settings)
     defaults.check_sampler(user_settings, vllm)
     if env is not None:
-        defaults.check_env(algorithm, env)
-        defaults.check_turns(user_settings, env)
+        env_checks.check_env(algorithm, env)
+        env_checks.check_turns(user_settings, env)
     if inherited is not None:
         defaults.check_inherited(user_settings, inherited)
     facts = defaults.Facts(model, env, hardware, inherited, vllm=vllm)
@@ -226,7 +229,7 @@ def resolve_sampling(
     user_settings = validate("evaluate", settings)
     defaults.check_sampling(user_settings, attempts)
     if env is not None:
-        defaults.check_turns(user_settings, env)
+        env_checks.check_turns(user_settings, env)
     filled = defaults.fill_defaults(
         "evaluate", user_settings, defaults.Facts(model, env, attempts=attempts)
     )
@@ -544,6 +547,7 @@ def settings_reference() -> str:
         ("SFT", SFTSettings, tuple(CommonSettings.model_fields)),
         ("DPO", DPOSettings, tuple(CommonSettings.model_fields)),
         ("GRPO", GRPOSettings, tuple(CommonSettings.model_fields)),
+        ("Distillation", DistillSettings, tuple(CommonSettings.model_fields)),
         ("Evaluation", SamplingSettings, ()),
     )
     parts = [

@@ -20,6 +20,7 @@ from engine.home.store import Store
 from engine.worker.components import quiet_libraries
 from engine.worker.core.failures import explain
 from engine.worker.core.job import Job, Result, Stopped
+from engine.worker.distill import train as train_distill
 from engine.worker.dpo import train as train_dpo
 from engine.worker.evaluate import evaluate, probe
 from engine.worker.grpo import train as train_grpo
@@ -32,6 +33,7 @@ LOOPS: dict[str, Callable[[Job[Any]], Result]] = {
     "sft": train_sft,
     "dpo": train_dpo,
     "grpo": train_grpo,
+    "distill": train_distill,
     "evaluate": evaluate,
     "probe": probe,
 }

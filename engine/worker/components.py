@@ -16,6 +16,7 @@ from engine.cost import flops
 from engine.environments.env_facts import env_facts
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.records.run_config import (
+    DistillConfig,
     DPOConfig,
     EvaluateConfig,
     GRPOConfig,
@@ -107,7 +108,11 @@ def loading_of(config: RunConfig) -> Loading:
                 quantization=settings.quantization,
                 steps=settings.steps,
             )
-        case GRPOConfig(settings=settings) | ProbeConfig(settings=settings):
+        case (
+            GRPOConfig(settings=settings)
+            | DistillConfig(settings=settings)
+            | ProbeConfig(settings=settings)
+        ):
             return Loading(
                 precision=settings.precision,
                 quantization=settings.quantization,

@@ -80,7 +80,7 @@ def train(job: Job[GRPOConfig]) -> Result:
         guard = Guard(settings.max_reward_errors, training.state, job.run.id)
         collector = Collector(tasks, context, components.sampler, settings)
         source = BatchSource(collector, training.policy, training.total)
-        sync_check = _sync_check(training, settings)
+        sync_check = make_sync_check(training, settings)
         for step in training.steps():
             step_began = time.monotonic()
             batch = source.batch(step)
@@ -145,7 +145,7 @@ def update(
     return measured if settings.kl_coef > 0 else measured | {"kl": None}
 
 
-def _sync_check(training: Training, settings: GRPOSettings) -> SyncCheck:
+def make_sync_check(training: Training, settings: GRPOSettings) -> SyncCheck:
     """A new `SyncCheck`, which watches that sampler and trainer give the same log-probabilities.
 
     It allows the rounding of bfloat16 if the weights are rounded, else that of float32. Where the

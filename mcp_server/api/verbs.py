@@ -112,7 +112,7 @@ def dry_run(
         env_id: the environment to train on; or the path of a data file, or the id of a dataset on
             the hub, for what `inspect_data` says of it in tokens of `model`.
         model: the model to train.
-        algorithm: sft, dpo or grpo.
+        algorithm: sft, dpo, grpo or distill.
         settings: settings that differ from the defaults; None for none.
         samples: how many tasks to try the model on; 0: only check. A long probe becomes a run.
         key: the caller, to whose quota the hours of the probe count.

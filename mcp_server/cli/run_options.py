@@ -13,7 +13,7 @@ from mcp_server.screen.terminal import Sets, settings_from
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run; a unique prefix will do.")]
 Env = Annotated[str, typer.Argument(metavar="ENV", help="A pushed environment.")]
 Model = Annotated[str, typer.Option("--model", help="pebble, a path, a hub id or a run.")]
-Algorithm = Annotated[Literal["sft", "dpo", "grpo"], typer.Option("--algorithm")]
+Algorithm = Annotated[Literal["sft", "dpo", "grpo", "distill"], typer.Option("--algorithm")]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
 Until = Annotated[Literal["end", "first_step", "next_eval", "alert"], typer.Option()]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
@@ -31,8 +31,13 @@ class TrainOptions:
     ] = ""
     model: Annotated[str, typer.Option(help="Default: pebble, or what the file says.")] = ""
     algorithm: Annotated[
-        Literal["", "sft", "dpo", "grpo"],
-        typer.Option(metavar="<sft|dpo|grpo>", help="Default: grpo, or what the file says."),
+        Literal["", "sft", "dpo", "grpo", "distill"],
+        typer.Option(
+            metavar="<sft|dpo|grpo|distill>", help="Default: grpo, or what the file says."
+        ),
+    ] = ""
+    teacher: Annotated[
+        str, typer.Option(help="Of distill: a model as --model takes it, or a URL.")
     ] = ""
     settings: Sets = None
     note: Annotated[str, typer.Option(help="Why this run.")] = ""
@@ -82,11 +87,12 @@ class TrainOptions:
                 request = _with_toml_file(request, Path(self.env))
             else:
                 request = replace(request, env_id=self.env)
+        teacher = {"teacher": self.teacher} if self.teacher else {}
         return replace(
             request,
             model=self.model or request.model,
             algorithm=self.algorithm or request.algorithm,
-            settings={**request.settings, **settings_from(self.settings)},
+            settings={**request.settings, **teacher, **settings_from(self.settings)},
         )
 
 

@@ -320,6 +320,9 @@ def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
     models = arguments.get("models")
     if isinstance(models, list):
         values += models
+    settings = arguments.get("settings")
+    if isinstance(settings, dict):
+        values.append(settings.get("teacher"))  # a model; where it is a URL, the owner's alone
     return [name for name in values if isinstance(name, str) and name]
 
 

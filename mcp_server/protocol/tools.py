@@ -36,7 +36,7 @@ Model = Annotated[
     str,
     Field(description='"pebble" (built in), a path, a hub id, or a run, e.g. "arith-sft-1@best"'),
 ]
-Algorithm = Literal["sft", "dpo", "grpo"]
+Algorithm = Literal["sft", "dpo", "grpo", "distill"]
 Settings = Annotated[
     dict[str, Any],
     Field(
@@ -168,8 +168,8 @@ class Tools:
         ] = "",
     ) -> Any:
         """Queue a training run (sft imitates reference answers, dpo learns from pairs, grpo
-        maximises reward); return at once: run_id, state, queue position, estimate. Runs go on
-        without this server."""
+        maximises reward, distill learns from settings.teacher); return at once: run_id, state,
+        queue position, estimate. Runs go on without this server."""
         request = TrainRequest(
             env_id=env_id,
             model=model,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from run_configs import ESTIMATE
+from safetensors.torch import save_file
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from engine.core import hardware
@@ -16,11 +17,13 @@ from engine.environments import env_facts, registry
 from engine.environments.push import push_env
 from engine.home.run_dir import Home, RunDir
 from engine.models import catalog
-from engine.settings import resolution
+from engine.settings import resolution, teachers
 from engine.worker import training
 from engine.worker.core.job import Job, Stopped
+from engine.worker.distill import train as train_distill
 from engine.worker.dpo import train as train_dpo
 from engine.worker.grpo import train as train_grpo
+from engine.worker.network.adapter import CONFIG, PREFIX, WEIGHTS, LoraSpec
 from engine.worker.sft import train as train_sft
 
 ENVIRONMENT = '''
@@ -47,7 +50,16 @@ def load_environment():
 '''
 
 PEBBLE = Path(__file__).resolve().parents[2] / "engine" / "pebble"
-FIXED = {"time", "tokens_per_s", "sample_s", "reward_s", "train_s", "mfu", "peak_memory"}
+FIXED = {
+    "time",
+    "tokens_per_s",
+    "sample_s",
+    "reward_s",
+    "teacher_s",
+    "train_s",
+    "mfu",
+    "peak_memory",
+}
 
 
 # Four short steps of each loop, evaluated and saved twice.
@@ -73,7 +85,18 @@ GRPO: dict[str, Any] = {
     "seed": 3,
 }
 DPO: dict[str, Any] = SFT | {"learning_rate": 1e-3}
-BASE = {"sft": SFT, "dpo": DPO, "grpo": GRPO}
+DISTILL: dict[str, Any] = {
+    "steps": 4,
+    "prompts_per_step": 6,
+    "group_size": 2,
+    "max_tokens": 20,
+    "eval_every": 2,
+    "eval_rows": 12,
+    "save_every": 2,
+    "learning_rate": 3e-3,
+    "seed": 3,
+}
+BASE = {"sft": SFT, "dpo": DPO, "grpo": GRPO, "distill": DISTILL}
 
 
 def push(home: Home, folder: Path, source: str = ENVIRONMENT, name: str = "sums") -> str:
@@ -91,7 +114,10 @@ def make_run(
     model: str = "pebble",
     run_id: str = "sums-run-1",
 ) -> RunDir:
-    """The folder submit would have made, for a loop that is called directly."""
+    """The folder submit would have made, for a loop that is called directly. A distillation gets
+    the teacher of `save_teacher` where its settings name none."""
+    if algorithm == "distill":
+        settings = settings if "teacher" in settings else settings | {"teacher": save_teacher(home)}
     record = registry.find_env(home, env_id)
     ref = catalog.resolve_model(home, model)
     resolved = resolution.resolve(
@@ -102,6 +128,7 @@ def make_run(
         hardware=hardware.detect(home.root),
         inherited=ref.adapter_facts,
     )
+    teacher = teachers.resolve_teacher(home, resolved.settings, ref)
     run = home.run(run_id)
     run.create()
     write_json(
@@ -122,7 +149,8 @@ def make_run(
             "parent": "",
             "estimate": ESTIMATE,
             "device": "cpu",
-        },
+        }
+        | ({"teacher": teacher.entry.to_json()} if teacher else {}),
     )
     return run
 
@@ -130,7 +158,7 @@ def make_run(
 def go(run: RunDir) -> dict[str, Any]:
     """Train in this process; returns the result record."""
     job: Job[Any] = Job(run.path)
-    loops = {"sft": train_sft, "dpo": train_dpo, "grpo": train_grpo}
+    loops = {"sft": train_sft, "dpo": train_dpo, "grpo": train_grpo, "distill": train_distill}
     return loops[job.config.algorithm](job)
 
 
@@ -183,6 +211,25 @@ def trace(run: RunDir) -> dict[str, Any]:
             k: manifest[k] for k in ("precision", "reward_risk_accepted", "seed", "forward")
         },
     }
+
+
+def save_teacher(home: Home) -> str:
+    """The folder of an adapter on pebble that answers otherwise than pebble."""
+    folder = home.root / "teacher"
+    if folder.exists():
+        return str(folder)
+    folder.mkdir(parents=True)
+    chance = torch.Generator().manual_seed(7)
+    facts = catalog.resolve_model(home, "pebble").facts
+    state = {}
+    for layer in range(facts.layers):
+        name = f"{PREFIX}model.layers.{layer}.self_attn.q_proj"
+        for factor, shape in (("A", (4, facts.hidden)), ("B", (facts.hidden, 4))):
+            tensor = 0.3 * torch.randn(shape, generator=chance)
+            state[f"{name}.lora_{factor}.weight"] = tensor
+    save_file(state, folder / WEIGHTS)
+    write_json(folder / CONFIG, LoraSpec(4, 8.0, 0.0, ("q_proj",)).as_peft("pebble"))
+    return str(folder)
 
 
 def save_random_model(folder: Path) -> Path:

@@ -4,6 +4,7 @@ from typing import Any
 
 from engine.records.settings import (
     PROJECTIONS,
+    DistillSettings,
     DPOSettings,
     EvaluationSettings,
     GRPOSettings,
@@ -62,6 +63,20 @@ GRPO = COMMON | {
     "max_reward_errors": 0.2,
     "sampler": "torch",
 }
+DISTILL = COMMON | {
+    "prompts_per_step": 4,
+    "group_size": 2,
+    "max_tokens": 16,
+    "stop": [],
+    "tis_cap": 2.0,
+    "thinking": False,
+    "max_turns": 1,
+    "max_reward_errors": 0.2,
+    "sampler": "torch",
+    "teacher": "sums-grpo-0",
+    "teacher_model": "",
+    "teacher_key_env": "",
+}
 _EVALUATION: dict[str, Any] = {
     "max_tokens": 16,
     "temperature": 0.0,
@@ -118,6 +133,10 @@ def grpo_settings(**changes: Any) -> GRPOSettings:
     return GRPOSettings.model_validate(GRPO | changes)
 
 
+def distill_settings(**changes: Any) -> DistillSettings:
+    return DistillSettings.model_validate(DISTILL | changes)
+
+
 def evaluation_settings(**changes: Any) -> EvaluationSettings:
     return EvaluationSettings.model_validate(_EVALUATION | changes)
 
@@ -126,7 +145,14 @@ def train_config(run_id: str = "sums-grpo-1", **changes: Any) -> dict[str, Any]:
     """A training run's config.json; `settings` among the changes are laid over the usual ones."""
     algorithm = changes.get("algorithm", "grpo")
     changes["estimate"] = ESTIMATE | changes.get("estimate", {})
-    build = {"sft": sft_settings, "dpo": dpo_settings}.get(algorithm, grpo_settings)
+    build = {
+        "sft": sft_settings,
+        "dpo": dpo_settings,
+        "grpo": grpo_settings,
+        "distill": distill_settings,
+    }[algorithm]
+    if algorithm == "distill":
+        changes.setdefault("teacher", {"kind": "local", "ref": "sums-grpo-0", "base_path": "/x"})
     settings = build(**changes.pop("settings", {})).model_dump()
     return {
         "run_id": run_id,

@@ -5,7 +5,7 @@ from typing import Any
 
 import run_configs
 
-from engine.records.settings import GRPOSettings, SFTSettings
+from engine.records.settings import DistillSettings, GRPOSettings, SFTSettings
 
 # What tests of the worker want otherwise than tests that only read a config.
 _SMALL: dict[str, Any] = {
@@ -19,10 +19,15 @@ _SMALL: dict[str, Any] = {
 }
 SFT: dict[str, Any] = run_configs.SFT | _SMALL | {"batch_size": 4}
 GRPO: dict[str, Any] = run_configs.GRPO | _SMALL
+DISTILL: dict[str, Any] = run_configs.DISTILL | _SMALL
 
 
 def sft_settings(given: Mapping[str, Any]) -> SFTSettings:
     return SFTSettings.model_construct(**SFT).model_copy(update=_listed(given))
+
+
+def distill_settings(given: Mapping[str, Any]) -> DistillSettings:
+    return DistillSettings.model_construct(**DISTILL).model_copy(update=_listed(given))
 
 
 def grpo_settings(given: Mapping[str, Any]) -> GRPOSettings:

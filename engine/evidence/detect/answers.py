@@ -15,14 +15,14 @@ from engine.evidence.detect.views import (
     stuck_at,
 )
 from engine.evidence.stats import thresholds as limits
-from engine.records.settings import ROW_ALGORITHMS
+from engine.records.settings import ROW_ALGORITHMS, SAMPLING_ALGORITHMS
 
 
 def truncation(facts: Facts) -> Finding | None:
     """Detect that too many answers are cut by `max_tokens` or run out of turns.
 
     What is looked at depends on the kind of run:
-        grpo: the answers of the last steps.
+        grpo, distill: the answers of the last steps.
         sft, dpo: training rows cut at `max_length`, else the last held-out answers.
         evaluate: the answers of the evaluation.
 
@@ -335,7 +335,7 @@ def _unreadable_form(facts: Facts) -> Finding | None:
         f"The scorer's {metric} is {1 - unread_share:.2f}: {unread_share:.0%} of the answers "
         "cannot be read."
     )
-    if 1.0 - unread_share <= limits.PARSED_NEVER and facts.algorithm == "grpo":
+    if 1.0 - unread_share <= limits.PARSED_NEVER and facts.algorithm in SAMPLING_ALGORITHMS:
         edit = 'show the form first, by SFT on reference answers (algorithm="sft")'
     else:
         edit = "score(): read the right answers that miss the form, or ask for it in the prompt"
@@ -353,12 +353,12 @@ def _unreadable_form(facts: Facts) -> Finding | None:
 def _unread_share(facts: Facts) -> float | None:
     """The share of answers that the scorer cannot read, if it is high enough for a finding.
 
-    For GRPO it is the share that training does not reduce. While such a run is early, only a share
-    above `TOO_MUCH_TO_WAIT` is reported: training usually teaches the form first.
+    Of a run that samples it is the share that training does not reduce. While such a run is early,
+    only a share above `TOO_MUCH_TO_WAIT` is reported: training usually teaches the form first.
 
     For other runs it is the share among the last held-out answers, if these are enough.
     """
-    if facts.algorithm == "grpo":
+    if facts.algorithm in SAMPLING_ALGORITHMS:
         unread_shares = [1.0 - score for score in facts.view_values("form_score")]
         share = stuck_at(unread_shares, limits.UNPARSED)
         can_wait = facts.is_early and share is not None and share <= limits.TOO_MUCH_TO_WAIT
@@ -373,10 +373,10 @@ def _unread_share(facts: Facts) -> float | None:
 def _wrapping_paid_less(facts: Facts) -> Finding | None:
     """Detect answers in a wrapping (a code fence, say) that earn much less than unwrapped ones.
 
-    None where few are wrapped or both earn similar rewards. Only GRPO runs are judged: other runs
-    have no series that shows whether the level persists.
+    None where few are wrapped or both earn similar rewards. Only runs that sample are judged:
+    others have no series that shows whether the level persists.
     """
-    if facts.algorithm != "grpo":
+    if facts.algorithm not in SAMPLING_ALGORITHMS:
         return None
     wrapped_share = stuck_at(facts.view_values("wrapped_share"), limits.UNPARSED)
     reward_wrapped = recent_mean(facts.view_values("wrapped_reward"))

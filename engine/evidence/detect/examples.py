@@ -12,7 +12,7 @@ from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, clip
 from engine.records.lines.answer import OUT_OF_TOKENS, Answer
 from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
-from engine.records.settings import ROW_ALGORITHMS
+from engine.records.settings import ROW_ALGORITHMS, SAMPLING_ALGORITHMS
 
 _EXAMPLES = 2  # per finding
 _EXAMPLE_CHARS = 220  # of an answer; a prompt gets half of it
@@ -82,9 +82,9 @@ class Example:
 class Examples:
     """Chooses the rollouts that show a finding.
 
-    They come from the last step of a GRPO run. Of an SFT or DPO run, which has no rollouts, they
-    are the last held-out answers; other runs have none. `step` is the step of the rollouts, -1 for
-    held-out answers and where there are none.
+    They come from the last step of a run that samples. Of an SFT or DPO run, which has no rollouts,
+    they are the last held-out answers; other runs have none. `step` is the step of the rollouts, -1
+    for held-out answers and where there are none.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Examples:
         self.step = -1
         self.rows: Sequence[Answer] = []
         steps = run.rollout_steps()
-        if algorithm == "grpo" and steps:
+        if algorithm in SAMPLING_ALGORITHMS and steps:
             self.step = steps[-1]
             self.rows = read_trajectories(run.rollouts(self.step))
         elif algorithm in ROW_ALGORITHMS:

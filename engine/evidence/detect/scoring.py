@@ -14,6 +14,7 @@ from engine.evidence.detect.views import (
 )
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.verdict.fresh_scores import rewards_depend_on_past
+from engine.records.settings import SAMPLING_ALGORITHMS
 from envs.audit import rescore
 
 # Name of a sign of an exploit -> how a finding describes it, in this order.
@@ -36,10 +37,10 @@ _TASK_CHARS = 80  # of a task's id, shown as evidence
 def reward_errors(facts: Facts) -> Finding | None:
     """Detect that scoring raised, hung or crashed on too many answers, or ended the run.
 
-    Judged are the last steps of a GRPO run (all steps while they are few), and the last held-out
-    answers of other runs. None where scoring works.
+    Judged are the last steps of a run that samples (all steps while they are few), and the last
+    held-out answers of other runs. None where scoring works.
     """
-    if facts.algorithm == "grpo":
+    if facts.algorithm in SAMPLING_ALGORITHMS:
         error_shares = facts.recent("reward_errors") or facts.series("reward_errors")
     else:
         view = facts.last_answers

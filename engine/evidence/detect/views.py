@@ -149,7 +149,7 @@ class Facts:
     """One run as detectors see it.
 
     Attributes:
-        algorithm: "sft", "grpo" or "evaluate".
+        algorithm: a trainer's, or "evaluate".
         settings: every setting by name, {} where the config is gone.
         lines: the metrics, one line per step in order, step 0 included.
         views: the answers of the training steps in order, not necessarily of all steps; one view

@@ -28,6 +28,7 @@ _MAIN = (
     "heldout_loss",
     "reward_mean",
     "loss",
+    "reverse_kl",
     "preference_accuracy",
     "chosen_reward",
     "rejected_reward",

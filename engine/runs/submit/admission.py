@@ -22,7 +22,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.models.catalog import ModelRef
 from engine.records.estimate import Estimate
-from engine.records.settings import RowSettings, TrainSettings
+from engine.records.settings import GRPOSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits
 
 LOOK_HOURS = 0.1  # GPU-hours of an evaluation or a probe that need nobody's agreement
@@ -177,8 +177,9 @@ def scored_env(home: Home, env_id: str, purpose: str) -> EnvRecord:
     return record
 
 
-def require_files(model: ModelRef) -> None:
-    """Raises UserError MODEL_NOT_FOUND where the files of the base model are gone."""
+def require_files(model: ModelRef, field: str = "model") -> None:
+    """Raises UserError MODEL_NOT_FOUND where the files of the base model are gone; `field` is the
+    argument that names the model."""
     if not model.base_path.is_dir():
         raise UserError(
             "MODEL_NOT_FOUND",
@@ -187,7 +188,7 @@ def require_files(model: ModelRef) -> None:
                 "Put them back, or use another model. To list usable ones:",
                 Call("get_status", {"scope": "models"}),
             ),
-            field="model",
+            field=field,
         )
 
 
@@ -216,14 +217,14 @@ def missing_secrets_error(missing: list[str], env_id: str) -> UserError:
 def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
     """Check that the environment's reward may be trained on.
 
-    If it pays for degenerate answers by the stored audit, UserError REWARD_RISK is raised. For SFT
-    and DPO, which do not learn from the reward, and with `accept_reward_risk`, a warning is
-    returned instead. Returns [] where the audit tells of no risk.
+    If it pays for degenerate answers by the stored audit, UserError REWARD_RISK is raised. For
+    algorithms other than GRPO, which do not learn from the reward, and with `accept_reward_risk`, a
+    warning is returned instead. Returns [] where the audit tells of no risk.
     """
     if record.audit.verdict != "risk":
         return []
     problem = record.audit.headline or "degenerate answers earn"
-    if isinstance(settings, RowSettings) or settings.accept_reward_risk:
+    if not isinstance(settings, GRPOSettings) or settings.accept_reward_risk:
         return [f"reward_audit: {problem}; held-out success means little until it is mended"]
     raise UserError(
         "REWARD_RISK",

@@ -26,6 +26,7 @@ class RunFiles:
     Attributes:
         config: config.json without the run's id.
         start_adapter: the adapter a training run goes on from; the run keeps a copy of it.
+        teacher_adapter: the adapter of a distillation's teacher; the run keeps a copy of it.
         model_adapters: the adapters of the models it asks, by their place in `models`.
         contamination: which held-out tasks the training rows of the run's models hold.
         needs: the run whose stored answers it reads, "" for none.
@@ -33,6 +34,7 @@ class RunFiles:
 
     config: Mapping[str, Any]
     start_adapter: Path | None = None
+    teacher_adapter: Path | None = None
     model_adapters: Mapping[int, Path] | None = None
     contamination: Contamination | None = None
     needs: str = ""
@@ -62,6 +64,9 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
     config = {"run_id": run.id, **files.config}
     if files.start_adapter is not None:
         config["start_adapter"] = str(_link_folder(home, files.start_adapter, run.start_adapter))
+    if files.teacher_adapter is not None:
+        copied = _link_folder(home, files.teacher_adapter, run.teacher_adapter)
+        config["teacher"] = {**config["teacher"], "adapter": str(copied)}
     if files.model_adapters:
         models = [dict(entry) for entry in config["models"]]
         for index, source in files.model_adapters.items():

@@ -20,7 +20,7 @@ from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, taken_as
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.install import vllm_env
-from engine.models import catalog, hub
+from engine.models import catalog
 from engine.models.catalog import ModelRef
 from engine.processes import launcher, outcome
 from engine.records.run_config import TrainConfig, as_run_config
@@ -43,7 +43,8 @@ from engine.runs.submit.cautions import cautions
 from engine.runs.submit.queued import reply_of, start_and_reply
 from engine.runs.submit.requests import TrainRequest
 from engine.runs.submit.run_folder import RunFiles
-from engine.settings import resolution
+from engine.settings import resolution, teachers
+from engine.settings.teachers import ResolvedTeacher
 
 # What a user may predict; "" for nothing.
 _EXPECTED = ("", "better", "no_difference")
@@ -57,6 +58,7 @@ class _Plan:
     model: ModelRef
     machine: Hardware
     resolved: resolution.Resolved
+    teacher: ResolvedTeacher | None
     forecast: Forecast
 
 
@@ -89,7 +91,13 @@ def submit(home: Home, request: TrainRequest) -> Reply:
         warnings += cautions(home, store, _as_train_config(config))
         contaminated = contamination.of_training(home, plan.record, plan.model.ref)
         warnings += contaminated.warnings
-        files = RunFiles(config, start_adapter=plan.model.adapter, contamination=contaminated)
+        teacher = plan.teacher.model if plan.teacher else None
+        files = RunFiles(
+            config,
+            start_adapter=plan.model.adapter,
+            teacher_adapter=teacher.adapter if teacher else None,
+            contamination=contaminated,
+        )
         row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
     return start_and_reply(home, row, warnings)
 
@@ -134,11 +142,13 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
         inherited=model.adapter_facts,
         vllm=vllm_env.find_python(home) is not None,
     )
-    download = hub.missing_bytes(model.base_path)
+    teacher = teachers.resolve_teacher(home, resolved.settings, model)
+    if teacher is not None and teacher.model is not None:
+        require_files(teacher.model, field="settings.teacher")
     forecast = estimate.estimate(
-        home, resolved, model.facts, facts, machine, download=download, base_path=model.base_path
+        home, resolved, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
     )
-    return _Plan(record, model, machine, resolved, forecast)
+    return _Plan(record, model, machine, resolved, teacher, forecast)
 
 
 def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list[str]:
@@ -185,6 +195,8 @@ def _config(request: TrainRequest, plan: _Plan, parent: str) -> Mapping[str, obj
         "estimate": plan.forecast.estimate.to_json(),
         "device": plan.machine.device.id,
     }
+    if plan.teacher is not None:
+        config["teacher"] = plan.teacher.entry.to_json()
     if request.profile:
         config["profile"] = True
     return config

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.worker.core.trajectory import Trajectory
+
 
 @dataclass(frozen=True)
 class Row:
@@ -90,3 +92,14 @@ def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
             result.append([index])
             padded_length = lengths[index]
     return result
+
+
+def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
+    """The trajectories as rows of token ids. Prompts are not trained; with `prefix_len` the members
+    of a group share theirs."""
+    rows = []
+    for t in trajectories:
+        prompt_length = len(t.prompt_ids)
+        loss_mask = [0] * prompt_length + t.loss_mask
+        rows.append(Row(t.prompt_ids + t.ids, loss_mask, prefix_len=prompt_length))
+    return rows

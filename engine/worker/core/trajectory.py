@@ -36,6 +36,8 @@ class Trajectory:
         reward: the environment's own.
         error: why it could not be scored; None if it was.
         invalid_calls: why tool calls in it are invalid, one text each.
+        token_advantages: of each trained token, where they differ within a trajectory
+            (distillation); `advantage` is then their mean. [] where all have `advantage`.
         penalty: what the trainer subtracts from the reward before it compares the group.
         policy_step: how many steps the policy that sampled it had done.
     """
@@ -57,6 +59,7 @@ class Trajectory:
     error: str | None = None
     penalty: float = 0.0
     advantage: float = 0.0
+    token_advantages: list[float] = field(default_factory=list)
     policy_step: int = 0
 
     @property
@@ -70,7 +73,8 @@ class Trajectory:
     @property
     def trains(self) -> bool:
         """Whether this trajectory can move the policy at all."""
-        return self.error is None and self.advantage != 0.0 and self.trained_tokens > 0
+        has_advantage = self.advantage != 0.0 or any(self.token_advantages)
+        return self.error is None and has_advantage and self.trained_tokens > 0
 
     @property
     def cut(self) -> bool:

@@ -165,6 +165,10 @@ class Renderer:
             ids.pop()
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
+    def token_text(self, ids: Sequence[int]) -> str:
+        """The text of `ids` as they stand, special tokens written out."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
     @property
     def opens_thought(self) -> bool:
         """Whether prompts end with the opening of a think block, so that completions begin inside

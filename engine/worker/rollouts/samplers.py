@@ -8,7 +8,7 @@ from engine.core.hardware import detect
 from engine.install import vllm_env
 from engine.processes.vllm_process import Plan, VllmProcess, rank_limit
 from engine.records.run_config import RunConfig
-from engine.records.settings import GRPOSettings
+from engine.records.settings import RolloutSettings
 from engine.worker.core.job import Job
 from engine.worker.network.policy import Base
 from engine.worker.network.sampler import Sampler, SamplerNeeds
@@ -22,7 +22,7 @@ LEAST_CONTEXT = 1024  # tokens of prompt and completion a server takes at least
 
 
 def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds) -> Sampler:
-    """The sampler that the setting `sampler` of a GRPO run names, `vllm` or our own; other runs
+    """The sampler that the setting `sampler` names, `vllm` or our own; runs without that setting
     always use our own. A vLLM server is started here, but waited for only when it is first used.
 
     Args:
@@ -32,13 +32,13 @@ def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds) -> Sample
         UserError: NO_VLLM, when vLLM is asked for and not set up.
     """
     settings = job.config.settings
-    if not isinstance(settings, GRPOSettings) or settings.sampler != "vllm":
+    if not isinstance(settings, RolloutSettings) or settings.sampler != "vllm":
         return base.network.sampler(needs)
     return start_vllm(job, base, settings, needs)
 
 
 def start_vllm(
-    job: Job[RunConfig], base: Base, settings: GRPOSettings, needs: SamplerNeeds
+    job: Job[RunConfig], base: Base, settings: RolloutSettings, needs: SamplerNeeds
 ) -> VllmSampler:
     """Start a vLLM server for this run alone, which logs into the run's folder. Returns at once,
     with a sampler that waits for the server at its first use; a cancelled run ends that wait."""
@@ -53,7 +53,9 @@ def start_vllm(
     )
 
 
-def run_plan(job: Job[RunConfig], base: Base, settings: GRPOSettings, needs: SamplerNeeds) -> Plan:
+def run_plan(
+    job: Job[RunConfig], base: Base, settings: RolloutSettings, needs: SamplerNeeds
+) -> Plan:
     """The settings with which a run's vLLM server is started.
 
     It computes in the trainer's number format. On a CPU that is float32: log-probabilities of

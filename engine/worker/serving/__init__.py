@@ -6,5 +6,6 @@ start with `openai_server.py`.
     merge.py          merge an adapter into its base
     openai_server.py  the OpenAI-compatible server
     own_models.py     a base and its adapters on our own sampler
+    token_logprobs.py  given tokens rated: the request and its reply
     vllm_models.py    the same on a vLLM server, many at once
 """

@@ -23,6 +23,7 @@ from engine.worker.serving.chat_request import (
     tool_call_as_openai,
     usage,
 )
+from engine.worker.serving.token_logprobs import LogprobsRequest, logprobs_reply
 from envs.json_types import ChatMessage
 
 
@@ -48,6 +49,11 @@ class Models(Protocol):
     def speaking_as(self, name: str) -> AbstractContextManager[Sampler]:
         """A context that yields a sampler which answers as the model called `name`. Raises Refused
         (404) for an unknown name."""
+        ...
+
+    def prompt_logprobs(self, name: str, ids: list[int]) -> list[float]:
+        """The log-probability in nats of every id but the first under the model called `name`.
+        Raises Refused: 404 for an unknown name, 500 when the model fails."""
         ...
 
     def close(self) -> None: ...
@@ -116,6 +122,29 @@ class Served:
             "choices": choices,
             "usage": usage(len(ids), sampled_tokens),
         }
+
+    def rate(self, request: LogprobsRequest) -> Reply:
+        """The log-probabilities of the request's token ids, as OpenAI's text_completion object.
+
+        Raises:
+            Refused: 400 for an id that has no token or a prompt that is too long, 404 for an
+                unknown model.
+        """
+        vocab = len(self.renderer.tokenizer)
+        beyond = [token for token in request.ids if not 0 <= token < vocab]
+        if beyond:
+            raise Refused(400, f"{beyond[0]} is no token id: there are {vocab}, from 0.")
+        length = len(request.ids) + request.continues
+        if length > self.limit:
+            raise Refused(400, f"The prompt has {length} tokens; the model reads {self.limit}.")
+        logprobs = self.models.prompt_logprobs(request.model, request.ids)
+        continuation = None
+        if request.continues:
+            with self.models.speaking_as(request.model) as sampler:
+                params = SamplingParams(max_tokens=1, temperature=0.0)
+                ((completion,),) = sampler.generate([request.ids], 1, params)
+            continuation = completion.ids[0], completion.logprobs[0]
+        return logprobs_reply(request, logprobs, continuation, self.renderer.token_text)
 
     def pieces(self, request: ChatRequest) -> Iterator[Reply]:
         """Yield the answer in pieces as it is sampled, as OpenAI's chat.completion.chunk objects:

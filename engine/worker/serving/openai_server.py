@@ -46,6 +46,7 @@ from engine.worker.core.failures import WorkerFailure
 from engine.worker.serving.chat_models import Models, Served
 from engine.worker.serving.chat_request import ChatRequest, Refused, parse_chat
 from engine.worker.serving.own_models import OwnModels
+from engine.worker.serving.token_logprobs import parse_logprobs
 from engine.worker.serving.vllm_models import VllmModels, serving_plan
 
 MAX_BODY = 4 * 1024 * 1024  # bytes
@@ -109,6 +110,7 @@ class Server:
                 Route("/health", self.local(self.health)),
                 Route("/v1/models", self.guarded(self.models)),
                 Route("/v1/chat/completions", self.guarded(self.chat), methods=["POST"]),
+                Route("/v1/completions", self.guarded(self.rate), methods=["POST"]),
                 Route("/admin/adapters", self.guarded(self.adapters), methods=["POST"]),
                 Route("/admin/stop", self.guarded(self.stop), methods=["POST"]),
             ]
@@ -184,6 +186,19 @@ class Server:
             return JSONResponse(await self.working(completion))
         self.served.prompt_ids(chat_request)  # refusals come before the stream begins
         return ImpatientStream(self.events(chat_request), media_type="text/event-stream")
+
+    async def rate(self, request: Request) -> Response:
+        """Answer with the log-probabilities of the request's own token ids.
+
+        Raises:
+            Refused: 400 for what is no such request, 404 for an unknown model, 429 with `MAX_BUSY`
+                answers in progress, 408 or 413 for the body.
+        """
+        logprobs_request = parse_logprobs(await body_of(request))
+        if self.busy >= MAX_BUSY:
+            raise Refused(429, f"{self.busy} answers are in progress; ask again later.")
+        reply = await self.working(run_in_threadpool(self.served.rate, logprobs_request))
+        return JSONResponse(reply)
 
     async def working(self, answer: Awaitable[_T]) -> _T:
         """Await `answer` and return its result. Meanwhile it counts as in progress, so that the

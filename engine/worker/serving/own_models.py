@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from engine.worker.components import make_sampler, set_threads
+from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.network.adapter import Adapter, LoraSpec, read_adapter
 from engine.worker.network.policy import load_base, pick_device
@@ -131,6 +134,17 @@ class OwnModels:
                 raise Refused(404, f"No model {name!r} here; there are {', '.join(self.names())}.")
             self.sampler.load(self._loaded.get(name))  # None for the base
             yield self.sampler
+
+    @torch.no_grad()
+    def prompt_logprobs(self, name: str, ids: list[int]) -> list[float]:
+        """See `Models.prompt_logprobs` (chat_models.py)."""
+        if len(ids) < 2:
+            return []  # nothing precedes the only id
+        with self.speaking_as(name):  # its lock, and its refusal of an unknown name
+            network = self.base.network
+            batch = network.collate([Row(ids, [0] + [1] * (len(ids) - 1))]).to(network.device)
+            logprobs, _ = network.logprobs(batch, self._loaded.get(name))
+        return logprobs.tolist()
 
     def close(self) -> None:
         self.sampler.close()

@@ -141,7 +141,7 @@ def totals(run: RunDir) -> Result:
 
     Keys:
         seconds: by phase, `sample_s`, `reward_s` and `train_s`; a phase that some step lacks is
-            left out, as SFT samples nothing.
+            left out, as SFT samples nothing. A teacher's time counts as training, as in estimates.
         tokens_per_s: the median of the steps.
         mfu: the share of the machine's rate that was used, the mean over all seconds of training.
         peak_memory: in bytes.
@@ -161,6 +161,9 @@ def totals(run: RunDir) -> Result:
         for name in ("sample_s", "reward_s", "train_s")
         if all(name in step for step in steps)
     }
+    if "train_s" in seconds:
+        teacher_seconds = sum(step.get("teacher_s", 0.0) for step in steps)
+        seconds["train_s"] = round(seconds["train_s"] + teacher_seconds, 3)
     train_seconds = sum(step["train_s"] for step in steps)
     totals_of_run: Result = {
         "seconds": seconds,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.records.settings import GRPOSettings
-from engine.worker.core.batch import Row
+from engine.worker.core.batch import Row, rows_of
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.network.network import Micro
 from engine.worker.network.policy import Policy
@@ -112,17 +112,7 @@ class PolicyPass:
     def is_finest(self, tokens: int) -> bool:
         """Whether in microbatches of at most `tokens` tokens every trajectory already goes alone,
         so that a smaller limit would change nothing."""
-        return len(self.policy.split(self._rows(), tokens)) == len(self.trajectories)
-
-    def _rows(self) -> list[Row]:
-        """The trajectories as rows of token ids. Prompts are not trained; with `prefix_len` the
-        members of a group share theirs."""
-        rows = []
-        for t in self.trajectories:
-            prompt_length = len(t.prompt_ids)
-            loss_mask = [0] * prompt_length + t.loss_mask
-            rows.append(Row(t.prompt_ids + t.ids, loss_mask, prefix_len=prompt_length))
-        return rows
+        return len(self.policy.split(rows_of(self.trajectories), tokens)) == len(self.trajectories)
 
     def _split(self, budget: int, earlier: Sequence[Microbatch]) -> list[Microbatch]:
         """Split the batch into microbatches of at most `budget` tokens, with the reference policy's
@@ -132,7 +122,7 @@ class PolicyPass:
             earlier: the microbatches of the first pass, whose log-probabilities are taken over; []
                 if the first pass is still to come.
         """
-        rows = self._rows()
+        rows = rows_of(self.trajectories)
         microbatches = []
         for members in self.policy.split(rows, budget):
             microbatch = self._collate(members, [rows[i] for i in members], budget)
@@ -155,19 +145,19 @@ class PolicyPass:
         """
         device = self.policy.device
         trajectories = [self.trajectories[i] for i in members]
-        sampled = []  # log-probabilities of the trained tokens
+        sampled, advantages = [], []  # log-probabilities and advantages of the trained tokens
         for t in trajectories:
+            advantages += t.token_advantages or [t.advantage] * t.trained_tokens
             tokens = zip(t.sampled_logprobs, t.loss_mask, strict=True)
             sampled += [logprob for logprob, is_trained in tokens if is_trained]
         batch = self.policy.collate(rows).to(device)
-        advantages = torch.tensor([t.advantage for t in trajectories], device=device)
         lengths = [float(t.trained_tokens) for t in trajectories]
         return Microbatch(
             members=members,
             budget=budget,
             rows=rows,
             batch=batch,
-            advantage=advantages[batch.row],  # that of its trajectory for each token
+            advantage=torch.tensor(advantages, device=device),
             sampled=torch.tensor(sampled, device=device),
             lengths=torch.tensor(lengths, device=device),
         )

@@ -12,8 +12,8 @@ from machines import CPU, GB, GPU
 from engine.core.errors import UserError
 from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.models.model_files import AdapterFacts, ModelFacts
-from engine.records.settings import ALGORITHMS, SCHEMAS, TRAINERS, DPOSettings
-from engine.settings import aliases, defaults, resolution
+from engine.records.settings import ALGORITHMS, SCHEMAS, TRAINERS, DistillSettings, DPOSettings
+from engine.settings import aliases, defaults, env_checks, resolution
 
 MODEL = ModelFacts(
     "Qwen3ForCausalLM", 192, 4, 6, 2, 32, 512, 264, True, 1_628_992, 1024, "bfloat16", 3_257_984
@@ -24,6 +24,8 @@ ENV = EnvFacts("sums@0123456789ab", "single", True, 600, 300, 600, ROWS, paired_
 
 def resolve(algorithm: str, settings: Any = None, **changes: Any) -> Any:
     given = {} if settings is None else settings
+    if algorithm == "distill" and isinstance(given, dict):
+        given = {"teacher": "arith-grpo-7"} | given
     if algorithm == "evaluate":
         sampling = {"model": MODEL, "env": ENV, "attempts": 1} | changes
         return resolution.resolve_sampling(given, **sampling)
@@ -75,6 +77,30 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("sft", {"group_size": 8}, "SETTING_NOT_APPLICABLE", "batch_size"),
     ("sft", {"beta": 0.1}, "SETTING_NOT_APPLICABLE", "reference"),
     ("dpo", {"beta": 0}, "SETTING_INVALID", "range"),
+    ("distill", {"teacher": None}, "SETTING_INVALID", "become like"),
+    ("distill", {"teacher": ""}, "SETTING_INVALID", "settings reference"),
+    ("distill", {"teacher": "http://h/v1"}, "SETTING_INVALID", "/v1/models"),
+    ("distill", {"teacher": "http:///v1", "teacher_model": "m"}, "SETTING_INVALID", "e.g."),
+    (
+        "distill",
+        {"teacher": "http://a:b@h/v1", "teacher_model": "m"},
+        "SETTING_INVALID",
+        "TEACHER_",
+    ),
+    (
+        "distill",
+        {"teacher": "http://h/v1?key=1", "teacher_model": "m"},
+        "SETTING_INVALID",
+        "TEACHER",
+    ),
+    ("distill", {"teacher_model": "m"}, "SETTING_NOT_APPLICABLE", "URL"),
+    ("distill", {"teacher_key_env": "TEACHER_KEY"}, "SETTING_NOT_APPLICABLE", "URL"),
+    ("distill", {"teacher_key_env": "AWS_SECRET_ACCESS_KEY"}, "SETTING_INVALID", "range"),
+    ("distill", {"temperature": 0.7}, "SETTING_NOT_APPLICABLE", "temperature 1"),
+    ("distill", {"kl_coef": 0.1}, "SETTING_NOT_APPLICABLE", "teacher"),
+    ("distill", {"batch_size": 8}, "SETTING_NOT_APPLICABLE", "prompts_per_step"),
+    ("distill", {"epochs": 2}, "SETTING_NOT_APPLICABLE", "steps"),
+    ("grpo", {"teacher": "pebble"}, "SETTING_NOT_APPLICABLE", "Leave it out"),
     ("dpo", {"kl_coef": 0.1}, "SETTING_NOT_APPLICABLE", "beta"),
     ("dpo", {"packing": False}, "SETTING_NOT_APPLICABLE", "forward passes"),
     ("dpo", {"batch_size": 601}, "SETTING_INVALID", "600"),
@@ -168,6 +194,8 @@ def test_what_cannot_work_is_refused_with_a_hint(
         ("grpo", "num_generations", "group_size"),
         ("grpo", "beta", "kl_coef"),
         ("dpo", "kl_beta", "beta"),
+        ("distill", "teacher_model_name_or_path", "teacher"),
+        ("distill", "num_generations", "group_size"),
         ("grpo", "per_device_train_batch_size", "prompts_per_step"),
         ("sft", "per_device_train_batch_size", "batch_size"),
         ("grpo", "max_new_tokens", "max_tokens"),
@@ -209,7 +237,7 @@ def test_settings_that_are_no_object_are_refused(settings: Any):
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("ppo", "grpo"), ("SFT", "sft"), ("gropo", "grpo"), ("preference", "dpo")]
+    ("given", "meant"), [("ppo", "grpo"), ("SFT", "sft"), ("gropo", "grpo"), ("gkd", "distill")]
 )
 def test_an_unknown_algorithm_is_refused_with_the_one_meant(given: str, meant: str):
     error = refusal(given, {})
@@ -257,6 +285,20 @@ def test_the_recipe_of_dpo():
     assert (found.beta, found.epochs, found.batch_size) == (0.1, 1, 32)
     assert (found.lr_schedule, found.warmup_ratio) == ("cosine", 0.1)
     assert found.learning_rate < resolve("grpo").settings.learning_rate
+
+
+def test_the_recipe_of_distillation():
+    settings = resolve("distill").settings
+    assert isinstance(settings, DistillSettings)
+    assert (settings.steps, settings.prompts_per_step, settings.group_size) == (60, 16, 4)
+    assert settings.learning_rate == resolve("grpo").settings.learning_rate
+    assert settings.max_length == resolve("grpo").settings.max_length
+    assert settings.lr_schedule == "constant" and settings.sampler == "torch"
+
+
+def test_distillation_needs_a_score_to_be_judged_by():
+    with pytest.raises(UserError, match="has no score"):
+        resolve("distill", env=replace(ENV, scored=False))
 
 
 def test_pairs_are_what_dpo_counts_and_needs():
@@ -507,5 +549,5 @@ def test_a_longer_max_length_is_only_advised_where_the_model_has_room(length, ra
 def test_preferences_are_refused_by_name_where_they_cannot_be_used(algorithm: str):
     pairs = EnvFacts("p@1", "preference", False, train_rows=9, heldout_rows=9, answered_rows=0)
     with pytest.raises(UserError, match=f"chosen and rejected answers.*{algorithm} cannot use"):
-        defaults.check_env(algorithm, pairs)
-    defaults.check_env("dpo", replace(pairs, paired_rows=9))
+        env_checks.check_env(algorithm, pairs)
+    env_checks.check_env("dpo", replace(pairs, paired_rows=9))

@@ -57,6 +57,15 @@ CHANGES: dict[str, dict[str, Any]] = {
         "async_sampling": True,
         "thinking": True,
     },
+    "distill": BOTH
+    | {
+        "lr_schedule": "cosine",
+        "prompts_per_step": 4,
+        "group_size": 3,
+        "max_tokens": 4,
+        "stop": ["answer"],
+        "thinking": True,
+    },
 }
 # Shown elsewhere, for a reason each.
 ELSEWHERE = {
@@ -71,6 +80,9 @@ ELSEWHERE = {
     "max_turns": "test_max_turns_ends_a_game",
     "max_reward_errors": "test_too_many_failed_rewards_end_the_run",
     "max_length/grpo": "test_tasks_that_do_not_fit_are_left_out",
+    "teacher": "test_distill: the divergence from the teacher that is named falls",
+    "teacher_model": "test_distill: a run with a teacher on loopback",
+    "teacher_key_env": "test_distill: a run with a teacher on loopback",
     "sampler": "test_vllm_sampler and tests/vllm: a run sampled by vLLM",
 }
 

@@ -40,7 +40,7 @@ def env_id(home: Home, tmp_path: Path) -> str:
     return push(home, tmp_path / "sums")
 
 
-@pytest.mark.parametrize("algorithm", ["sft", "dpo", "grpo"])
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "grpo", "distill"])
 def test_a_run_leaves_everything_the_contract_names(
     home: Home, env_id: str, algorithm: str
 ) -> None:
@@ -81,7 +81,7 @@ def test_grpo_raises_the_reward_within_thirty_steps(home: Home, env_id: str) -> 
     assert sum(rewards[-6:]) / 6 > sum(rewards[:3]) / 3 + 0.2
 
 
-@pytest.mark.parametrize("algorithm", ["sft", "dpo", "grpo"])
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "grpo", "distill"])
 def test_a_resumed_run_has_the_curve_and_the_weights_of_an_uninterrupted_one(
     home: Home, env_id: str, algorithm: str
 ) -> None:

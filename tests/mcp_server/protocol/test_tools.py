@@ -52,7 +52,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "b8f2c55cfa2890efe0a2b5a659b604978bc89d3fb132161f3d0eb1201b04eee3"
+SURFACE = "b2fa4eb837a273c5f3aba18d9e6520a1cc2edb50f0096556a1d291224636772c"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):

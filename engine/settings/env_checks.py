@@ -1,0 +1,45 @@
+"""Whether an environment serves an algorithm, and settings an environment."""
+
+from engine.core.errors import UserError
+from engine.environments.env_facts import EnvFacts
+from engine.records.settings import GivenSettings
+
+
+def check_env(algorithm: str, env: EnvFacts) -> None:
+    """Raise UserError BAD_ARGUMENT for an environment that the algorithm cannot learn from.
+
+    SFT needs reference answers, DPO pairs of a better and a worse one, GRPO and distillation a
+    score; all need train rows.
+    """
+    if env.train_rows == 0:
+        problem = "has no train rows"
+        hint = "Give rows with split = train."
+    elif env.kind == "preference" and algorithm != "dpo":
+        problem = f"holds preferences (chosen and rejected answers), which {algorithm} cannot use"
+        hint = 'Use algorithm="dpo", or push the chosen answers as prompt and completion for sft.'
+    elif algorithm == "sft" and env.answered_rows == 0:
+        problem = "has no reference answers to imitate"
+        hint = 'Set `answer` on its tasks, or use algorithm="grpo".'
+    elif algorithm == "dpo" and env.paired_rows == 0:
+        problem = "has no pairs of a better and a worse answer"
+        hint = 'Give rows `chosen` and `rejected`, or make pairs of runs: curate(select="pairs").'
+    elif algorithm == "distill" and not env.scored:
+        problem = "has no score, so nothing shows whether the distilled model answers better"
+        hint = "Give the environment a `score` method; distillation trains on none of its scores."
+    elif algorithm == "grpo" and not env.scored:
+        problem = "has no score, so there is nothing to reinforce"
+        hint = 'Use algorithm="sft", or give the environment a `score` method.'
+    else:
+        return
+    raise UserError("BAD_ARGUMENT", f"{env.env_id} {problem}", hint=hint, field="algorithm")
+
+
+def check_turns(user_settings: GivenSettings, env: EnvFacts) -> None:
+    """Raise UserError SETTING_NOT_APPLICABLE for max_turns with a single-turn environment."""
+    if "max_turns" in user_settings and not env.multi_turn:
+        raise UserError(
+            "SETTING_NOT_APPLICABLE",
+            f"max_turns is for multi-turn environments; {env.env_id} has a single turn",
+            hint="Leave max_turns out.",
+            field="settings.max_turns",
+        )

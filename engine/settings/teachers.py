@@ -1,0 +1,160 @@
+"""The teacher of a distillation: the model or the endpoint that its settings name.
+
+It must read the student's token ids as the student does. Of a local model that is checked here, by
+the tokenizer's files; of an endpoint by the trainer, which asks it.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from engine.core.errors import UserError
+from engine.home.run_dir import Home
+from engine.models import catalog, tokens
+from engine.models.catalog import ModelRef
+from engine.records.run_config import EndpointTeacher, LocalTeacher
+from engine.records.settings import DistillSettings, GivenSettings, TrainSettings
+
+
+@dataclass(frozen=True)
+class ResolvedTeacher:
+    """What the settings of a teacher stand for.
+
+    Attributes:
+        entry: what config.json stores of it.
+        model: of a local teacher; None for an endpoint.
+        shares_base: whether it is an adapter on the student's own base, or that base: nothing but
+            an adapter is then loaded for it.
+    """
+
+    entry: LocalTeacher | EndpointTeacher
+    model: ModelRef | None = None
+    shares_base: bool = False
+
+
+def is_url(name: str) -> bool:
+    """Whether the setting `teacher` names an endpoint."""
+    return name.startswith(("http://", "https://"))
+
+
+def check_given(given: GivenSettings) -> None:
+    """Check the settings of the teacher among those a user gave for distill.
+
+    Raises UserError SETTING_INVALID without a teacher or for a URL without a model's name;
+    SETTING_NOT_APPLICABLE for what only a URL has, beside another teacher.
+    """
+    teacher = given.get("teacher")
+    if not teacher:
+        raise _invalid(
+            "teacher",
+            "algorithm distill has no teacher",
+            'Name the model to become like, e.g. settings={"teacher": "arith-grpo-7@best"}.',
+        )
+    if not is_url(teacher):
+        for name in ("teacher_model", "teacher_key_env"):
+            if given.get(name):
+                raise UserError(
+                    "SETTING_NOT_APPLICABLE",
+                    f"{name} is for a teacher behind a URL; teacher = {teacher!r} is a model here",
+                    hint=f"Leave {name} out, or give the URL as teacher.",
+                    field=f"settings.{name}",
+                )
+        return
+    if not urlsplit(teacher).hostname:
+        raise _invalid(
+            "teacher", f"teacher = {teacher!r} is no URL", "e.g. http://127.0.0.1:8000/v1"
+        )
+    if urlsplit(teacher).username or urlsplit(teacher).query:
+        raise _invalid(
+            "teacher",
+            "the URL of the teacher holds a user or a query, where keys tend to stand",
+            "Set a variable such as TEACHER_API_KEY and name it as teacher_key_env.",
+        )
+    if not given.get("teacher_model"):
+        raise _invalid(
+            "teacher",
+            f"teacher = {teacher!r} is a URL, and teacher_model does not say which model there",
+            "Give its name as the server lists it under /v1/models.",
+        )
+
+
+def resolve_teacher(
+    home: Home, settings: TrainSettings, student: ModelRef
+) -> ResolvedTeacher | None:
+    """Find the teacher that the settings of a run of `student` name; None for another algorithm.
+
+    Raises UserError: MODEL_* for a model that is not here or cannot be used, SETTING_INVALID where
+    it has another tokenizer or is the student itself, ENV_SECRETS where its key is not set.
+    """
+    if not isinstance(settings, DistillSettings):
+        return None
+    if is_url(settings.teacher):
+        entry = EndpointTeacher(
+            url=settings.teacher.rstrip("/"),
+            model=settings.teacher_model,
+            key_env=settings.teacher_key_env,
+        )
+        missing = missing_key(entry, os.environ)
+        if missing:
+            raise UserError(
+                "ENV_SECRETS",
+                f"the teacher's key is not here: {missing} is not set in this server's environment",
+                hint="Set it where the server is started (never in a tool argument), then call "
+                "again.",
+                field="settings.teacher_key_env",
+                retryable=True,
+            )
+        return ResolvedTeacher(entry)
+    try:
+        teacher = catalog.resolve_model(home, settings.teacher)
+    except UserError as error:  # its field is that of the argument `model`
+        raise UserError(
+            error.code,
+            f"teacher: {error.message}",
+            hint=error.advice,
+            field="settings.teacher",
+        ) from error
+    if (teacher.base_path, teacher.adapter) == (student.base_path, student.adapter):
+        raise _invalid(
+            "teacher",
+            f"teacher = {settings.teacher!r} is the model that is trained",
+            "Name a better one: a run of it, or a larger model of its family.",
+        )
+    check_same_tokens(student, teacher)
+    entry = LocalTeacher(
+        ref=teacher.ref,
+        base_path=str(teacher.base_path),
+        adapter=str(teacher.adapter) if teacher.adapter else None,
+    )
+    return ResolvedTeacher(entry, teacher, shares_base=teacher.base_path == student.base_path)
+
+
+def missing_key(entry: EndpointTeacher, environment: Mapping[str, str]) -> str:
+    """The name of the variable of the teacher's key where it is not set in `environment`; "" where
+    it is set, or none is needed."""
+    return "" if not entry.key_env or environment.get(entry.key_env) else entry.key_env
+
+
+def check_same_tokens(student: ModelRef, teacher: ModelRef) -> None:
+    """Raise UserError SETTING_INVALID unless both models read every token id as the same text.
+
+    Templates may differ: the teacher is given the student's ids and never renders a message.
+    """
+    if student.base_path == teacher.base_path:
+        return
+    ids_of = [tokens.load(model.base_path).vocabulary for model in (student, teacher)]
+    if ids_of[0] == ids_of[1]:
+        return
+    differing = sum(ids_of[1].get(text) != number for text, number in ids_of[0].items())
+    raise _invalid(
+        "teacher",
+        f"the tokenizer of {teacher.ref} ({teacher.base_ref}) is not that of {student.ref} "
+        f"({student.base_ref}): {differing} of {len(ids_of[0])} tokens have another id there",
+        "A teacher rates the student's own tokens: take a model of the same family.",
+    )
+
+
+def _invalid(name: str, message: str, hint: str) -> UserError:
+    """The error SETTING_INVALID for the setting `name`."""
+    return UserError("SETTING_INVALID", message, hint=hint, field=f"settings.{name}")

@@ -1,0 +1,159 @@
+"""On-policy distillation of a teacher into an adapter, top to bottom.
+
+The policy samples completions as in GRPO, and a teacher reads them: minimised is, over what the
+policy itself writes, the divergence of the policy p from the teacher q, the mean over tokens of
+log p(token) - log q(token) (the reverse KL of GKD, arXiv 2306.13649, on samples of the student
+alone). Its gradient is that of a policy gradient whose advantage is log q - log p of that very
+token, with a discount of 0: no token answers for those after it, and nothing is compared within a
+group (thinkingmachines.ai/blog/on-policy-distillation). p is what the sampler said it drew with.
+
+A step is that of GRPO (grpo.py) with another advantage: the batch is sampled and scored by
+`BatchSource`, the teacher reads it (teachers.py), `update` of grpo.py moves the adapter, once per
+batch. Rewards are recorded and evaluated; none is trained on.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from engine.core.metrics import METRICS, names
+from engine.records.run_config import DistillConfig
+from engine.records.settings import DistillSettings, GRPOSettings
+from engine.worker.components import environment, microbatch_tokens, prepare, tasks_of
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.core.job import Job, Result, require
+from engine.worker.core.trajectory import Trajectory
+from engine.worker.evaluation import heldout
+from engine.worker.grpo import make_sync_check, update
+from engine.worker.network.sampler import SamplingParams
+from engine.worker.rollouts.batch_metrics import batch_metrics
+from engine.worker.rollouts.batch_source import BatchSource, Collector
+from engine.worker.rollouts.collect import fits
+from engine.worker.rollouts.guard import Guard
+from engine.worker.rollouts.rollout_file import records_of, write_rollouts
+from engine.worker.sft import sample_rows
+from engine.worker.teachers import TeacherPass, load_teacher
+from engine.worker.training import Training
+
+# Nats. What a teacher calls impossible counts as this unlikely: one token must not drown a batch.
+LEAST_LOGPROB = -50.0
+
+
+def train(job: Job[DistillConfig]) -> Result:
+    """Distil to the end of the run: prepare everything, then step by step sample a batch, have the
+    teacher read it, update the policy, and log all of it. Returns the record for result.json
+    (`Training.finish`) with `failed_scores`, the number of completions that could not be scored.
+
+    Raises:
+        WorkerFailure: the run cannot go on; its kind says why.
+        Stopped: it was asked to stop.
+    """
+    settings = as_grpo(job.config.settings)
+    components = prepare(job, Path(job.config.base.path))
+    budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
+    with (
+        closing(components.sampler),
+        closing(load_teacher(job, components)) as teacher,
+        environment(components, job) as process,
+        Training(job, components, settings.steps) as training,
+    ):
+        if process is None:
+            raise WorkerFailure("config", "This environment scores nothing; use algorithm sft.")
+        context = components.context(process, settings)
+        params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
+        tasks = [t for t in tasks_of(components, "train") if fits(t, context, params)]
+        require(tasks, "training tasks that fit into max_length", "Raise max_length.")
+        tasks = sample_rows(tasks, settings.max_examples, settings.seed)
+        training.start(
+            heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows),
+            context=context,
+            limits=settings,
+            budget=budget,
+        )
+        guard = Guard(settings.max_reward_errors, training.state, job.run.id)
+        collector = Collector(tasks, context, components.sampler, settings)
+        source = BatchSource(collector, training.policy, training.total)
+        sync_check = make_sync_check(training, settings)
+        for step in training.steps():
+            step_began = time.monotonic()
+            batch = source.batch(step)
+            rated = [t for group in batch.groups for t in group.scored if t.trained_tokens]
+            teacher_began = time.monotonic()
+            by_teacher = training.within_memory(step, budget, TeacherPass(teacher, rated))
+            distance = assign(rated, by_teacher)
+            teacher_s = time.monotonic() - teacher_began
+            guard.check(step, batch)
+            update_began = time.monotonic()
+            measured = update(training, settings, batch.groups, step, budget)
+            measured |= sync_check.metrics(step, measured)
+            train_s = time.monotonic() - update_began
+            records = records_of(step, batch)
+            write_rollouts(job.run, step, records)
+            measured |= batch_metrics(batch, time.monotonic() - step_began)
+            values = own_metrics(measured) | distance
+            training.log(step, values | {"teacher_s": teacher_s, "train_s": train_s}, records)
+        guard.close(training.done)  # notes in the state what `finish` reads
+        return training.finish() | {"failed_scores": guard.failed_scores()}
+
+
+def as_grpo(settings: DistillSettings) -> GRPOSettings:
+    """The settings with which GRPO's sampler and update do what distillation does: the policy's own
+    distribution is sampled from, a batch is used once, and nothing but the advantage pulls."""
+    shared = settings.model_dump(exclude={"teacher", "teacher_model", "teacher_key_env"})
+    # Not validated: a group of one, which GRPO could not compare, is all that distillation needs.
+    return GRPOSettings.model_construct(
+        **shared,
+        temperature=1.0,
+        top_p=1.0,
+        loss="dapo",
+        advantage="group_center",  # replaced by `assign`
+        clip_low=0.2,  # neither acts: the ratio of the only update of a batch is 1
+        clip_high=0.28,
+        kl_coef=0.0,
+        updates_per_batch=1,
+        resample_uniform=0,
+        async_sampling=False,
+        thinking_length_penalty=0.0,
+    )
+
+
+def token_advantages(by_teacher: Sequence[float], by_policy: Sequence[float]) -> list[float]:
+    """log q - log p of each token, in nats: what the teacher thinks better of it than the policy.
+    0 for a token of which the sampler gave no log-probability (NaN)."""
+    return [
+        0.0 if math.isnan(policy) else max(teacher, LEAST_LOGPROB) - policy
+        for teacher, policy in zip(by_teacher, by_policy, strict=True)
+    ]
+
+
+def assign(
+    trajectories: Sequence[Trajectory], by_teacher: Sequence[Sequence[float]]
+) -> dict[str, float]:
+    """Set the advantages of the trajectories' tokens in place.
+
+    Args:
+        by_teacher: the teacher's log-probabilities of the trained tokens of each.
+
+    Returns the metrics `reverse_kl` and `teacher_logprob`, means over all trained tokens in nats;
+    {} without trajectories.
+    """
+    for trajectory, logprobs in zip(trajectories, by_teacher, strict=True):
+        tokens = zip(trajectory.sampled_logprobs, trajectory.loss_mask, strict=True)
+        by_policy = [logprob for logprob, is_trained in tokens if is_trained]
+        trajectory.token_advantages = token_advantages(logprobs, by_policy)
+        trajectory.advantage = statistics.fmean(trajectory.token_advantages)
+    if not trajectories:
+        return {}
+    advantages = [a for trajectory in trajectories for a in trajectory.token_advantages]
+    read = [max(logprob, LEAST_LOGPROB) for logprobs in by_teacher for logprob in logprobs]
+    return {"reverse_kl": -statistics.fmean(advantages), "teacher_logprob": statistics.fmean(read)}
+
+
+def own_metrics(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Those of GRPO's metrics that distillation has, and the environment's own: what compares the
+    members of a group says nothing here."""
+    own = set(names("distill"))
+    return {name: value for name, value in values.items() if name in own or name not in METRICS}

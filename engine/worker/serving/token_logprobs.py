@@ -1,0 +1,106 @@
+"""`/v1/completions` as far as it is served: the log-probabilities of given tokens.
+
+The request is the one with which evaluation harnesses rate texts on OpenAI-compatible servers: a
+prompt of token ids, `echo` and `logprobs`. Anything that would generate more than one token is the
+business of `/v1/chat/completions`, where the chat template is applied.
+"""
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.worker.serving.chat_request import Refused, Reply, usage
+
+ACCEPTED = frozenset(
+    "model prompt max_tokens temperature top_p seed n echo logprobs stream user".split()
+)
+MAX_IDS = 131_072  # of one prompt; the model's own limit is checked where it is known
+
+
+@dataclass(frozen=True)
+class LogprobsRequest:
+    """Rate the ids of one prompt with the model called `model`; `continues` asks for the likeliest
+    next token too."""
+
+    model: str
+    ids: list[int]
+    continues: bool
+
+
+def parse_logprobs(body: Any) -> LogprobsRequest:
+    """Read a completion request, the decoded JSON body, that asks for the log-probabilities of its
+    own prompt.
+
+    Raises:
+        Refused: 400, naming the field that is unknown or asks for something else.
+    """
+    if not isinstance(body, dict):
+        raise Refused(400, "The body must be a JSON object.")
+    unknown = sorted(set(body) - ACCEPTED)
+    if unknown:
+        raise Refused(400, f"Not supported: {', '.join(unknown)}.")
+    if body.get("echo") is not True or body.get("logprobs") not in (0, 1):
+        raise Refused(
+            400,
+            "Completions here give the log-probabilities of a prompt: set echo true and logprobs "
+            "to 0 or 1. To have something written, use /v1/chat/completions.",
+        )
+    max_tokens = body.get("max_tokens", 0)
+    if max_tokens not in (0, 1):
+        raise Refused(400, "max_tokens must be 0 or 1.")
+    if max_tokens == 1 and body.get("temperature") != 0:
+        raise Refused(400, "temperature must be 0: what follows the prompt is the likeliest token.")
+    if body.get("stream") or body.get("n", 1) != 1:
+        raise Refused(400, "n must be 1, and nothing is streamed.")
+    ids = body.get("prompt")
+    is_ids = isinstance(ids, list) and all(type(i) is int for i in ids)
+    if not is_ids or not ids or len(ids) > MAX_IDS:
+        raise Refused(400, f"prompt must be a list of 1 to {MAX_IDS:,} token ids.")
+    return LogprobsRequest(str(body.get("model", "")), ids, bool(max_tokens))
+
+
+def logprobs_reply(
+    request: LogprobsRequest,
+    logprobs: list[float],
+    continuation: tuple[int, float] | None,
+    decode: Callable[[list[int]], str],
+) -> Reply:
+    """OpenAI's text_completion object with the prompt's tokens and their log-probabilities. The
+    first has none (null), since nothing precedes it; `top_logprobs` is null, as no other tokens are
+    rated.
+
+    Args:
+        logprobs: of every id but the first.
+        continuation: the token after the prompt with its log-probability, if it was asked for.
+        decode: ids to text.
+    """
+    ids = list(request.ids)
+    token_logprobs: list[float | None] = [None, *logprobs]
+    if continuation is not None:
+        ids.append(continuation[0])
+        token_logprobs.append(continuation[1])
+    tokens = [decode([token]) for token in ids]
+    offsets = [0]
+    for token in tokens[:-1]:
+        offsets.append(offsets[-1] + len(token))
+    choice = {
+        "index": 0,
+        "text": "".join(tokens),
+        "logprobs": {
+            "tokens": tokens,
+            "token_logprobs": token_logprobs,
+            "top_logprobs": None,
+            "text_offset": offsets,
+        },
+        "finish_reason": "length",
+    }
+    return {
+        "id": f"cmpl-{uuid.uuid4().hex[:24]}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": request.model,
+        "choices": [choice],
+        "usage": usage(len(request.ids), len(ids) - len(request.ids)),
+    }

@@ -1,0 +1,203 @@
+"""A teacher behind an OpenAI-compatible server: token ids go out, log-probabilities come back.
+
+The request is `/v1/completions` with a prompt of ids, `echo` and `logprobs`, as evaluation
+harnesses send it; vLLM and our own deployments answer it. The one token that it asks for beyond
+the prompt, the least that every server takes, is thrown away.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from engine.core.hints import Hint
+from engine.worker.core.failures import WorkerFailure
+from engine.worker.core.trajectory import Trajectory
+
+AT_ONCE = 8  # requests under way
+CONNECT_S = 10.0
+READ_S = 120.0  # for one answer
+ATTEMPTS = 5
+WAITS_S = (1.0, 2.0, 5.0, 10.0)  # before the second attempt, the third, ...
+LOOK_S = 0.5  # how often it is looked whether the run was asked to stop
+RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)  # of other statuses a second try changes nothing
+# What a tokenizer is known by: words, figures, JSON and code, in plain ASCII.
+SAMPLE = 'The quick brown fox adds 12 + 30 = 42. {"name": "Ann", "n": [1, 2]} def f(x): return x'
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the teacher answers.
+
+    Attributes:
+        url: up to and including `/v1`.
+        model: its name there.
+        key: the bearer token; "" for none. Never written anywhere.
+    """
+
+    url: str
+    model: str
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.model} at {self.url}"
+
+
+class EndpointTeacher:
+    """A model behind a server; a `Teacher` (teachers.py)."""
+
+    def __init__(self, endpoint: Endpoint, check_stop: Callable[[], None]) -> None:
+        """Rate with the model of `endpoint`. `check_stop` is called while waiting for it, and may
+        raise `Stopped`."""
+        self.endpoint = endpoint
+        self.check_stop = check_stop
+        headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+        self._client = httpx.Client(
+            headers=headers,
+            timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=AT_ONCE),
+        )
+        self._closed = threading.Event()
+        self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="teacher")
+
+    def logprobs(self, trajectories: Sequence[Trajectory], budget: int) -> list[list[float]]:
+        """See `Teacher`; `budget` is the server's own business.
+
+        Raises:
+            WorkerFailure: kind infra, when the server does not answer; kind config, when it refuses
+                or gives no log-probabilities of the prompt.
+        """
+        futures = [self._pool.submit(self._rate, t.prompt_ids + t.ids) for t in trajectories]
+        try:
+            self._wait(futures)
+        finally:
+            for future in futures:
+                future.cancel()  # those that have not begun
+        rated = []
+        for trajectory, future in zip(trajectories, futures, strict=True):
+            by_token = future.result()[len(trajectory.prompt_ids) :]
+            mask = trajectory.loss_mask
+            rated.append([p for p, trained in zip(by_token, mask, strict=True) if trained])
+        return rated
+
+    def _wait(self, futures: Sequence[Future[list[float]]]) -> None:
+        """Wait for all, or for the first that fails, and raise its error."""
+        pending = set(futures)
+        while pending:
+            done, pending = wait(pending, timeout=LOOK_S)
+            for future in done:
+                future.result()
+            self.check_stop()
+
+    def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:
+        """See `Teacher`: each goes alone, so running out of memory here is not its doing."""
+        return True
+
+    def close(self) -> None:
+        """Give up what is under way: nobody waits for it any more."""
+        self._closed.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
+
+    def check_tokens(
+        self, ids: Sequence[int], decode: Callable[[Sequence[int]], str], student: str
+    ) -> None:
+        """Check that the teacher reads ids as the student does, on the ids of `SAMPLE`.
+
+        Args:
+            decode: ids to text, as the student reads them.
+            student: the student's name, for the message.
+
+        Raises:
+            WorkerFailure: kind config, where it does not; otherwise as `logprobs`.
+        """
+        tokens = self._ask(list(ids))["tokens"]
+        for token, text in zip(ids, tokens or [], strict=False):
+            expected = decode([token])
+            # Servers may write a token by its number; parts of characters differ in spelling.
+            if text in (expected, f"token_id:{token}") or not (expected + str(text)).isascii():
+                continue
+            raise WorkerFailure(
+                "config",
+                f"The teacher {self.endpoint} has another tokenizer than {student}.",
+                evidence=f"token {token} is {text!r} there and {expected!r} here",
+                hint="A teacher rates the student's own tokens: take a model of the same family.",
+            )
+
+    def _rate(self, ids: list[int]) -> list[float]:
+        """The log-probability of every id; of the first, which has none, 0."""
+        logprobs = self._ask(ids)["token_logprobs"]
+        return [0.0, *(float(logprob) for logprob in logprobs[1 : len(ids)])]
+
+    def _ask(self, ids: list[int]) -> dict[str, Any]:
+        """OpenAI's `logprobs` object of a prompt, checked: it has a number for every id but the
+        first. Raises WorkerFailure."""
+        body = {
+            "model": self.endpoint.model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 0,
+            "echo": True,
+            "logprobs": 1,
+        }
+        reply = self._post(body)
+        try:
+            logprobs = reply["choices"][0]["logprobs"]
+            numbers = logprobs["token_logprobs"][1 : len(ids)]
+            is_whole = len(numbers) == len(ids) - 1 and all(map(_is_logprob, numbers))
+        except (KeyError, IndexError, TypeError):  # another shape: no log-probabilities in it
+            is_whole = False
+        if not is_whole:
+            raise WorkerFailure(
+                "config",
+                f"The teacher {self.endpoint} gives no log-probabilities of a prompt's tokens.",
+                evidence=f"/completions with echo and logprobs answered {str(reply)[:200]}",
+                hint="Use a server that does, such as vLLM or a deployment of this machine, or a "
+                "model here as the teacher.",
+            )
+        return logprobs
+
+    def _post(self, body: dict[str, Any]) -> Any:
+        """Send a completion request, again where that may help, and return the decoded reply.
+        Raises WorkerFailure."""
+        problem = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self._closed.wait(WAITS_S[attempt - 1])
+            try:
+                response = self._client.post(f"{self.endpoint.url}/completions", json=body)
+                if response.status_code == 200:
+                    return response.json()
+            except httpx.TransportError as error:  # no connection, or no answer in time
+                problem = f"{type(error).__name__}: {error}"
+                continue
+            except ValueError as error:
+                raise self._refused(f"no JSON came back: {error}") from error
+            problem = f"HTTP {response.status_code}: {response.text[:300]}"
+            if response.status_code not in RETRIED:
+                raise self._refused(problem)
+        raise WorkerFailure(
+            "infra",
+            f"The teacher {self.endpoint} does not answer.",
+            evidence=f"after {ATTEMPTS} attempts: {problem}",
+            hint=Hint("Start it again, then resume the run."),
+        )
+
+    def _refused(self, problem: str) -> WorkerFailure:
+        """The failure for a request that the server will not answer however often it is sent."""
+        return WorkerFailure(
+            "config",
+            f"The teacher {self.endpoint} refused to rate a completion.",
+            evidence=problem,
+            hint="Check teacher, teacher_model and teacher_key_env; the server must take a prompt "
+            "of token ids with echo and logprobs under /v1/completions, as vLLM does.",
+        )
+
+
+def _is_logprob(value: object) -> bool:
+    """Whether it is a number, or minus infinity, and no NaN."""
+    return isinstance(value, int | float) and not math.isnan(value)

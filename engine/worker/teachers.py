@@ -1,0 +1,150 @@
+"""The teacher of a distillation: it reads completions of the policy, token by token.
+
+A teacher is given ids and gives back a log-probability for each; it never samples and never sees a
+message. `NetworkTeacher` is a model in this process: where it is an adapter on the policy's own
+base, only that adapter is loaded for it.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from engine.home.hashes import weight_hashes
+from engine.records.run_config import DistillConfig
+from engine.records.run_config import EndpointTeacher as EndpointEntry
+from engine.worker.components import Components, loading_of
+from engine.worker.core.batch import rows_of
+from engine.worker.core.job import Job
+from engine.worker.core.trajectory import Trajectory
+from engine.worker.network.adapter import Adapter, LoraSpec, read_adapter
+from engine.worker.network.network import Network
+from engine.worker.network.policy import load_base
+from engine.worker.teacher_endpoint import SAMPLE, Endpoint, EndpointTeacher
+from engine.worker.update import checkpoint
+
+
+class Teacher(Protocol):
+    """What rates the tokens of trajectories."""
+
+    def logprobs(self, trajectories: Sequence[Trajectory], budget: int) -> list[list[float]]:
+        """The log-probability of each trained token in nats, at temperature 1: for every
+        trajectory a list, in the order of its tokens.
+
+        Args:
+            budget: the most padded tokens that may go through a model in this process at once.
+        """
+        ...
+
+    def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:
+        """Whether with this budget every trajectory already goes alone."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NetworkTeacher:
+    """A model in this process."""
+
+    def __init__(self, network: Network, adapter: Adapter | None) -> None:
+        """Rate with `network` and the adapter; None: with the network alone."""
+        self.network = network
+        self.adapter = adapter
+
+    @torch.no_grad()
+    def logprobs(self, trajectories: Sequence[Trajectory], budget: int) -> list[list[float]]:
+        """See `Teacher`."""
+        rows = rows_of(trajectories)
+        rated: list[list[float]] = [[] for _ in trajectories]
+        for members in self.network.split(rows, budget):
+            batch = self.network.collate([rows[i] for i in members]).to(self.network.device)
+            logprobs, _ = self.network.logprobs(batch, self.adapter)
+            lengths = [trajectories[i].trained_tokens for i in members]
+            for index, part in zip(members, logprobs.split(lengths), strict=True):
+                rated[index] = part.tolist()
+        return rated
+
+    def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:
+        """See `Teacher`."""
+        return len(self.network.split(rows_of(trajectories), budget)) == len(trajectories)
+
+    def close(self) -> None:
+        """Nothing to do: the model goes with the process."""
+
+
+class TeacherPass:
+    """One reading of a step's trajectories by the teacher; a `BatchPass` (memory_retry.py), so that
+    it is repeated in smaller parts when memory runs out."""
+
+    def __init__(self, teacher: Teacher, trajectories: Sequence[Trajectory]) -> None:
+        self.teacher = teacher
+        self.trajectories = trajectories
+
+    def run(self, tokens: int) -> list[list[float]]:
+        """The log-probabilities of the trained tokens, a list for each trajectory."""
+        return self.teacher.logprobs(self.trajectories, tokens)
+
+    def is_finest(self, tokens: int) -> bool:
+        """Whether with at most `tokens` tokens at once every trajectory already goes alone."""
+        return self.teacher.is_finest(self.trajectories, tokens)
+
+
+def load_teacher(job: Job[DistillConfig], components: Components) -> Teacher:
+    """Make the teacher of the run ready, and write the event `teacher` that names it.
+
+    Raises:
+        WorkerFailure: kind config, when the teacher cannot be loaded, or its adapter was trained on
+            another base.
+    """
+    entry = job.config.teacher
+    if isinstance(entry, EndpointEntry):
+        return _reach_endpoint(job, entry, components)
+    base_path = Path(entry.base_path)
+    shares_base = base_path == components.base.path
+    base = components.base
+    if not shares_base:
+        loading = loading_of(job.config)
+        base = load_base(
+            base_path,
+            components.base.network.device,
+            loading.precision,
+            loading.quantization,
+            comparisons_file=job.run.home.comparisons,
+        )
+    adapter = _load_adapter(job, base.network, base_path, entry.adapter)
+    beside = "an adapter beside the policy's" if shares_base else "a model of its own"
+    job.event("teacher", f"{entry.ref}, {beside}", ref=entry.ref, shares_base=shares_base)
+    return NetworkTeacher(base.network, adapter)
+
+
+def _reach_endpoint(
+    job: Job[DistillConfig], entry: EndpointEntry, components: Components
+) -> EndpointTeacher:
+    """The teacher behind `entry`, once it has answered and its tokens are known to be the
+    student's. Raises WorkerFailure."""
+    key = os.environ.get(entry.key_env, "") if entry.key_env else ""
+    teacher = EndpointTeacher(Endpoint(entry.url, entry.model, key), job.check_stop)
+    renderer = components.renderer
+    try:
+        teacher.check_tokens(renderer.encode(SAMPLE), renderer.token_text, job.config.base.ref)
+    except BaseException:
+        teacher.close()
+        raise
+    job.event("teacher", f"{teacher.endpoint}", ref=entry.model, url=entry.url)
+    return teacher
+
+
+def _load_adapter(
+    job: Job[DistillConfig], network: Network, base_path: Path, folder_name: str | None
+) -> Adapter | None:
+    """The teacher's adapter on its base, whose files are in `base_path`; None where it has none.
+    Raises WorkerFailure where it was trained on another base or does not fit."""
+    if folder_name is None:
+        return None
+    folder = Path(folder_name)
+    checkpoint.require_base(folder, weight_hashes(job.run.home, base_path))
+    adapter = network.new_adapter(LoraSpec.from_folder(folder), seed=0)
+    adapter.load(read_adapter(folder))
+    return adapter
