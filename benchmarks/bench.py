@@ -83,13 +83,12 @@ def measure(chosen: list[Job], rounds: int, deadline: float) -> None:
     if not due:
         return
     python = peer.ensure_venv()
-    made = ensure_inputs()
     with peer.running(python, BENCH / "trl.log") as other:
         for job in due:
             for number in range(rounds - rounds_left(job, rounds), rounds):
                 if time.monotonic() > deadline:
                     return
-                line = one_round(job, number, made, other)
+                line = one_round(job, number, inputs_of(job.case), other)
                 pairs.append(RESULTS, line)
                 print(said(job, number, line), flush=True)
 
@@ -113,9 +112,15 @@ def code_digest() -> str:
     """A digest of our code that decides how fast a run is, as it stands when this one begins."""
     digest = hashlib.sha256()
     for folder in ("engine/worker", "envs"):
-        for path in sorted((ROOT / folder).glob("*.py")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
             digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def inputs_of(case: Case) -> Path:
+    """The folder of models and rows that holds those of `case`."""
+    real = cases.REAL_CASES
+    return ensure_inputs(tuple(real.values()), *real) if case.name in real else ensure_inputs()
 
 
 def ensure_inputs(wanted: Sequence[Case] = tuple(cases.CASES.values()), *names: str) -> Path:
@@ -292,7 +297,8 @@ def starting_adapter(home: Home, case: Case, made: Path) -> Path:
     target = BENCH / "start" / f"{digest.hexdigest()[:12]}.safetensors"
     if target.is_file():
         return target
-    source = next(c for c in cases.CASES.values() if c.shape == case.shape and c.algorithm == "sft")
+    every = [*cases.CASES.values(), *cases.REAL_CASES.values()]
+    source = next(c for c in every if c.shape == case.shape and c.algorithm == "sft")
     env_id = ours.push(home, made / "cases" / source.name / "environment", source.name)
     settings = cases.settings(source) | {"seed": case.seed, "steps": 1, "batch_size": 1}
     settings |= {"eval_every": 1, "save_every": 1}

@@ -1,13 +1,14 @@
 """What `make bench` measures: shapes, cases and the ratios that are asked for. No torch.
 
 A case trains one model on one set of rows, ours and the peer's variants in turns. All of it is made
-here from seeds; nothing is downloaded.
+here from seeds; nothing is downloaded, but for the cases of a real model, which comes from the
+package index and runs only where it is asked for by name.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 RANK, ALPHA = 16, 32
@@ -21,13 +22,18 @@ PEER_LORA = {
 }
 TWO_THREADS = 0.65  # of a ratio is asked for at two threads
 MATMUL_SHARE = 0.85  # of the fp32 matrix rate stands in for a ratio that arithmetic forbids
-MEMORY_SHARE = 0.5  # of the padded peer's peak memory
+MEMORY_SHARE = 0.5  # of the padded peer's peak memory, where a case asks for no other
 LOSS_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Qwen3-style decoder: per-head norms of queries and keys, tied head, no biases."""
+    """A Qwen3-style decoder: per-head norms of queries and keys, tied head, no biases.
+
+    Attributes:
+        known: the name by which `honesmith models add` fetches a model with real weights, whose
+            heads have no norms; "" for random weights.
+    """
 
     hidden: int
     layers: int
@@ -37,12 +43,14 @@ class Shape:
     inner: int
     vocab: int
     context: int = 4096
+    known: str = ""
 
 
 SHAPES: dict[str, Shape] = {
     "tiny": Shape(128, 4, 4, 2, 32, 384, 2048),
     "small": Shape(512, 8, 8, 4, 64, 1536, 2048),
     "wide": Shape(128, 4, 4, 2, 32, 384, 32_768),  # tiny with a real model's vocabulary
+    "smollm2": Shape(576, 30, 9, 3, 64, 1536, 49_152, 8192, known="smollm2"),
     # Qwen3's own sizes, for GPU machines.
     "0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151_936),
     "1.7b": Shape(2048, 28, 16, 8, 128, 6144, 151_936),
@@ -62,6 +70,8 @@ class Case:
             with the highest throughput.
         prompts: SFT, conversations per step; GRPO, tasks per step.
         words: median words of a prompt (GRPO).
+        memory: what our peak memory may be at most, as a share of the padded peer's.
+        matmul: share of the matrix rate that is asked for beside the ratios; 0 for none.
     """
 
     name: str
@@ -78,6 +88,8 @@ class Case:
     learning_rate: float = 2e-4
     max_length: int = 512
     seed: int = 0
+    memory: float = MEMORY_SHARE
+    matmul: float = 0.0
 
     @property
     def padded(self) -> str:
@@ -144,6 +156,22 @@ CASES = _named(
     _grpo("small", 4, 3.0),
 )
 
+# SmolLM2-135M-Instruct, a model that people use: `make bench ONLY=smollm2`.
+REAL_CASES = _named(
+    Case(
+        "sft-smollm2",
+        "sft",
+        "smollm2",
+        4,
+        {"padded": 0, "packed": 0, "by_length": 1},
+        {"padded": 4.0, "best": 2.7},
+        rows=64,
+        memory=0.3,
+        matmul=0.75,
+    ),
+    replace(_grpo("smollm2", 4, 4.5), memory=0.3),
+)
+
 
 def _on_gpu(shape: str) -> tuple[Case, Case]:
     """About 16 k tokens a step in packs of 2,048; GRPO samples 64 completions at a time."""
@@ -180,20 +208,27 @@ GPU_CASES = _named(*(case for shape in ("0.6b", "1.7b", "4b") for case in _on_gp
 
 
 def jobs(
-    only: str = "", threads: tuple[int, ...] = (1, 2), among: Mapping[str, Case] = CASES
+    only: str = "",
+    threads: tuple[int, ...] = (1, 2),
+    among: Mapping[str, Case] = CASES,
+    by_name: Mapping[str, Case] = REAL_CASES,
 ) -> list[Job]:
     """The jobs a name selects: "" all, "sft", "sft-tiny", "sft-tiny@2"; several with commas.
+
+    `by_name` holds cases that only their name or that of their shape selects.
 
     Raises ValueError for a name that selects nothing.
     """
     every = [Job(case, count) for count in threads for case in among.values()]
     if not only:
         return every
+    named = [Job(case, count) for count in threads for case in by_name.values()]
     jobs: list[Job] = []
     for word in only.split(","):
         hits = [job for job in every if selects(word.strip(), job)]
+        hits += [job for job in named if word.strip() in (job.name, job.case.name, job.case.shape)]
         if not hits:
-            known = ", ".join(among)
+            known = ", ".join([*among, *by_name])
             raise ValueError(f"{word!r} names no case; there are {known}, each also with @THREADS")
         jobs += [job for job in hits if job not in jobs]
     return jobs
@@ -233,6 +268,7 @@ def settings(case: Case) -> dict[str, Any]:
 def fingerprint(job: Job, versions: Mapping[str, str]) -> str:
     """Results are pooled only while this stays the same: the case, its shape, the software."""
     facts = asdict(job.case) | {"shape": asdict(SHAPES[job.case.shape]), "threads": job.threads}
-    del facts["targets"]  # what is asked for changes nothing that was measured
+    for asked in ("targets", "memory", "matmul"):  # what is asked for changes nothing measured
+        del facts[asked]
     text = json.dumps([facts, dict(versions)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -47,7 +47,7 @@ def main() -> int:
         print(NO_GPU, file=sys.stderr)
         return 2
     try:
-        chosen = cases.jobs(asked.only, (0,), cases.GPU_CASES)
+        chosen = cases.jobs(asked.only, (0,), cases.GPU_CASES, {})
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

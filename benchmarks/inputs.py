@@ -1,6 +1,6 @@
 """Makes everything the comparisons need, from seeds alone: models, tokenizers, rows, environments.
 
-    python -m benchmarks.inputs FOLDER [GPU_CASE ...]
+    python -m benchmarks.inputs FOLDER [CASE ...]
 
 Text is words of a few syllables, drawn as in natural text (a few words often, most rarely), in
 conversations whose lengths are log-normal: median 40 words for prompts and answers, sigma 0.9, cut
@@ -11,12 +11,16 @@ Both sides get the same token ids in the same order: the order is asked of the w
 import json
 import math
 import random
+import re
+import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import CASES, GPU_CASES, SHAPES, Case, Shape
+from benchmarks.cases import CASES, GPU_CASES, REAL_CASES, SHAPES, Case, Shape
+from engine.home.run_dir import Home
+from engine.models import library
 
 TEMPLATE = (
     "{%- for message in messages -%}"
@@ -87,6 +91,23 @@ def lognormal(rng: random.Random, median: float, sigma: float, low: int, high: i
     return max(low, min(high, int(rng.lognormvariate(math.log(median), sigma))))
 
 
+def known_model(name: str, folder: Path) -> Any:
+    """Fetch a model by its name into `folder`, as a user does; returns its tokenizer."""
+    from transformers import AutoTokenizer
+
+    home = Home.locate(folder.parent / "home")
+    library.add(home, name)
+    shutil.copytree(home.models / name, folder, dirs_exist_ok=True)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def words_of(tokenizer: Any, count: int = 900) -> list[str]:
+    """A vocabulary of words that a real model's tokenizer has as one token each."""
+    known = (tokenizer.decode([number]) for number in range(len(tokenizer)))
+    every = {word[1:] for word in known if re.fullmatch(" [a-z]{3,}", word)}
+    return random.Random("words").sample(sorted(every), count)
+
+
 def make_tokenizer(size: int, folder: Path) -> Any:
     """A byte-level BPE of exactly `size` tokens, saved with its template.
 
@@ -154,7 +175,8 @@ def make_model(shape: Shape, tokenizer: Any, folder: Path, dtype: str = "float32
 
 def make_rows(case: Case, tokenizer: Any) -> list[dict[str, Any]]:
     """Conversations (SFT) or prompts (GRPO) of one case, held-out ones first."""
-    rng, vocabulary = random.Random(f"{case.name}-{case.seed}"), words()
+    rng = random.Random(f"{case.name}-{case.seed}")
+    vocabulary = words_of(tokenizer) if SHAPES[case.shape].known else words()
     rows = []
     for number in range(case.rows + HELDOUT):
         if case.algorithm == "sft":
@@ -237,7 +259,10 @@ def make(folder: Path, wanted: Iterable[Case], dtype: str = "float32") -> None:
         target = folder / "models" / case.shape
         if not (target / "model_done").is_file():
             shape = SHAPES[case.shape]
-            make_model(shape, make_tokenizer(shape.vocab, target), target, dtype)
+            if shape.known:
+                known_model(shape.known, target)
+            else:
+                make_model(shape, make_tokenizer(shape.vocab, target), target, dtype)
             (target / "model_done").touch()
         make_case(case, AutoTokenizer.from_pretrained(target), folder / "cases" / case.name)
 
@@ -252,6 +277,9 @@ def make_case(case: Case, tokenizer: Any, folder: Path) -> None:
     for index in order(case, len(train)):
         row = train[index]
         messages = row.get("messages") or [{"role": "user", "content": row["prompt"]}]
+        if case.algorithm == "sft" and SHAPES[case.shape].known:
+            ordered.append(rendered(messages, tokenizer))
+            continue
         if case.algorithm == "sft":
             prompt, whole = token_counts(tokenizer, messages)
         else:
@@ -261,8 +289,23 @@ def make_case(case: Case, tokenizer: Any, folder: Path) -> None:
     (folder / "facts.json").write_text(json.dumps(facts))
 
 
+def rendered(messages: list[dict[str, str]], tokenizer: Any) -> dict[str, Any]:
+    """A conversation as the worker trains it, in token ids and a mask: a real model's template may
+    write after the last turn, which only one side would learn."""
+    from engine.worker.rollouts.renderer import Renderer
+
+    renderer = Renderer(tokenizer, [tokenizer.eos_token_id])
+    row = renderer.rows(messages, (), "assistant")[0]
+    prompt = len(row.ids) - sum(row.loss_mask)
+    sizes = {"prompt_tokens": prompt, "tokens": len(row.ids)}
+    return {"ids": row.ids, "loss_mask": row.loss_mask, **sizes}
+
+
 if __name__ == "__main__":
-    if sys.argv[2:]:
-        make(Path(sys.argv[1]), [GPU_CASES[name] for name in sys.argv[2:]], "bfloat16")
+    names = sys.argv[2:]
+    if names and names[0] in GPU_CASES:
+        make(Path(sys.argv[1]), [GPU_CASES[name] for name in names], "bfloat16")
+    elif names:
+        make(Path(sys.argv[1]), [REAL_CASES[name] for name in names])
     else:
         make(Path(sys.argv[1]), CASES.values())

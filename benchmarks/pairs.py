@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import LOSS_TOLERANCE, MATMUL_SHARE, MEMORY_SHARE, Job
+from benchmarks.cases import LOSS_TOLERANCE, MATMUL_SHARE, Job
 
 OURS = "ours"
 Round = dict[str, Any]
@@ -80,6 +80,7 @@ class Verdict:
     target: float
     passed: bool | None  # None where nothing is asked for
     share: float  # of the matrix rate, ours
+    share_target: float  # 0 where none is asked for
     memory: float  # our peak over theirs
     memory_target: float  # 0 where none is asked for
     loss_gap: float | None
@@ -168,8 +169,9 @@ def verdicts(job: Job, rounds: Sequence[Round]) -> list[Verdict]:
                 target=asked,
                 passed=(reached >= asked or share(rounds) >= MATMUL_SHARE) if asked else None,
                 share=share(rounds),
+                share_target=job.case.matmul if label == job.case.padded else 0.0,
                 memory=ours.rss_mb / theirs.rss_mb,
-                memory_target=MEMORY_SHARE if label == job.case.padded else 0.0,
+                memory_target=job.case.memory if label == job.case.padded else 0.0,
                 loss_gap=loss_gap(rounds, variant),
             )
         )
@@ -198,6 +200,8 @@ def judged(line: Verdict) -> str:
     missed = []
     if line.passed is False:
         missed.append("ratio")
+    if line.share < line.share_target:
+        missed.append("matmul share")
     if line.memory_target and line.memory > line.memory_target:
         missed.append("memory")
     if line.loss_gap is not None and line.loss_gap > LOSS_TOLERANCE:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from engine.core.hardware import detect
 from engine.worker.network.adapter import Factors
 from engine.worker.network.cache import Prompts
 from engine.worker.network.decoder import AdaptedLinear, Decoder, Layer, Weights, no_rotation
@@ -37,9 +36,8 @@ class Forward:
         self.decoder = decoder
         self.length = length
         self.shape = decoder.shape
-        # A packed weight is a second copy, made only where memory is plentiful.
-        pack = 4 * decoder.weight_bytes < detect().ram_total
-        self.head = Fixed(decoder.head[:vocab], pack=pack)
+        pack = decoder.packs_weights
+        self.head = decoder.output_layer(vocab).logits
         self.layers = [
             (layer, [_Product(adapted, pack=pack) for adapted in weights.of(number)])
             for number, layer in enumerate(decoder.layers)

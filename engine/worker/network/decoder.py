@@ -35,7 +35,7 @@ from engine.worker.ops.kernels import (
     SwiGLU,
     TokenLogprobs,
 )
-from engine.worker.ops.matmul import grain
+from engine.worker.ops.matmul import OutputLayer, grain
 from engine.worker.ops.packing import Layout, Packed
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ class Decoder:
         self._rope_scale = rope.scale * factors.angles
         self._inverse_frequencies = torch.tensor(rope.inverse_frequencies, device=self.head.device)
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None  # made by the method `rope`
+        self._output_layer: OutputLayer | None = None  # made by the method `output_layer`
         self.layers = [
             _layer(number, take, factors.residual, rotated=is_rotated(config, number))
             for number in range(self.shape.layers)
@@ -177,6 +178,17 @@ class Decoder:
             for linear in layer.linears
         )
 
+    @property
+    def packs_weights(self) -> bool:
+        """Whether memory allows second copies of the weights."""
+        return 4 * self.weight_bytes < detect().ram_total
+
+    def output_layer(self, vocab: int) -> OutputLayer:
+        """The output layer for the ids below `vocab`; kept."""
+        if self._output_layer is None or len(self._output_layer.weight) != vocab:
+            self._output_layer = OutputLayer(self.head[:vocab], pack=self.packs_weights)
+        return self._output_layer
+
     def new_adapter(self, spec: LoraSpec, seed: int) -> FlatAdapter:
         return FlatAdapter(self.slots, spec, seed, self.device)
 
@@ -186,8 +198,7 @@ class Decoder:
         if adapter is None:
             return self._base_weights
         if adapter.applied is None:
-            # Merged weights are a second copy, so they are kept only where memory is plentiful.
-            merge = self.device.type == "cpu" and 4 * self.weight_bytes < detect().ram_total
+            merge = self.device.type == "cpu" and self.packs_weights
             adapter.applied = Weights(self, adapter, merge=merge)
         return adapter.applied.refresh()
 
@@ -305,7 +316,7 @@ class Decoder:
         logit_bytes = HEAD_BYTES.get(self.device.type, 2**24)  # 2**24: on any other device
         chunk_rows = max(128, logit_bytes // (4 * vocab))
         logprobs, entropy = TokenLogprobs.apply(
-            hidden, self.head[:vocab], labels, inverse_temperature, chunk_rows, entropies
+            hidden, self.output_layer(vocab), labels, inverse_temperature, chunk_rows, entropies
         )
         if rows_have_several_labels:
             return logprobs[:label_count], entropy[:label_count]

@@ -24,6 +24,7 @@ from engine.worker.network.network import Micro
 from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
 from engine.worker.network.shape import Shape
 from engine.worker.ops.kernels import TokenLogprobs
+from engine.worker.ops.matmul import OutputLayer
 
 # Tokens whose logits are computed at once.
 HUB_HEAD_ROWS = 1024
@@ -234,7 +235,7 @@ class HubNetwork:
             hidden = self._hidden(batch.ids)
             return TokenLogprobs.apply(
                 hidden.flatten(0, 1)[batch.source],
-                self._head.weight[: self.vocab],
+                OutputLayer(self._head.weight[: self.vocab]),
                 batch.labels,
                 inverse_temperature,
                 HUB_HEAD_ROWS,

@@ -5,6 +5,7 @@ runs as `HubNetwork` (hub_network.py): transformers with PEFT's modules, slower,
 numbers. The run's manifest says which of the two a model got, and why.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -21,6 +22,9 @@ from engine.worker.ops.matmul import grain
 from engine.worker.ops.packing import Packed, pack
 
 Micro = Packed | Batch
+
+# By how much the limit of evenly filled microbatches is raised while they are too many.
+LIMIT_GROWTH = 1.02
 
 
 class Network(Protocol):
@@ -137,26 +141,17 @@ class DecoderNetwork:
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         """Indices of `rows` in microbatches of at most `budget` tokens; a larger row goes alone.
         Rows that share a prompt stay together as far as they fit, and the prompt counts once per
-        microbatch."""
+        microbatch. There are as few microbatches as the budget allows, of about the same size: the
+        largest one decides how much memory a step takes."""
         order = sorted(range(len(rows)), key=lambda i: _sort_key(rows[i], i))
-        microbatches: list[list[int]] = []
-        tokens = 0  # of the last microbatch
-        last_prompt: list[int] = []
-        for index in order:
-            row = rows[index]
-            prompt = list(row.ids[: row.prefix_len])  # empty if the row shares none
-            row_tokens = len(row.ids) - 1  # the last token predicts nothing
-            added_tokens = row_tokens
-            if prompt == last_prompt:  # the microbatch holds the prompt already
-                added_tokens -= len(prompt)
-            if microbatches and tokens + added_tokens <= budget:
-                microbatches[-1].append(index)
-                tokens += added_tokens
-            else:
-                microbatches.append([index])
-                tokens = row_tokens
-            last_prompt = prompt
-        return microbatches
+        groups, sizes = _filled(rows, order, budget)
+        limit = math.ceil(sum(sizes) / len(groups)) if groups else budget
+        while limit < budget:
+            even_groups, _ = _filled(rows, order, limit)
+            if len(even_groups) == len(groups):
+                return even_groups
+            limit = math.ceil(limit * LIMIT_GROWTH)
+        return groups
 
     def logprobs(
         self,
@@ -200,6 +195,31 @@ def _flat(adapter: Adapter) -> FlatAdapter:
     if not isinstance(adapter, FlatAdapter):
         raise TypeError(f"this adapter belongs to another forward: {type(adapter).__name__}")
     return adapter
+
+
+def _filled(
+    rows: Sequence[Row], order: Sequence[int], limit: int
+) -> tuple[list[list[int]], list[int]]:
+    """Fill microbatches of at most `limit` tokens one after the other with the rows numbered in
+    `order`. Returns (the numbers of the rows of each, the tokens of each)."""
+    groups: list[list[int]] = []
+    sizes: list[int] = []
+    last_prompt: list[int] = []
+    for index in order:
+        row = rows[index]
+        prompt = list(row.ids[: row.prefix_len])  # empty if the row shares none
+        tokens_alone = len(row.ids) - 1  # the last token predicts nothing
+        added = tokens_alone
+        if prompt == last_prompt:  # the group holds the prompt already
+            added -= len(prompt)
+        if groups and sizes[-1] + added <= limit:
+            groups[-1].append(index)
+            sizes[-1] += added
+        else:
+            groups.append([index])
+            sizes.append(tokens_alone)
+        last_prompt = prompt
+    return groups, sizes
 
 
 def _sort_key(row: Row, index: int) -> tuple[int, tuple[int, ...], int]:

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from engine.worker.ops.fused_ops import TORCH, Pointwise
-from engine.worker.ops.matmul import linear
+from engine.worker.ops.matmul import OutputLayer, linear
 
 
 @dataclass(frozen=True)
@@ -391,7 +391,7 @@ class TokenLogprobs(torch.autograd.Function):
     scales it: any loss may follow, and no logits are saved.
 
     Args of `apply`:
-        hidden: [T, hidden]; head: [vocab, hidden], frozen; labels: [T] int64.
+        hidden: [T, hidden]; head: of [vocab, hidden], frozen; labels: [T] int64.
         inverse_temperature: multiplies the logits.
         chunk_rows: tokens per chunk.
         entropies: whether to compute entropies too.
@@ -405,7 +405,7 @@ class TokenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden: torch.Tensor,
-        head: torch.Tensor,
+        head: OutputLayer,
         labels: torch.Tensor,
         inverse_temperature: float,
         chunk_rows: int,
@@ -420,7 +420,7 @@ class TokenLogprobs(torch.autograd.Function):
 
         Args:
             hidden: [T, hidden].
-            head: [vocab, hidden], frozen.
+            head: of [vocab, hidden], frozen.
             labels: [T] int64.
             inverse_temperature: multiplies the logits.
             chunk_rows: of how many tokens the logits are in memory at a time.
@@ -431,7 +431,7 @@ class TokenLogprobs(torch.autograd.Function):
         slopes = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for start in range(0, count, chunk_rows):
             chunk = slice(start, start + chunk_rows)
-            logits = linear(hidden[chunk], head).float()
+            logits = head.logits(hidden[chunk]).float()
             if inverse_temperature != 1.0:
                 logits.mul_(inverse_temperature)
             logprobs = logits.log_softmax(-1)
@@ -444,8 +444,8 @@ class TokenLogprobs(torch.autograd.Function):
                 entropy[chunk] = torch.linalg.vecdot(probabilities, logprobs).neg_()
             if slopes is not None:
                 # W_label minus the mean of W's rows (W is the head) under the distribution.
-                mean_row = linear(probabilities.to(head.dtype), head.t())
-                torch.sub(head[labels[chunk]], mean_row, out=slopes[chunk])
+                mean_row = head.mean_rows(probabilities.to(head.weight.dtype))
+                torch.sub(head.weight[labels[chunk]], mean_row, out=slopes[chunk])
         if slopes is not None:
             if inverse_temperature != 1.0:
                 slopes.mul_(inverse_temperature)

@@ -4,7 +4,7 @@ PyTorch takes float32 products through MKL, which keeps to AVX2 on processors th
 Intel's; oneDNN, also part of PyTorch, uses AVX-512 there, at the same precision.
 """
 
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +91,29 @@ class Fixed:
         if x.shape[0] < self._min_rows:
             return F.linear(x, self.weight, bias)
         return self._operator(x, self.packed, bias, *NO_ACTIVATION)
+
+
+class OutputLayer:
+    """The weight of a model's output layer, which never changes, for products from both sides. The
+    copies in oneDNN's layout are made when they are first needed.
+
+    Args:
+        weight: [vocab, hidden].
+        pack: whether memory allows a second copy of it for either side.
+    """
+
+    def __init__(self, weight: torch.Tensor, *, pack: bool = False) -> None:
+        """Keep the weight [vocab, hidden]; see the class."""
+        self.weight = weight
+        self.pack = pack
+
+    @cached_property
+    def logits(self) -> Fixed:
+        """The product x W^T, [N, vocab] for x [N, hidden]."""
+        return Fixed(self.weight, pack=self.pack)
+
+    @cached_property
+    def mean_rows(self) -> Fixed:
+        """The product p W, [N, hidden] for p [N, vocab]: for probabilities, the mean of W's rows
+        under them."""
+        return Fixed(self.weight.t(), pack=self.pack)

@@ -208,6 +208,14 @@ def test_microbatches_hold_every_row_once_within_the_budget_and_change_no_gradie
     assert apart(split[0], whole[0]) < CLOSE
 
 
+def test_microbatches_are_as_few_as_the_budget_allows_and_of_about_the_same_size() -> None:
+    _, network, _ = prepared()
+    rows = [Row([1] * length, [0] * (length - 1) + [1]) for length in (41, 31, 31, 21, 21, 11)]
+    parts = network.split(rows, 100)  # 150 tokens; filled one after the other: 100 and 50
+    assert [sum(len(rows[i].ids) - 1 for i in part) for part in parts] == [70, 80]
+    assert len(network.split(rows, 150)) == 1
+
+
 # -- adapters ----------------------------------------------------------------------------------
 
 SUBSETS = [*((t,) for t in EVERY), ("q_proj", "v_proj"), ("k_proj", "up_proj", "down_proj"), ()]

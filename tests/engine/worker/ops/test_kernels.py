@@ -19,6 +19,7 @@ from engine.worker.ops.kernels import (
     SwiGLU,
     TokenLogprobs,
 )
+from engine.worker.ops.matmul import OutputLayer
 
 EPS = 1e-3  # large enough to be seen
 SEEDS = [0, 1, 2]
@@ -221,34 +222,38 @@ def test_spread_rows_stand_in_their_places_among_zeros() -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_the_head_in_chunks_is_the_full_cross_entropy(temperature: float, rows: int) -> None:
     head, labels = torch.randn(13, 8), torch.randint(0, 13, (7,))
-    hidden = torch.randn(7, 8)
+    hidden, layer = torch.randn(7, 8), OutputLayer(head)
 
     def logs(x: torch.Tensor) -> torch.Tensor:
         return (x @ head.double().T / temperature).log_softmax(-1)
 
     compare(
-        lambda x: TokenLogprobs.apply(x, head, labels, 1 / temperature, rows, False)[:1],
+        lambda x: TokenLogprobs.apply(x, layer, labels, 1 / temperature, rows, False)[:1],
         lambda x: [logs(x).gather(1, labels[:, None])[:, 0]],
         [hidden],
     )
-    values, entropies = TokenLogprobs.apply(hidden, head, labels, 1 / temperature, rows, True)
+    values, entropies = TokenLogprobs.apply(
+        hidden, OutputLayer(head), labels, 1 / temperature, rows, True
+    )
     exact = logs(hidden.double())
     assert values.dtype == entropies.dtype == torch.float32
     assert apart(entropies, -(exact.exp() * exact).sum(-1)) < 1e-6
-    assert not TokenLogprobs.apply(hidden, head, labels, 1.0, rows, False)[1].any()
+    assert not TokenLogprobs.apply(hidden, layer, labels, 1.0, rows, False)[1].any()
 
 
 def test_entropies_carry_no_gradient() -> None:
     hidden = torch.randn(7, 8, requires_grad=True)
     labels = torch.randint(0, 13, (7,))
-    values, entropies = TokenLogprobs.apply(hidden, torch.randn(13, 8), labels, 1.0, 4, True)
+    values, entropies = TokenLogprobs.apply(
+        hidden, OutputLayer(torch.randn(13, 8)), labels, 1.0, 4, True
+    )
     assert values.requires_grad and not entropies.requires_grad
 
 
 def test_in_bfloat16_the_head_still_answers_in_float32_close_to_the_exact_value() -> None:
     head, labels = torch.randn(13, 8).bfloat16(), torch.randint(0, 13, (7,))
     hidden = torch.randn(7, 8).bfloat16()
-    values, _ = TokenLogprobs.apply(hidden, head, labels, 1.0, 4, False)
+    values, _ = TokenLogprobs.apply(hidden, OutputLayer(head), labels, 1.0, 4, False)
     exact = (hidden.double() @ head.double().T).log_softmax(-1).gather(1, labels[:, None])[:, 0]
     assert values.dtype == torch.float32
     assert (values.double() - exact).abs().max() < 0.05
