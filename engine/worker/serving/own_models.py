@@ -79,9 +79,11 @@ class OwnModels:
             Refused: 409 when the adapter gives the same answers as the base, 400 when it cannot be
                 read or does not fit the base. An earlier adapter of that name then stays.
         """
+        if self.adapters.get(name) == str(folder):
+            return  # without the lock: whoever answers a long question holds it
         with self.lock:
             if self.adapters.get(name) == str(folder):
-                return
+                return  # another request has loaded it meanwhile
             try:
                 new_adapter = self._load(name, folder)
             except WorkerFailure as error:
