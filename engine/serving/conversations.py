@@ -51,16 +51,22 @@ def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[
             "another with what matters of it"
         )
     warning = ""
-    if conversation_id:
-        turns_before = load(home, conversation_id, conversation.owner).turns
-        if turns_before != conversation.turns - 1:
-            warning = f"{conversation_id} was answered by another call meanwhile; this is a new one"
-            conversation_id = ""
+    if conversation_id and _turns(home, conversation_id) != conversation.turns - 1:
+        warning = f"{conversation_id} was answered by another call meanwhile; this is a new one"
+        conversation_id = ""
     conversation_id = conversation_id or f"c-{secrets.token_hex(6)}"
     home.chats.mkdir(mode=0o700, exist_ok=True)
     conversation.write(home.chats / f"{conversation_id}.json")
     _forget_old(home)
     return conversation_id, warning
+
+
+def _turns(home: Home, conversation_id: str) -> int:
+    """How often the conversation was answered; 0 if it is there no more."""
+    try:
+        return Conversation.read(home.chats / f"{conversation_id}.json").turns
+    except FileNotFoundError:
+        return 0
 
 
 def _forget_old(home: Home) -> None:
