@@ -357,14 +357,14 @@ class Tools:
             Objects, Field(default_factory=list, description="OpenAI form; before message")
         ],
         tools: Annotated[Objects, Field(default_factory=list, description="OpenAI form")],
-        conversation: Annotated[str, Field(description="Of an earlier reply, to go on")] = "",
+        conversation: Annotated[str, Field(description="From an earlier reply")] = "",
         compare_to: Annotated[str, Field(description="Second model")] = "",
         max_tokens: Annotated[int, Field(ge=1, le=32_768)] = 512,
         temperature: Annotated[float, Field(ge=0, le=2)] = 0,
         seed: Annotated[int, Field(ge=-1, description="-1: drawn")] = -1,
     ) -> Reply:
-        """Ask a model, optionally beside a second one; deploys what is not served. With a
-        conversation and no message a cut answer goes on."""
+        """Ask a model, or two beside each other; deploys what is not served. A conversation without
+        a message goes on with a cut answer."""
         request = ChatRequest(
             model=model,
             message=message,

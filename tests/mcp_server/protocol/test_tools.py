@@ -53,7 +53,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "008fd04a722f50c0f74252aa088e06a646fa83a60387cb340b4f7bb980562901"
+SURFACE = "84da6dda80e315042191ed5b81fd7fea5f622acc98ae0301fd8a93395bb133d9"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):
