@@ -104,9 +104,8 @@ def chat(
     started: list[Reply] = []
     for number, question in enumerate(questions):
         # So that a slow first model leaves the second one its half of the time.
-        now = time.monotonic()
-        limits = Limits(now + (deadline - now) / (len(questions) - number), patience.stall_s)
-        answer, seconds, started_for_it = _ask(session, question, body, limits)
+        shares = len(questions) - number
+        answer, seconds, started_for_it = _ask(session, question, body, deadline, shares=shares)
         answers.append(answer)
         entries.append(_entry(question.target.name, answer, seconds))
         started += started_for_it
@@ -212,20 +211,22 @@ def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
 
 
 def _ask(
-    session: Session, question: Question, body: Json, limits: Limits
+    session: Session, question: Question, body: Json, deadline: float, *, shares: int
 ) -> tuple[Answer, float, list[Reply]]:
     """Ask one model; returns its answer, the seconds it took without starting, and the deployments
     that were started for it.
 
-    If the process ends before the answer is done, it is started again once and goes on with the
-    tokens that there are. Raises UserError as `chat` does.
+    `deadline` is that of the whole call, on the monotonic clock; once the model is served, its
+    answer gets one of `shares` equal parts of the time that is left. If the process ends before the
+    answer is done, it is started again once and goes on with the tokens that there are. Raises
+    UserError as `chat` does.
     """
     started: list[Reply] = []
     answer = Answer()
     seconds = 0.0
     is_second_try = False
     while True:
-        ready_by = min(limits.deadline, time.monotonic() + session.patience.start_s)
+        ready_by = min(deadline, time.monotonic() + session.patience.start_s)
         row, start_seconds = serve(session.home, question.target, ready_by, session.asker)
         if start_seconds is not None:
             deployment = {"deployment_id": row.deployment_id, "seconds": round(start_seconds, 2)}
@@ -235,11 +236,12 @@ def _ask(
         asked: Json = {
             "model": question.target.name,
             "messages": question.messages,
+            "max_tokens": max(1, body["max_tokens"] - len(answer.token_ids)),
             **({"begun_token_ids": begun} if begun else {}),
         }
-        asked["max_tokens"] = max(1, body["max_tokens"] - len(answer.token_ids))
         answer.is_waiting = True  # until the model begins, in a second try too
         asked_at = time.monotonic()
+        limits = Limits(asked_at + (deadline - asked_at) / shares, session.patience.stall_s)
         try:
             sample(folder, body | asked, limits, answer, session.listener)
         except RefusedByServer as error:
