@@ -8,14 +8,14 @@ llama.cpp (the package xllamacpp, with the chat template of the file). Prints fo
 many answers are equal, and for each other one how close the two tokens were at the first
 difference: the gap of their log-probabilities in our own model, 0 for a tie.
 
-The answers of each reader are kept in the folder `--out`; a reader whose answers are there is not
-asked again. Exits 1 where a reader other than gguf-q8_0 differs by more than near-ties.
+The answers of each reader are kept in the folder `--out` as they come; what is there is not asked
+again. Exits 1 where a reader other than gguf-q8_0 differs by more than near-ties.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -70,15 +70,16 @@ def main() -> int:
     prompts = [task["prompt"] for task in tasks]
     own = OwnModels(model.base_path, "base", "cpu", thinking=False)
     own.add("tuned", Path(str(model.adapter)))
-    ours = kept(out / "own.json", lambda: own_answers(own, prompts, options.tokens))
+    ours = kept(out / "own.json", prompts, lambda asked: own_answers(own, asked, options.tokens))
     readers = options.only.split(",") if options.only else list(FILES)
     is_alike = True
     for reader in readers:
         folder = exported(home, ref, FILES[reader], out)
         theirs = kept(
             out / f"{reader}.json",
-            lambda reader=reader, folder=folder: answers_of(
-                reader, folder, model.base_path, prompts, options.tokens
+            prompts,
+            lambda asked, reader=reader, folder=folder: answers_of(
+                reader, folder, model.base_path, asked, options.tokens
             ),
         )
         differences = compared(own, prompts, ours, theirs)
@@ -103,11 +104,16 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def kept(file: Path, ask) -> list[str]:
-    """The answers in `file`, or those that `ask` gives, written there."""
-    if not file.exists():
-        write_json(file, ask())
-    return read_json(file)
+def kept(
+    file: Path, prompts: Sequence[Prompt], ask: Callable[[Sequence[Prompt]], Iterable[str]]
+) -> list[str]:
+    """The answers to `prompts` in `file`; `ask` gives those that are missing, which are added."""
+    answers: list[str] = read_json(file) if file.exists() else []
+    missing = prompts[len(answers) :]
+    for answer in ask(missing) if missing else ():
+        answers.append(answer)
+        write_json(file, answers)
+    return answers
 
 
 def exported(home: Home, ref: str, export_format: str, out: Path) -> Path:
@@ -127,7 +133,7 @@ def own_answers(own: OwnModels, prompts: Sequence[Prompt], tokens: int) -> list[
 
 def answers_of(
     reader: str, folder: Path, base: Path, prompts: Sequence[Prompt], tokens: int
-) -> list[str]:
+) -> Iterator[str]:
     if reader.startswith("gguf"):
         return llama_cpp_answers(next(folder.glob("*.gguf")), prompts, tokens)
     if reader == "transformers":
@@ -139,20 +145,18 @@ def answers_of(
 
 def transformers_answers(
     model: PreTrainedModel | PeftModel, tokenizer_folder: Path, prompts: Sequence[Prompt], most: int
-) -> list[str]:
+) -> Iterator[str]:
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     model.eval()
-    answers = []
     for prompt in prompts:
         text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
         with torch.no_grad():
             sampled = model.generate(input_ids=ids, max_new_tokens=most, do_sample=False)
-        answers.append(tokenizer.decode(sampled[0, ids.shape[1] :], skip_special_tokens=True))
-    return answers
+        yield tokenizer.decode(sampled[0, ids.shape[1] :], skip_special_tokens=True)
 
 
-def llama_cpp_answers(file: Path, prompts: Sequence[Prompt], tokens: int) -> list[str]:
+def llama_cpp_answers(file: Path, prompts: Sequence[Prompt], tokens: int) -> Iterator[str]:
     import xllamacpp
 
     parameters = xllamacpp.CommonParams()
@@ -160,12 +164,10 @@ def llama_cpp_answers(file: Path, prompts: Sequence[Prompt], tokens: int) -> lis
     parameters.n_ctx, parameters.warmup = 1024, False
     parameters.cpuparams.n_threads = 1
     server = xllamacpp.Server(parameters)
-    answers = []
     for prompt in prompts:
         asked = {"messages": prompt, "temperature": 0, "max_tokens": tokens}
         reply = server.handle_chat_completions(asked)
-        answers.append(reply["choices"][0]["message"]["content"])
-    return answers
+        yield reply["choices"][0]["message"]["content"]
 
 
 def compared(

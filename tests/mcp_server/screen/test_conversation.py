@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -101,6 +102,34 @@ def test_a_cut_answer_goes_on_at_an_empty_line_and_an_error_ends_nothing(home: H
     terminal.type("/quit")
     assert terminal.process.wait(20) == 0
     os.close(terminal.master)
+
+
+@pytest.mark.worker
+@pytest.mark.timeout(60)
+def test_a_ctrl_c_ends_an_answer_and_not_the_conversation(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    stand_in(monkeypatch, server=Path(__file__).parents[2] / "helpers" / "gated_server.py")
+    allowed = home.root / "tokens"
+    allowed.write_text("1")
+    terminal = Terminal("chat", "pebble")
+    try:
+        terminal.until("> ")
+        terminal.type("What is 3 + 4?")
+        terminal.until("7")  # its first token; the second is never allowed
+        terminal.process.send_signal(signal.SIGINT)  # as the terminal does at Ctrl-C
+        terminal.until("(stopped; the question is forgotten)\n")
+        terminal.until("> ")
+        allowed.write_text("100000")
+        terminal.type("What is 3 + 4?")
+        terminal.until("7\n")
+        terminal.until("> ")
+        terminal.type("/quit")
+        assert terminal.process.wait(20) == 0
+    finally:
+        os.close(terminal.master)
+        for row in deployments.living(home):
+            deployments.stop(home, row, "the test is over")
 
 
 @pytest.mark.timeout(60)
