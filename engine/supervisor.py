@@ -42,7 +42,10 @@ class Watch:
     store: Store
     row: RunRow
     lock: int  # descriptor that holds the run's lock
-    wall_limit_s: float | None = None  # of this attempt; a training run has none
+    # How long this attempt may go on without writing an answer; a training run has no such limit.
+    wall_limit_s: float | None = None
+    answer_bytes: int = 0  # written so far
+    answered_s: float = 0.0  # of `elapsed`, when the last of them were written
     began: float = field(default_factory=time.monotonic)
     trainer_pid: int = 0  # 0: not started
     status: int | None = None  # exit status of the trainer, or minus its signal
@@ -233,13 +236,25 @@ def _limits(watch: Watch) -> list[tuple[float, str, str]]:
         limits.append((left_s, "budget", f"max_gpu_hours_total={total:g} of this home is spent"))
     wall_s = watch.wall_limit_s
     if wall_s:
-        limits.append((wall_s, "timeout", f"the run took longer than {wall_s / 3600:g} hours"))
+        _note_answers(watch)
+        reason = f"the run wrote no answer for {wall_s / 3600:g} hours"
+        limits.append((watch.answered_s + wall_s, "timeout", reason))
     return sorted(limits)
 
 
+def _note_answers(watch: Watch) -> None:
+    """Note when the run wrote answers. A slow model is given its time as long as there are any."""
+    answer_bytes = 0
+    for file in watch.run.evals_dir.glob("model_*.jsonl"):
+        with contextlib.suppress(FileNotFoundError):  # a later attempt begins its files anew
+            answer_bytes += file.stat().st_size
+    if answer_bytes != watch.answer_bytes:
+        watch.answer_bytes, watch.answered_s = answer_bytes, watch.elapsed
+
+
 def _wall_limit(watch: Watch) -> float | None:
-    """The seconds that the attempt may take; None where the run's config sets no such limit. A
-    training run never has one."""
+    """The seconds that the attempt may go on without an answer; None where the run's config sets no
+    such limit. A training run never has one."""
     if watch.row.kind == "train":  # so its config need not be read
         return None
     hours = watch.run.read_config().wall_limit_hours

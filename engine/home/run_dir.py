@@ -131,6 +131,11 @@ class Home:
         return self.root / "models"
 
     @property
+    def chats(self) -> Path:
+        """Conversations that `chat` can go on with, one file each."""
+        return self.root / "chats"
+
+    @property
     def exports(self) -> Path:
         """Where an export goes that names no path."""
         return self.root / "exports"

@@ -2,6 +2,7 @@
 above `core` may use it; start with `settings.py` and `record.py`.
 
     audit.py              what a version's scorer pays for: audit.json
+    conversation.py       what was said in a chat that can go on: chats/<id>.json
     env_version.py        what push learnt of a version: env.json
     estimate.py           what a run was expected to take
     data_index.py         the results of reading a large dataset once

@@ -75,7 +75,8 @@ class RunConfigBase(Record):
         sources: for each setting where its value came from: user, recipe, model, hardware or
             parent run.
         max_gpu_hours: cap on device hours; None where none was asked for.
-        wall_limit_hours: how long one attempt may take; a training run has no such limit.
+        wall_limit_hours: how long one attempt may go on without writing an answer; a training run
+            has no such limit.
     """
 
     run_id: str

@@ -1,7 +1,12 @@
-"""Models that answer: deploy, chat, export. Start with `service.py`.
+"""Models that answer: deploy, chat, export. Start with `service.py` and `chat.py`.
 
-export.py     an adapter or a merged model as files
-modelfile.py  what Ollama needs beside a GGUF file
-placement.py  the device, the engine and the memory of a deployment
-service.py    deploy and chat
+answer_stream.py  an answer of a deployment, read while it is sampled
+chat.py           ask models: a question or a conversation
+chat_request.py   what `chat` is asked, and how long it may take
+conversations.py  conversations kept in the home, to go on with
+export.py         an adapter or a merged model as files
+messages.py       what a conversation must look like
+modelfile.py      what Ollama needs beside a GGUF file
+placement.py      the device, the engine and the memory of a deployment
+service.py        deploy
 """

@@ -2,6 +2,8 @@
 
 Ollama has templates of its own; this one is read off the model's chat template by rendering it with
 marks in the place of what people say.
+It walks `.Messages`, so a conversation of any length, with a system message or without one, is
+written as the chat template writes it.
 Source: Ollama's Modelfile reference (docs/modelfile.md in its repository).
 """
 
@@ -9,6 +11,7 @@ from pathlib import Path
 
 from engine.models import tokens
 from engine.models.chat_format import TemplateError
+from envs.json_types import ChatMessage
 
 _SYSTEM, _FIRST, _ANSWER, _SECOND = (
     "\u0001s\u0001",
@@ -39,37 +42,60 @@ def text(base: Path, file_name: str) -> str:
 
 
 def _template_and_answer_end(base: Path) -> tuple[str, str]:
-    """Ollama's template for one turn, and the text that ends an answer in it.
+    """Ollama's template for a conversation, and what ends an answer.
 
     Raises TemplateError if the chat template refuses the conversation, ValueError if it leaves out
-    a part of it.
+    a part of it, or if Ollama's template cannot say the same.
     """
-    turns = [
-        {"role": "system", "content": _SYSTEM},
+    system: ChatMessage = {"role": "system", "content": _SYSTEM}
+    talk: list[ChatMessage] = [
         {"role": "user", "content": _FIRST},
         {"role": "assistant", "content": _ANSWER},
         {"role": "user", "content": _SECOND},
     ]
-    chat_format = tokens.load(base).format()
-    rendered = chat_format.text(turns, prompt=True)
-    system_start, rest = _around(rendered, _SYSTEM)
-    system_to_question, rest = _around(rest, _FIRST)
-    question_to_answer, rest = _around(rest, _ANSWER)
-    answer_to_question, _ = _around(rest, _SECOND)
-    # Between an answer and the next question stand the end of the one and the start of the other.
-    # A conversation that ends with an answer shows the first of the two alone.
-    ending_with_answer = chat_format.text(turns[:3], prompt=False)
-    _, answer_end = _around(ending_with_answer, _ANSWER)
-    if not answer_to_question.startswith(answer_end):
+    chat = tokens.load(base).format()
+    rendered = chat.text([system, *talk], prompt=True)
+    start, rest = _around(rendered, _SYSTEM)
+    to_user, rest = _around(rest, _FIRST)
+    to_answer, rest = _around(rest, _ANSWER)
+    between, to_last_answer = _around(rest, _SECOND)
+    # What ends an answer stands at the end of a conversation that ends with one, and begins what
+    # stands between an answer and the next question.
+    closed = chat.text([system, *talk[:2]], prompt=False)
+    _, end = _around(closed, _ANSWER)
+    if not between.startswith(end):
         raise ValueError("an answer ends in another way where no question follows")
     question_start = answer_to_question[len(answer_end) :]
     if not system_to_question.endswith(question_start):
         raise ValueError("a first question begins in another way than a later one")
-    system_end = system_to_question[: len(system_to_question) - len(question_start)]
-    system = "{{ if .System }}" + system_start + "{{ .System }}" + system_end + "{{ end }}"
-    question = question_start + "{{ .Prompt }}"
-    answer = question_to_answer + "{{ .Response }}" + answer_end
-    return system + question + answer, answer_end
+    after_system = to_user.removesuffix(user)
+    # Many templates write a system message of their own where there is none.
+    opening, _ = _around(chat.text(talk[:1], prompt=True), _FIRST)
+    without_system = opening.removesuffix(user)
+    written = without_system + "".join(
+        [user, _FIRST, to_answer, _ANSWER, end, user, _SECOND, to_last_answer]
+    )
+    if written != chat.text(talk, prompt=True):
+        raise ValueError("without a system message turns are written in another way")
+    parts = (start, after_system, without_system, user, to_answer, to_last_answer, end)
+    if any("{{" in part for part in parts):
+        raise ValueError("it holds what Ollama would read as an instruction")
+    otherwise = "{{ else }}" + without_system if without_system else ""
+    if to_last_answer != to_answer:  # Qwen3 writes an empty thought before the last answer alone
+        to_answer = (
+            "{{ if eq (len (slice $.Messages $i)) 1 }}" + to_last_answer + "{{ else }}" + to_answer
+        ) + "{{ end }}"
+    return (
+        "{{ if .System }}" + start + "{{ .System }}" + after_system + otherwise + "{{ end }}"
+        '{{ range $i, $_ := .Messages }}{{ if eq .Role "user" }}'
+        + user
+        + "{{ .Content }}"
+        + to_answer
+        + '{{ else if eq .Role "assistant" }}{{ .Content }}'
+        + end
+        + "{{ end }}{{ end }}",
+        end,
+    )
 
 
 def _around(rendered: str, mark: str) -> tuple[str, str]:

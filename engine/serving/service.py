@@ -1,4 +1,4 @@
-"""Talking to models: serve a base model with its adapters, ask it something, stop it.
+"""Serving models: start a base model with its adapters, find it again, stop it.
 
 There is one process per base model; adapters are addressed by model name. The process is detached
 and ends by itself when nobody talks to it, whether or not our server still lives. Serving a model
@@ -11,8 +11,6 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 from typing import Any
-
-import httpx
 
 from engine.core.errors import UserError
 from engine.core.files import read_json, read_tail, take_lock, write_json, write_text
@@ -36,13 +34,13 @@ from engine.processes.deployments import (
 from engine.records.known_settings import KnownSettings
 from engine.records.run_config import DistillConfig, GRPOConfig, SFTConfig
 from engine.serving import placement
+from engine.serving.chat_request import OF_CLIENTS, Patience
 from engine.serving.export import export
 
-__all__ = ["chat", "deploy", "export", "list_deployments"]
+__all__ = ["deploy", "export", "list_deployments"]
 
-START_S = 40.0  # seconds that one call waits for a process to become ready
-CALL_S = 48.0  # seconds that one chat takes at most, starts included
 _POLL_S = 0.05
+_LEAST_LOAD_S = 1.0  # that an adapter may take to load, also where the call has no time left
 
 
 @dataclass(frozen=True)
@@ -68,11 +66,13 @@ def deploy(
     export_format: str = "adapter",
     path: str = "",
     asker: Asker = ANYBODY,
+    patience: Patience = OF_CLIENTS,
 ) -> Reply:
     """Serve a model, stop serving it, or export its files (`action` is start, stop or export).
 
     `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment.
-    `export_format` and `path` are those of `export`. A start counts against the quota of `asker`.
+    `export_format` and `path` are those of `export`. A start counts against the quota of `asker`,
+    and `patience` says how long it is waited for: the model goes on loading afterwards.
 
     Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT, DEPLOY_FAILED (retryable while the model
     still loads), DEPLOYMENT_NOT_FOUND, NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
@@ -88,8 +88,8 @@ def deploy(
             hint="Use start, stop or export.",
             field="action",
         )
-    target = _target_of(home, ref)
-    row, _ = _serve(home, target, time.monotonic() + START_S, asker, by_deploy=True)
+    target = target_of(home, ref)
+    row, _ = serve(home, target, time.monotonic() + patience.start_s, asker, by_deploy=True)
     return {
         "model": target.name,
         "base_url": row.url,
@@ -101,74 +101,7 @@ def deploy(
     }
 
 
-def chat(
-    home: Home,
-    model: str,
-    message: str,
-    system: str = "",
-    compare_to: str = "",
-    max_tokens: int = 512,
-    temperature: float = 0.0,
-    asker: Asker = ANYBODY,
-) -> Reply:
-    """Ask a model, and with `compare_to` a second one; a model that is not served yet is deployed.
-
-    `system` is the system prompt ("" for none), `max_tokens` counts per answer, temperature 0 is
-    greedy. A start counts against the quota of `asker`.
-
-    In the reply: `answers`, each with model, answer, finish_reason, prompt_tokens, tokens and
-    latency_s (seconds for the answer, without starting); `started`, only where something was: the
-    deployments that this call started, each with deployment_id, seconds and memory_gb.
-
-    Raises UserError BAD_ARGUMENT (no message, or the model refuses it), DEPLOY_FAILED (also where
-    the answer takes too long), and as `deploy` does.
-    """
-    if not message.strip():
-        raise UserError("BAD_ARGUMENT", "message is empty", hint="Ask something.", field="message")
-    deadline = time.monotonic() + CALL_S
-    names = [model]
-    if compare_to and compare_to != model:
-        names.append(compare_to)
-    targets = [_target_of(home, name) for name in names]
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": message})
-    body = {"messages": messages, "max_tokens": max_tokens, "temperature": temperature}
-    answers: list[Reply] = []
-    started: list[Reply] = []
-    for target in targets:
-        answer, started_for_it = _ask(home, target, body, deadline, asker)
-        answers.append(answer)
-        started += started_for_it
-    seconds = sum(answer["latency_s"] for answer in answers)
-    stop_calls = [
-        Call("deploy", {"run_id": deployment["deployment_id"], "action": "stop"}).to_json()
-        for deployment in started
-    ]
-    return {
-        "answers": answers,
-        **({"started": started} if started else {}),
-        "summary": f"{' and '.join(names)} answered in {seconds:.1f} s.",
-        "next": stop_calls,
-        "warnings": _chat_warnings(answers, started, home.user_config().idle_stop_minutes),
-    }
-
-
-def _chat_warnings(answers: list[Reply], started: list[Reply], idle_minutes: float) -> list[str]:
-    """Warnings about answers that were cut off, and about deployments that were started."""
-    cut_off = [
-        f"{answer['model']} was cut at {answer['tokens']} tokens"
-        for answer in answers
-        if answer["finish_reason"] == "length"
-    ]
-    return cut_off + [
-        f"{deployment['deployment_id']} was started for this in {deployment['seconds']:.1f} s and "
-        f"holds about {deployment['memory_gb']:g} GB; it stops by itself after "
-        f"{idle_minutes:g} idle minutes"
-        for deployment in started
-    ]
-
-
-def _target_of(home: Home, name: str) -> Target:
+def target_of(home: Home, name: str) -> Target:
     """The target for a model reference such as "arith-7@best". Raises UserError MODEL_*."""
     ref = catalog.resolve_model(home, name)
     if ref.adapter is None:
@@ -181,7 +114,7 @@ def _target_of(home: Home, name: str) -> Target:
     return Target(ref, name=ref.ref, adapter=str(ref.adapter), thinking=thinking)
 
 
-def _serve(
+def serve(
     home: Home, target: Target, deadline: float, asker: Asker, *, by_deploy: bool = False
 ) -> tuple[DeploymentRow, float | None]:
     """Make sure that a deployment serves the target. A living one of its base gets the adapter.
@@ -202,11 +135,12 @@ def _serve(
         if row is None:
             row = _start_and_wait(home, target, asker, deadline)
             start_seconds = time.monotonic() - started_at
-        if target.adapter and not _load_adapter(home.deployment(row.deployment_id), target):
+        folder = home.deployment(row.deployment_id)
+        if target.adapter and not _load_adapter(folder, target, deadline):
             # The process just ended, being idle for too long or in the way of a run: start another.
             row = _start_and_wait(home, target, asker, deadline)
             start_seconds = time.monotonic() - started_at
-            if not _load_adapter(home.deployment(row.deployment_id), target):
+            if not _load_adapter(home.deployment(row.deployment_id), target, deadline):
                 raise _ended_meanwhile_error()
         if by_deploy:
             row = _keep_serving(home, row, target)
@@ -296,7 +230,7 @@ def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
     }
     alive = take_lock(folder.alive)
     if alive is None:
-        raise _deploy_failed(folder, "its folder is in use by another process")
+        raise deploy_failed(folder, "its folder is in use by another process")
     try:
         argv = [launcher.worker_python(home), "-P", *programs.command("server"), str(folder.path)]
         pid = launcher.spawn_detached(argv, folder.path, folder.log, env, pass_fds=(alive,))
@@ -324,7 +258,7 @@ def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentR
             deployments.living(home)  # closes the row
             if row.state == "ready":
                 return None
-            raise _deploy_failed(folder, deployments.failure_message(folder))
+            raise deploy_failed(folder, deployments.failure_message(folder))
         if time.monotonic() > deadline:
             raise _try_again(f"{row.base_name} is still being loaded")
         time.sleep(_POLL_S)
@@ -339,21 +273,25 @@ def _healthy(folder: DeployDir) -> bool:
     return status == 200
 
 
-def _load_adapter(folder: DeployDir, target: Target) -> bool:
+def _load_adapter(folder: DeployDir, target: Target, deadline: float) -> bool:
     """Tell the deployment to load the target's adapter; cheap if it is loaded already.
 
-    Returns False if the process is ending. Raises UserError DEPLOY_FAILED if it refuses.
+    Returns False if the process is ending. Raises UserError DEPLOY_FAILED if it refuses, or,
+    retryable, if it is still busy with other answers at `deadline`.
     """
+    patience_s = max(_LEAST_LOAD_S, deadline - time.monotonic())
     try:
         status, reply = deployments.request(
-            folder, "POST", "/admin/adapters", _adapter_entry(target), START_S
+            folder, "POST", "/admin/adapters", _adapter_entry(target), patience_s
         )
     except Unreachable as error:
+        if time.monotonic() > deadline and deployments.is_alive(folder):
+            raise _try_again(f"{folder.id} is busy and has not loaded {target.name} yet") from error
         if deployments.wait_until_ended(folder):
             return False
-        raise _deploy_failed(folder, f"it did not take the adapter: {error}") from error
+        raise deploy_failed(folder, f"it did not take the adapter: {error}") from error
     if status != 200:
-        raise _deploy_failed(folder, _error_text(reply) or f"it answered {status}")
+        raise deploy_failed(folder, _error_text(reply) or f"it answered {status}")
     return True
 
 
@@ -441,86 +379,13 @@ def _served_names_of_run(home: Home, ref: str) -> list[str]:
     return [name for name in names if name.partition("@")[0] == run_id]
 
 
-def _ask(
-    home: Home, target: Target, body: Json, deadline: float, asker: Asker
-) -> tuple[Reply, list[Reply]]:
-    """Ask one model; returns its answer, and the deployments that were started for it.
-
-    If the process ends before it answers, it is started again once. `deadline` is the time, on the
-    monotonic clock, by which the answer must be there; `asker` is who pays for a start. The errors
-    raised are those of `chat`.
-    """
-    started: list[Reply] = []
-    is_second_try = False
-    while True:
-        row, start_seconds = _serve(home, target, min(deadline, time.monotonic() + START_S), asker)
-        if start_seconds is not None:
-            deployment = {"deployment_id": row.deployment_id, "seconds": round(start_seconds, 2)}
-            started.append(deployment | {"memory_gb": round(row.memory_bytes / 1e9, 2)})
-        folder = home.deployment(row.deployment_id)
-        asked_at = time.monotonic()
-        try:
-            response = httpx.post(
-                f"{row.url}/chat/completions",
-                json=body | {"model": target.name},
-                headers={"Authorization": f"Bearer {folder.key.read_text().strip()}"},
-                timeout=max(1.0, deadline - asked_at),
-                trust_env=False,  # a local address: no proxy of the user applies
-            )
-        except httpx.TimeoutException as error:
-            raise UserError(
-                "DEPLOY_FAILED",
-                f"{target.name} did not answer within {time.monotonic() - asked_at:.0f} s",
-                hint="Lower max_tokens, or wait until nothing trains on this machine.",
-                retryable=True,
-            ) from error
-        except httpx.HTTPError as error:
-            if is_second_try or time.monotonic() > deadline:
-                raise _deploy_failed(folder, f"it did not answer: {error}") from error
-            is_second_try = True
-            continue
-        return _answer(target, folder, response, time.monotonic() - asked_at), started
-
-
-def _answer(target: Target, folder: DeployDir, response: httpx.Response, seconds: float) -> Reply:
-    """One entry of `answers` in the reply of `chat`; `seconds` is how long the server took.
-
-    Raises UserError BAD_ARGUMENT if the server refuses the request, DEPLOY_FAILED if it fails.
-    """
-    try:
-        reply = response.json()
-    except ValueError:
-        reply = {}
-    if response.status_code != 200:
-        text = _error_text(reply) or f"it answered {response.status_code}"
-        if response.status_code >= 500:
-            raise _deploy_failed(folder, text)
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"{target.name} refused: {text}",
-            hint="Shorten the message or lower max_tokens.",
-        )
-    choice, usage = reply["choices"][0], reply.get("usage") or {}
-    answer = {
-        "model": target.name,
-        "answer": choice["message"].get("content") or "",
-        "finish_reason": choice["finish_reason"],
-        "prompt_tokens": usage.get("prompt_tokens"),
-        "tokens": usage.get("completion_tokens"),
-        "latency_s": round(seconds, 3),
-    }
-    if choice["message"].get("tool_calls"):
-        answer["tool_calls"] = choice["message"]["tool_calls"]
-    return answer
-
-
 def _error_text(reply: Json) -> str:
     """The message of an error reply, {"error": {"message": ...}} or {"error": ...}; "" for none."""
     error = reply.get("error")
     return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")
 
 
-def _deploy_failed(folder: DeployDir, message: str) -> UserError:
+def deploy_failed(folder: DeployDir, message: str) -> UserError:
     """Make the error DEPLOY_FAILED for a deployment that failed, with the end of its log."""
     last_lines = read_tail(folder.log, 4000).strip().splitlines()[-3:]
     log_end = " | ".join(line.strip() for line in last_lines)[:400]

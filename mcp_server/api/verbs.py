@@ -17,6 +17,7 @@ from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.runs.submit.requests import EvaluationRequest, GivenSettings, TrainRequest
+from engine.serving.chat_request import OF_CLIENTS, ChatRequest, Listener, Patience, unheard
 from mcp_server.access.keys import LOCAL, Key, check_owner_agreed
 from mcp_server.api import paths
 from mcp_server.api.replies import fitting_page
@@ -343,6 +344,7 @@ def deploy(
     path: str = "",
     roots: Sequence[Path] | None = None,
     key: Key = LOCAL,
+    patience: Patience = OF_CLIENTS,
 ) -> Reply:
     """Serve a trained model, stop serving it, or export its files.
 
@@ -354,17 +356,19 @@ def deploy(
         path: folder that an export is written to; "": one in the home.
         roots: folders that `path` must lie in; None: it may lie anywhere.
         key: the caller; it may have a limit of deployments.
+        patience: how long a start is waited for.
 
     Raises:
         UserError: PATH_OUTSIDE_ROOTS, `path` lies in none of `roots`; another code, there is no
             such model, or it cannot be served or written.
     """
+    from engine.processes.deployments import Asker
     from engine.serving import service
 
     if action == "export" and path and roots is not None:
         path = str(paths.inside_roots(path, roots))
-    asker = service.Asker(key.name, key.max_deployments)
-    reply = service.deploy(home, run_id, action, format, path, asker)
+    asker = Asker(key.name, key.max_deployments)
+    reply = service.deploy(home, run_id, action, format, path, asker, patience)
     summary = f"{action} {run_id}: done."
     if action != "start":
         return with_head(reply, summary)
@@ -374,24 +378,19 @@ def deploy(
 
 def chat(
     home: Home,
-    model: str,
-    message: str,
-    system: str = "",
-    compare_to: str = "",
-    max_tokens: int = 512,
-    temperature: float = 0.0,
+    request: ChatRequest,
     key: Key = LOCAL,
+    patience: Patience = OF_CLIENTS,
+    listener: Listener = unheard,
 ) -> Reply:
-    """Ask a model one question, and ask the model `compare_to` the same one if it is not "".
+    """Ask a model, or two; what is not served is deployed. `listener` hears the answers as they
+    come. Raises UserError if a model cannot be found or served, or refuses the question."""
+    from engine.processes.deployments import Asker
+    from engine.serving import chat as engine_chat
 
-    A model that is not served yet is deployed first, if the limit of `key` allows one more. Raises
-    UserError if there is no such model, or if it cannot be served.
-    """
-    from engine.serving import service
-
-    asker = service.Asker(key.name, key.max_deployments)
-    reply = service.chat(home, model, message, system, compare_to, max_tokens, temperature, asker)
-    return with_head(reply, f"{model} answered.")
+    asker = Asker(key.name, key.max_deployments)
+    reply = engine_chat.chat(home, request, asker, patience, listener)
+    return with_head(reply, "Answered.")
 
 
 def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:

@@ -1,15 +1,27 @@
 """Commands about models: those of this home, and serving, asking and exporting trained ones."""
 # ruff: noqa: PLC0415  the engine is imported by the command that needs it
 
+import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from engine.serving.chat_request import OF_PEOPLE
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import verbs
-from mcp_server.screen.terminal import CommandGroup, HomeFolder, Json, command, home_of, show
+from mcp_server.cli.run_options import ChatOptions
+from mcp_server.screen.terminal import (
+    CommandGroup,
+    HomeFolder,
+    Json,
+    command,
+    home_of,
+    show,
+    working,
+)
 
 models = typer.Typer(help="The models of this home.", no_args_is_help=True, cls=CommandGroup)
 _MOST_LISTED = 200  # models
@@ -19,8 +31,11 @@ Trained = Annotated[str, typer.Argument(metavar="RUN", help="RUN, RUN@best or RU
 
 @command
 def deploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> None:
-    """Serve a trained model over the OpenAI chat API."""
-    show(call_and_record(home_of(home), "deploy", verbs.deploy, run_id=run_id), as_json)
+    """Serve a trained model over the OpenAI chat API; waits until it is loaded."""
+    start = partial(verbs.deploy, patience=OF_PEOPLE)
+    with working(f"loading {run_id}", as_json):
+        reply = call_and_record(home_of(home), "deploy", start, run_id=run_id)
+    show(reply, as_json)
 
 
 @command
@@ -53,29 +68,18 @@ def export(
 
 
 @command
-def chat(
-    model: Annotated[str, typer.Argument(help="pebble, a path, a hub id or a run.")],
-    message: Annotated[str, typer.Argument(help="What to say.")],
-    system: Annotated[str, typer.Option(help="System prompt.")] = "",
-    compare_to: Annotated[str, typer.Option(help="A second model.")] = "",
-    max_tokens: Annotated[int, typer.Option(min=1)] = 512,
-    temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
-    home: HomeFolder = None,
-    as_json: Json = False,
-) -> None:
-    """Ask a model one question, optionally beside a second one."""
-    reply = call_and_record(
-        home_of(home),
-        "chat",
-        verbs.chat,
-        model=model,
-        message=message,
-        system=system,
-        compare_to=compare_to,
-        max_tokens=max_tokens,
-        temperature=temperature,
-    )
-    show(reply, as_json)
+def chat(options: ChatOptions, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Ask a model, optionally beside a second one; without a message, talk with it here."""
+    from mcp_server.screen import conversation
+
+    located_home = home_of(home)
+    request = options.request()
+    if not request.message and not request.messages and not request.conversation:
+        if conversation.is_possible() and not as_json:
+            return conversation.talk(located_home, request)
+        request = replace(request, message=sys.stdin.read())  # as in `echo hi | honesmith chat m`
+    conversation.ask(located_home, request, as_json)
+    return None
 
 
 @models.command("list")

@@ -1,13 +1,18 @@
 """The arguments and options of the commands about runs, one class for each larger command."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from engine.core.errors import UserError
+from engine.core.files import JsonObject
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.runs.submit.requests import TrainRequest
+from engine.serving.chat_request import DRAW_SEED, ChatRequest
 from mcp_server.screen.terminal import Sets, settings_from
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run; a unique prefix will do.")]
@@ -155,6 +160,69 @@ class CurateOptions:
         bool, typer.Option("--pool-models", help="One group per task, whoever answered.")
     ] = False
     save: Annotated[bool, typer.Option("--save", help="Not only a preview.")] = False
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """What `honesmith chat` asks, and of whom."""
+
+    model: Annotated[str, typer.Argument(help="pebble, a path, a hub id or a run.")]
+    message: Annotated[
+        str, typer.Argument(help="What to say; without it, a conversation in the terminal.")
+    ] = ""
+    system: Annotated[str, typer.Option(help="System prompt.")] = ""
+    messages: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE|JSON", help="Earlier turns in OpenAI's form (repeatable)."),
+    ] = None
+    tools: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE|JSON", help="What it may call, in OpenAI's form (repeatable)."),
+    ] = None
+    conversation: Annotated[
+        str, typer.Option(metavar="ID", help="Go on; without a message with a cut answer.")
+    ] = ""
+    compare_to: Annotated[str, typer.Option(help="A second model.")] = ""
+    max_tokens: Annotated[int, typer.Option(min=1)] = 512
+    temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0
+    seed: Annotated[
+        int, typer.Option(min=DRAW_SEED, help="Same seed, same answer.", show_default="drawn")
+    ] = DRAW_SEED
+
+    def request(self) -> ChatRequest:
+        """Make the request. Raises UserError BAD_ARGUMENT for a file that cannot be read, and for
+        what is no JSON."""
+        return ChatRequest(
+            model=self.model,
+            message=self.message,
+            system=self.system,
+            compare_to=self.compare_to,
+            messages=_json_objects("messages", self.messages),
+            tools=_json_objects("tools", self.tools),
+            conversation=self.conversation,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+        )
+
+
+def _json_objects(option: str, values: Sequence[str] | None) -> list[JsonObject]:
+    """The JSON objects that an option was given, each value being one object, a list of them, or
+    the name of a file that holds either. Raises UserError BAD_ARGUMENT."""
+    objects: list[JsonObject] = []
+    for value in values or ():
+        try:
+            text = value if value.lstrip().startswith(("[", "{")) else Path(value).read_text()
+            parsed = json.loads(text)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                "BAD_ARGUMENT",
+                f"--{option} {value[:80]} cannot be read: {error}",
+                hint="It takes a file with a JSON list, or the JSON itself.",
+                field=option,
+            ) from error
+        objects += parsed if isinstance(parsed, list) else [parsed]
+    return objects
 
 
 def _with_toml_file(request: TrainRequest, path: Path) -> TrainRequest:

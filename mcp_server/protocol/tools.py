@@ -6,6 +6,7 @@ that work already.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,10 +21,12 @@ from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
+from engine.core.files import JsonObject
 from engine.core.reply import Reply
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
+from engine.serving.chat_request import ChatRequest, Heard
 from mcp_server.access.keys import Scope as Need
 from mcp_server.access.keys import stored_request_id
 from mcp_server.api import verbs
@@ -51,10 +54,13 @@ Sampling = Annotated[
 ]
 Cursor = Annotated[str, Field(description="next_cursor of the previous call")]
 Limit = Annotated[int, Field(ge=1, le=200)]
+Objects = list[JsonObject]
 Scope = Literal["all", "hardware", "runs", "envs", "models", "datasets", "deployments"]
 Pick = Literal["worst", "best", "random", "median", "truncated", "error", "group", "changed"]
 
 Select = Literal["correct", "best", "best_n", "shortest", "all", "pairs"]
+
+TOKENS_EVERY_S = 1.0  # between two reports of an answer's tokens
 
 # Tools that only read; that change something, and the same when called again; that start something
 # new with each call.
@@ -342,21 +348,39 @@ class Tools:
         key = guard.caller_of(ctx)
         return verbs.deploy(self.home, run_id, action, format, path, self.roots, key)
 
-    def chat(
+    async def chat(
         self,
+        *,
         model: Model,
-        message: str,
+        message: str = "",
         ctx: Context,
         system: str = "",
-        compare_to: Annotated[str, Field(description='Second model, e.g. "pebble".')] = "",
+        messages: Annotated[
+            Objects, Field(default_factory=list, description="OpenAI form; before message")
+        ],
+        tools: Annotated[Objects, Field(default_factory=list, description="OpenAI form")],
+        conversation: Annotated[str, Field(description="From an earlier reply")] = "",
+        compare_to: Annotated[str, Field(description="Second model")] = "",
         max_tokens: Annotated[int, Field(ge=1, le=32_768)] = 512,
         temperature: Annotated[float, Field(ge=0, le=2)] = 0,
+        seed: Annotated[int, Field(ge=-1, description="-1: drawn")] = -1,
     ) -> Reply:
-        """Ask a model one question, optionally beside a second one; deploys what is not served."""
-        key = guard.caller_of(ctx)
-        return verbs.chat(
-            self.home, model, message, system, compare_to, max_tokens, temperature, key
+        """Ask a model, or two beside each other; deploys what is not served. A conversation without
+        a message goes on with a cut answer."""
+        request = ChatRequest(
+            model=model,
+            message=message,
+            system=system,
+            compare_to=compare_to,
+            messages=messages,
+            tools=tools,
+            conversation=conversation,
+            seed=seed,
+            max_tokens=max_tokens,
+            temperature=temperature,
         )
+        key = guard.caller_of(ctx)
+        return await _answer_in_thread(partial(verbs.chat, self.home, request, key), request, ctx)
 
     def cancel_run(self, run_id: RunId, reason: str = "") -> Reply:
         """Stop a run or evaluation after a checkpoint; submit_train(resume=...) continues it."""
@@ -444,7 +468,7 @@ COMPARE_OUT = _output_schema(verdict="string")
 DIAGNOSE_OUT = _output_schema(findings="array", state="string")
 CURATE_OUT = _output_schema(kept="integer", dropped="object", env_id="string")
 DEPLOY_OUT = _output_schema(model="string")
-CHAT_OUT = _output_schema(answers="array")
+CHAT_OUT = _output_schema(answers="array", conversation="string")
 
 
 def _make_tool(
@@ -478,6 +502,7 @@ def _drop_unread_fields(schema: dict[str, Any]) -> None:
     for part in schema.get("properties", {}).values():
         part.pop("title", None)
         part.pop("additionalProperties", None)
+        part.get("items", {}).pop("additionalProperties", None)
 
 
 class _ClientCancelled(Exception):
@@ -506,12 +531,51 @@ async def _wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
             _progress_line(status),
         )
 
-    try:
-        return await anyio.to_thread.run_sync(
-            partial(wait, on_progress=on_progress), abandon_on_cancel=True
+    return await _in_thread(partial(wait, on_progress=on_progress), cancelled)
+
+
+async def _answer_in_thread(
+    chat: Callable[..., Reply], request: ChatRequest, ctx: Context
+) -> Reply:
+    """Run a blocking chat in a thread, report the tokens that come to the client, and return its
+    reply.
+
+    `chat` takes a function `listener`, which it calls with what has come. If the client cancels
+    the call, this returns at once; the sampling ends with the next token.
+    """
+    cancelled = threading.Event()
+    counts: dict[str, int] = {}  # tokens, by model
+    reported_at = time.monotonic()
+    models = 2 if request.compare_to else 1
+
+    def listener(heard: Heard) -> None:
+        """Report how many tokens there are, or end the chat if the call was cancelled."""
+        nonlocal reported_at
+        if cancelled.is_set():
+            raise _ClientCancelled
+        counts[heard.model] = heard.tokens
+        now = time.monotonic()
+        if now - reported_at < TOKENS_EVERY_S:
+            return
+        reported_at = now
+        state = "is busy with others" if heard.is_waiting else f"{heard.tokens} tokens"
+        anyio.from_thread.run(
+            ctx.report_progress,
+            float(sum(counts.values())),
+            float(request.max_tokens * models),
+            f"{heard.model}: {state}",
         )
+
+    return await _in_thread(partial(chat, listener=listener), cancelled)
+
+
+async def _in_thread(call: Callable[[], Reply], cancelled: threading.Event) -> Reply:
+    """Run a blocking call in a thread and return its reply. If the client cancels the call,
+    `cancelled` is set, so that the thread can end, and this returns at once."""
+    try:
+        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
     except anyio.get_cancelled_exc_class():
-        cancelled.set()  # seen by `on_progress`, in the thread
+        cancelled.set()
         raise
 
 

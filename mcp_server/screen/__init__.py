@@ -1,6 +1,7 @@
 """The face of the command line: options every command has, tables, live display. Used by `cli`;
 start with `terminal.py`.
 
+    conversation.py  answers as they come, and a conversation in the terminal
     display.py       what the demo shows while it runs
     render.py        replies as tables, blocks of text, sparklines
     shell.py         calls of tools as shell commands

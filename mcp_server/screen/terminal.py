@@ -113,7 +113,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
         try:
             status = function(**arguments)
         except UserError as error:
-            _print_error(error, as_json)
+            print_error(error, as_json)
             # A home that cannot be used counts as wrong input, because the user has named it.
             has_work_failed = error.code in _WORK_FAILED and error.field != "home"
             status = FAILED if has_work_failed else WRONG
@@ -124,7 +124,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
             sys.stderr.close()  # or Python would complain there that stdout is broken
             status = OK
         except Exception as error:  # noqa: BLE001  the outermost handler of every command
-            _print_error(_internal_error(function.__name__, error, arguments.get("home")), as_json)
+            print_error(_internal_error(function.__name__, error, arguments.get("home")), as_json)
             status = FAILED
         raise typer.Exit(status or OK)
 
@@ -206,7 +206,7 @@ def working(activity: str, as_json: bool = False) -> Iterator[None]:
             sys.stderr.flush()
 
 
-def _print_error(error: UserError, as_json: bool) -> None:
+def print_error(error: UserError, as_json: bool) -> None:
     """Print an error, what to try and what to read: as JSON on stdout, or as lines on stderr."""
     if as_json:
         typer.echo(json.dumps(clean(error.payload()), ensure_ascii=False, indent=1))

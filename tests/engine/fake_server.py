@@ -77,13 +77,34 @@ def main() -> int:
             elif body["messages"][-1]["content"] == "die":
                 os._exit(1)
             else:
-                said = " ".join(message["content"] for message in body["messages"])
-                content = f"{body['model']} heard {said}"
-                reason = "length" if body["max_tokens"] == 1 else "stop"
-                message = {"role": "assistant", "content": content}
-                choice = {"index": 0, "message": message, "finish_reason": reason}
-                usage = {"prompt_tokens": 3, "completion_tokens": 5}
-                self.reply(200, {"choices": [choice], "usage": usage})
+                self.stream(body)
+
+        def stream(self, body: dict) -> None:
+            """Five tokens, the last of which calls the first tool where there is one."""
+            question = " ".join(message["content"] for message in body["messages"])
+            begun = len(body.get("begun_token_ids", []))
+            text = f"{body['model']} heard {question}" if not begun else f" and after {begun} more"
+            size = -(-len(text) // 4)
+            deltas = [{"content": text[start : start + size]} for start in range(0, size * 4, size)]
+            reason = "length" if body["max_tokens"] == 1 else "stop"
+            last = {}
+            if body.get("tools"):
+                function = {"name": body["tools"][0]["function"]["name"], "arguments": "{}"}
+                call = {"index": 0, "id": "call_0", "type": "function", "function": function}
+                last, reason = {"tool_calls": [call]}, "tool_calls"
+            self.send_response(200)
+            self.end_headers()
+            self.event({"delta": {"role": "assistant", "content": ""}})
+            self.event({"delta": {}})
+            for number, delta in enumerate([*deltas, last]):
+                self.event({"delta": delta, "token_ids": [number]})
+            self.event({"delta": {}, "finish_reason": reason})
+            usage = {"prompt_tokens": 3, "completion_tokens": 5}
+            self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode())
+            self.wfile.write(b"data: [DONE]\n\n")
+
+        def event(self, choice: dict) -> None:
+            self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
 
         def log_message(self, *_: object) -> None:
             pass

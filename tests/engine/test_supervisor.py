@@ -2,12 +2,14 @@
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from engine.core.files import read_json, read_lines, take_lock
+from engine.core.files import append_line, read_json, read_lines, take_lock
 from engine.home.store import Store
 from engine.processes import launcher
 
@@ -152,6 +154,20 @@ def test_the_wall_limit_of_a_run_holds_without_any_server(bench):
     run = bench.start(steps=5, hold_at=4, wall_limit_hours=0.8 / 3600)
     row = bench.until_state(run, "failed")
     assert row.reason_kind == "timeout"
+
+
+def test_an_evaluation_goes_on_beyond_its_wall_limit_while_it_writes_answers(bench):
+    limit_s = 1.0
+    run = bench.start(steps=5, hold_at=4, wall_limit_hours=limit_s / 3600)
+    bench.until_step(run, 3)
+    began = time.monotonic()
+    while time.monotonic() < began + 2.5 * limit_s:
+        append_line(run.model_evals(0), {"reward": 1.0})
+        threading.Event().wait(0.1)
+    with Store(bench.home) as store:
+        assert store.get_run(run.id).state == "running"
+    row = bench.until_state(run, "failed")
+    assert row.reason_kind == "timeout" and "wrote no answer" in row.reason
 
 
 def test_hours_spent_before_a_continuation_count_towards_the_cap(bench):

@@ -18,6 +18,8 @@ from engine.processes import launcher
 from engine.runs import lifecycle
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from engine.serving import service
+from engine.serving.chat import chat
+from engine.serving.chat_request import ChatRequest
 
 KEPT = (
     "run_id",
@@ -158,7 +160,7 @@ def test_f16_deployments_are_served_and_stopped_as_before_from_their_folders(
     ]
     assert rows[1].ended and rows[1].message and rows[0].ended is None
     assert service.list_deployments(home) == before
-    assert service.chat(home, "pebble", "hi")["answers"][0]["answer"]
+    assert chat(home, ChatRequest("pebble", "hi"))["answers"][0]["answer"]
     assert service.list_deployments(home) == before, "no second process was started"
     assert service.deploy(home, f"{tuned}@best", "stop")["state"] == "stopped"
     assert service.list_deployments(home) == []

@@ -16,7 +16,8 @@ from chat_server import KEY, chat_server
 
 from engine.core.files import read_json, write_json
 from engine.home.run_dir import DeployDir, Home
-from engine.worker.serving.chat_request import MAX_PROMPT_CHARS
+from engine.serving.messages import MAX_PROMPT_CHARS
+from engine.worker.serving.chat_request import MAX_TOKENS
 from engine.worker.serving.openai_server import BODY_S
 from tests.engine.conftest import add_checkpoint
 
@@ -76,7 +77,7 @@ def test_a16_what_one_request_may_ask_for_is_bounded(deployment: tuple[DeployDir
             return client.post(f"{url}/chat/completions", json=BODY | change).status_code
 
         assert status(n=17) == 400
-        assert status(max_tokens=4097) == 400
+        assert status(max_tokens=MAX_TOKENS + 1) == 400
         assert status(messages=long) == 413
         assert status(messages=ASK * 1_001) == 413
         assert status(tools=[{}] * 129) == 413

@@ -13,6 +13,7 @@ from engine.home.run_dir import Home
 from engine.processes import deployments
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
+from engine.serving.chat_request import ChatRequest
 from mcp_server.api import verbs
 from mcp_server.cli import starter
 from tests.engine.conftest import add_env
@@ -85,7 +86,7 @@ def test_f12_a_trainer_with_an_env_process_needs_no_room_for_temporary_files(
 
 
 def test_f12_a_deployment_needs_no_room_for_temporary_files(home: Home, full: Path):
-    said = verbs.chat(home, "pebble", "hello", max_tokens=4)
+    said = verbs.chat(home, ChatRequest("pebble", "hello", max_tokens=4))
     assert said["answers"][0]["tokens"] >= 1
     for row in deployments.living(home):
         deployments.stop(home, row, "the test is over")

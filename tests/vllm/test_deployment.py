@@ -18,6 +18,8 @@ from engine.home.store import Store
 from engine.models import catalog
 from engine.processes import deployments
 from engine.serving import service
+from engine.serving.chat import chat
+from engine.serving.chat_request import ChatRequest
 from engine.worker.network.adapter import save_adapter
 from engine.worker.rollouts.renderer import Renderer
 
@@ -91,7 +93,7 @@ def test_one_deployment_serves_base_and_two_adapters_as_they_are_offline(
         answers: dict[tuple[str, str], str] = {}
 
         def ask(model: str, question: str) -> None:
-            reply = service.chat(home, model, question, max_tokens=48)
+            reply = chat(home, ChatRequest(model, question, max_tokens=48))
             answers[model, question] = reply["answers"][0]["answer"]
 
         asked = [(model, question) for model in models for question in QUESTIONS]

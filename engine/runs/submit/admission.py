@@ -26,7 +26,8 @@ from engine.records.settings import GRPOSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits
 
 LOOK_HOURS = 0.1  # GPU-hours of an evaluation or a probe that need nobody's agreement
-EVALUATION_WALL_HOURS = 6.0  # an evaluation has no cap of its own, but it must end
+# An evaluation has no cap of its own; it ends when it has written no answer for so long.
+EVALUATION_WALL_HOURS = 6.0
 SCORE_S = 1.0  # seconds per stored answer, where the audit did not measure how long a score takes
 # From the device hours that some work takes at most, its cap by the quota; raises UserError QUOTA.
 CapFunction = Callable[[float], float]

@@ -6,7 +6,7 @@ evaluation saw.
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +76,8 @@ class Served:
         self.models.add(name, folder)
 
     def prompt_ids(self, request: ChatRequest) -> list[int]:
-        """The token ids of the request's prompt.
+        """The token ids of the request's prompt, and after them those of the answer's beginning
+        where that is given.
 
         Raises:
             Refused: 400, when the chat template refuses the messages, or the prompt leaves no room
@@ -86,6 +87,9 @@ class Served:
             ids = self.renderer.prompt(request.messages, request.tools)
         except Exception as error:  # a template is a program; it may fail in any way
             raise Refused(400, f"The chat template refused the messages: {error}") from error
+        if any(each >= len(self.renderer.tokenizer) for each in request.begun):
+            raise Refused(400, "begun_token_ids has ids that this model does not know.")
+        ids += request.begun
         if len(ids) + 1 > self.limit:
             raise Refused(400, f"The prompt has {len(ids)} tokens; the model reads {self.limit}.")
         return ids
@@ -146,17 +150,19 @@ class Served:
             continuation = completion.ids[0], completion.logprobs[0]
         return logprobs_reply(request, logprobs, continuation, self.renderer.token_text)
 
-    def pieces(self, request: ChatRequest) -> Iterator[Reply]:
+    def pieces(self, request: ChatRequest) -> Generator[Reply, None, None]:
         """Yield the answer in pieces as it is sampled, as OpenAI's chat.completion.chunk objects:
 
         1. the role;
-        2. the text, one or more characters each;
-        3. with tools, once the answer is whole, what was held back because it could begin a call or
-           reasoning: the reasoning, the rest of the text, the calls;
-        4. the finish reason;
-        5. the usage, if the request asks for it.
+        2. an empty delta, once the model is free to answer this request;
+        3. the text, one or more characters each;
+        4. with tools, once the answer is whole, what may hold calls: reasoning, the rest of the
+           text, the calls;
+        5. the finish reason;
+        6. the usage, if the request asks for it.
 
-        Only one answer is sampled.
+        Only one answer is sampled. Of an answer that the request has begun, only the rest is sent.
+        With `return_token_ids` there is a piece for each token, also where its text has to wait.
 
         Raises:
             Refused: 400 or 404, as in `complete`, but only once pieces are taken.
@@ -169,15 +175,22 @@ class Served:
             "model": request.model,
         }
 
-        def chunk(delta: Reply, finish_reason: str | None = None) -> Reply:
-            choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+        def chunk(
+            delta: Reply, finish_reason: str | None = None, sampled: tuple[int, ...] | None = None
+        ) -> Reply:
+            choice: Reply = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+            if sampled is not None and request.return_token_ids:
+                choice["token_ids"] = list(sampled)
             return common_fields | {"choices": [choice]}
 
         yield chunk({"role": "assistant", "content": ""})
-        answer_ids: list[int] = []
-        sent_text = ""
+        answer_ids = list(request.begun)
+        sent_text = self._sent_before(request)
+        # Other draws than those of the beginning, which had the same seed.
+        params = self._within_limit(request.params, len(ids))
+        params = replace(params, seed=params.seed + len(request.begun))
         with self.models.speaking_as(request.model) as sampler:
-            params = self._within_limit(request.params, len(ids))
+            yield chunk({})
             for token in sampler.stream(ids, params):
                 answer_ids.append(token)
                 text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
@@ -185,9 +198,11 @@ class Served:
                 must_wait = text.endswith("\ufffd") or ends_in_partial_stop(text, params.stop)
                 certain = self.renderer.certain_text(text, request.tools)
                 if _continues(certain, sent_text) and not must_wait:
-                    yield chunk({"content": certain[len(sent_text) :]})
+                    yield chunk({"content": certain[len(sent_text) :]}, sampled=(token,))
                     sent_text = certain
-        # Sampling has ended, so what was held back as the beginning of a stop string is plain text.
+                elif request.return_token_ids:
+                    yield chunk({}, sampled=(token,))
+        # Sampling has ended, so the beginning of a stop string that was held back is plain text.
         text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
         rest = self._rest(text, sent_text, request)
         for delta in rest:
@@ -199,7 +214,14 @@ class Served:
             finish_reason = "tool_calls"
         yield chunk({}, finish_reason)
         if request.include_usage:
-            yield common_fields | {"choices": [], "usage": usage(len(ids), len(answer_ids))}
+            sampled_count = len(answer_ids) - len(request.begun)
+            yield common_fields | {"choices": [], "usage": usage(len(ids), sampled_count)}
+
+    def _sent_before(self, request: ChatRequest) -> str:
+        """The text of the answer's beginning that was sent when it was sampled."""
+        begun_text = self.renderer.completion_text(request.begun).rstrip("\ufffd")
+        begun_text = text_before_stop(begun_text, request.params.stop)
+        return self.renderer.certain_text(begun_text, request.tools)
 
     def _rest(self, text: str, sent_text: str, request: ChatRequest) -> list[Reply]:
         """The deltas that are still to be sent once the answer is whole: its reasoning, the rest of

@@ -10,20 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.serving.messages import BadMessages, check_size, checked_messages, checked_tools
 from engine.worker.network.sampler import SamplingParams
 from envs.json_types import ChatMessage, JsonObject, ToolSchema
 
 # A completion, or a piece of one, as OpenAI spells it.
 Reply = dict[str, Any]
 
-MAX_TOKENS = 4096  # of one answer
+MAX_TOKENS = 32_768  # of one answer; the model's context may allow fewer
 DEFAULT_TOKENS = 512  # of one answer, where the request names no number
 MAX_STOPS = 8  # stop strings that take effect; further ones are ignored
 MAX_ANSWERS = 16
-ROLES = ("system", "user", "assistant", "tool")
-MAX_MESSAGES = 1_000
-MAX_TOOLS = 128
-MAX_PROMPT_CHARS = 1_000_000  # counted before anything is turned into tokens
 
 
 class Refused(Exception):
@@ -38,7 +35,16 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """The fields of a chat completion that are acted on; others are refused."""
+    """The fields of a chat completion that are acted on; others are refused.
+
+    Two are not OpenAI's. By both, an answer that was cut is continued token for token.
+
+    Attributes:
+        begun: ids of the tokens that the answer begins with (`begun_token_ids`); only what follows
+            them is sampled and sent.
+        return_token_ids: each streamed piece names the ids that were sampled for it (`token_ids`
+            of its choice, as vLLM calls them).
+    """
 
     model: str
     messages: list[ChatMessage]
@@ -47,11 +53,13 @@ class ChatRequest:
     n: int
     stream: bool
     include_usage: bool
+    begun: tuple[int, ...] = ()
+    return_token_ids: bool = False
 
 
 ACCEPTED = frozenset(
     "model messages tools max_tokens max_completion_tokens temperature top_p stop seed n stream "
-    "stream_options user".split()
+    "stream_options user begun_token_ids return_token_ids".split()
 )
 
 
@@ -70,12 +78,14 @@ def parse_chat(body: Any) -> ChatRequest:
     unknown = sorted(set(body) - ACCEPTED)
     if unknown:
         raise Refused(400, f"Not supported: {', '.join(unknown)}.")
-    messages = _checked_messages(body.get("messages"))
-    tools = body.get("tools") or []
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise Refused(400, "tools must be a list of objects.")
-    _check_size(messages, tools)
+    try:
+        messages = checked_messages(body.get("messages"))
+        tools = checked_tools(body.get("tools") or [])
+        check_size(messages, tools)
+    except BadMessages as error:
+        raise Refused(413 if error.is_too_large else 400, str(error)) from error
     params = _sampling_params(body)
+    begun = _checked_ids(body.get("begun_token_ids") or [])
     stream = bool(body.get("stream"))
     n = int(checked_number(body.get("n", 1), "n", low=1, high=MAX_ANSWERS))
     stream_options = body.get("stream_options") or {}
@@ -83,6 +93,8 @@ def parse_chat(body: Any) -> ChatRequest:
         raise Refused(400, "stream_options must be an object.")
     if stream and n > 1:
         raise Refused(400, "n must be 1 when streaming.")
+    if begun and not stream:
+        raise Refused(400, "begun_token_ids needs stream.")
     return ChatRequest(
         model=str(body.get("model", "")),
         # Chat templates expect text, also where a message with tool calls has none.
@@ -92,6 +104,8 @@ def parse_chat(body: Any) -> ChatRequest:
         n=n,
         stream=stream,
         include_usage=bool(stream_options.get("include_usage")),
+        begun=begun,
+        return_token_ids=bool(body.get("return_token_ids")),
     )
 
 
@@ -117,17 +131,14 @@ def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
     )
 
 
-def _checked_messages(messages: Any) -> list[ChatMessage]:
-    """Return `messages` unchanged if they are a list of at least one message, each with a role in
-    ROLES, and with text or nothing as content. Raises Refused (400) otherwise."""
-    if not isinstance(messages, list) or not messages:
-        raise Refused(400, "messages must be a list with at least one message.")
-    for message in messages:
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise Refused(400, "Each message needs a role: system, user, assistant or tool.")
-        if not isinstance(message.get("content") or "", str):
-            raise Refused(400, "content must be text.")
-    return messages
+def _checked_ids(ids: Any) -> tuple[int, ...]:
+    """The ids of the tokens that an answer begins with. Raises Refused (400) where they are not a
+    list of whole numbers, or too many for one answer."""
+    if not isinstance(ids, list) or not all(type(each) is int and each >= 0 for each in ids):
+        raise Refused(400, "begun_token_ids must be a list of token ids.")
+    if len(ids) > MAX_TOKENS:
+        raise Refused(400, f"begun_token_ids has {len(ids)} ids; at most {MAX_TOKENS}.")
+    return tuple(ids)
 
 
 def _checked_stop(stop: Any) -> list[str]:
@@ -138,15 +149,6 @@ def _checked_stop(stop: Any) -> list[str]:
     if not isinstance(stop, list) or not all(isinstance(item, str) and item for item in stop):
         raise Refused(400, "stop must be a string or a list of strings.")
     return stop
-
-
-def _check_size(messages: list[ChatMessage], tools: list[Any]) -> None:
-    """Raises Refused (413) for a prompt with too many messages, tools or characters. To be called
-    before the prompt is rendered, which could take seconds for a large one."""
-    if len(messages) > MAX_MESSAGES or len(tools) > MAX_TOOLS:
-        raise Refused(413, f"At most {MAX_MESSAGES} messages and {MAX_TOOLS} tools.")
-    if len(json.dumps([messages, tools], ensure_ascii=False)) > MAX_PROMPT_CHARS:
-        raise Refused(413, f"The prompt has more than {MAX_PROMPT_CHARS} characters.")
 
 
 def checked_number(value: Any, name: str, low: float, high: float) -> float:

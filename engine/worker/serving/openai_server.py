@@ -29,7 +29,7 @@ prepare()
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -44,7 +44,7 @@ from engine.install import vllm_env
 from engine.worker.components import quiet_libraries
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.serving.chat_models import Models, Served
-from engine.worker.serving.chat_request import ChatRequest, Refused, parse_chat
+from engine.worker.serving.chat_request import ChatRequest, Refused, Reply, parse_chat
 from engine.worker.serving.own_models import OwnModels
 from engine.worker.serving.token_logprobs import parse_logprobs
 from engine.worker.serving.vllm_models import VllmModels, serving_plan
@@ -55,6 +55,7 @@ MAX_BUSY = 32  # answers in progress
 MAX_CONNECTIONS = 128
 BODY_S = 20.0  # for the whole body of a request
 STALL_S = 60.0  # for a client to read the next piece of a stream
+BEAT_S = 1.0  # without a piece, after which a stream says that it is alive
 _LOCAL = ("127.0.0.1", "localhost")
 
 
@@ -211,14 +212,28 @@ class Server:
             self.last_used = time.monotonic()
 
     async def events(self, chat_request: ChatRequest) -> AsyncIterator[str]:
-        """Yield the pieces of an answer as server-sent events, and `[DONE]` as the last one.
-        Meanwhile the answer counts as in progress, so that the server does not stop as idle."""
+        """Yield the pieces of an answer as server-sent events, and `[DONE]` as the last one; a
+        comment, which clients skip, whenever there was none for `BEAT_S`. Meanwhile the answer
+        counts as in progress, so that the server does not stop as idle."""
         self.busy += 1
+        pieces = self.served.pieces(chat_request)
+        sampling: asyncio.Task[Reply | None] | None = None
         try:
-            async for piece in iterate_in_threadpool(self.served.pieces(chat_request)):
+            while True:
+                sampling = asyncio.create_task(run_in_threadpool(next, pieces, None))
+                while not (await asyncio.wait({sampling}, timeout=BEAT_S))[0]:
+                    yield ": waiting\n\n"
+                piece = sampling.result()
+                if piece is None:
+                    break
                 yield f"data: {json.dumps(piece)}\n\n"
             yield "data: [DONE]\n\n"
         finally:
+            # The client may leave while a token is sampled: the model is free once that is there.
+            if sampling is not None and not sampling.done():
+                sampling.add_done_callback(lambda _: pieces.close())
+            else:
+                pieces.close()
             self.busy -= 1
             self.last_used = time.monotonic()
 

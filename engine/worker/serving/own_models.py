@@ -82,9 +82,11 @@ class OwnModels:
             Refused: 409 when the adapter gives the same answers as the base, 400 when it cannot be
                 read or does not fit the base. An earlier adapter of that name then stays.
         """
+        if self._folders.get(name) == folder:
+            return  # without the lock: whoever answers a long question holds it
         with self.lock:
             if self._folders.get(name) == folder:
-                return
+                return  # another request has loaded it meanwhile
             try:
                 new_adapter = self._load(name, folder)  # raises Refused (409) too
             except WorkerFailure as error:

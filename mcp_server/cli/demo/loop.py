@@ -6,6 +6,7 @@ training to the same question, and the report. What is trained stands in `plans.
 """
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -37,6 +38,7 @@ from mcp_server.screen.display import Stage, Step, progress_text, stage_console
 from mcp_server.screen.terminal import FAILED, OK, show
 
 MAX_GPU_HOURS = 1.0
+MAX_LOADING_CALLS = 20  # each waits up to 40 s for a model that is being loaded
 POLL_S = 2.0  # the longest single wait for a run; then its progress is shown
 INTERRUPTED = 130  # exit status after a Ctrl-C, as shells have it
 CURVES = {"sft": "loss", "grpo": "reward_mean"}  # the metric that is drawn, by algorithm
@@ -286,8 +288,7 @@ async def _ask(
         served_before = [name for name in scene.served if name != base_model]
         scene.served = [*served_before, training.model, base_model]
         await caller.call("deploy", {"run_id": training.model})
-        chats[training.plan.algorithm] = await caller.call(
-            "chat",
+        chats[training.plan.algorithm] = await caller.chat(
             {
                 "model": training.model,
                 "message": training.plan.question,
@@ -334,6 +335,29 @@ class _ToolCaller:
         """
         step = self._stage.begin(step_name or tool)
         reply = await self._call_tool(tool, arguments)
+        self._stage.end(step, str(reply["summary"]))
+        return reply
+
+    async def chat(self, arguments: Reply) -> Reply:
+        """Ask as one step, and go on with each answer that takes longer than a call.
+
+        Raises:
+            DemoFailed: the tool refused.
+        """
+        step = self._stage.begin("chat")
+        reply = await self._call_tool("chat", arguments)
+        for answer in reply["answers"]:
+            part = answer
+            while part.get("partial"):
+                self._stage.show_progress(step, f"{answer['model']}: {answer['tokens']} tokens")
+                rest = {
+                    "model": answer["model"],
+                    "conversation": reply["conversation"],
+                    "max_tokens": max(1, arguments["max_tokens"] - answer["tokens"]),
+                }
+                [part] = (await self._call_tool("chat", rest))["answers"]
+                answer["answer"] += part["answer"]
+                answer["tokens"] += part["tokens"]
         self._stage.end(step, str(reply["summary"]))
         return reply
 
@@ -419,11 +443,24 @@ class _ToolCaller:
         self._stage.show_progress(step, text, curve)
 
     async def _call_tool(self, tool: str, arguments: Reply) -> Reply:
-        """Call a tool and return its reply. Raises DemoFailed with the text of its error."""
-        result = await self._client.call_tool(tool, arguments)
+        """Call a tool and return its reply, calling again while a model is still being loaded.
+        Raises DemoFailed with the text of its error."""
+        for _ in range(MAX_LOADING_CALLS):
+            result = await self._client.call_tool(tool, arguments)
+            if not (result.is_error and _is_loading(result)):
+                break
         if result.is_error or result.structured_content is None:
             raise DemoFailed(f"{tool}: {_text_of(result)}")
         return result.structured_content
+
+
+def _is_loading(result: CallToolResult) -> bool:
+    """Whether an error says that a deployment only needs more time."""
+    try:
+        error = json.loads(_text_of(result))
+    except ValueError:
+        return False
+    return error.get("code") == "DEPLOY_FAILED" and bool(error.get("retryable"))
 
 
 def _text_of(result: CallToolResult) -> str:

@@ -1,14 +1,12 @@
 """Deployments: one process per base, adapters by name, told in words when it fails."""
 
-import os
-import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from stand_ins import stand_in
 
 from engine.core import hardware
 from engine.core.errors import UserError
@@ -20,21 +18,11 @@ from engine.install import vllm_env
 from engine.processes import deployments, launcher
 from engine.runs import lifecycle
 from engine.serving import placement, service
+from engine.serving.chat import chat
+from engine.serving.chat_request import OF_CLIENTS, ChatRequest
 
 # Each of these takes about a second; the limit is for a machine that is busy with other things.
 pytestmark = pytest.mark.timeout(60)
-
-
-@pytest.fixture
-def server(home: Home, monkeypatch: pytest.MonkeyPatch):
-    """Deployments start a stand-in; returns a function that says how it behaves."""
-    here = Path(__file__).parent
-    stand_in(monkeypatch, server=here.with_name("fake_server.py"))
-    stand_in(monkeypatch, trainer=here.with_name("fake_trainer.py"))
-    monkeypatch.setattr(deployments, "STOP_S", 0.5)
-    yield lambda behave: (home.root / "behave").write_text(behave)
-    for row in deployments.living(home):
-        deployments.stop(home, row, "the test is over")
 
 
 def process_of(home: Home, deployment_id: str) -> int:
@@ -153,12 +141,11 @@ def test_an_adapter_that_changes_nothing_is_refused(home, server, tuned):
     assert caught.value.code == "DEPLOY_FAILED" and "same logits" in caught.value.message
 
 
-def test_a_slow_start_is_told_and_taken_up_by_the_next_call(home, server, monkeypatch):
-    monkeypatch.setattr(service, "START_S", 0.0)
+def test_a_slow_start_is_told_and_taken_up_by_the_next_call(home, server):
+    hurried = replace(OF_CLIENTS, start_s=0.0)
     with pytest.raises(UserError) as caught:
-        service.deploy(home, "pebble")
+        service.deploy(home, "pebble", patience=hurried)
     assert caught.value.retryable and "call again" in caught.value.hint
-    monkeypatch.setattr(service, "START_S", 20.0)
     assert service.deploy(home, "pebble")["deployment_id"] == "pebble-1"
 
 
@@ -175,62 +162,6 @@ def test_a_model_that_does_not_fit_beside_what_runs_waits(home, server, monkeypa
     with pytest.raises(UserError) as caught:
         service.deploy(home, f"{tuned}@best")
     assert caught.value.code == "DOES_NOT_FIT"
-
-
-def test_a_chat_starts_what_it_needs_and_compares_two_models(home, server, tuned):
-    found = service.chat(home, f"{tuned}@best", "2+2?", system="Be brief.", compare_to="pebble")
-    assert [answer["model"] for answer in found["answers"]] == [f"{tuned}@best", "pebble"]
-    first = found["answers"][0]
-    assert first["answer"] == f"{tuned}@best heard Be brief. 2+2?"
-    assert (first["finish_reason"], first["prompt_tokens"], first["tokens"]) == ("stop", 3, 5)
-    (deployment,) = service.list_deployments(home)
-    (started,) = found["started"]
-    assert started["deployment_id"] == deployment["deployment_id"]
-    # What starting took is no part of how long the answer took.
-    assert started["seconds"] > 0 and first["latency_s"] >= 0
-    (said,) = found["warnings"]
-    assert f"{deployment['deployment_id']} was started" in said and "10 idle minutes" in said
-    stop = {"run_id": deployment["deployment_id"], "action": "stop"}
-    assert found["next"] == [{"tool": "deploy", "arguments": stop}]
-    again = service.chat(home, f"{tuned}@best", "2+2?")
-    assert "started" not in again and (again["warnings"], again["next"]) == ([], [])
-    service.deploy(home, ref=str(stop["run_id"]), action="stop")
-    assert service.list_deployments(home) == []
-
-
-def test_what_a_chat_started_holds_no_process_once_the_model_asked_for_stops(home, server, tuned):
-    service.deploy(home, f"{tuned}@best")
-    service.chat(home, f"{tuned}@best", "hello", compare_to="pebble")
-    service.deploy(home, f"{tuned}@best", "stop")
-    assert service.list_deployments(home) == []
-
-
-def test_a_chat_says_when_an_answer_was_cut_and_what_the_server_refused(home, server):
-    assert "cut at 5 tokens" in service.chat(home, "pebble", "x", max_tokens=1)["warnings"][0]
-    with pytest.raises(UserError) as caught:
-        service.chat(home, "pebble", "x", max_tokens=5000)
-    assert caught.value.code == "BAD_ARGUMENT" and "too large" in caught.value.message
-    with pytest.raises(UserError) as caught:
-        service.chat(home, "pebble", "  ")
-    assert caught.value.field == "message"
-    with pytest.raises(UserError) as caught:
-        service.chat(home, "nobody", "x")
-    assert caught.value.code == "MODEL_NOT_FOUND"
-
-
-def test_a_process_that_was_killed_is_started_again_by_the_next_chat(home, server):
-    service.chat(home, "pebble", "hello")
-    os.kill(process_of(home, "pebble-1"), signal.SIGKILL)
-    assert service.chat(home, "pebble", "hello")["answers"][0]["answer"] == "pebble heard hello"
-    with Store(home) as store:
-        states = {row.deployment_id: row.state for row in store.list_deployments()}
-    assert states == {"pebble-1": "stopped", "pebble-2": "ready"}
-
-
-def test_a_process_that_dies_of_every_question_fails_in_words(home, server):
-    with pytest.raises(UserError) as caught:
-        service.chat(home, "pebble", "die")
-    assert caught.value.code == "DEPLOY_FAILED" and "did not answer" in caught.value.message
 
 
 def needing(bench, share: float, **settings):
@@ -322,7 +253,8 @@ def test_the_process_is_told_what_to_answer_with(home, server, tuned, monkeypatc
 @pytest.mark.worker
 def test_a_real_server_serves_base_and_adapter_and_refuses_one_that_does_nothing(home, tuned):
     try:
-        found = service.chat(home, "pebble", "What is 1 + 1?", compare_to=f"{tuned}@step10")
+        both = ChatRequest("pebble", "What is 1 + 1?", compare_to=f"{tuned}@step10")
+        found = chat(home, both)
         assert [answer["model"] for answer in found["answers"]] == ["pebble", f"{tuned}@step10"]
         assert all(answer["tokens"] >= 1 for answer in found["answers"])
         with pytest.raises(UserError) as caught:
@@ -330,7 +262,7 @@ def test_a_real_server_serves_base_and_adapter_and_refuses_one_that_does_nothing
         assert caught.value.code == "DEPLOY_FAILED" and "same logits" in caught.value.message
         deployed = service.deploy(home, f"{tuned}@step10")
         assert deployed["models"] == ["pebble", f"{tuned}@step10"]
-        again = service.chat(home, "pebble", "What is 1 + 1?")
+        again = chat(home, ChatRequest("pebble", "What is 1 + 1?"))
         assert again["answers"][0]["answer"] == found["answers"][0]["answer"]
     finally:
         service.deploy(home, f"{tuned}@step10", "stop")

@@ -149,6 +149,33 @@ def test_the_demo_plays_the_whole_loop_and_ends_well(
     assert "\x1b" not in shown
 
 
+def test_a_slow_model_is_waited_for_and_asked_on(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    engine = Engine(monkeypatch)
+    loading = [UserError("DEPLOY_FAILED", "still being loaded", retryable=True)] * 2
+
+    def deploy(action: str = "start", **_: Any) -> dict[str, Any]:
+        if action == "start" and loading:
+            raise loading.pop()
+        return {"summary": "deployed"}
+
+    def chat(conversation: str = "", **_: Any) -> dict[str, Any]:
+        part = {"model": "tuned", "answer": "#### ", "tokens": 2, "partial": True}
+        rest = {"model": "tuned", "answer": "85", "tokens": 1}
+        other = {"model": "pebble", "answer": "75", "tokens": 1}
+        answers = [rest] if conversation else [part, other]
+        return {"summary": "answered", "answers": answers, "conversation": "c-1"}
+
+    engine.deploy, engine.chat = deploy, chat  # type: ignore[attr-defined]
+    assert play(home, monkeypatch, seed=7) == 0
+    assert loading == []
+    _, going_on = engine.arguments("chat")
+    assert (going_on["model"], going_on["conversation"]) == ("tuned", "c-1")
+    assert going_on["max_tokens"] == engine.arguments("chat")[0]["max_tokens"] - 2
+    assert "#### 85" in capsys.readouterr().out
+
+
 def test_the_second_demo_trains_a_fetched_model_on_two_tasks(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -140,6 +140,19 @@ def test_every_command_but_serve_prints_json_when_asked():
             "chat",
             {"model": "r-1", "message": "hello", "compare_to": "pebble", "temperature": 0.5},
         ),
+        (
+            [
+                *("chat", "r-1", "--conversation", "c-1", "--seed", "3"),
+                *("--messages", '{"role": "tool", "content": "7"}', "--tools", '[{"type": "x"}]'),
+            ],
+            "chat",
+            {
+                "conversation": "c-1",
+                "seed": 3,
+                "messages": [{"role": "tool", "content": "7"}],
+                "tools": [{"type": "x"}],
+            },
+        ),
     ],
 )
 def test_a_command_reaches_its_verb(
@@ -203,6 +216,8 @@ def test_a_crash_is_one_sentence_and_its_traceback_is_in_the_log(
         ["serve", "--root", "/no/such/folder"],
         ["init", "--agent", "emacs"],
         ["playbook", "nonsense"],
+        ["chat", "pebble"],  # and nothing on stdin
+        ["chat", "pebble", "hello", "--messages", "no-such-file.json"],
         ["train", "missing.toml"],
     ],
 )

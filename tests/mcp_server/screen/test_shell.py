@@ -63,6 +63,10 @@ def takes(words: list[str]) -> dict[str, Any] | None:
         (Call("compare_runs", {"ids": ["a", "b"], "env_id": "e"}), "compare a b --env-id e"),
         (Call("diagnose", {"run_id": "r-1"}), "diagnose r-1"),
         (Call("chat", {"model": "m", "message": "hi you"}), "chat m 'hi you'"),
+        (
+            Call("chat", {"model": "m", "conversation": "c-1", "messages": [{"role": "tool"}]}),
+            """chat m --conversation c-1 --messages '{"role": "tool"}'""",
+        ),
         (Call("deploy", {"run_id": "r", "action": "stop"}), "undeploy r"),
         (Call("deploy", {"run_id": "r", "action": "export", "path": "out"}), "export r out"),
         (Call("read_logs", {"run_id": "r", "keys": ["kl", "lr"]}), "logs r --key kl --key lr"),

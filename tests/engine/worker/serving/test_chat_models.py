@@ -88,6 +88,27 @@ def test_streamed_pieces_add_up_to_the_whole_answer() -> None:
     assert pieces[-1]["usage"]["completion_tokens"] > 0
 
 
+def test_an_answer_that_was_cut_goes_on_token_for_token() -> None:
+    served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
+    question = [{"role": "user", "content": "Repeat: the quick brown planet"}]
+    asked = {"messages": question, "stream": True, "return_token_ids": True}
+
+    def sampled(**more: Any) -> tuple[list[int], str]:
+        choices = [p["choices"][0] for p in served.pieces(chat(**asked, **more)) if p["choices"]]
+        ids = [each for choice in choices for each in choice.get("token_ids", [])]
+        return ids, "".join(choice["delta"].get("content", "") for choice in choices)
+
+    ids, text = sampled()
+    assert len(ids) >= 4
+    for length in range(1, len(ids)):
+        begun_ids, begun_text = sampled(max_tokens=length)
+        assert begun_ids == ids[:length] and text.startswith(begun_text)
+        rest_ids, rest_text = sampled(begun_token_ids=begun_ids)
+        assert (begun_ids + rest_ids, begun_text + rest_text) == (ids, text)
+    with pytest.raises(Refused, match="does not know"):
+        sampled(begun_token_ids=[10**6])
+
+
 def test_a_stop_string_is_never_sent_not_even_its_beginning() -> None:
     served = Served(OwnModels(PEBBLE, "pebble", "cpu", thinking=False))
     text = served.complete(chat(messages=[{"role": "user", "content": "Repeat planet."}]))
@@ -120,6 +141,10 @@ def test_the_beginning_of_a_stop_string_is_held_back() -> None:
         ({"stop": [""]}, "stop"),
         ({"logprobs": True}, "logprobs"),
         ({"n": 2, "stream": True}, "n must be 1"),
+        ({"begun_token_ids": [1]}, "needs stream"),
+        ({"begun_token_ids": [-1], "stream": True}, "begun_token_ids"),
+        ({"begun_token_ids": [True], "stream": True}, "begun_token_ids"),
+        ({"begun_token_ids": "12", "stream": True}, "begun_token_ids"),
     ],
 )
 def test_what_would_be_ignored_or_cannot_work_is_refused_by_name(
@@ -207,15 +232,16 @@ class Saying:
 
     limit, is_alive = 10_000, True
 
-    def __init__(self, base: Base, said: str) -> None:
+    def __init__(self, base: Base, said: str, begun: int = 0) -> None:
         self.renderer = Renderer(base.tokenizer, base.stop_ids)
+        self.begun = begun  # tokens that the request names already
         self.ids = [*self.renderer.encode(said), min(base.stop_ids)]
 
     def speaking_as(self, _name: str) -> Any:
         return nullcontext(self)
 
     def stream(self, _ids: list[int], _params: SamplingParams) -> Iterator[int]:
-        return iter(self.ids)
+        return iter(self.ids[self.begun :])
 
     def generate(self, _ids: list[list[int]], n: int, _params: SamplingParams) -> Any:
         return [[Completion(self.ids, [0.0] * len(self.ids), True)] * n]
@@ -240,6 +266,22 @@ def test_tool_calls_are_served_in_openais_form_whole_and_streamed(
     (streamed,) = [p["delta"]["tool_calls"] for p in pieces if "tool_calls" in p["delta"]]
     assert streamed == [call | {"index": 0}]
     assert pieces[-1]["finish_reason"] == "tool_calls"
+
+
+def test_a_tool_call_that_was_cut_in_its_middle_is_read_when_it_is_whole(pebble: Base) -> None:
+    ids = Saying(pebble, SAID).ids
+    for cut in range(1, len(ids)):
+        served = Served(Saying(pebble, SAID, begun=cut))  # type: ignore[arg-type]  # as above
+        asked = chat(tools=[LOOK], stream=True, begun_token_ids=ids[:cut])
+        pieces = [p["choices"][0] for p in served.pieces(asked)]
+        (calls,) = [p["delta"]["tool_calls"] for p in pieces if "tool_calls" in p["delta"]]
+        assert json.loads(calls[0]["function"]["arguments"]) == {"at": "<b>"}
+        assert pieces[-1]["finish_reason"] == "tool_calls"
+        begun_text = served.renderer.certain_text(
+            served.renderer.completion_text(ids[:cut]).rstrip("\ufffd"), [LOOK]
+        )
+        content = "".join(p["delta"].get("content", "") for p in pieces)
+        assert (begun_text + content).strip() == "I look."
 
 
 def test_text_that_only_looked_like_a_call_is_sent_in_the_end(pebble: Base) -> None:

@@ -1,0 +1,174 @@
+"""An answer of a deployment, read while it is sampled: the client side of `openai_server.py`.
+
+A slow model is no failed one. As long as tokens come, reading goes on to the caller's deadline, and
+what there is then is an answer that can be continued: the ids of its tokens are kept, so nothing is
+tokenised twice.
+"""
+
+import contextlib
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from engine.core.files import JsonObject, read_json
+from engine.home.run_dir import DeployDir
+from engine.processes.deployments import Json, Unreachable
+from engine.serving.chat_request import Heard, Listener
+
+_CONNECT_S = 5.0
+_SILENCE_S = 30.0  # without a line, after which a process counts as stuck however busy it is
+_DATA, _COMMENT, _END = "data: ", ":", "[DONE]"
+
+
+class RefusedByServer(Exception):
+    """The deployment answered with an error: its HTTP `status` and `message`."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+@dataclass
+class Answer:
+    """What has come of one answer; `finish_reason` is "" while it is not done.
+
+    Attributes:
+        token_ids: sampled in this call, the end token included.
+        is_waiting: the model has not begun with it yet, being busy with others.
+        has_stalled: reading ended because no token came for too long.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[JsonObject] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    finish_reason: str = ""
+    is_waiting: bool = True
+    has_stalled: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When reading ends although the answer goes on.
+
+    Attributes:
+        deadline: time on the monotonic clock.
+        stall_s: seconds without a token, counted once the model has begun with this answer.
+    """
+
+    deadline: float
+    stall_s: float
+
+
+def sample(
+    folder: DeployDir, body: Json, limits: Limits, answer: Answer, listener: Listener
+) -> None:
+    """Let a deployment answer the chat completion `body`, and add to `answer` what it sends.
+
+    Returns when the answer is done, or `limits` end it. Whoever stops reading stops the sampling.
+    `listener` hears of each piece; what it raises ends the call.
+
+    Raises RefusedByServer, and Unreachable if the process is not ready or ends meanwhile; `answer`
+    then holds what came before.
+    """
+    try:
+        port = int(read_json(folder.ready)["port"])
+        key = folder.key.read_text().strip()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Unreachable(f"{type(error).__name__}: {error}") from error
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_CONNECT_S)
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    asked = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    with contextlib.closing(connection):
+        try:
+            connection.request(
+                "POST", "/v1/chat/completions", json.dumps(body | asked).encode(), headers
+            )
+            # Kept, because the connection lets go of its socket where the reply says "close".
+            set_timeout = connection.sock.settimeout
+            set_timeout(max(_CONNECT_S, limits.deadline - time.monotonic()))
+            response = connection.getresponse()
+            if response.status != 200:
+                raise RefusedByServer(response.status, _error_text(response.read()))
+            for line in _lines(response, set_timeout, limits, answer):
+                _take(line, answer, str(body["model"]), listener)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            if isinstance(error, TimeoutError) and time.monotonic() >= limits.deadline:
+                return  # it has not even begun to reply
+            raise Unreachable(f"{type(error).__name__}: {error}") from error
+    is_cut = answer.has_stalled or time.monotonic() >= limits.deadline
+    if not answer.finish_reason and not is_cut:
+        raise Unreachable("the answer ended in its middle")
+
+
+def _lines(
+    response: http.client.HTTPResponse,
+    set_timeout: Callable[[float], None],
+    limits: Limits,
+    answer: Answer,
+) -> Iterator[str]:
+    """Yield the lines of a stream of events until it ends, or `limits` end it."""
+    last_token_at = time.monotonic()
+    tokens_before = 0
+    while True:
+        now = time.monotonic()
+        # While the model answers others, nothing is expected of it.
+        if len(answer.token_ids) != tokens_before or answer.is_waiting:
+            tokens_before, last_token_at = len(answer.token_ids), now
+        stalls_at = last_token_at + limits.stall_s
+        answer.has_stalled = now >= stalls_at
+        if answer.has_stalled or now >= limits.deadline:
+            return
+        if answer.is_waiting:  # a process that lives says so every second
+            stalls_at = now + max(limits.stall_s, _SILENCE_S)
+        set_timeout(min(stalls_at, limits.deadline) - now)
+        try:
+            data = response.readline()
+        except TimeoutError:  # nothing, not even a comment
+            answer.has_stalled = stalls_at < limits.deadline
+            return
+        line = data.decode("utf-8", "replace").rstrip("\r\n")
+        if not data or line == _DATA + _END:
+            return
+        if line:  # an empty one ends an event
+            yield line
+
+
+def _take(line: str, answer: Answer, model: str, listener: Listener) -> None:
+    """Add a line of the stream to the answer, and tell the listener. Raises ValueError if it is
+    not as a deployment writes it."""
+    text = ""
+    if line.startswith(_DATA):
+        chunk = json.loads(line.removeprefix(_DATA))
+        answer.prompt_tokens = (chunk.get("usage") or {}).get("prompt_tokens", answer.prompt_tokens)
+        for choice in chunk.get("choices") or []:
+            delta = choice.get("delta") or {}
+            text = delta.get("content") or ""
+            answer.content += text
+            answer.reasoning += delta.get("reasoning_content") or ""
+            answer.tool_calls += [_without_index(call) for call in delta.get("tool_calls") or []]
+            answer.token_ids += choice.get("token_ids") or []
+            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+            # The piece with the role comes at once, the next one when the model has begun.
+            answer.is_waiting = answer.is_waiting and "role" in delta
+    elif not line.startswith(_COMMENT):
+        raise ValueError(f"no event: {line[:80]}")
+    listener(Heard(model, text, len(answer.token_ids), answer.is_waiting))
+
+
+def _without_index(call: JsonObject) -> JsonObject:
+    """A tool call of a stream as whole answers have it."""
+    return {name: value for name, value in call.items() if name != "index"}
+
+
+def _error_text(data: bytes) -> str:
+    """The message of an error reply, {"error": {"message": ...}} or {"error": ...}; "" for none."""
+    try:
+        error = json.loads(data).get("error")
+    except (ValueError, AttributeError):
+        return ""
+    return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")

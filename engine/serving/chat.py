@@ -1,0 +1,381 @@
+"""Asking models: one question or a conversation, one model or two beside each other.
+
+An answer is read while it is sampled. Where the call's time is up first, the reply holds what there
+is, and the next call goes on with exactly those tokens.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.core.errors import UserError
+from engine.core.files import JsonObject
+from engine.core.hints import Call
+from engine.core.reply import Reply
+from engine.home.run_dir import DeployDir, Home
+from engine.processes.deployments import ANYBODY, Asker, Json, Unreachable
+from engine.records.conversation import Branch, Conversation
+from engine.serving import conversations
+from engine.serving.answer_stream import Answer, Limits, RefusedByServer, sample
+from engine.serving.chat_request import (
+    DRAW_SEED,
+    OF_CLIENTS,
+    ChatRequest,
+    Listener,
+    Patience,
+    unheard,
+)
+from engine.serving.messages import BadMessages, check_size, checked_messages, checked_tools
+from engine.serving.service import Target, deploy_failed, serve, target_of
+from envs.json_types import ChatMessage, ToolSchema
+
+CUT_BY_TIME = "timeout"  # the finish reason of an answer that was still being sampled
+CUT = (CUT_BY_TIME, "length")  # finish reasons of answers that can be continued
+_LONGEST_SEED = 2**31
+
+
+@dataclass(frozen=True)
+class Question:
+    """What one model is asked.
+
+    Attributes:
+        messages: all that it reads.
+        begun: ids of the tokens that its answer begins with.
+    """
+
+    target: Target
+    messages: list[ChatMessage]
+    begun: list[int]
+
+
+@dataclass(frozen=True)
+class Session:
+    """Who asks, and how long may be waited: the same for all models of a call."""
+
+    home: Home
+    asker: Asker
+    patience: Patience
+    listener: Listener
+
+
+def chat(
+    home: Home,
+    request: ChatRequest,
+    asker: Asker = ANYBODY,
+    patience: Patience = OF_CLIENTS,
+    listener: Listener = unheard,
+) -> Reply:
+    """Ask a model, and with `compare_to` a second one; a model that is not served yet is deployed.
+
+    A start counts against the quota of `asker`, who alone can go on with the conversation.
+    `listener` hears the answers as they come.
+
+    In the reply: `answers`, each with model, answer, finish_reason, prompt_tokens, tokens,
+    latency_s (seconds for the answer, without starting), where there are any reasoning and
+    tool_calls, and `partial` (true) where the call's time was up before its end; `conversation`,
+    the id to go on with; `seed`, where tokens were drawn; `started`, only where something was: the
+    deployments that this call started, each with deployment_id, seconds and memory_gb.
+
+    Raises UserError BAD_ARGUMENT (nothing to answer, or the model refuses it), DEPLOY_FAILED (also
+    where no token comes for `patience.stall_s`), and as `deploy` does.
+    """
+    earlier = None
+    if request.conversation:
+        earlier = conversations.load(home, request.conversation, asker.name)
+    tools = _tools_of(request, earlier)
+    names = list(dict.fromkeys(name for name in (request.model, request.compare_to) if name))
+    # Before anything is started, for the errors in what is asked.
+    added = _added_messages(request, earlier)
+    targets = [target_of(home, name) for name in names]
+    questions = [_question(target, added, earlier) for target in targets]
+    for question in questions:
+        _check(question.messages, tools)
+    seed = _seed_of(request, earlier)
+    body: Json = {
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "seed": seed,
+        **({"tools": tools} if tools else {}),
+    }
+    session = Session(home, asker, patience, listener)
+    deadline = time.monotonic() + patience.call_s
+    answers: list[Answer] = []
+    entries: list[Reply] = []
+    started: list[Reply] = []
+    for number, question in enumerate(questions):
+        # So that a slow first model leaves the second one its half of the time.
+        shares = len(questions) - number
+        answer, seconds, started_for_it = _ask(session, question, body, deadline, shares=shares)
+        answers.append(answer)
+        entries.append(_entry(question.target.name, answer, seconds))
+        started += started_for_it
+    conversation = _after(earlier, questions, answers, tools=tools, seed=seed, owner=asker.name)
+    conversation_id, lost = conversations.save(home, request.conversation, conversation)
+    idle_minutes = home.user_config().idle_stop_minutes
+    return {
+        "answers": entries,
+        **({"conversation": conversation_id} if conversation_id else {}),
+        **({"seed": seed} if request.temperature > 0 else {}),
+        **({"started": started} if started else {}),
+        "summary": _summary(entries),
+        "next": _next_calls(names, entries, conversation_id, started),
+        "warnings": _warnings(entries, started, idle_minutes) + ([lost] if lost else []),
+    }
+
+
+def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSchema]:
+    """What the models may call. Raises UserError BAD_ARGUMENT where it is no list of objects."""
+    if not request.tools:
+        return earlier.tools if earlier else []
+    try:
+        return checked_tools(list(request.tools))
+    except BadMessages as error:
+        raise _bad_messages(error) from error
+
+
+def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[ChatMessage]:
+    """The messages that this call adds. Raises UserError BAD_ARGUMENT where there are none and
+    nothing goes on, or where a system prompt does not come first."""
+    added: list[ChatMessage] = []
+    given = list(request.messages)
+    if request.system:
+        begins = given[0].get("role") if given and isinstance(given[0], dict) else ""
+        if earlier or begins == "system":
+            raise UserError(
+                "BAD_ARGUMENT",
+                "system is given, but the conversation has begun or has a system message",
+                hint="Leave system out, or begin another conversation.",
+                field="system",
+            )
+        added.append({"role": "system", "content": request.system})
+    added += given
+    if request.message.strip():
+        added.append({"role": "user", "content": request.message})
+    if not earlier and (not added or added[-1].get("role") == "system"):
+        raise UserError("BAD_ARGUMENT", "message is empty", hint="Ask something.", field="message")
+    return added
+
+
+def _question(
+    target: Target, added: Sequence[ChatMessage], earlier: Conversation | None
+) -> Question:
+    """What the target is asked: its part of the conversation and what was added, or, where nothing
+    was, the rest of its last answer.
+
+    A model that joins a conversation later reads what the first model was asked and answered.
+    Raises UserError BAD_ARGUMENT if nothing is to be answered.
+    """
+    if earlier is None:
+        return Question(target, list(added), begun=[])
+    branches = {branch.model: branch for branch in earlier.branches}
+    branch = branches.get(target.name, earlier.branches[0])
+    if added:
+        return Question(target, [*branch.messages, *added], begun=[])
+    if branch.model == target.name and branch.begun:
+        return Question(target, branch.messages[:-1], begun=branch.begun)
+    if branch.messages[-1]["role"] == "assistant":
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"message is empty, and {target.name} has no unfinished answer in this conversation",
+            hint="Say something, or give results of tools as messages.",
+            field="message",
+        )
+    return Question(target, branch.messages, begun=[])
+
+
+def _check(messages: list[ChatMessage], tools: list[ToolSchema]) -> None:
+    """Raises UserError BAD_ARGUMENT for messages that no model can be asked with."""
+    try:
+        check_size(checked_messages(messages), tools)
+    except BadMessages as error:
+        raise _bad_messages(error) from error
+
+
+def _bad_messages(error: BadMessages) -> UserError:
+    return UserError(
+        "BAD_ARGUMENT",
+        str(error),
+        hint='One message is {"role": "user", "content": "..."}, as in OpenAI\'s chat API.',
+        field=error.field,
+    )
+
+
+def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
+    """The seed of this call: the one given, that of the answer which goes on, or a drawn one."""
+    if request.seed != DRAW_SEED:
+        return request.seed
+    is_continued = earlier is not None and not request.message and not request.messages
+    if earlier is not None and is_continued:
+        return earlier.seed
+    return time.time_ns() % _LONGEST_SEED
+
+
+def _ask(
+    session: Session, question: Question, body: Json, deadline: float, *, shares: int
+) -> tuple[Answer, float, list[Reply]]:
+    """Ask one model; returns its answer, the seconds it took without starting, and the deployments
+    that were started for it.
+
+    `deadline` is that of the whole call, on the monotonic clock; once the model is served, its
+    answer gets one of `shares` equal parts of the time that is left. If the process ends before the
+    answer is done, it is started again once and goes on with the tokens that there are. Raises
+    UserError as `chat` does.
+    """
+    started: list[Reply] = []
+    answer = Answer()
+    seconds = 0.0
+    is_second_try = False
+    while True:
+        ready_by = min(deadline, time.monotonic() + session.patience.start_s)
+        row, start_seconds = serve(session.home, question.target, ready_by, session.asker)
+        if start_seconds is not None:
+            deployment = {"deployment_id": row.deployment_id, "seconds": round(start_seconds, 2)}
+            started.append(deployment | {"memory_gb": round(row.memory_bytes / 1e9, 2)})
+        folder = session.home.deployment(row.deployment_id)
+        begun = [*question.begun, *answer.token_ids]
+        asked: Json = {
+            "model": question.target.name,
+            "messages": question.messages,
+            "max_tokens": max(1, body["max_tokens"] - len(answer.token_ids)),
+            **({"begun_token_ids": begun} if begun else {}),
+        }
+        answer.is_waiting = True  # until the model begins, in a second try too
+        asked_at = time.monotonic()
+        limits = Limits(asked_at + (deadline - asked_at) / shares, session.patience.stall_s)
+        try:
+            sample(folder, body | asked, limits, answer, session.listener)
+        except RefusedByServer as error:
+            raise _refused(question.target, folder, error) from error
+        except Unreachable as error:
+            if is_second_try or time.monotonic() > limits.deadline:
+                raise deploy_failed(folder, f"it did not answer: {error}") from error
+            is_second_try = True
+            continue
+        finally:
+            seconds += time.monotonic() - asked_at
+        if answer.has_stalled and not answer.token_ids:
+            raise UserError(
+                "DEPLOY_FAILED",
+                f"{question.target.name} gave no token for {limits.stall_s:g} s",
+                hint="Shorten what it reads, or wait until nothing trains on this machine.",
+                retryable=True,
+            )
+        return answer, seconds, started
+
+
+def _refused(target: Target, folder: DeployDir, error: RefusedByServer) -> UserError:
+    """The error for a request that the server refused (BAD_ARGUMENT), or failed at
+    (DEPLOY_FAILED)."""
+    text = error.message or f"it answered {error.status}"
+    if error.status >= 500:
+        return deploy_failed(folder, text)
+    return UserError(
+        "BAD_ARGUMENT",
+        f"{target.name} refused: {text}",
+        hint="Shorten the message or lower max_tokens.",
+    )
+
+
+def _entry(model: str, answer: Answer, seconds: float) -> Reply:
+    """One entry of `answers` in the reply of `chat`."""
+    return {
+        "model": model,
+        "answer": answer.content,
+        **({"reasoning": answer.reasoning} if answer.reasoning else {}),
+        **({"tool_calls": answer.tool_calls} if answer.tool_calls else {}),
+        "finish_reason": answer.finish_reason or CUT_BY_TIME,
+        **({} if answer.finish_reason else {"partial": True}),
+        "prompt_tokens": answer.prompt_tokens,
+        "tokens": len(answer.token_ids),
+        "latency_s": round(seconds, 3),
+    }
+
+
+def _after(
+    earlier: Conversation | None,
+    questions: Sequence[Question],
+    answers: Sequence[Answer],
+    *,
+    tools: list[ToolSchema],
+    seed: int,
+    owner: str,
+) -> Conversation:
+    """The conversation with the new answers. Branches of models that were not asked stay."""
+    branches = {branch.model: branch for branch in earlier.branches} if earlier else {}
+    for question, answer in zip(questions, answers, strict=True):
+        name = question.target.name
+        message: ChatMessage = {"role": "assistant", "content": answer.content}
+        if question.begun:  # what was said before the cut
+            message["content"] = branches[name].messages[-1]["content"] + answer.content
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.tool_calls:
+            message["tool_calls"] = answer.tool_calls
+        is_cut = (answer.finish_reason or CUT_BY_TIME) in CUT
+        begun = [*question.begun, *answer.token_ids] if is_cut else []
+        # Nothing was sampled yet: the question itself is still to be answered.
+        new = [message] if begun or not is_cut else []
+        branches[name] = Branch(model=name, messages=[*question.messages, *new], begun=begun)
+    return Conversation(
+        owner=owner,
+        turns=(earlier.turns if earlier else 0) + 1,
+        tools=tools,
+        seed=seed,
+        branches=list(branches.values()),
+    )
+
+
+def _summary(entries: Sequence[Reply]) -> str:
+    """Who answered in how many seconds, and who has not finished."""
+    seconds = sum(entry["latency_s"] for entry in entries)
+    done = [entry["model"] for entry in entries if not entry.get("partial")]
+    unfinished = [entry["model"] for entry in entries if entry.get("partial")]
+    if not unfinished:
+        return f"{' and '.join(done)} answered in {seconds:.1f} s."
+    others = f"; {' and '.join(done)} answered" if done else ""
+    return f"{' and '.join(unfinished)} is not done after {seconds:.1f} s{others}."
+
+
+def _next_calls(
+    names: Sequence[str], entries: Sequence[Reply], conversation_id: str, started: Sequence[Reply]
+) -> list[JsonObject]:
+    """The calls to suggest: go on with what was cut, answer what the model called, stop what was
+    started. `names`: as they were given, in the order of `entries`."""
+    calls: list[Call] = []
+    for name, entry in zip(names, entries, strict=True):
+        if not conversation_id:
+            break
+        same = {"model": name, "conversation": conversation_id}
+        if entry["finish_reason"] in CUT:
+            calls.append(Call("chat", same))
+        elif entry.get("tool_calls"):
+            results = [
+                {"role": "tool", "tool_call_id": call["id"], "content": "..."}
+                for call in entry["tool_calls"]
+            ]
+            calls.append(Call("chat", same | {"messages": results}))
+    calls += [
+        Call("deploy", {"run_id": deployment["deployment_id"], "action": "stop"})
+        for deployment in started
+    ]
+    return [call.to_json() for call in calls]
+
+
+def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: float) -> list[str]:
+    """Warnings about answers that were cut off, and about deployments that were started."""
+    warnings = []
+    for entry in entries:
+        if entry["finish_reason"] == "length":
+            warnings.append(f"{entry['model']} was cut at {entry['tokens']} tokens")
+        elif entry.get("partial"):
+            speed = entry["tokens"] / max(entry["latency_s"], 1e-3)
+            warnings.append(
+                f"{entry['model']} has {entry['tokens']} tokens after {entry['latency_s']:.0f} s "
+                f"({speed:.2g} a second); chat with the conversation and no message goes on"
+            )
+    return warnings + [
+        f"{deployment['deployment_id']} was started for this in {deployment['seconds']:.1f} s and "
+        f"holds about {deployment['memory_gb']:g} GB; it stops by itself after "
+        f"{idle_minutes:g} idle minutes"
+        for deployment in started
+    ]

@@ -1,0 +1,82 @@
+"""Conversations kept in the home, so that the next call goes on with the id of the last reply.
+
+They are bounded: the newest `KEPT` that were used within `KEPT_DAYS` days, each of at most
+`MAX_CHARS` characters.
+"""
+
+import contextlib
+import re
+import secrets
+import time
+
+from engine.core.errors import UserError
+from engine.home.run_dir import Home
+from engine.records.conversation import Conversation
+
+KEPT = 200
+KEPT_DAYS = 7
+MAX_CHARS = 400_000  # of one conversation as JSON
+_ID = re.compile(r"c-[0-9a-f]{12}")
+
+
+def load(home: Home, conversation_id: str, owner: str) -> Conversation:
+    """The conversation with that id. Raises UserError BAD_ARGUMENT if there is none of `owner`'s,
+    and HOME_UNUSABLE if its file is damaged."""
+    conversation = None
+    if _ID.fullmatch(conversation_id):
+        with contextlib.suppress(FileNotFoundError):
+            conversation = Conversation.read(home.chats / f"{conversation_id}.json")
+    if conversation is None or conversation.owner != owner:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"there is no conversation {conversation_id!r}; the newest {KEPT} are kept, each for "
+            f"{KEPT_DAYS} days after its last answer",
+            hint="Begin one: leave conversation out, and give what was said as messages.",
+            field="conversation",
+        )
+    return conversation
+
+
+def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[str, str]:
+    """Keep a conversation after an answer; "" as id begins a new one.
+
+    Returns its id, and a warning ("" for none). It is another id where an answer of another call
+    came in between, so that neither is lost. A conversation that has grown too long is not kept:
+    its id is "".
+    """
+    size = len(conversation.model_dump_json())
+    if size > MAX_CHARS:
+        return "", (
+            f"the conversation has {size} characters and is not kept (at most {MAX_CHARS}); begin "
+            "another with what matters of it"
+        )
+    warning = ""
+    if conversation_id and _turns(home, conversation_id) != conversation.turns - 1:
+        warning = f"{conversation_id} was answered by another call meanwhile; this is a new one"
+        conversation_id = ""
+    conversation_id = conversation_id or f"c-{secrets.token_hex(6)}"
+    home.chats.mkdir(mode=0o700, exist_ok=True)
+    conversation.write(home.chats / f"{conversation_id}.json")
+    _forget_old(home)
+    return conversation_id, warning
+
+
+def _turns(home: Home, conversation_id: str) -> int:
+    """How often the conversation was answered; 0 if it is there no more."""
+    try:
+        return Conversation.read(home.chats / f"{conversation_id}.json").turns
+    except FileNotFoundError:
+        return 0
+
+
+def _forget_old(home: Home) -> None:
+    """Delete what is beyond the bounds named at the top of this file."""
+    used_at: list[tuple[float, str]] = []
+    for file in home.chats.glob("c-*.json"):
+        with contextlib.suppress(FileNotFoundError):  # another process forgets it too
+            used_at.append((file.stat().st_mtime, file.name))
+    used_at.sort(reverse=True)
+    oldest_time = time.time() - KEPT_DAYS * 86_400
+    for number, (time_used, name) in enumerate(used_at):
+        if number >= KEPT or time_used < oldest_time:
+            (home.chats / name).unlink(missing_ok=True)

@@ -1,0 +1,153 @@
+"""Answers of models as they come, and a conversation in the terminal.
+
+A slow model is waited for as long as tokens come; Ctrl-C ends an answer.
+"""
+
+import sys
+from dataclasses import replace
+from functools import partial
+
+from engine.core.errors import UserError
+from engine.core.reply import Reply
+from engine.home.run_dir import Home
+from engine.home.sanitize import clean_text
+from engine.serving.chat_request import OF_PEOPLE, ChatRequest, Heard, Listener, unheard
+from mcp_server.access.audit_log import call_and_record
+from mcp_server.api import verbs
+from mcp_server.screen.terminal import print_error, show
+
+_HELP = "/reset forgets, /system TEXT begins anew with a system prompt, /quit ends (or Ctrl-D)."
+_PROMPT = "> "
+
+
+def is_possible() -> bool:
+    """Whether a person can type here and read the answers."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def ask(home: Home, request: ChatRequest, as_json: bool) -> None:
+    """Ask once and show the reply; on a terminal the answer is shown while it comes."""
+    if as_json or not sys.stdout.isatty():
+        show(_chat(home, request, unheard), as_json)
+        return
+    stream = _Stream(shows_names=bool(request.compare_to))
+    reply = _chat(home, request, stream.hear)
+    stream.end()
+    show(_without_shown(reply), as_json=False)
+
+
+def talk(home: Home, request: ChatRequest) -> None:
+    """Hold a conversation until the person ends it. `request` says with whom and how; each line
+    typed is the next message."""
+    import readline  # noqa: F401, PLC0415  late: it gives `input` its line editing, here alone
+
+    _say(f"{request.model}. {_HELP}")
+    beginning = request
+    can_go_on = False
+    while True:
+        try:
+            line = input(_PROMPT).strip()
+        except EOFError:
+            _say("")
+            return
+        except KeyboardInterrupt:  # clears the line, as in a shell
+            _say("")
+            continue
+        if line == "/quit":
+            return
+        if line == "/help":
+            _say(_HELP)
+        elif line == "/reset" or line.startswith("/system"):
+            if line != "/reset":
+                beginning = replace(beginning, system=line.removeprefix("/system").strip())
+            request, can_go_on = beginning, False
+            _say("forgotten" if line == "/reset" else "begun anew")
+        elif line.startswith("/"):
+            _say(f"{line.split()[0]} is no command. {_HELP}")
+        elif line or can_go_on:
+            request, can_go_on = _next_turn(home, replace(request, message=line))
+
+
+def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
+    """Ask the next question of a conversation and show the answer as it comes.
+
+    Returns the request for the question after it, and whether the answer was cut, so that an empty
+    line goes on with it. An error, or a Ctrl-C, leaves the conversation as it was.
+    """
+    stream = _Stream(shows_names=bool(request.compare_to))
+    before = replace(request, message="")
+    try:
+        reply = _chat(home, request, stream.hear)
+    except UserError as error:
+        stream.end()
+        print_error(error, as_json=False)
+        return before, False
+    except KeyboardInterrupt:
+        stream.end()
+        _say("(stopped; the question is forgotten)")
+        return before, False
+    stream.end()
+    for answer in reply["answers"]:
+        for call in answer.get("tool_calls", []):
+            function = call["function"]
+            _say(clean_text(f"(calls {function['name']} with {function['arguments']})"))
+    for warning in reply["warnings"]:
+        _say(clean_text(f"! {warning}"))
+    is_cut = any(answer["finish_reason"] in ("length", "timeout") for answer in reply["answers"])
+    if is_cut:
+        _say("(an empty line goes on)")
+    # The system prompt and the messages given at first are part of the conversation now.
+    conversation = str(reply.get("conversation", ""))
+    if not conversation:  # too long to be kept, as a warning has said
+        return before, False
+    return replace(before, conversation=conversation, system="", messages=()), is_cut
+
+
+def _chat(home: Home, request: ChatRequest, listener: Listener) -> Reply:
+    """Ask, with the patience of a person, and record the call."""
+    chat = partial(verbs.chat, patience=OF_PEOPLE, listener=listener)
+    return call_and_record(home, "chat", chat, request=request)
+
+
+def _without_shown(reply: Reply) -> Reply:
+    """A reply without the text of its answers, which was shown as it came."""
+    answers = [
+        {name: value for name, value in answer.items() if name != "answer"}
+        for answer in reply["answers"]
+    ]
+    return {**reply, "answers": answers}
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+class _Stream:
+    """Shows the text of answers while it comes.
+
+    Args:
+        shows_names: write the name of each model above its answer.
+    """
+
+    def __init__(self, shows_names: bool) -> None:
+        self._shows_names = shows_names
+        self._model = ""
+        self._is_in_line = False
+
+    def hear(self, heard: Heard) -> None:
+        """Show the next piece of an answer."""
+        if self._shows_names and heard.model != self._model:
+            self.end()
+            _say(f"{clean_text(heard.model)}:")
+        self._model = heard.model
+        if heard.text:
+            sys.stdout.write(clean_text(heard.text))
+            sys.stdout.flush()
+            self._is_in_line = not heard.text.endswith("\n")
+
+    def end(self) -> None:
+        """End the line of the answer, if it has not ended itself."""
+        if self._is_in_line:
+            _say("")
+        self._is_in_line = False
