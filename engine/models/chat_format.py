@@ -27,6 +27,7 @@ from functools import lru_cache
 
 from engine.core.errors import UserError
 from engine.models import template_messages
+from engine.models.reasoning import opens_thought, tags_of
 from engine.models.template_messages import Abilities
 from engine.records.settings import Reasoning
 from envs.json_types import ChatMessage, ToolSchema
@@ -34,9 +35,6 @@ from envs.json_types import ChatMessage, ToolSchema
 _QUESTION: ChatMessage = {"role": "user", "content": "?"}
 _MARK = "zqmark"  # stands for what the model said; lengthened where a message holds it
 _MARKER = re.compile(r"<[|｜]?[^<>\s]+>")  # as the special tokens of chat templates look
-# What opens and closes a thought, where the template does not write it by itself.
-_THINK = ("<think>\n", "\n</think>\n\n")
-_CHANNEL = ("<|channel>thought\n", "\n<channel|>")  # Gemma 4
 
 
 class TemplateError(ValueError):
@@ -305,9 +303,10 @@ class ChatFormat:
         closed = self.text([*history, message], tools, prompt=False, thinking=thinking)
         said = closed[len(prompt) :]
         if not (closed.startswith(prompt) and self._writes_thought(history, message, tools)):
-            opens = prompt.rstrip().endswith(_THINK[0].rstrip())
-            start, end = _CHANNEL if _CHANNEL[1].strip() in self.template else _THINK
-            lead = f"{'' if opens else start}{thought}{end}" if thought or opens else ""
+            opens = opens_thought(prompt, self.template)
+            tags = tags_of(self.template)[-1]
+            opening = "" if opens else tags.before
+            lead = f"{opening}{thought}{tags.after}" if thought or opens else ""
             said = lead + self._answer(history, message, tools)
         return prompt, self._ended(said, history, message, tools)
 

@@ -297,7 +297,7 @@ class GRPOSettings(CommonSettings):
     )
     thinking: bool = _setting("Let the model fill its think block.", "false")
     thinking_length_penalty: float = _setting(
-        "Taken off the reward: this, times the share of max_tokens spent in the think block.",
+        "Taken off the reward: this, times the share of max_tokens spent thinking.",
         "0",
         ge=0,
         le=1,

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.models.chat_format import ChatFormat, NoReasoning, TemplateError
 from engine.models.dialects.dialects import Reply, ReplyReader, reader_of
+from engine.models.reasoning import Span, opens_thought
 from engine.records.settings import Reasoning
 from engine.worker.core.failures import WorkerFailure
 from envs.json_types import ChatMessage, ToolSchema
@@ -163,12 +164,12 @@ class Renderer:
             ids.pop()
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
-    @property
+    @cached_property
     def opens_thought(self) -> bool:
-        """Whether the prompt itself opens the think block, so that completions start inside it.
-        Tried on a short prompt."""
+        """Whether the prompt itself opens a thought, so that completions start inside it. Tried
+        once, on a short prompt."""
         prompt = self.text([{"role": "user", "content": "?"}], (), prompt=True)
-        return prompt.rstrip().endswith("<think>")
+        return opens_thought(prompt, self._format.template)
 
     @cached_property
     def _replies(self) -> ReplyReader:
@@ -184,14 +185,14 @@ class Renderer:
         """The beginning of an unfinished reply that can be sent on as content; see
         `ReplyReader.certain`. "" where a thought comes first that the prompt has opened, unless
         nothing is read from the reply because there are no `tools`."""
-        if tools and self._is_in_thought:
+        if tools and self.opens_thought:
             return ""
         return self._replies.certain(text, tools)
 
-    @cached_property
-    def _is_in_thought(self) -> bool:
-        """`opens_thought`, tried once."""
-        return self.opens_thought
+    def thought_spans(self, text: str) -> list[Span]:
+        """Where thoughts stand in the text of a completion, by the marks that the template names,
+        as (start, end) in characters."""
+        return self._replies.thoughts.spans(text, self.opens_thought)
 
     def assistant_message(self, text: str, tools: Sequence[ToolSchema]) -> ChatMessage:
         """The text of a completion as an assistant message, with `reasoning_content` and
