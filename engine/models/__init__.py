@@ -11,8 +11,8 @@
     hub.py          models by hub id, from caches or over HTTP
     known_models.py  models that a package index has
     library.py      the models of this home: added by name or file, removed
-    model_origin.py  model.json: where an imported model came from
     model_files.py  what a model folder is, from config.json and safetensors headers
+    reasoning.py    marks of thoughts, and where thoughts stand in a reply
     template_messages.py  tools, calls and reasoning in the form that a chat template takes
     tokens.py       chat templates and token counts without torch
 """

@@ -19,9 +19,10 @@ from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.hub.repository import HUB_ID
-from engine.models import adapters, hub, library, model_files, model_origin
+from engine.models import adapters, hub, library, model_files
 from engine.models.known_models import KNOWN
 from engine.models.model_files import AdapterFacts, ModelFacts
+from engine.records import model_origin
 from engine.records.record import DamagedRecord
 from engine.records.run_config import RunConfig, TrainConfig
 

@@ -27,6 +27,7 @@ from functools import lru_cache
 
 from engine.core.errors import UserError
 from engine.models import template_messages
+from engine.models.reasoning import opens_thought, tags_of
 from engine.models.template_messages import Abilities
 from engine.records.settings import Reasoning
 from envs.json_types import ChatMessage, ToolSchema
@@ -34,9 +35,6 @@ from envs.json_types import ChatMessage, ToolSchema
 _QUESTION: ChatMessage = {"role": "user", "content": "?"}
 _MARK = "zqmark"  # stands for what the model wrote; lengthened where a message holds it
 _MARKER = re.compile(r"<[|｜]?[^<>\s]+>")  # as the special tokens of chat templates look
-# What opens and closes a thought, where the template does not write it by itself.
-_THINK = ("<think>\n", "\n</think>\n\n")
-_CHANNEL = ("<|channel>thought\n", "\n<channel|>")  # Gemma 4
 
 
 class TemplateError(ValueError):
@@ -316,11 +314,11 @@ class ChatFormat:
     def _thought(self, prompt: str, thought: str) -> str:
         """A thought as the model writes it after `prompt`, with what opens it, unless the prompt
         has that, and what closes it; "" where there is none and none was opened."""
-        is_open = prompt.rstrip().endswith(_THINK[0].rstrip())
+        is_open = opens_thought(prompt, self.template)
         if not thought and not is_open:
             return ""
-        opening, closing = _CHANNEL if _CHANNEL[1].strip() in self.template else _THINK
-        return f"{'' if is_open else opening}{thought}{closing}"
+        tags = tags_of(self.template)[-1]
+        return f"{'' if is_open else tags.before}{thought}{tags.after}"
 
     def _answer(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]

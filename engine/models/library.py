@@ -24,9 +24,10 @@ from engine.core.errors import UserError
 from engine.core.files import is_locked, last_line, read_tail, take_lock
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
-from engine.models import model_files, model_origin
+from engine.models import model_files
 from engine.models.known_models import KNOWN, PackagedModel
 from engine.processes import launcher, programs
+from engine.records import model_origin
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 WAIT_S = 40.0  # seconds that one call waits for an import; clients give up after 60

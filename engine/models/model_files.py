@@ -16,6 +16,7 @@ from engine.core.errors import UserError
 from engine.core.files import JsonObject, open_file
 from engine.models import families
 from engine.models.families import LayerFacts, Projection, text_part
+from engine.models.reasoning import has_marks
 
 HEADER = ".header"  # after a weight file's name: its header alone, fetched before the weights
 
@@ -65,6 +66,7 @@ class ModelFacts:
         inside: what the layers hold, where the shapes of their weights were read; None counts as a
             dense decoder of these sizes.
         family: model_type of the part that reads text.
+        always_thinks: whether the chat template has marks of reasoning and no switch for it.
 
     Of experts, `intermediate` is the width of all that one token runs through together.
     """
@@ -85,6 +87,7 @@ class ModelFacts:
     thinking: bool = False
     inside: LayerFacts | None = None
     family: str = ""
+    always_thinks: bool = False
 
     @property
     def head_params(self) -> int:
@@ -418,6 +421,7 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
     heads = _positive_int(text, "num_attention_heads")
     layers = _positive_int(text, "num_hidden_layers")
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    has_switch = "enable_thinking" in template  # the variable that switches the think block
     facts = ModelFacts(
         architecture=_architecture(config),
         hidden=hidden,
@@ -432,9 +436,10 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
         max_positions=_positive_int(text, "max_position_embeddings", _DEFAULT_CONTEXT),
         dtype=_main_dtype(tensors),
         weight_bytes=sum(tensor.size for tensor in tensors.values()),
-        thinking="enable_thinking" in template,  # the variable that switches the think block
+        thinking=has_switch,
         inside=families.read_layers(shapes, text, layers),
         family=str(text.get("model_type") or ""),
+        always_thinks=has_marks(template) and not has_switch,
     )
     _check_shapes(facts, tensors)
     return facts

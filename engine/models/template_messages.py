@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.models.reasoning import THINK
 from envs.json_types import ChatMessage, ToolSchema
 
 # The text of a conversation: messages, tools, whether the opening of the next turn follows.
@@ -19,7 +20,6 @@ from envs.json_types import ChatMessage, ToolSchema
 Render = Callable[[Sequence[ChatMessage], Sequence[ToolSchema], bool], str]
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
-_THINK_START, _THINK_END = "<think>", "</think>"
 _TOOLS_TEXT = """\
 # Tools
 
@@ -159,9 +159,9 @@ def split_reasoning(message: ChatMessage) -> ChatMessage:
     rest = {key: value for key, value in message.items() if key not in _REASONING_FIELDS}
     reasoning = next((message[key] for key in _REASONING_FIELDS if message.get(key)), "")
     content = message.get("content")
-    if not reasoning and isinstance(content, str) and _THINK_END in content:
-        thought, _, answer = content.partition(_THINK_END)
-        reasoning = thought.strip().removeprefix(_THINK_START)
+    if not reasoning and isinstance(content, str) and THINK.closing in content:
+        thought, _, answer = content.partition(THINK.closing)
+        reasoning = thought.strip().removeprefix(THINK.opening)
         rest["content"] = answer.lstrip("\n")
     if isinstance(reasoning, str) and reasoning.strip():
         rest["reasoning_content"] = reasoning.strip()

@@ -8,6 +8,7 @@ above `core` may use it; start with `settings.py` and `record.py`.
     data_index.py         the results of reading a large dataset once
     known_settings.py     the settings of a run of any kind that its readers ask for
     manifest.py           what was trained on what, with what: manifest.json
+    model_origin.py       where an imported model came from: model.json beside it
     probe_result.py       what a probe concluded: its result.json
     record.py             how a record is read and what a damaged one says
     run_config.py         what submit resolved: config.json

@@ -321,7 +321,7 @@ class GRPOSettings(RolloutSettings):
         "false",
     )
     thinking_length_penalty: float = _setting(
-        "Taken off the reward: this, times the share of max_tokens spent in the think block.",
+        "Taken off the reward: this, times the share of max_tokens spent thinking.",
         "0",
         ge=0,
         le=1,

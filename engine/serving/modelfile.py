@@ -25,23 +25,22 @@ def text(base: Path, file_name: str) -> str:
     """The Modelfile for the GGUF file `file_name` of a model with the tokenizer in `base`.
 
     Without TEMPLATE where the chat template takes no system message or no second turn; Ollama then
-    tries to recognise the model and uses a template of its own.
+    looks for one that it knows.
     """
     lines = [f"FROM ./{file_name}"]
+    template, ends = "", []
     try:
-        template, answer_end = _template_and_answer_end(base)
+        template, end = _template(base)
+        ends = [end.strip()] if end.strip() else []
     except (TemplateError, ValueError):
-        template, answer_end = "", ""
-    # A text that holds the quotes it would stand in cannot be written.
+        pass
     if template and '"""' not in template:
         lines.append(f'TEMPLATE """{template}"""')
-    stop = answer_end.strip()
-    if stop and '"' not in stop:
-        lines.append(f'PARAMETER stop "{stop}"')
+    lines += [f'PARAMETER stop "{end}"' for end in ends if '"' not in end]
     return "\n".join([*lines, "PARAMETER temperature 0", ""])
 
 
-def _template_and_answer_end(base: Path) -> tuple[str, str]:
+def _template(base: Path) -> tuple[str, str]:
     """Ollama's template for a conversation, and what ends an answer.
 
     Raises TemplateError if the chat template refuses the conversation, ValueError if it leaves out
@@ -65,8 +64,8 @@ def _template_and_answer_end(base: Path) -> tuple[str, str]:
     _, end = _around(closed, _ANSWER)
     if not between.startswith(end):
         raise ValueError("an answer ends in another way where no question follows")
-    question_start = answer_to_question[len(answer_end) :]
-    if not system_to_question.endswith(question_start):
+    user = between[len(end) :]
+    if not to_user.endswith(user):
         raise ValueError("a first question begins in another way than a later one")
     after_system = to_user.removesuffix(user)
     # Many templates write a system message of their own where there is none.
@@ -99,6 +98,6 @@ def _template_and_answer_end(base: Path) -> tuple[str, str]:
 
 
 def _around(rendered: str, mark: str) -> tuple[str, str]:
-    """The text before and after `mark`. Raises ValueError unless it occurs exactly once."""
+    """What stands before and after `mark`. Raises ValueError if it is not there once."""
     before, after = rendered.split(mark)
     return before, after

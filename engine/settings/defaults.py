@@ -533,7 +533,7 @@ def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
     """Raise UserError for settings of thinking that cannot work.
 
     SETTING_INVALID if the model's template cannot switch it on, SETTING_NOT_APPLICABLE for a
-    length penalty while it is off.
+    length penalty where the model does not think.
     """
     if values.get("thinking") is True and not model.thinking:
         raise _invalid_setting(
@@ -541,7 +541,8 @@ def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
             "thinking = true, but the model's chat template has no think block to switch on",
             "Leave thinking out, or use a model with a thinking template.",
         )
-    if values.get("thinking_length_penalty") and not values["thinking"]:
+    is_thinking = values.get("thinking") or model.always_thinks
+    if values.get("thinking_length_penalty") and not is_thinking:
         raise UserError(
             "SETTING_NOT_APPLICABLE",
             f"thinking_length_penalty = {values['thinking_length_penalty']:g} without thinking: "

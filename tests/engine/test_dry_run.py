@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import call
+from official_templates import REASON, TEMPLATES, source
 from stand_ins import stand_in
 
 from engine import dry_run
@@ -13,6 +15,7 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import append_line, write_json
 from engine.core.hardware import Device, Hardware
+from engine.environments.push import push_env
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -22,8 +25,10 @@ from engine.records.probe_result import ProbeResult
 from engine.runs import lifecycle
 from envs.config.problem import EnvProblem
 from envs.isolation.sandbox import Sandbox
+from tests import tiny_model
 
 GB = 1 << 30
+EXAMPLES = Path(dry_run.__file__).parents[1] / "envs" / "examples"
 ORDER = [
     "env",
     "model",
@@ -116,6 +121,28 @@ def add(
 
 def check(report: dict[str, Any], name: str) -> dict[str, str]:
     return next(entry for entry in report["checks"] if entry["name"] == name)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.skipif(not TEMPLATES.is_dir(), reason=REASON)
+def test_the_shipped_games_pass_under_the_official_template_of_qwen3(
+    home: Home, tmp_path: Path
+) -> None:
+    """It writes earlier turns without their think blocks once more messages follow."""
+    model, folder = tmp_path / "model", tmp_path / "games"
+    tiny_model.write_model(model, template=source("qwen3"), max_position_embeddings=4096)
+    folder.mkdir()
+    text = (EXAMPLES / "guess_number" / "environment.py").read_text()
+    (folder / "environment.py").write_text(text.replace("games: int = 600", "games: int = 24"))
+    push_env(home, str(folder), name="guess-number", roots=[folder])
+    for algorithm in ("grpo", "sft"):
+        told = call(
+            *("dry-run", "guess-number", "--model", str(model)),
+            *("--algorithm", algorithm, "--json"),
+        )
+        report = json.loads(told.stdout)
+        assert check(report, "data")["status"] != "fail", check(report, "data")
+        assert "fail" not in statuses(report).values()
 
 
 def statuses(report: dict[str, Any]) -> dict[str, str]:

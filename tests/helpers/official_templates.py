@@ -1,14 +1,14 @@
 """The official chat templates that the wheel of trl carries, byte for byte.
 
-`make setup` puts it into .venv/oracle without what it needs. Tokenizers made here have one id per
-byte and one per marker.
+`make setup` puts it into .venv/oracle without what it needs.
 """
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 TEMPLATES = Path(sys.prefix) / "oracle" / "trl" / "chat_templates"
@@ -58,6 +58,8 @@ NO_TEXT = set("diffusion_gemma idefics3 lfm2_2_5_vl llava_next qwen2_5_vl qwen3_
 WITHOUT_TOOLS = set(
     "cohere cohere2 deepseek_r1_distill deepseekv3 gemma gemma3 lfm2 llama3 phi3 phi3_5".split()
 )
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+PIECES = 600  # ids of a tokenizer made of texts, without the markers
 MARKER = re.compile(r"<[|｜]?[\w▁/]+[|｜]?>")
 
 
@@ -65,12 +67,18 @@ def source(name: str) -> str:
     return (TEMPLATES / f"{name}.jinja").read_text("utf-8")
 
 
-def tokenizer_of(name: str, template: str) -> PreTrainedTokenizerFast:
-    """A tokenizer with the markers of the family's template, and another template in it."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+def tokenizer_of(name: str, template: str, texts: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """A tokenizer with the markers of the family's template, and another template in it. It has one
+    id per byte and one per marker; with `texts` also one per frequent piece of them."""
+    core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=PIECES if texts else len(ALPHABET),
+        initial_alphabet=ALPHABET,
+        show_progress=False,
+    )
+    core.train_from_iterator((part for text in texts for part in MARKER.split(text)), trainer)
     found = MARKER.findall(source(name))
     markers = sorted({*found, *STOPS[name], "<bos>", "<|start|>", "<|end|>"})
     core.add_special_tokens([AddedToken(m, special=True, normalized=False) for m in markers])

@@ -21,6 +21,7 @@ from engine.evidence.stats.text_metrics import (
 )
 from engine.evidence.verdict.comparison import Comparison
 from engine.evidence.verdict.regression import KeptSkills
+from engine.models.reasoning import closes_any, opens_any
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.answer import Answer
 from engine.records.lines.curves import number
@@ -35,7 +36,6 @@ _JUDGE = re.compile(r"judge|rubric|llm|grader|quality|style|helpful|preference",
 _CHECK = re.compile(r"exact|correct|check|test|right|solved|accura", re.I)
 # Names of counts and times: they do not say how good an answer is.
 _COUNTED = re.compile(r"err|fail|miss|time|latency|second|cost|token|penalt|length|count", re.I)
-_THINK_END = "</think>"
 
 
 @dataclass(frozen=True)
@@ -524,7 +524,7 @@ def _thinking_and_rest(row: Answer, *, switched_on: bool) -> tuple[str, str]:
     reasoning = last_message.get("reasoning_content")
     if reasoning:  # a closed block was moved there, out of the text
         return str(reasoning), text
-    never_closed = "<think>" in text or (switched_on and _THINK_END not in text)
+    never_closed = opens_any(text) or (switched_on and not closes_any(text))
     return (text, "") if never_closed else ("", text)
 
 

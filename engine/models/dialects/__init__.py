@@ -8,7 +8,6 @@ with `dialects.py`.
     json_calls.py      calls as JSON: Hermes, Mistral, Llama 3, DeepSeek, Phi-4
     python_calls.py    calls as Python: LFM2, Llama 3.2
     reading.py         what all readers share: calls, faults, marks, values
-    reasoning.py       thoughts between tags
     tagged_calls.py    calls as tags: Qwen3-Coder and Qwen3.5, GLM
     values.py          values in notations that are almost JSON
 """

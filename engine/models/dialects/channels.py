@@ -18,6 +18,7 @@ from engine.models.dialects.reading import (
     skip_space,
 )
 from engine.models.dialects.tagged_calls import tagged_call
+from engine.models.reasoning import Span, ThoughtReader
 from envs.json_types import ToolSchema
 
 _END = re.compile(r"<\|(?:end|return|call|eom|eot)\|>")
@@ -40,23 +41,14 @@ class _Part:
         channel: analysis, commentary, final; "" where the header names none.
         recipient: whom it is for; "" where the header names nobody.
         text: what it says.
+        start: how many characters of the reply stand before `text`.
     """
 
     source: str
     channel: str
     recipient: str
     text: str
-
-
-def harmony_thoughts(text: str) -> tuple[str | None, str]:
-    """The text of the channel `analysis` (None where nothing was written there), and the reply
-    without it."""
-    return _split_off(text, lambda part: part.channel == "analysis" and not part.recipient)
-
-
-def muse_thoughts(text: str) -> tuple[str | None, str]:
-    """What the model wrote to itself (None where nothing), and the reply without it."""
-    return _split_off(text, lambda part: part.recipient == "self")
+    start: int
 
 
 def harmony(text: str, _tools: Sequence[ToolSchema]) -> Found:
@@ -116,7 +108,9 @@ def _atem_calls(text: str, at: int, tools: Sequence[ToolSchema]) -> list[FoundCa
 def _parts(text: str) -> list[_Part]:
     """The messages of a reply. Text without a header is a message of its own."""
     parts = []
+    end = 0  # of the part, in characters of the reply
     for source in re.split(r"(?=<\|start\|>)", text):
+        end += len(source)
         if not source.strip():
             continue
         header, mark, body = source.partition("<|message|>")
@@ -131,17 +125,30 @@ def _parts(text: str) -> list[_Part]:
                 channel=channel.group(1) if channel else "",
                 recipient=recipient.group(1) if recipient else "",
                 text=_END.split(body)[0],
+                start=end - len(body),
             )
         )
     return parts
 
 
-def _split_off(text: str, is_thought: Callable[[_Part], bool]) -> tuple[str | None, str]:
-    """(The texts of the messages that are thoughts, joined, or None where there are none; the reply
-    without these messages)."""
-    parts = _parts(text)
-    thoughts = [part.text.strip() for part in parts if is_thought(part)]
-    if not thoughts:
-        return None, text
-    rest = "".join(part.source for part in parts if not is_thought(part))
-    return "\n".join(thoughts), rest
+def _thoughts(is_thought: Callable[[_Part], bool]) -> ThoughtReader:
+    """The reader of a family whose thoughts are messages of their own, those of `is_thought`. A
+    thought that was cut is a thought as well; no prompt opens one."""
+
+    def take_off(text: str) -> tuple[str | None, str]:
+        parts = _parts(text)
+        thoughts = [part.text.strip() for part in parts if is_thought(part)]
+        rest = "".join(part.source for part in parts if not is_thought(part))
+        return ("\n".join(thoughts), rest) if thoughts else (None, text)
+
+    def spans(text: str, _opened: bool) -> list[Span]:
+        thoughts = [part for part in _parts(text) if is_thought(part)]
+        return [(part.start, part.start + len(part.text)) for part in thoughts]
+
+    return ThoughtReader(take_off, spans)
+
+
+# The channel `analysis`; where it names a recipient, it is a call.
+HARMONY_THOUGHTS = _thoughts(lambda part: part.channel == "analysis" and not part.recipient)
+# What the model writes to itself.
+MUSE_THOUGHTS = _thoughts(lambda part: part.recipient == "self")

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.errors import UserError
+from engine.models import reasoning
 from engine.models.chat_format import ChatFormat, TemplateError
 from engine.models.dialects import (
     channels,
     gemma_calls,
     json_calls,
     python_calls,
-    reasoning,
     tagged_calls,
 )
 from engine.models.dialects.arguments import fault_of
@@ -34,22 +34,22 @@ class Dialect:
         calls: reads them.
         marks: strings of which a template of this family has one in its source; () where the
             dialect has no marks of its own.
-        thoughts: takes reasoning off a reply; None where tags stand around it.
+        thoughts: finds reasoning in a reply; None where tags stand around it.
         short_ids: whether an id of a call must have nine letters and digits.
     """
 
     name: str
     calls: Reader
     marks: tuple[str, ...] = ()
-    thoughts: reasoning.Thoughts | None = None
+    thoughts: reasoning.ThoughtReader | None = None
     short_ids: bool = False
 
 
 HERMES = Dialect("hermes", json_calls.hermes)
 # Those without marks of their own come last.
 DIALECTS = (
-    Dialect("harmony", channels.harmony, ("<|channel|>commentary",), channels.harmony_thoughts),
-    Dialect("muse", channels.muse, ("<atem:",), channels.muse_thoughts),
+    Dialect("harmony", channels.harmony, ("<|channel|>commentary",), channels.HARMONY_THOUGHTS),
+    Dialect("muse", channels.muse, ("<atem:",), channels.MUSE_THOUGHTS),
     Dialect("qwen_tags", tagged_calls.qwen_tags, ("<function=",)),
     Dialect("glm", tagged_calls.glm, ("<arg_key>",)),
     HERMES,
@@ -101,11 +101,11 @@ class ReplyReader:
 
     Attributes:
         dialect: of its tool calls.
-        thoughts: takes reasoning off a reply.
+        thoughts: finds reasoning in a reply.
     """
 
     dialect: Dialect
-    thoughts: reasoning.Thoughts
+    thoughts: reasoning.ThoughtReader
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Reply:
         """Turn the text of a completion into an assistant message.
@@ -116,7 +116,7 @@ class ReplyReader:
           the environment sees them.
         """
         message: ChatMessage = {"role": "assistant", "content": text}
-        thought, rest = self.thoughts(text)
+        thought, rest = self.thoughts.take_off(text)
         if thought is not None:
             message["reasoning_content"] = thought
         parsed = self.dialect.calls(rest, tools)
@@ -178,9 +178,9 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
     return ReplyReader(HERMES, by_tags)
 
 
-def _reads_the_call(dialect: Dialect, thoughts: reasoning.Thoughts, turn: str) -> bool:
+def _reads_the_call(dialect: Dialect, thoughts: reasoning.ThoughtReader, turn: str) -> bool:
     """Whether a dialect reads from an assistant turn the call `_CALL`, and nothing else."""
-    _, rest = thoughts(turn)
+    _, rest = thoughts.take_off(turn)
     parsed = dialect.calls(rest, [_TOOL])
     calls = [(call.name, call.arguments) for call in parsed.calls]
     return calls == [(_CALL.name, _CALL.arguments)] and not parsed.faults

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, sync_folder
-from engine.models import model_files, model_origin
+from engine.models import model_files
 from engine.models.gguf import names, tokenizer, weights
 from engine.models.gguf.tokenizer import NotImportable
-from engine.models.model_origin import ModelOrigin
+from engine.records import model_origin
+from engine.records.model_origin import ModelOrigin
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,6 +10,7 @@ another form than language (a JSON object, the label of some other task) is wron
 import re
 from dataclasses import dataclass
 
+from engine.models.reasoning import after_thought
 from envs.json_types import TaskRow
 
 _WORD = re.compile(r"[^\W_]+")
@@ -155,7 +156,7 @@ def is_right(task: TaskRow, reply: str) -> bool:
 
     A think block before the reply does not count. A reply that begins like JSON or code is wrong.
     """
-    text = reply.split("</think>")[-1].strip().lower()
+    text = after_thought(reply).strip().lower()
     if text.startswith(_NO_SENTENCE):
         return False
     for word in _WORD.findall(text):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine.models.reasoning import after_thought
 from envs.json_types import ChatMessage, ToolSchema
 
 ONSETS = "b bl br c ch cl d dr f fl g gr h j k l m n p pl r s sh sl st t tr v w z".split()
@@ -485,7 +486,7 @@ def says(answer: str, reply: str) -> bool:
     """Whether a reply says the answer and nothing else, in one of the answer styles, such as "The
     answer is 7.". A think block before it does not count.
     """
-    text = reply.split("</think>")[-1].strip()
+    text = after_thought(reply).strip()
     for style in ("The answer is {}.", "Answer: {}", "{}.", "{}"):
         before, after = style.split("{}")
         content = text[len(before) : len(text) - len(after)]

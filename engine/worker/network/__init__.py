@@ -8,7 +8,7 @@ Start with `policy.py`, then `network.py`.
     decode_forward.py  the decoder without gradients: prompts at once, then token by token
     decoder.py         our own forward of dense decoders
     hub_network.py     the same through transformers and PEFT, for every other model
-    hub_sampler.py     sampling on a transformers model
+    hub_sampler.py     sampling on a transformers model, refilled as rows end
     network.py         a base as training sees it: rows in, log-probabilities out
     policy.py          base with adapter and reference; loading both
     sampler.py         what every sampler shares: how to sample, what to draw, when to stop

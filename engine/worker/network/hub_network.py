@@ -299,7 +299,9 @@ class HubNetwork:
         """
         sampler = HubSampler(self.model, needs, self.vocab, self.with_adapter)
         if not self._sampling_checked:
-            self._check_sampling(sampler)
+            probe = HubSampler(self.model, needs, self.vocab, self.with_adapter)
+            probe.prompts_at_once = 1  # so that prompts join rows that are under way
+            self._check_sampling(probe)
             self._sampling_checked = True
         return sampler
 

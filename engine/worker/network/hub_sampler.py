@@ -1,20 +1,34 @@
 """Batched sampling with a key-value cache, on any model that transformers can load.
 
-Prompts are padded on the left and read once each, however many completions are asked of them; rows
-that have ended leave the batch.
+Prompts are padded on the left and read once each, however many completions are asked of them. Rows
+that have ended leave the batch, and waiting prompts take their places, so that a long answer holds
+up nobody. For that the cache of prompts that were just read is joined to that of the rows under
+way: both end in the same column, and the shorter one is padded on the left.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.sampler import (
     Done,
+    Ending,
     Row,
     SamplerNeeds,
     SamplingParams,
@@ -23,6 +37,76 @@ from engine.worker.network.sampler import (
     new_rows,
     uniforms,
 )
+
+# Layers of a cache that `_join_layers` knows. With any other, prompts wait until all rows are over.
+JOINABLE = (
+    DummyLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+# Waiting prompts are read once this share of the places is free.
+REFILL_SHARE = 0.25
+# Columns that no row sees are dropped once they are this share of all.
+UNSEEN_SHARE = 0.25
+
+
+@dataclass
+class _Waiting:
+    """A prompt that has not been read yet, and its rows."""
+
+    ids: list[int]
+    rows: list[Row]
+
+
+@dataclass
+class _Batch:
+    """Rows that are sampled together. A column is a place in all their sequences.
+
+    Attributes:
+        mask: [rows, columns], 0 where a row has padding.
+        positions: [rows, 1], of each row's last token in the cache.
+        tokens: [rows], drawn last and not in the cache yet.
+        keys: [rows], which decide the random numbers.
+    """
+
+    rows: list[Row]
+    cache: DynamicCache
+    mask: torch.Tensor
+    positions: torch.Tensor
+    tokens: torch.Tensor
+    keys: torch.Tensor
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Keep the rows with these numbers alone, in that order."""
+        index = torch.tensor(numbers, device=self.mask.device)
+        _take_rows(self.cache, index)
+        self.rows = [self.rows[i] for i in numbers]
+        self.mask, self.positions = self.mask[index], self.positions[index]
+        self.tokens, self.keys = self.tokens[index], self.keys[index]
+        if not _is_joinable(self.cache):
+            return
+        unseen = self.mask.shape[1] - int(self.mask.sum(1).max())
+        if unseen > UNSEEN_SHARE * self.mask.shape[1]:
+            _resize(self.cache, self.mask.shape[1] - unseen)
+            self.mask = self.mask[:, unseen:]
+
+    def join(self, other: "_Batch") -> None:
+        """Add the rows of another batch, which is used up by this."""
+        columns = max(self.mask.shape[1], other.mask.shape[1])
+        masks = []
+        for each in (self, other):
+            _resize(each.cache, columns)
+            masks.append(F.pad(each.mask, (columns - each.mask.shape[1], 0)))
+        for mine, theirs in zip(self.cache.layers, other.cache.layers, strict=True):
+            _join_layers(mine, theirs)
+        self.rows = self.rows + other.rows
+        self.mask = torch.cat(masks)
+        self.positions = torch.cat([self.positions, other.positions])
+        self.tokens = torch.cat([self.tokens, other.tokens])
+        self.keys = torch.cat([self.keys, other.keys])
 
 
 class HubSampler:
@@ -51,6 +135,8 @@ class HubSampler:
         self.vocab = vocab
         self.with_adapter = with_adapter
         self._adapter: Any = None
+        self.prompts_at_once = needs.max_rows  # read together at most
+        # Some families number the positions by the mask alone, or compute all logits.
         self._accepted_arguments = signature(model.forward).parameters
 
     def load(self, adapter: Any) -> None:
@@ -69,97 +155,112 @@ class HubSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions of each prompt, in the order of `prompts`; see `Sampler.generate`.
-        Prompts of similar length go through the model together, so that little is padded."""
+        """`n` completions of each prompt, in the order of `prompts`; see `Sampler.generate`. Short
+        prompts come first, so that little is padded."""
         rows = new_rows(len(prompts), n, params.seed)
-        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        prompts_at_once = max(1, self.needs.max_rows // n)
-        for start in range(0, len(by_length), prompts_at_once):
-            chunk = by_length[start : start + prompts_at_once]
-            chunk_rows = [row for i in chunk for row in rows[i]]
-            for _ in self._steps([prompts[i] for i in chunk], chunk_rows, params, done):
-                pass
+        for _ in self._rounds(prompts, rows, params, done):
+            pass
         return completions(rows)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        row = new_rows(prompt_count=1, n=1, seed=params.seed)[0][0]
-        for _ in self._steps([prompt], [row], params, done=None):
-            yield row.ids[-1]
+        rows = new_rows(prompt_count=1, n=1, seed=params.seed)
+        for _ in self._rounds([prompt], rows, params, done=None):
+            yield rows[0][0].ids[-1]
 
-    def _steps(
+    def _rounds(
         self,
-        prompts: list[list[int]],
-        alive: list[Row],
+        prompts: Sequence[list[int]],
+        rows: list[list[Row]],
         params: SamplingParams,
         done: Done | None,
     ) -> Iterator[None]:
-        """Sample the rows `alive` token by token with the loaded adapter, yielding after each
-        token. Afterwards the model is in the mode, training or evaluation, that it was in before.
+        """Sample with the loaded adapter until every row has ended, yielding after each round. In a
+        round either waiting prompts are read, or every row takes one token. Afterwards the model is
+        in the mode, training or evaluation, that it was in before.
 
         Args:
-            alive: equally many rows for each prompt, those of the first prompt first.
+            rows: for each prompt its rows, which are filled in place.
             done: called for each row that ends; None for nothing.
         """
+        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        waiting = deque(_Waiting(prompts[i], rows[i]) for i in by_length if rows[i])
         was_training = self.model.training
         try:
             with self.with_adapter(self._adapter):
                 self.model.eval()
-                yield from self._decode(prompts, alive, params, done)
+                yield from self._sample(waiting, params, done)
         finally:
             self.model.train(was_training)
 
     @torch.no_grad()
-    def _decode(
-        self,
-        prompts: list[list[int]],
-        alive: list[Row],
-        params: SamplingParams,
-        done: Done | None,
+    def _sample(
+        self, waiting: deque[_Waiting], params: SamplingParams, done: Done | None
     ) -> Iterator[None]:
-        """Sample the rows token by token until each has ended, yielding after each token. Rows that
-        have ended leave the batch.
-
-        Args:
-            alive: equally many rows for each prompt, those of the first prompt first.
-            done: called for each row that ends; None for nothing.
-        """
-        device = self.model.device
+        """Sample until no prompt waits and no row is left, as `_rounds` says."""
         ending = self.needs.ending(params)
-        ids, mask = self._padded(prompts)
+        batch: _Batch | None = None
+        while waiting or batch is not None:
+            if self._should_read(waiting, batch):
+                alive = len(batch.rows) if batch is not None else 0
+                fresh, logits = self._read(self._take_waiting(waiting, alive))
+                fresh = _drawn(fresh, logits, ending, done)
+                if batch is not None and fresh is not None:
+                    batch.join(fresh)
+                batch = batch or fresh
+            elif batch is not None:
+                batch = _drawn(batch, self._step(batch), ending, done)
+            yield
+
+    def _should_read(self, waiting: deque[_Waiting], batch: _Batch | None) -> bool:
+        """Whether to read waiting prompts now. Reading interrupts the rows under way, so it waits
+        for places for many."""
+        if not waiting:
+            return False
+        if batch is None:
+            return True
+        free = self.needs.max_rows - len(batch.rows)
+        is_worthwhile = free >= max(REFILL_SHARE * self.needs.max_rows, len(waiting[0].rows))
+        return is_worthwhile and _is_joinable(batch.cache)
+
+    def _take_waiting(self, waiting: deque[_Waiting], alive: int) -> list[_Waiting]:
+        """Remove the first prompts whose rows fit beside `alive` others, at least one, and return
+        them: at most `prompts_at_once`."""
+        taken = [waiting.popleft()]
+        free = self.needs.max_rows - alive - len(taken[0].rows)
+        while waiting and len(waiting[0].rows) <= free and len(taken) < self.prompts_at_once:
+            taken.append(waiting.popleft())
+            free -= len(taken[-1].rows)
+        return taken
+
+    def _read(self, prompts: Sequence[_Waiting]) -> tuple[_Batch, torch.Tensor]:
+        """Read prompts, each once. Returns (their rows, which have drawn nothing yet; the logits
+        after each row's prompt, [rows, vocab] float32)."""
+        device = self.model.device
+        ids, mask = self._padded([prompt.ids for prompt in prompts])
         cache = DynamicCache(config=self.model.config)
         positions = (mask.cumsum(1) - 1).clamp(min=0)  # from 0 at the first real token
-        logits = self._forward(ids, mask, positions, cache)  # [prompts, vocab]
-        # Each prompt was read once; from here on every row has a copy.
-        n = len(alive) // len(prompts)
-        if n > 1:
-            copies = torch.arange(len(prompts), device=device).repeat_interleave(n)
-            _take_rows(cache, copies)
-        logits = logits.repeat_interleave(n, 0)
-        mask = mask.repeat_interleave(n, 0)
-        position = positions[:, -1:].repeat_interleave(n, 0)
-        keys = torch.tensor([row.key for row in alive], device=device)
-        for step in range(params.max_tokens):
-            random_numbers = uniforms(keys, torch.tensor(step, device=device))
-            token, logprob = draw(logits, params, random_numbers)
-            going_on = []  # indices in `alive`
-            drawn = zip(alive, token.tolist(), logprob.tolist(), strict=True)
-            for i, (row, token_id, token_logprob) in enumerate(drawn):
-                if not ending.take(row, token_id, token_logprob):
-                    going_on.append(i)
-                elif done is not None:
-                    done(row.prompt, row.member, row.completion)
-            yield
-            if not going_on:
-                return
-            position = position + 1
-            mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], 1)
-            if len(going_on) < len(alive):
-                index = torch.tensor(going_on, device=device)
-                _take_rows(cache, index)
-                mask, position, token = mask[index], position[index], token[index]
-                keys = keys[index]
-                alive = [alive[i] for i in going_on]
-            logits = self._forward(token[:, None], mask, position, cache)
+        logits = self._forward(ids, mask, positions, cache)
+        rows = [row for prompt in prompts for row in prompt.rows]
+        copies = [number for number, prompt in enumerate(prompts) for _ in prompt.rows]
+        index = torch.tensor(copies, device=device)
+        if len(rows) > len(prompts):
+            _take_rows(cache, index)
+        batch = _Batch(
+            rows,
+            cache,
+            mask=mask[index],
+            positions=positions[index, -1:],
+            tokens=ids[index, -1],
+            keys=torch.tensor([row.key for row in rows], device=device),
+        )
+        return batch, logits[index]
+
+    def _step(self, batch: _Batch) -> torch.Tensor:
+        """Run the tokens drawn last through the model. Returns the logits after them, [rows, vocab]
+        float32."""
+        batch.positions = batch.positions + 1
+        batch.mask = F.pad(batch.mask, (0, 1), value=1)
+        return self._forward(batch.tokens[:, None], batch.mask, batch.positions, batch.cache)
 
     def _padded(self, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """The prompts padded on the left. Returns (ids, mask), both [prompts, longest] int64 on the
@@ -195,6 +296,25 @@ class HubSampler:
         return out.logits[:, -1, : self.vocab].float()
 
 
+def _drawn(batch: _Batch, logits: torch.Tensor, ending: Ending, done: Done | None) -> _Batch | None:
+    """The batch after each row has drawn a token from its logits [rows, vocab], without the rows
+    that ended with it; None where all did. `done` is called for those that ended."""
+    steps = torch.tensor([len(row.ids) for row in batch.rows], device=logits.device)
+    batch.tokens, logprobs = draw(logits, ending.params, uniforms(batch.keys, steps))
+    going_on = []
+    drawn = zip(batch.rows, batch.tokens.tolist(), logprobs.tolist(), strict=True)
+    for number, (row, token, logprob) in enumerate(drawn):
+        if not ending.take(row, token, logprob):
+            going_on.append(number)
+        elif done is not None:
+            done(row.prompt, row.member, row.completion)
+    if not going_on:
+        return None
+    if len(going_on) < len(batch.rows):
+        batch.keep(going_on)
+    return batch
+
+
 def _take_rows(cache: DynamicCache, index: torch.Tensor) -> None:
     """Keep the rows `index` of the cache, in that order; a row may be taken several times.
 
@@ -202,3 +322,38 @@ def _take_rows(cache: DynamicCache, index: torch.Tensor) -> None:
     and values, and the states of convolutions and linear attention.
     """
     cache.reorder_cache(index)  # pyright: ignore[reportArgumentType] - any int64 tensor will do
+
+
+def _is_joinable(cache: DynamicCache) -> bool:
+    """Whether rows can be added to the cache, and columns dropped."""
+    return all(type(layer) in JOINABLE for layer in cache.layers)
+
+
+def _resize(cache: DynamicCache, columns: int) -> None:
+    """Make a cache this many columns long, on the left: columns are dropped there, or added as
+    padding, which the mask must hide. A sliding layer holds the last of them alone, as many as its
+    window lets the next token see."""
+    for layer in cache.layers:
+        if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
+            continue
+        held = columns
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            layer.cumulative_length = columns
+            held = min(columns, layer.sliding_window - 1)
+        missing = held - layer.keys.shape[-2]  # a negative number of columns is dropped
+        layer.keys = F.pad(layer.keys, (0, 0, missing, 0))
+        layer.values = F.pad(layer.values, (0, 0, missing, 0))
+
+
+def _join_layers(layer: object, other: Any) -> None:
+    """Add the rows of another layer, with as many columns and of the same type, to a layer of a
+    cache. Keys and values grow, and the states of convolutions and linear attention."""
+    if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
+        layer.keys = torch.cat([layer.keys, other.keys])
+        layer.values = torch.cat([layer.values, other.values])
+    if isinstance(layer, LinearAttentionLayer):
+        for name in ("conv_states", "recurrent_states"):
+            states: Any = getattr(layer, name)
+            for number, state in getattr(other, name).items():
+                if state is not None:
+                    states[number] = torch.cat([states[number], state])

@@ -120,8 +120,7 @@ class Collector:
                 groups,
                 settings.thinking_length_penalty,
                 settings.max_tokens,
-                opened=self.context.renderer.opens_thought,
-                decode=self.context.renderer.completion_text,
+                self.context.renderer,
             )
         return groups, times
 

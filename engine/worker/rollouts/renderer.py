@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from engine.models.chat_format import ChatFormat, NoReasoning, TemplateError
 from engine.models.dialects.dialects import Reply, ReplyReader, reader_of
+from engine.models.reasoning import Span, opens_thought
 from engine.records.settings import Reasoning
 from engine.worker.core.failures import WorkerFailure
 from envs.json_types import ChatMessage, ToolSchema
@@ -169,12 +170,12 @@ class Renderer:
         """The text of `ids` as they stand, special tokens written out."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
-    @property
+    @cached_property
     def opens_thought(self) -> bool:
-        """Whether prompts end with the opening of a think block, so that completions begin inside
-        it. Tried on a short prompt."""
+        """Whether prompts end with the opening of a thought, so that completions begin inside it.
+        Tried once, on a short prompt."""
         prompt = self.text([{"role": "user", "content": "?"}], (), prompt=True)
-        return prompt.rstrip().endswith("<think>")
+        return opens_thought(prompt, self._format.template)
 
     @cached_property
     def _replies(self) -> ReplyReader:
@@ -189,14 +190,14 @@ class Renderer:
     def certain_text(self, text: str, tools: Sequence[ToolSchema]) -> str:
         """The beginning of an unfinished reply that is content for certain, and can be sent on; see
         `ReplyReader.certain`. With tools it is "" if the reply begins inside a thought."""
-        if tools and self._begins_in_thought:
+        if tools and self.opens_thought:
             return ""
         return self._replies.certain(text, tools)
 
-    @cached_property
-    def _begins_in_thought(self) -> bool:
-        """`opens_thought`, computed once."""
-        return self.opens_thought
+    def thought_spans(self, text: str) -> list[Span]:
+        """Where thoughts stand in the text of a completion, by the marks that the template names,
+        as (start, end) in characters."""
+        return self._replies.thoughts.spans(text, self.opens_thought)
 
     def assistant_message(self, text: str, tools: Sequence[ToolSchema]) -> ChatMessage:
         """The text of a completion as an assistant message, with `reasoning_content` and

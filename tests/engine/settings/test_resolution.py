@@ -429,6 +429,12 @@ def test_a_thinking_penalty_needs_thinking():
     assert resolve("grpo", given, model=thinker).settings.thinking_length_penalty == 0.1
 
 
+def test_a_thinking_penalty_needs_no_switch_where_the_model_thinks_anyway():
+    thinker = replace(MODEL, always_thinks=True)
+    resolved = resolve("grpo", {"thinking_length_penalty": 0.1}, model=thinker)
+    assert resolved.settings.thinking_length_penalty == 0.1
+
+
 def test_sampling_ahead_on_the_device_that_trains_is_told_to_gain_nothing():
     said = resolve("grpo", {"async_sampling": True}).warnings
     assert len(said) == 1 and "nothing is gained" in said[0]

@@ -1,29 +1,33 @@
 """Turns, tools and thought under the official chat templates of five families, in whole runs.
 
-The models are random; their templates are those that the wheel of trl carries (see
-tests/oracle.txt). What is held: the runs end, and what is trained is what was sampled.
+The models are tiny and were taught to write as the two examples of several turns want it
+(tests/helpers/taught_models.py); their templates are those that the wheel of trl carries (see
+tests/oracle.txt). What is held: the runs end, tools are called, and what is trained is what was
+sampled.
 """
 
 import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+import taught_models
 from loops import curve, go, make_run, push
-from official_templates import REASON, STOPS, TEMPLATES, source, tokenizer_of
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from official_templates import REASON, TEMPLATES
 
+from engine.environments.registry import find_env, read_tasks
 from engine.home.run_dir import Home
+from engine.records.lines.trajectory_record import read_trajectories
 from engine.records.run_config import GRPOConfig
 from engine.worker import grpo
 from engine.worker.components import environment, prepare, tasks_of
 from engine.worker.core.job import Job
 from engine.worker.core.limits import EvaluationLimits
-from engine.worker.core.trajectory import Completion
+from engine.worker.core.trajectory import Completion, Trajectory
 from engine.worker.network.adapter import LoraSpec
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.collect import collect
@@ -34,6 +38,7 @@ pytestmark = [
     pytest.mark.skipif(not TEMPLATES.is_dir(), reason=REASON),
 ]
 
+TAUGHT = ("guess_number", "tool_call")
 FAMILIES = ["qwen3", "qwen3_5_think", "llama3_1", "gemma3", "gptoss"]
 EXAMPLES = Path(grpo.__file__).parents[2] / "envs" / "examples"
 THREE_TURNS = """
@@ -92,29 +97,13 @@ def load_environment():
 """
 SHORT = {"eval_every": 2, "eval_rows": 2, "save_every": 2, "max_examples": 6, "lora_rank": 4}
 SFT = SHORT | {"steps": 2, "batch_size": 4, "max_length": 6000}
-GRPO = SHORT | {"steps": 2, "prompts_per_step": 2, "group_size": 2, "max_tokens": 6, "max_turns": 3}
-
-
-def save_model(folder: Path, name: str) -> Path:
-    """A random model of two layers with the official template, one id per byte and marker."""
-    torch.manual_seed(3)
-    tokenizer = tokenizer_of(name, source(name))
-    ends = [tokenizer.convert_tokens_to_ids(stop) for stop in STOPS[name]]
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=8192,
-        eos_token_id=ends,
-        initializer_range=0.3,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+GRPO = SHORT | {
+    "steps": 2,
+    "prompts_per_step": 2,
+    "group_size": 4,
+    "max_tokens": 40,
+    "max_turns": 3,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +114,7 @@ def no_battery(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A home with the environments, and a model of each family."""
+    """A home with the environments, and a folder for the models."""
     folder = tmp_path_factory.mktemp("families")
     home = Home.locate(folder / "home")
     guess = (EXAMPLES / "guess_number" / "environment.py").read_text()
@@ -145,8 +134,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     envs = {
         n: push(home, folder / n, text, name=n.replace("_", "-")) for n, text in sources.items()
     }
-    models = {name: save_model(folder / f"model-{name}", name) for name in FAMILIES}
-    return {"home": home, "envs": envs, "models": models}
+    return {"home": home, "envs": envs, "folder": folder}
+
+
+def model_of(place: dict[str, Any], name: str) -> Path:
+    """The family's model, which has been taught the two examples of several turns."""
+    folder = place["folder"] / f"model-{name}"
+    if not folder.is_dir():
+        records = [find_env(place["home"], place["envs"][env]) for env in TAUGHT]
+        conversations = [
+            (row["gold"], record.tools) for record in records for row in read_tasks(record)
+        ]
+        taught_models.save(name, conversations, folder)
+    return folder
 
 
 @pytest.mark.parametrize("env", ["guess_number", "tool_call", "three_turns"])
@@ -154,7 +154,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_turns_and_tools_train_under_the_official_template(
     place: dict[str, Any], name: str, env: str
 ) -> None:
-    home, env_id, model = place["home"], place["envs"][env], str(place["models"][name])
+    home, env_id, model = place["home"], place["envs"][env], str(model_of(place, name))
     for algorithm, settings in (("sft", SFT), ("grpo", GRPO)):
         run = make_run(
             home, env_id, algorithm, settings, model=model, run_id=f"{name}-{env}-{algorithm}"
@@ -164,22 +164,26 @@ def test_turns_and_tools_train_under_the_official_template(
         assert [line["step"] for line in lines] == [0, 1, 2]
         if algorithm == "sft":
             assert all(line["supervised_tokens"] > 0 for line in lines[1:])
+        else:
+            played = [row for step in (1, 2) for row in read_trajectories(run.rollouts(step))]
+            assert len(played) >= 16 and any(row.turns > 1 for row in played)
+            assert not any(row.error for row in played)
 
 
+@pytest.mark.parametrize("env", ["guess_number", "tool_call", "three_turns"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_trained_is_what_was_sampled_over_three_turns(
-    place: dict[str, Any], name: str
-) -> None:
+def test_what_is_trained_is_what_was_sampled(place: dict[str, Any], name: str, env: str) -> None:
+    model = model_of(place, name)
     run = make_run(
         place["home"],
-        place["envs"]["three_turns"],
+        place["envs"][env],
         "grpo",
         GRPO,
-        model=str(place["models"][name]),
-        run_id=f"{name}-sampled",
+        model=str(model),
+        run_id=f"{name}-{env}-sampled",
     )
     job: Job[GRPOConfig] = Job(run.path)
-    components = prepare(job, place["models"][name])
+    components = prepare(job, model)
     asked: list[tuple[list[int], Completion]] = []
     generate = components.sampler.generate
 
@@ -200,10 +204,12 @@ def test_what_is_trained_is_what_was_sampled_over_three_turns(
     with environment(components, job) as process:
         assert process is not None
         context = components.context(process, EvaluationLimits(6, 3, 8000))
-        tasks = tasks_of(components, "train")[:2]
-        # Some turns end with the family's token, more at a stop string, which is no such token.
-        params = SamplingParams(40, 1.0, stop=("e", "a"), seed=1)
-        groups, _ = collect(tasks, 3, context, components.sampler, params)
+        tasks = tasks_of(components, "train")[:3]
+        # Where no call must be whole, some turns end with the family's token, more at a stop
+        # string, which is no such token.
+        stop = ("e", "a") if env == "three_turns" else ()
+        params = SamplingParams(40, 1.0, stop=stop, seed=1)
+        groups, _ = collect(tasks, 4, context, components.sampler, params)
     members = [member for group in groups for member in group.members]
     assert any(member.turns > 1 for member in members)
     for member in members:
@@ -215,15 +221,31 @@ def test_what_is_trained_is_what_was_sampled_over_three_turns(
         turns = {len(p): c for p, c in mine}
         assert trained == [i for at in sorted(turns) for i in turns[at].ids]
         # Between two turns stands what the template writes there, with the environment's words.
-        spoken = components.renderer.completion_text(whole)
-        assert spoken.count("Please call the tool.") == member.turns - 1
+        between = [components.renderer.completion_text(ids) for ids in untrained(member)]
+        replies = [m for m in member.messages if m["role"] != "assistant"]
+        assert len(between) == len(replies) == member.turns - 1
+        assert all(reply["content"] in text for reply, text in zip(replies, between, strict=True))
+    if env == "tool_call":
+        called = [member for member in members if member.turns > 1]
+        assert all(member.messages[0]["tool_calls"] for member in called)
+        assert all(member.messages[1]["role"] == "tool" for member in called)
+        if name == "gptoss":  # a call ends with a token of its own
+            call = components.base.tokenizer.convert_tokens_to_ids("<|call|>")
+            ends = [member.ids[member.loss_mask.index(0) - 1] for member in called]
+            assert set(ends) == {call}
+
+
+def untrained(member: Trajectory) -> list[list[int]]:
+    """The ids of each stretch that the model did not write."""
+    stretches = groupby(zip(member.ids, member.loss_mask, strict=True), key=lambda pair: pair[1])
+    return [[i for i, _ in pairs] for mask, pairs in stretches if not mask]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1"])
 def test_reasoning_in_the_rows_is_kept_dropped_or_required(
     place: dict[str, Any], name: str
 ) -> None:
-    home, model = place["home"], str(place["models"][name])
+    home, model = place["home"], str(model_of(place, name))
     supervised, rows = {}, {}
     for env, thinking in (
         ("all_reasoned", None),

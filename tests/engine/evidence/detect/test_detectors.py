@@ -350,6 +350,9 @@ def test_a_think_block_is_measured_against_its_budget():
     assert (
         view_of(0, rollout_records([never_closed]), KnownSettings(max_tokens=100)).think_size == 1.0
     )
+    for opening in ("[THINK]", "<|channel>thought\n"):
+        cut = never_closed | {"completion": f"{opening} and on"}
+        assert view_of(0, rollout_records([cut]), KnownSettings(max_tokens=100)).think_size == 1.0
     plain = {"task": "t", "completion": "4", "tokens": 1, "reward": 1.0}
     assert view_of(0, rollout_records([plain]), KnownSettings(max_tokens=100)).think_size is None
 

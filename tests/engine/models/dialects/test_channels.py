@@ -1,6 +1,6 @@
 """Replies in channels, as gpt-oss and Muse write them."""
 
-from engine.models.dialects.channels import harmony, harmony_thoughts, muse, muse_thoughts
+from engine.models.dialects.channels import HARMONY_THOUGHTS, MUSE_THOUGHTS, harmony, muse
 from engine.models.dialects.reading import Found, FoundCall
 
 ADD = FoundCall("add", {"a": 1})
@@ -9,12 +9,14 @@ THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
 
 
 def test_analysis_is_reasoning_and_the_final_channel_is_content() -> None:
-    thought, rest = harmony_thoughts(THOUGHT + "<|channel|>final<|message|>Four.<|return|>")
+    thought, rest = HARMONY_THOUGHTS.take_off(
+        THOUGHT + "<|channel|>final<|message|>Four.<|return|>"
+    )
     assert thought == "Let me see." and harmony(rest, ()) == Found("Four.")
 
 
 def test_the_recipient_may_stand_before_or_after_the_channel() -> None:
-    thought, rest = harmony_thoughts(f"{THOUGHT}{CALL}<|call|>")
+    thought, rest = HARMONY_THOUGHTS.take_off(f"{THOUGHT}{CALL}<|call|>")
     assert thought == "Let me see." and harmony(rest, ()) == Found("", (ADD,))
     earlier = ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}'
     assert harmony(earlier, ()) == Found("", (ADD,))
@@ -26,12 +28,12 @@ def test_what_is_said_before_a_call_is_content() -> None:
 
 
 def test_a_thought_that_was_cut_is_still_reasoning() -> None:
-    thought, rest = harmony_thoughts("<|channel|>analysis<|message|>Let me")
+    thought, rest = HARMONY_THOUGHTS.take_off("<|channel|>analysis<|message|>Let me")
     assert thought == "Let me" and harmony(rest, ()) == Found("")
 
 
 def test_a_reply_without_channels_is_content() -> None:
-    assert harmony_thoughts("Four.") == (None, "Four.")
+    assert HARMONY_THOUGHTS.take_off("Four.") == (None, "Four.")
     assert harmony("Four.", ()) == Found("Four.")
 
 
@@ -49,7 +51,7 @@ def test_muse_writes_to_itself_to_tools_and_to_the_user() -> None:
         '<atem:invoke name="f">\n<atem:parameter name="a">1</atem:parameter>\n</atem:invoke>\n'
         '<atem:invoke name="g">\n</atem:invoke>\n</atem:function_calls><|eot|>'
     )
-    thought, rest = muse_thoughts(text)
+    thought, rest = MUSE_THOUGHTS.take_off(text)
     assert thought == "Hm."
     assert muse(rest, ()) == Found("", (FoundCall("f", {"a": 1}), FoundCall("g", {})))
     assert muse(" to=user<|message|>Yes.<|eot|>", ()) == Found("Yes.")

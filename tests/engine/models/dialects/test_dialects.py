@@ -5,6 +5,7 @@ their tests are skipped. Formats of families that it lacks are written here, as 
 """
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from official_templates import REASON, TEMPLATES
 
 from engine.models.chat_format import ChatFormat, TemplateError
 from engine.models.dialects.dialects import DIALECTS, Dialect, ReplyReader, reader_of
-from engine.models.dialects.reasoning import OTHER_TAGS, THINK, tagged_thoughts
+from engine.models.reasoning import OTHER_TAGS, THINK, tagged_thoughts
 
 TOOLS = [
     {
@@ -295,3 +296,7 @@ def test_no_reply_breaks_a_reader(pieces: list[str], dialect: Dialect) -> None:
         assert isinstance(reply.message["content"], str)
         for each in reply.message.get("tool_calls", []):
             json.dumps(each["function"]["arguments"], allow_nan=False)
+    for opened in (False, True):
+        spans = reader.thoughts.spans(text, opened)
+        assert all(0 <= start <= end <= len(text) for start, end in spans)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from gguf_files import byte_words
 
-from engine.models import model_files, model_origin
+from engine.models import model_files
 from engine.models.gguf import importer
 from engine.models.gguf.tokenizer import NotImportable
+from engine.records import model_origin
 from tests import tiny_model
 
 # What `tiny_model` writes for Qwen3 alone.

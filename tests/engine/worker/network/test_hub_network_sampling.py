@@ -1,19 +1,101 @@
-"""A model that samples otherwise than it is trained is refused before it trains."""
+"""Sampling through transformers: places are refilled, and a model that samples otherwise than it is
+trained is refused before it trains."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import tiny_families
 import torch
 from tiny_decoders import VOCAB, tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.network.hub_network import HubNetwork
-from engine.worker.network.sampler import SamplerNeeds
+from engine.worker.network.sampler import Ending, Row, SamplerNeeds, SamplingParams
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
 
 NEEDS = SamplerNeeds(0, [], lambda ids: "")
+# A kind of layer each: full, sliding (its window shorter than the answers), chunked attention;
+# linear attention; a recurrence beside attention; convolutions; keys and values of low rank.
+CACHES = ("qwen2", "gemma3-text", "llama4", "qwen3.5-text", "falcon-h1", "lfm2", "deepseek-v3")
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def cached(name: str) -> Any:
+    family = tiny_families.FAMILIES[name]
+    torch.manual_seed(4)
+    facts = tiny_families.SHAPE | TOKENS | family.changes
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family.model_type, **facts))
+    return model.eval().requires_grad_(False)
+
+
+def answers_of(lengths: Sequence[int]) -> Any:
+    """In place of `Ending.take`: how long the answer to each prompt is."""
+
+    def take(_: Ending, row: Row, token: int, logprob: float) -> bool:
+        row.ids.append(token)
+        row.logprobs.append(logprob)
+        return len(row.ids) == lengths[row.prompt]
+
+    return take
+
+
+def count_passes(network: HubNetwork, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Keeps (rows, columns) of each pass of the model from now on."""
+    passes: list[tuple[int, int]] = []
+    forward = network.model.forward
+
+    def counted(*given: Any, **more: Any) -> Any:
+        passes.append(tuple(more["attention_mask"].shape))
+        return forward(*given, **more)
+
+    monkeypatch.setattr(network.model, "forward", counted)
+    return passes
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_an_answer_is_the_same_whoever_joins_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts join rows that are far along."""
+    network = HubNetwork(cached(name), VOCAB, "asked for")
+    lengths = [40, 3, 17, 1, 28, 5, 9, 33, 2]
+    prompts = [[3 + (7 * n + i) % 30 for i in range(2 + 5 * n % 11)] for n in range(9)]
+    sampler = network.sampler(SamplerNeeds(0, [], lambda ids: "", max_rows=3))
+    monkeypatch.setattr(Ending, "take", answers_of(lengths))
+    ended: list[int] = []
+    params = SamplingParams(max(lengths), 1.0, seed=2)
+    groups = sampler.generate(prompts, 1, params, lambda prompt, *_: ended.append(prompt))
+    assert ended.index(8) < ended.index(0), "the first is the longest"
+    for prompt, (answer,), length in zip(prompts, groups, lengths, strict=True):
+        assert len(answer.ids) == length
+        logits = network.logits([*prompt, *answer.ids], None)[len(prompt) - 1 : -1, :VOCAB]
+        read = logits.log_softmax(-1).gather(1, torch.tensor(answer.ids)[:, None])[:, 0]
+        torch.testing.assert_close(read, torch.tensor(answer.logprobs), rtol=0, atol=1e-4)
+
+
+def test_a_long_answer_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 60 tokens, 24 of 5, in four places. While the long one is written, all others are."""
+    network = HubNetwork(cached("gemma3-text"), VOCAB, "asked for")
+    sampler = network.sampler(SamplerNeeds(0, [], lambda ids: "", max_rows=4))
+    passes = count_passes(network, monkeypatch)
+    monkeypatch.setattr(Ending, "take", answers_of([60] + [5] * 24))
+    groups = sampler.generate([[5, 6, 7]] * 25, 1, SamplingParams(60, 1.0, seed=2))
+    assert [len(answer.ids) for (answer,) in groups] == [60, *[5] * 24]
+    # 59 steps of the long one, and eight times three prompts that are read.
+    assert len(passes) == 59 + 8
+    assert max(rows for rows, _ in passes) == 4
+
+
+def test_columns_that_nobody_sees_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that follow each other without a pause would else stand ever further to the right."""
+    network = HubNetwork(cached("gemma3-text"), VOCAB, "asked for")
+    sampler = network.sampler(SamplerNeeds(0, [], lambda ids: "", max_rows=2))
+    passes = count_passes(network, monkeypatch)
+    monkeypatch.setattr(Ending, "take", answers_of([12 + n % 2 for n in range(40)]))
+    sampler.generate([[5, 6, 7]] * 40, 1, SamplingParams(13, 1.0, seed=2))
+    assert len(passes) > 200
+    assert max(columns for _, columns in passes) <= 2 * (3 + 13)
 
 
 def recurrent() -> Any:

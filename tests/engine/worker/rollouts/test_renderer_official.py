@@ -132,6 +132,24 @@ def test_what_is_trained_is_what_trl_marks_in_its_own_copy_of_the_template(name:
     assert after.strip() in ("", made.tokenizer.eos_token)
 
 
+@pytest.mark.parametrize("name", STOPS)
+def test_a_thought_is_found_where_the_template_writes_it(name: str) -> None:
+    """Or where we write it, by the marks of the family, if the template leaves it out."""
+    made, thought = renderer(name, thinking=True), "First the 2, then the 3."
+    (row,) = made.rows(
+        [user("What is 2 + 3?"), said("It is 5.", reasoning_content=thought)], [], "assistant"
+    )
+    trained = [i for i, mask in zip(row.ids, row.loss_mask, strict=True) if mask]
+    text = made.completion_text(trained)
+    ((start, end),) = made.thought_spans(text)
+    assert text[start:end].strip() == thought
+    message = made.assistant_message(text, [])
+    assert message["reasoning_content"] == thought
+    assert message["content"].removesuffix("<|END_RESPONSE|>") == "It is 5."
+    cut = text[: text.index("then")]
+    assert made.thought_spans(cut) == [(start, len(cut))]
+
+
 THREE = [user("Hi?"), said("Yes."), user("Go on"), said("No."), user("Why?"), said("So.")]
 TOOLS_TALK = [
     user("Price of a pen and of ink?"),

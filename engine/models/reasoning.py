@@ -1,0 +1,118 @@
+"""Reasoning in what a model writes: the marks around thoughts, and where they stand in a reply.
+
+The one home of these marks. Families that write channels instead of tags have their reader in
+`dialects/channels.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+# (start, end) of a stretch of a text, in characters.
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ThoughtReader:
+    """How thoughts are found in the replies of a model.
+
+    Attributes:
+        take_off: takes the thought off a reply: (the thought, None where there is none; the rest).
+        spans: where the thoughts of a reply stand, without their marks; a thought that was cut goes
+            on to the end. It is also told whether the prompt has opened a thought already.
+    """
+
+    take_off: Callable[[str], tuple[str | None, str]]
+    spans: Callable[[str, bool], list[Span]]
+
+
+@dataclass(frozen=True)
+class Tags:
+    """What stands before and after a thought.
+
+    Attributes:
+        opening, closing: the marks.
+        before, after: the marks with the white space that models write beside them.
+    """
+
+    opening: str
+    closing: str
+    before: str
+    after: str
+
+
+THINK = Tags("<think>", "</think>", "<think>\n", "\n</think>\n\n")
+# Read where a chat template names the closing one; `THINK` is read always.
+OTHER_TAGS = (
+    Tags("[THINK]", "[/THINK]", "[THINK]", "[/THINK]"),
+    Tags("<seed:think>", "</seed:think>", "<seed:think>", "</seed:think>"),
+    Tags("<|channel>thought", "<channel|>", "<|channel>thought\n", "\n<channel|>"),
+)
+# What a chat template holds of a family that thinks in a channel.
+CHANNEL_MARKS = ("<|channel|>analysis", "to=self")
+
+
+def tags_of(template: str) -> tuple[Tags, ...]:
+    """The tags that may stand around thoughts in the replies of a model, by the source of its chat
+    template; the last are those that it writes by itself."""
+    return (THINK, *(tags for tags in OTHER_TAGS if tags.closing in template))
+
+
+def has_marks(template: str) -> bool:
+    """Whether the source of a chat template holds marks of reasoning, of whatever family."""
+    marks = (*(tags.closing for tags in (THINK, *OTHER_TAGS)), *CHANNEL_MARKS)
+    return any(mark in template for mark in marks)
+
+
+def after_thought(reply: str) -> str:
+    """A reply without the thought that comes first in it, between tags of whatever family."""
+    return tagged_thoughts((THINK, *OTHER_TAGS)).take_off(reply)[1]
+
+
+def opens_thought(prompt: str, template: str) -> bool:
+    """Whether a prompt that the chat template wrote ends with the opening of a thought, so that the
+    reply begins inside it."""
+    return prompt.rstrip().endswith(tuple(tags.opening for tags in tags_of(template)))
+
+
+def opens_any(reply: str) -> bool:
+    """Whether a reply holds the opening mark of a thought."""
+    return any(tags.opening in reply for tags in (THINK, *OTHER_TAGS))
+
+
+def closes_any(reply: str) -> bool:
+    """Whether a reply holds the closing mark of a thought."""
+    return any(tags.closing in reply for tags in (THINK, *OTHER_TAGS))
+
+
+def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
+    """The reader of thoughts between any of these tags.
+
+    It takes off the thought that comes first in a reply, up to its closing tag. The opening tag may
+    be missing, because many templates write it in the prompt. A thought without its end stays in
+    the rest.
+    """
+
+    def take_off(text: str) -> tuple[str | None, str]:
+        for tags in all_tags:
+            thought, closing, rest = text.partition(tags.closing)
+            if closing:
+                thought = thought.strip().removeprefix(tags.opening).strip()
+                return thought, rest.lstrip("\n")
+        return None, text
+
+    def spans(text: str, opened: bool) -> list[Span]:
+        for tags in all_tags:
+            if tags.opening in text or tags.closing in text:
+                return [_first_span(text, tags)]
+        return [(0, len(text))] if opened else []
+
+    return ThoughtReader(take_off, spans)
+
+
+def _first_span(text: str, tags: Tags) -> Span:
+    """Where the first thought stands in a text that holds one of its tags. A closing tag without an
+    opening one before it closes a thought that began before the text."""
+    open_at, close_at = text.find(tags.opening), text.find(tags.closing)  # -1: it is not there
+    began_earlier = open_at < 0 or 0 <= close_at < open_at
+    start = 0 if began_earlier else open_at + len(tags.opening)
+    return start, close_at if close_at >= start else len(text)
