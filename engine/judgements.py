@@ -8,7 +8,7 @@ from engine.core.errors import UserError
 from engine.core.hints import Call, Change, Hint, hint_of
 from engine.core.reply import Reply
 from engine.cost.estimate import none_fit
-from engine.environments.env_facts import EnvFacts
+from engine.environments.env_facts import TOO_MANY_CUT, EnvFacts
 from engine.evidence.stats.learnability import BROKEN
 from engine.records.probe_result import ProbeResult
 from engine.records.settings import (
@@ -24,8 +24,6 @@ from envs.audit.audit_summary import best_degenerate
 FEW_HELDOUT = 100
 # Shares from which data or a probe gets a warning.
 _MANY_TRUNCATED = 0.02
-# With more reference answers above max_tokens than this share GRPO could not reach what is asked.
-_TOO_MANY_TRUNCATED = 0.1
 _MANY_DUPLICATES = 0.2
 _MANY_CUT_SAMPLES = 0.1
 # With fewer groups of differing rewards than this share GRPO has next to nothing to learn from.
@@ -178,8 +176,8 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
         )
     if misfit := none_fit(statistics, settings):
         return Outcome("fail", misfit, "Raise max_length.", "DATASET_INVALID")
-    if isinstance(settings, GRPOSettings) and (statistics["truncated_share"] > _TOO_MANY_TRUNCATED):
-        return _answers_do_not_fit(statistics, rows, settings)
+    if isinstance(settings, GRPOSettings) and rows.cut_share(settings.max_tokens) > TOO_MANY_CUT:
+        return _answers_do_not_fit(rows, settings)
     weaknesses = _data_weaknesses(statistics, rows, settings)
     if not weaknesses:
         return Outcome("pass", detail)
@@ -188,7 +186,7 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
     return Outcome("warn", f"{detail}; {text}", fixes)
 
 
-def _answers_do_not_fit(statistics: Reply, rows: EnvFacts, settings: GRPOSettings) -> Outcome:
+def _answers_do_not_fit(rows: EnvFacts, settings: GRPOSettings) -> Outcome:
     """The failure of a GRPO run whose max_tokens cuts the reference answers, with the number that
     would do for all of them. max_length is raised too where it would leave no room."""
     needed = rows.longest_turn
@@ -199,8 +197,8 @@ def _answers_do_not_fit(statistics: Reply, rows: EnvFacts, settings: GRPOSetting
         advice += f", and max_length = {room}"
         changed["max_length"] = room
     detail = (
-        f"{statistics['truncated_share']:.0%} of the reference answers do not fit into max_tokens "
-        f"= {settings.max_tokens}: no sample could be that answer"
+        f"{rows.cut_share(settings.max_tokens):.0%} of the reference answers do not fit into "
+        f"max_tokens = {settings.max_tokens}: no sample could be that answer"
     )
     return Outcome("fail", detail, Hint(f"{advice}.", change=Change(settings=changed)))
 

@@ -7,6 +7,7 @@ that a submit answers at once. Of more than `SAMPLE` rows a seeded sample is cou
 import contextlib
 import hashlib
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from engine.records.settings import DPOSettings, Reasoning, SFTSettings, TrainSe
 from envs.json_types import TaskRow, ToolSchema
 
 SAMPLE = 2000
+# Where max_tokens cuts more than this share of the reference answers, success says little: a model
+# could not give the answers that are asked for.
+TOO_MANY_CUT = 0.1
 _VERSION = 3  # of the cache file; raise it when the counting changes
 # (length, known, turns) of a training row, as in RowShape.
 _StoredRow = tuple[int, int, list[tuple[int, int]]]
@@ -183,6 +187,20 @@ class EnvFacts:
     def longest_turn(self) -> int:
         """Tokens of the longest single assistant turn of a reference answer; 0 if there is none."""
         return max((row.longest_turn for row in self.lengths), default=0)
+
+    @cached_property
+    def usual_turn(self) -> int:
+        """Tokens that the longest assistant turn of 19 in 20 reference answers does not exceed; 0
+        if there is none."""
+        longest_turns = sorted(row.longest_turn for row in self.lengths if row.turns)
+        return longest_turns[math.ceil(0.95 * len(longest_turns)) - 1] if longest_turns else 0
+
+    def cut_share(self, max_tokens: int) -> float:
+        """Share of the reference answers with an assistant turn of more than `max_tokens` tokens,
+        so that no sample could be that answer; 0 if there are none."""
+        longest_turns = [row.longest_turn for row in self.lengths if row.answer]
+        cut_count = sum(1 for length in longest_turns if length > max_tokens)
+        return _share(cut_count, len(longest_turns))
 
     @cached_property
     def answers(self) -> tuple[int, ...]:

@@ -255,10 +255,10 @@ def _grpo_defaults(filled: Filled, facts: Facts) -> None:
             "async_sampling = true with our own sampler shares one device between sampling and "
             "training: nothing is gained, and every batch is one update old."
         )
-    if filled["top_p"] < 1:
+    if filled["top_p"] < 1 or filled["top_k"] or filled["min_p"]:
         filled.warnings.append(
-            "top_p below 1 samples from other probabilities than are trained; tis_cap corrects "
-            "for a part of that only."
+            "top_p below 1, top_k and min_p sample from other probabilities than are trained; "
+            "tis_cap corrects for a part of that only."
         )
     prompt_tokens = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
     answer_tokens = _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
@@ -282,6 +282,8 @@ def _sampling_defaults(filled: Filled, facts: Facts) -> None:
     """Set how answers are sampled. GRPO and evaluations share this, so that results compare."""
     filled.default("thinking", False)
     filled.default("top_p", 1.0)
+    filled.default("top_k", 0)
+    filled.default("min_p", 0.0)
     filled.default("stop", [])
     filled.default("max_turns", _default_turns(facts.env))
     context = facts.model.max_positions
@@ -296,13 +298,14 @@ def _sampling_defaults(filled: Filled, facts: Facts) -> None:
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
     """Default of max_tokens, the most tokens of a turn.
 
-    - with reference answers: twice their longest turn, but from 16 to 1024;
+    - with reference answers: twice their longest turn, but from 16 to 1024, or more where more than
+      one in 20 answers needs it;
     - without: 256;
     - with `thinking`: at least 1024.
     """
     limit = 256
     if env is not None and env.longest_turn:
-        limit = min(1024, max(16, 2 * env.longest_turn))
+        limit = max(min(1024, max(16, 2 * env.longest_turn)), env.usual_turn)
     return max(limit, 1024) if thinking else limit
 
 
@@ -440,15 +443,15 @@ def check_turns(user_settings: GivenSettings, env: EnvFacts) -> None:
 
 
 def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
-    """Raise UserError SETTING_INVALID for a temperature or top_p that does not fit `attempts`.
+    """Raise UserError SETTING_INVALID for a setting of sampling that does not fit `attempts`.
 
-    A single attempt is greedy, so temperature and top_p have no effect. Several attempts at
-    temperature 0 would all be equal.
+    A single attempt is greedy, so temperature, top_p, top_k and min_p have no effect. Several
+    attempts at temperature 0 would all be equal.
     """
     temperature = user_settings.get("temperature")
     if attempts == 1:
         # Values that may be given, because a greedy answer would be the same without them.
-        neutral_values = {"temperature": 0, "top_p": 1}
+        neutral_values = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0}
         for name, neutral_value in neutral_values.items():
             if user_settings.get(name, neutral_value) != neutral_value:
                 raise _invalid_setting(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.records.settings import MAX_TOP_K
 from engine.worker.network.sampler import SamplingParams
 from envs.json_types import ChatMessage, JsonObject, ToolSchema
 
@@ -51,7 +52,7 @@ class ChatRequest:
 
 ACCEPTED = frozenset(
     "model messages tools max_tokens max_completion_tokens temperature top_p stop seed n stream "
-    "stream_options user".split()
+    "stream_options user top_k min_p".split()
 )
 
 
@@ -107,6 +108,8 @@ def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
         top_p=checked_number(body.get("top_p", 1.0), "top_p", low=1e-6, high=1),  # 0 keeps no token
         stop=tuple(stop[:MAX_STOPS]),
         seed=fresh_seed() if seed is None else int(checked_number(seed, "seed", low=0, high=2**53)),
+        top_k=max(0, int(checked_number(body.get("top_k", 0), "top_k", low=-1, high=MAX_TOP_K))),
+        min_p=checked_number(body.get("min_p", 0.0), "min_p", low=0, high=1),
     )
 
 
