@@ -15,6 +15,7 @@ model and seed. Prints one line of JSON per run and appends it to FOLDER/prefere
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,9 +95,7 @@ def main() -> int:
     prepared = prepare(home, asked.model, asked.seed)
     all_settings: list[GivenSettings] = [json.loads(text) for text in asked.settings] or [{}]
     runs = [dpo_run(home, prepared, settings | {"seed": asked.seed}) for settings in all_settings]
-    plan = PLANS[asked.model]
-    models = [prepared.start, *(f"{run_id}@best" for run_id in runs)]
-    evaluate(home, EvaluationRequest(env_id=prepared.env_id, models=models, rows=plan.exam))
+    compare(home, prepared, runs, asked.model)
     better = 0
     for settings, run_id in zip(all_settings, runs, strict=True):
         line = judged(home, prepared, run_id)
@@ -151,6 +150,13 @@ def dpo_run(home: Home, prepared: Prepared, settings: GivenSettings) -> str:
     """Train on the pairs; returns the run's id."""
     request = TrainRequest(prepared.pairs, prepared.start, "dpo", settings)
     return done(home, verbs.submit_train(home, request)["run_id"])
+
+
+def compare(home: Home, prepared: Prepared, run_ids: Sequence[str], model: str) -> None:
+    """Have the model before and those after answer the same held-out tasks."""
+    models = [prepared.start, *(f"{run_id}@best" for run_id in run_ids)]
+    rows = PLANS[model].exam
+    evaluate(home, EvaluationRequest(env_id=prepared.env_id, models=models, rows=rows))
 
 
 def evaluate(home: Home, request: EvaluationRequest) -> str:

@@ -234,10 +234,11 @@ def _data_weaknesses(
         weaknesses.append(
             (f"{statistics['duplicate_share']:.0%} of the prompts repeat an earlier one", "")
         )
-    if rows.heldout_rows < FEW_HELDOUT:
+    heldout_rows = rows.measured_rows(by_pairs=isinstance(settings, DPOSettings))
+    if heldout_rows < FEW_HELDOUT:
         weaknesses.append(
             (
-                f"{rows.heldout_rows} held-out rows can show only large gains",
+                f"{heldout_rows} held-out rows can show only large gains",
                 f"Give the environment at least {FEW_HELDOUT} held-out rows, better 400.",
             )
         )

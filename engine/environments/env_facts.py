@@ -31,7 +31,7 @@ SAMPLE = 2000
 # Where max_tokens cuts more than this share of the reference answers, success says little: a model
 # could not give the answers that are asked for.
 TOO_MANY_CUT = 0.1
-_VERSION = 3  # of the cache file; raise it when the counting changes
+_VERSION = 4  # of the cache file; raise it when the counting changes
 # (length, known, turns) of a training row, as in RowShape.
 _StoredRow = tuple[int, int, list[tuple[int, int]]]
 # (prompt, training rows, pair) of a task's row, the first and the last as in RowLengths.
@@ -120,6 +120,7 @@ class EnvFacts:
         train_rows, heldout_rows: rows of each side.
         answered_rows: train rows with a reference answer, the ones SFT can learn from.
         paired_rows: train rows with a better and a worse answer, the ones DPO can learn from.
+        heldout_pairs: held-out rows with a better and a worse answer; None where not counted.
         lengths: token counts of the train rows that were counted.
         duplicate_share: share of train rows whose prompt an earlier train row has.
         score_s: seconds one score takes (95th percentile of the audit); 0 if unknown.
@@ -144,6 +145,14 @@ class EnvFacts:
     paired_rows: int = 0
     without_reasoning: int = 0
     reasoned: int = 0
+    heldout_pairs: int | None = None
+
+    def measured_rows(self, *, by_pairs: bool) -> int:
+        """Held-out rows that a run can be measured on. Without a scorer a run of DPO (`by_pairs`)
+        is measured by the loss of pairs, and rows without a pair say nothing."""
+        if by_pairs and not self.scored and self.heldout_pairs is not None:
+            return self.heldout_pairs
+        return self.heldout_rows
 
     @property
     def sft_rows(self) -> int:
@@ -252,6 +261,7 @@ def env_facts(
         paired_rows=counts.paired_rows,
         without_reasoning=counts.without_reasoning,
         reasoned=counts.reasoned,
+        heldout_pairs=counts.heldout_pairs,
     )
 
 
@@ -282,6 +292,7 @@ class _CachedCounts(Record):
     heldout_rows: int
     answered_rows: int
     paired_rows: int
+    heldout_pairs: int
     lengths: list[_StoredLengths]
     duplicate_share: float
     refused: int
@@ -307,12 +318,11 @@ def _count_rows(
     the template's message for the first one.
     """
     if record.version.data:  # large data, of which each row is read when it is asked for
-        train = registry.read_tasks(record, "train")
-        heldout_count = record.rows["heldout"]
+        train, heldout = (registry.read_tasks(record, split) for split in ("train", "heldout"))
     else:
         rows = registry.read_tasks(record)
         train = [row for row in rows if row["split"] == "train"]
-        heldout_count = len(rows) - len(train)
+        heldout = [row for row in rows if row["split"] == "heldout"]
     sample = train
     if len(train) > SAMPLE:
         sample = random.Random(0).sample(train, SAMPLE)
@@ -339,9 +349,10 @@ def _count_rows(
         paired = sum(1 for row in train if pair_of(row))
     return _CachedCounts(
         train_rows=len(train),
-        heldout_rows=heldout_count,
+        heldout_rows=len(heldout),
         answered_rows=answered,
         paired_rows=paired,
+        heldout_pairs=sum(1 for row in heldout if pair_of(row)),
         lengths=lengths,
         duplicate_share=1 - prompts / len(train) if train else 0.0,
         refused=refused,

@@ -396,7 +396,8 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     By default an SFT or DPO run evaluates five times and a GRPO run three times, and each saves
     whenever it evaluates.
     """
-    heldout_rows = facts.env.heldout_rows if facts.env else None
+    by_pairs = algorithm == "dpo"
+    heldout_rows = facts.env.measured_rows(by_pairs=by_pairs) if facts.env else None
     filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
     filled.default("eval_rows", EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows))
     evaluations = 5 if algorithm in ROW_ALGORITHMS else 3

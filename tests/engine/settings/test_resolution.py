@@ -521,6 +521,12 @@ def test_a_longer_max_length_is_only_advised_where_the_model_has_room(length, ra
     assert ("raise max_length" in caught.value.hint) == raise_it
 
 
+def test_a_run_of_dpo_is_evaluated_on_as_many_rows_as_can_measure_it():
+    env = EnvFacts("p@1", "sft", False, 90, 400, 90, ROWS, paired_rows=90, heldout_pairs=12)
+    assert resolve("dpo", env=env).settings.eval_rows == 12
+    assert resolve("sft", env=env).settings.eval_rows == 400
+
+
 @pytest.mark.parametrize("algorithm", ["sft", "grpo"])
 def test_preferences_are_refused_by_name_where_they_cannot_be_used(algorithm: str):
     pairs = EnvFacts("p@1", "preference", False, train_rows=9, heldout_rows=9, answered_rows=0)
