@@ -1,15 +1,21 @@
 """Are the estimates right? Predicts runs, then does them: time, band and peak memory.
 
     python -m benchmarks.estimates FOLDER [--runs 20] [--seed 1]
+    python -m benchmarks.estimates FOLDER --real [--only sft,dpo]
 
 In a home of its own: the machine is probed, a few runs are done so that there is something to
 correct by, then every judged run is estimated before the first of them starts, so that none of
 them corrects another. Runs differ in algorithm, environment, model (pebble and two random ones of
 3 and 25 M parameters), batch, lengths, rank and evaluations. Actual time is the supervisor's, from
 start to end; peak memory is the high-water mark of the trainer.
+
+With --real the runs are those of `REAL`: SmolLM2-135M-Instruct, and random weights of the shape of
+SmolLM2-360M. All are predicted before the first of them starts (`fresh`), and those that are not
+the first of their model and algorithm once more when their turn comes (`taught`).
 """
 
 import argparse
+import itertools
 import json
 import random
 import sys
@@ -18,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.cost import estimate
-from engine.environments import push
+from engine.environments import push, registry
 from engine.home.run_dir import Home
+from engine.models import catalog, library
+from engine.records.settings import GivenSettings
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
 
@@ -28,6 +36,21 @@ EXAMPLES = ROOT / "envs" / "examples"
 SHAPES = {"random-3m": (256, 4, 4, 2), "random-25m": (512, 8, 8, 4)}  # hidden, layers, heads, kv
 CALIBRATION = 3  # runs of each algorithm before the judged ones
 LEVELS = ("low", "likely", "high")
+SHORT_GRPO: GivenSettings = {"prompts_per_step": 4, "group_size": 8, "eval_rows": 16}
+LARGE = "random-360m"  # the shape of SmolLM2-360M under SmolLM2's tokenizer
+# Model, algorithm, tasks, settings. The first of each model and algorithm teaches the others.
+REAL: tuple[tuple[str, str, str, GivenSettings], ...] = (
+    ("smollm2", "sft", "booking_fields", {"batch_size": 8, "steps": 6, "eval_rows": 40}),
+    ("smollm2", "grpo", "review_sentiment", SHORT_GRPO | {"steps": 4, "eval_rows": 40}),
+    ("smollm2", "dpo", "pairs", {"batch_size": 8, "steps": 4, "eval_rows": 16}),
+    ("smollm2", "sft", "booking_fields", {"batch_size": 16, "lora_rank": 64, "steps": 4}),
+    ("smollm2", "sft", "review_sentiment", {"batch_size": 4, "steps": 12, "eval_rows": 80}),
+    ("smollm2", "grpo", "booking_fields", SHORT_GRPO | {"steps": 2, "max_tokens": 96}),
+    ("smollm2", "grpo", "review_sentiment", SHORT_GRPO | {"group_size": 16, "steps": 3}),
+    ("smollm2", "dpo", "pairs", {"batch_size": 16, "lora_rank": 64, "steps": 3}),
+    (LARGE, "sft", "booking_fields", {"batch_size": 4, "steps": 2, "eval_rows": 8}),
+    (LARGE, "dpo", "pairs", {"batch_size": 4, "steps": 2, "eval_rows": 8}),
+)
 
 
 def make_model(folder: Path, shape: tuple[int, int, int, int]) -> Path:
@@ -148,13 +171,94 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def make_large(folder: Path, tokenizer_folder: Path) -> None:
+    """Random weights of the shape of SmolLM2-360M, with the tokenizer of another model."""
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=960,
+        intermediate_size=2560,
+        num_hidden_layers=32,
+        num_attention_heads=15,
+        num_key_value_heads=5,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def push_pairs(home: Home, folder: Path, bookings: str) -> str:
+    """Pairs for DPO, from the booking tasks: the reference answer, and that of another message."""
+    tasks = [row for row in registry.read_tasks(registry.find_env(home, bookings)) if row["gold"]]
+    (folder / "datasets").mkdir(parents=True, exist_ok=True)
+    with (folder / "datasets" / "train.jsonl").open("w", encoding="utf-8") as file:
+        for task, other in itertools.pairwise(tasks):
+            rows = {"chosen": [task["gold"][-1]], "rejected": [other["gold"][-1]]}
+            file.write(json.dumps({"prompt": task["prompt"], **rows}) + "\n")
+    return push.push_env(home, str(folder), roots=[folder.parent]).env_id
+
+
+def real_runs(folder: Path, only: set[str]) -> list[dict[str, Any]]:
+    """Predict and do the runs of `REAL` whose algorithm is in `only`, or all where it is empty.
+    Returns them with their predictions and what they took."""
+    home = Home.locate(folder / "home-real")
+    library.add(home, "smollm2")
+    large = folder / LARGE
+    if not large.exists():
+        make_large(large, catalog.resolve_model(home, "smollm2").base_path)
+    envs = {
+        name: push.push_env(home, str(EXAMPLES / name), roots=[EXAMPLES]).env_id
+        for name in ("booking_fields", "review_sentiment")
+    }
+    envs["pairs"] = push_pairs(home, folder / "pairs", envs["booking_fields"])
+    runs: list[dict[str, Any]] = [
+        {
+            "model": str(large) if model == LARGE else model,
+            "algorithm": algorithm,
+            "env": env,
+            "env_id": envs[env],
+            "settings": settings,
+        }
+        for model, algorithm, env, settings in REAL
+        if not only or algorithm in only
+    ]
+    for run in runs:
+        run["fresh"] = run["predicted"] = predicted(home, run)
+    first: set[tuple[str, str]] = set()
+    for run in runs:
+        kind = (run["model"], run["algorithm"])
+        if kind in first:
+            run["taught"] = run["predicted"] = predicted(home, run)
+        first.add(kind)
+        run["actual"] = done(home, run)
+        if "taught" in run:
+            show(run | {"predicted": run["fresh"]})
+        show(run)
+        with (folder / "estimates.jsonl").open("a") as out:
+            out.write(json.dumps(run | {"time": time.time()}) + "\n")
+    return runs
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--real", action="store_true", help="SmolLM2 and its larger shape")
+    parser.add_argument("--only", default="", help="algorithms, with commas, for --real")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
+    if asked.real:
+        rows = real_runs(asked.folder.resolve(), set(filter(None, asked.only.split(","))))
+        print(json.dumps(judge([row for row in rows if row["actual"]["state"] == "done"])))
+        return 0
     home = Home.locate(asked.folder / "home")
     models = ["pebble", "pebble"]
     for name, shape in SHAPES.items():

@@ -8,7 +8,7 @@ from engine.core.errors import UserError
 from engine.core.hints import Call, Change, Hint, hint_of
 from engine.core.reply import Reply
 from engine.cost.estimate import none_fit
-from engine.environments.env_facts import EnvFacts
+from engine.environments.env_facts import TOO_MANY_CUT, EnvFacts
 from engine.evidence.stats.learnability import BROKEN
 from engine.records.probe_result import ProbeResult
 from engine.records.settings import (
@@ -24,8 +24,6 @@ from envs.audit.audit_summary import best_degenerate
 FEW_HELDOUT = 100
 # Shares from which data or a probe gets a warning.
 _MANY_TRUNCATED = 0.02
-# With more reference answers above max_tokens than this share GRPO could not reach what is asked.
-_TOO_MANY_TRUNCATED = 0.1
 _MANY_DUPLICATES = 0.2
 _MANY_CUT_SAMPLES = 0.1
 # With fewer groups of differing rewards than this share GRPO has next to nothing to learn from.
@@ -179,11 +177,8 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
     misfit = none_fit(statistics, settings)
     if misfit:
         return Outcome("fail", misfit, "Raise max_length.", "DATASET_INVALID")
-    if (
-        isinstance(settings, RolloutSettings)
-        and statistics["truncated_share"] > _TOO_MANY_TRUNCATED
-    ):
-        return _cut_references_failure(statistics, rows, settings)
+    if isinstance(settings, RolloutSettings) and rows.cut_share(settings.max_tokens) > TOO_MANY_CUT:
+        return _cut_references_failure(rows, settings)
     weaknesses = _data_weaknesses(statistics, rows, settings)
     if not weaknesses:
         return Outcome("pass", detail)
@@ -192,9 +187,7 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
     return Outcome("warn", f"{detail}; {text}", fixes)
 
 
-def _cut_references_failure(
-    statistics: Reply, rows: EnvFacts, settings: RolloutSettings
-) -> Outcome:
+def _cut_references_failure(rows: EnvFacts, settings: RolloutSettings) -> Outcome:
     """The failure of a run that samples and whose max_tokens cuts the reference answers.
 
     Its fix is a max_tokens into which all of them fit, and where needed a max_length into which the
@@ -208,8 +201,8 @@ def _cut_references_failure(
         advice += f", and max_length = {needed_length}"
         changed["max_length"] = needed_length
     detail = (
-        f"{statistics['truncated_share']:.0%} of the reference answers do not fit into max_tokens "
-        f"= {settings.max_tokens}: no sample could be that answer"
+        f"{rows.cut_share(settings.max_tokens):.0%} of the reference answers do not fit into "
+        f"max_tokens = {settings.max_tokens}: no sample could be that answer"
     )
     return Outcome("fail", detail, Hint(f"{advice}.", change=Change(settings=changed)))
 
@@ -245,10 +238,11 @@ def _data_weaknesses(
         weaknesses.append(
             (f"{statistics['duplicate_share']:.0%} of the prompts repeat an earlier one", "")
         )
-    if rows.heldout_rows < FEW_HELDOUT:
+    heldout_rows = rows.measured_rows(by_pairs=isinstance(settings, DPOSettings))
+    if heldout_rows < FEW_HELDOUT:
         weaknesses.append(
             (
-                f"{rows.heldout_rows} held-out rows can show only large gains",
+                f"{heldout_rows} held-out rows can show only large gains",
                 f"Give the environment at least {FEW_HELDOUT} held-out rows, better 400.",
             )
         )

@@ -162,7 +162,7 @@ def _needed_lengths(plan: Plan) -> dict[str, int]:
     prompt = _length_of_most([row.prompt for row in rows])
     return {
         "max_length": max(1, prompt) + settings.max_tokens,
-        "max_tokens": max(_LEAST_TURN, _length_of_most([row.longest_turn for row in rows])),
+        "max_tokens": max(_LEAST_TURN, plan.env.usual_turn),
     }
 
 

@@ -7,6 +7,7 @@ that a submit answers at once. Of more than `SAMPLE` rows a seeded sample is cou
 import contextlib
 import hashlib
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,10 @@ from engine.records.settings import (
 from envs.json_types import TaskRow, ToolSchema
 
 SAMPLE = 2000
-_VERSION = 3  # of the cache file; raise it when the counting changes
+# Where max_tokens cuts more than this share of the reference answers, success says little: a model
+# could not give the answers that are asked for.
+TOO_MANY_CUT = 0.1
+_VERSION = 4  # of the cache file; raise it when the counting changes
 # (length, known, turns) of a training row, as in RowShape.
 _StoredRow = tuple[int, int, list[tuple[int, int]]]
 # (prompt, training rows, pair) of a task's row, the first and the last as in RowLengths.
@@ -121,6 +125,7 @@ class EnvFacts:
         train_rows, heldout_rows: rows of each side.
         answered_rows: train rows with a reference answer, the ones SFT can learn from.
         paired_rows: train rows with a better and a worse answer, the ones DPO can learn from.
+        heldout_pairs: held-out rows with a better and a worse answer; None where not counted.
         lengths: token counts of the train rows that were counted.
         duplicate_share: share of train rows whose prompt an earlier train row has.
         score_s: seconds one score takes (95th percentile of the audit); 0 if unknown.
@@ -145,6 +150,14 @@ class EnvFacts:
     paired_rows: int = 0
     without_reasoning: int = 0
     reasoned: int = 0
+    heldout_pairs: int | None = None
+
+    def measured_rows(self, *, by_pairs: bool) -> int:
+        """Held-out rows that a run can be measured on. Without a scorer a run of DPO (`by_pairs`)
+        is measured by the loss of pairs, and rows without a pair say nothing."""
+        if by_pairs and not self.scored and self.heldout_pairs is not None:
+            return self.heldout_pairs
+        return self.heldout_rows
 
     @property
     def sft_rows(self) -> int:
@@ -188,6 +201,20 @@ class EnvFacts:
     def longest_turn(self) -> int:
         """Tokens of the longest single assistant turn of a reference answer; 0 if there is none."""
         return max((row.longest_turn for row in self.lengths), default=0)
+
+    @cached_property
+    def usual_turn(self) -> int:
+        """Tokens that the longest assistant turn of 19 in 20 reference answers does not exceed; 0
+        if there is none."""
+        longest_turns = sorted(row.longest_turn for row in self.lengths if row.turns)
+        return longest_turns[math.ceil(0.95 * len(longest_turns)) - 1] if longest_turns else 0
+
+    def cut_share(self, max_tokens: int) -> float:
+        """Share of the reference answers with an assistant turn of more than `max_tokens` tokens,
+        so that no sample could be that answer; 0 if there are none."""
+        longest_turns = [row.longest_turn for row in self.lengths if row.answer]
+        cut_count = sum(1 for length in longest_turns if length > max_tokens)
+        return _share(cut_count, len(longest_turns))
 
     @cached_property
     def answers(self) -> tuple[int, ...]:
@@ -239,6 +266,7 @@ def env_facts(
         paired_rows=counts.paired_rows,
         without_reasoning=counts.without_reasoning,
         reasoned=counts.reasoned,
+        heldout_pairs=counts.heldout_pairs,
     )
 
 
@@ -272,6 +300,7 @@ class _CachedCounts(Record):
     heldout_rows: int
     answered_rows: int
     paired_rows: int
+    heldout_pairs: int
     lengths: list[_StoredLengths]
     duplicate_share: float
     refused: int
@@ -299,11 +328,11 @@ def _count_rows(
     is_large = bool(record.version.data)  # then each row is read when it is asked for
     if is_large:
         train = registry.read_tasks(record, "train")
-        heldout_count = record.rows["heldout"]
+        heldout = registry.read_tasks(record, "heldout")
     else:
         rows = registry.read_tasks(record)
         train = [row for row in rows if row["split"] == "train"]
-        heldout_count = len(rows) - len(train)
+        heldout = [row for row in rows if row["split"] == "heldout"]
     sample = train
     if len(train) > SAMPLE:
         sample = random.Random(0).sample(train, SAMPLE)
@@ -331,9 +360,10 @@ def _count_rows(
         paired = sum(1 for row in train if pair_of(row))
     return _CachedCounts(
         train_rows=len(train),
-        heldout_rows=heldout_count,
+        heldout_rows=len(heldout),
         answered_rows=answered,
         paired_rows=paired,
+        heldout_pairs=sum(1 for row in heldout if pair_of(row)),
         lengths=lengths,
         duplicate_share=1 - distinct_prompts / len(train) if train else 0.0,
         refused=refused,

@@ -30,6 +30,8 @@ class KnownSettings:
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     stop: list[str] | None = None
     thinking: bool | None = None  # whether the model is asked to think first
     thinking_length_penalty: float | None = None

@@ -158,7 +158,12 @@ class DistillConfig(_TrainConfig):
 
 
 class EvaluateConfig(RunConfigBase):
-    """An evaluation of up to eight models on the same tasks."""
+    """An evaluation of up to eight models on the same tasks.
+
+    Attributes:
+        task_indices: positions of the tasks in their split; [] for the first `rows` of them in the
+            order of evaluations.
+    """
 
     kind: Literal["evaluate"]
     algorithm: Literal["evaluate"]
@@ -167,6 +172,7 @@ class EvaluateConfig(RunConfigBase):
     rows: int
     attempts: int
     settings: EvaluationSettings
+    task_indices: list[int] = Field(default_factory=list)
 
     @property
     def model_refs(self) -> list[str]:

@@ -73,6 +73,7 @@ _TARGET_GROUPS = {
 
 
 MAX_RANK = 512  # of an adapter, trained or served
+MAX_TOP_K = 1_000_000  # more than any vocabulary has
 
 
 def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: Any) -> Any:
@@ -255,7 +256,7 @@ class RolloutSettings(CommonSettings):
     prompts_per_step: int = _setting("Tasks per step.", "16, at most the train rows", ge=1)
     max_tokens: int = _setting(
         "Longest assistant turn in tokens.",
-        "twice the longest reference turn, from 16 to 1024; 256 without one",
+        "twice the longest reference turn, from 16 to 1024, or what 19 in 20 need; 256 without one",
         ge=1,
     )
     stop: list[StopText] = _setting(
@@ -287,6 +288,20 @@ class GRPOSettings(RolloutSettings):
     group_size: int = _setting("Completions of each task.", "8", ge=2, le=512)
     temperature: float = _setting("Sampling temperature.", "1", gt=0, le=2)
     top_p: float = _setting("Share of probability sampled from.", "1", gt=0, le=1)
+    top_k: int = _setting(
+        "Only the so many likeliest tokens are sampled from; 0: all.",
+        "0",
+        default=0,
+        ge=0,
+        le=MAX_TOP_K,
+    )
+    min_p: float = _setting(
+        "Only tokens of at least this share of the likeliest's probability are sampled; 0: all.",
+        "0",
+        default=0.0,
+        ge=0,
+        lt=1,
+    )
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = _setting(
         "How token losses are clipped and averaged.", "dapo"
     )
@@ -350,13 +365,27 @@ class SamplingSettings(Settings):
 
     max_tokens: int = _setting(
         "Longest assistant turn in tokens.",
-        "twice the longest reference turn, from 16 to 1024; 256 without one",
+        "twice the longest reference turn, from 16 to 1024, or what 19 in 20 need; 256 without one",
         ge=1,
     )
     temperature: float = _setting(
         "Sampling temperature; one attempt is greedy.", "0 for one attempt, else 1", ge=0, le=2
     )
     top_p: float = _setting("Share of probability sampled from.", "1", gt=0, le=1)
+    top_k: int = _setting(
+        "Only the so many likeliest tokens are sampled from; 0: all.",
+        "0",
+        default=0,
+        ge=0,
+        le=MAX_TOP_K,
+    )
+    min_p: float = _setting(
+        "Only tokens of at least this share of the likeliest's probability are sampled; 0: all.",
+        "0",
+        default=0.0,
+        ge=0,
+        lt=1,
+    )
     stop: list[StopText] = _setting(
         "Texts that end a turn, beside the end-of-turn token.", "none", max_length=8
     )

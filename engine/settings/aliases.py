@@ -137,7 +137,6 @@ REFUSED: dict[str, str] = {
     "max_cost": "The limit of a run is the argument max_gpu_hours.",
     "max_gpu_hours": _ARGUMENT,
     "micro_batch_size": "Micro-batches are chosen to fit memory and do not change the gradient.",
-    "min_p": "Only temperature and top_p shape sampling.",
     "note": _ARGUMENT,
     "num_gpus": "One device trains one run.",
     "optim": "The optimizer is AdamW.",
@@ -146,13 +145,14 @@ REFUSED: dict[str, str] = {
     "params": "Parameters of an environment stand in its own environment.toml.",
     "pip": "Packages of an environment stand in its own requirements.txt.",
     "push_to_hub": "Nothing is uploaded. An export of the run writes the files.",
+    "repetition_penalty": "What was sampled before changes no probability: training could not tell "
+    "it. temperature, top_p, top_k and min_p shape sampling.",
     "report_to": "Metrics are in the logs of the run.",
     "request_id": _ARGUMENT,
     "resume": _ARGUMENT,
     "resume_from_checkpoint": "Give the run's id as the argument resume.",
     "secrets": "An environment names its secrets in its own environment.toml; values are read "
     "from this server's environment.",
-    "top_k": "Only temperature and top_p shape sampling.",
     "train": "Training settings stand directly in settings (in a file: under [settings]).",
     "use_rslora": "The adapter is scaled by lora_alpha / lora_rank.",
     "wandb": "Metrics are in the logs of the run. Nothing is sent elsewhere.",

@@ -107,6 +107,8 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
     if algorithm == "evaluate":
         _answer_defaults(filled, facts)
         filled.default("top_p", 1.0)
+        filled.default("top_k", 0)
+        filled.default("min_p", 0.0)
         filled.default("temperature", 0.0 if facts.attempts == 1 else 1.0)
         filled.default("seed", 0)
         return filled
@@ -258,6 +260,8 @@ def _grpo_defaults(filled: Filled) -> None:
     filled.default("group_size", 8)
     filled.default("temperature", 1.0)
     filled.default("top_p", 1.0)
+    filled.default("top_k", 0)
+    filled.default("min_p", 0.0)
     filled.default("loss", "dapo")
     advantage = "group_center" if filled["loss"] == "dr_grpo" else "group_norm"
     filled.default("advantage", advantage)
@@ -274,10 +278,10 @@ def _grpo_defaults(filled: Filled) -> None:
             "async_sampling = true with our own sampler shares one device between sampling and "
             "training: nothing is gained, and every batch is one update old."
         )
-    if filled["top_p"] < 1:
+    if filled["top_p"] < 1 or filled["top_k"] or filled["min_p"]:
         filled.warnings.append(
-            "top_p below 1 samples from other probabilities than are trained; tis_cap corrects "
-            "for a part of that only."
+            "top_p below 1, top_k and min_p sample from other probabilities than are trained; "
+            "tis_cap corrects for a part of that only."
         )
 
 
@@ -313,13 +317,14 @@ def _answer_defaults(filled: Filled, facts: Facts) -> None:
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
     """Default of max_tokens, the most tokens of a turn.
 
-    - with reference answers: twice their longest turn, but from 16 to 1024;
+    - with reference answers: twice their longest turn, but from 16 to 1024, or more where more than
+      one in 20 answers needs it;
     - without: 256;
     - with `thinking`: at least 1024.
     """
     limit = 256
     if env is not None and env.longest_turn:
-        limit = min(1024, max(16, 2 * env.longest_turn))
+        limit = max(min(1024, max(16, 2 * env.longest_turn)), env.usual_turn)
     return max(limit, 1024) if thinking else limit
 
 
@@ -408,7 +413,8 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     By default an SFT or DPO run evaluates five times and a GRPO run three times, and each saves
     whenever it evaluates.
     """
-    heldout_rows = facts.env.heldout_rows if facts.env else None
+    by_pairs = algorithm == "dpo"
+    heldout_rows = facts.env.measured_rows(by_pairs=by_pairs) if facts.env else None
     filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
     eval_rows = EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows)
     filled.default("eval_rows", eval_rows)
@@ -419,15 +425,15 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 
 
 def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
-    """Raise UserError SETTING_INVALID for a temperature or top_p that does not fit `attempts`.
+    """Raise UserError SETTING_INVALID for a setting of sampling that does not fit `attempts`.
 
-    A single attempt is greedy, so temperature and top_p have no effect. Several attempts at
-    temperature 0 would all be equal.
+    A single attempt is greedy, so temperature, top_p, top_k and min_p have no effect. Several
+    attempts at temperature 0 would all be equal.
     """
     temperature = user_settings.get("temperature")
     if attempts == 1:
         # Values that may be given, because a greedy answer would be the same without them.
-        neutral_values = {"temperature": 0, "top_p": 1}
+        neutral_values = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0}
         for name, neutral_value in neutral_values.items():
             if user_settings.get(name, neutral_value) != neutral_value:
                 raise _invalid_setting(

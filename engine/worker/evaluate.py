@@ -198,7 +198,10 @@ def _play_setup(
     config = job.config
     context = components.context(process, config.settings)
     params = _sampling(config.settings, config.attempts)
-    all_tasks = heldout.ordered(tasks_of(components, config.split), config.rows)
+    pool = tasks_of(components, config.split)
+    if config.task_indices:
+        pool = [pool[index] for index in config.task_indices]
+    all_tasks = heldout.ordered(pool, config.rows)
     tasks = [task for task in all_tasks if fits(task, context, params)]
     require(tasks, f"{config.split} tasks that fit into max_length", "Raise max_length.")
     return _PlaySetup(

@@ -149,14 +149,15 @@ def make_sync_check(training: Training, settings: GRPOSettings) -> SyncCheck:
     """A new `SyncCheck`, which watches that sampler and trainer give the same log-probabilities.
 
     It allows the rounding of bfloat16 if the weights are rounded, else that of float32. Where the
-    settings make the two distributions differ (top-p, sampling ahead, dropout), it only watches
-    whether their distance grows.
+    settings make the two distributions differ (top-p, top-k, min-p, sampling ahead, dropout), it
+    only watches whether their distance grows.
     """
     network = training.policy.base.network
     rounded = network.dtype != torch.float32 or settings.quantization != "none"
+    samples_all = settings.top_p == 1 and not settings.top_k and not settings.min_p
     return SyncCheck(
         "bfloat16" if rounded else "float32",
         training.job.event,
         training.state.setdefault("sync", {}),
-        exact=settings.top_p == 1 and not settings.async_sampling and not settings.lora_dropout,
+        exact=samples_all and not settings.async_sampling and not settings.lora_dropout,
     )

@@ -143,6 +143,12 @@ class EvaluationOptions:
     regrade: Annotated[
         str, typer.Option(metavar="RUN", help="Score this run's stored answers again instead.")
     ] = ""
+    task_indices: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST", help='These tasks of the split instead of --rows, as "0-9,12".'
+        ),
+    ] = ""
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ class Sampling:
 
     temperature: float | None
     top_p: float | None
+    top_k: int | None
+    min_p: float | None
     max_tokens: int | None
     stop: Sequence[str]
     thinking: bool
@@ -324,7 +326,8 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
 
     What the manifest recorded (`eval_sampling`) takes precedence over the settings in `config`.
     Held-out evaluations of a training run, and evaluations with one attempt, are greedy: their
-    temperature is 0 and top_p is 1. `config` or `manifest` is None where the file is missing.
+    temperature is 0, and top_p, top_k and min_p leave no token out. `config` or `manifest` is None
+    where the file is missing.
     """
     recorded = (manifest or {}).get("eval_sampling") or {}
     configured = KnownSettings.of(config.settings if config else None)
@@ -334,6 +337,8 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
     return Sampling(
         temperature=0.0 if greedy else settings.temperature,
         top_p=1.0 if greedy else settings.top_p,
+        top_k=0 if greedy else settings.top_k,
+        min_p=0.0 if greedy else settings.min_p,
         max_tokens=settings.max_tokens,
         stop=sorted(settings.stop or []),
         thinking=bool(settings.thinking),

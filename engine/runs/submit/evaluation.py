@@ -1,5 +1,6 @@
 """Queuing an evaluation: up to eight models answer the same tasks."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from engine.core.reply import Reply
@@ -62,19 +63,23 @@ def submit_evaluation(
         require_files(model)
     resolved, facts = _sampling(home, record, models, request)
     available = facts.heldout_rows if request.split == "heldout" else facts.train_rows
-    tasks_used = min(request.rows, available)
+    indices = chosen_indices(request.task_indices, available)
+    tasks_used = len(indices) or min(request.rows, available)
     max_length = min(model.facts.max_positions for model in models)
     settings = EvaluationSettings(**resolved.settings.model_dump(), max_length=max_length)
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
     work = SamplingWork(limits, facts, tasks_used, request.attempts)
     cap = cap_of(home, cap_function, lambda: sampling_hours(home, models, work))
     config = _config(request, record, models, settings, resolved.sources) | {"max_gpu_hours": cap}
+    if indices:
+        config |= {"task_indices": indices, "rows": tasks_used}
     warnings = [
         *registry.prefix_meant(request.env_id, record),
         *resolved.warnings,
         *cap_warnings(cap),
+        *_cut_answers(home, record, models, settings),
     ]
-    if request.rows > available:
+    if request.rows > available and not indices:
         warnings.append(f"the {request.split} split has {available} rows; all of them are used")
     contaminated = None
     if request.split == "heldout":
@@ -133,6 +138,30 @@ def model_entry(model: ModelRef) -> Mapping[str, str | None]:
     return {"ref": model.ref, "base_path": str(model.base_path), "adapter": adapter}
 
 
+def chosen_indices(text: str, available: int) -> list[int]:
+    """The positions that a text such as "0-9,12" names, in order, each once; [] for "".
+
+    Args:
+        available: how many tasks there are.
+
+    Raises UserError BAD_ARGUMENT for a text that is no such list, and for a position that no task
+    has.
+    """
+    indices: set[int] = set()
+    for part in text.split(",") if text else []:
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part, re.ASCII)
+        first = int(match[1]) if match else 0
+        last = int(match[2] or first) if match else -1
+        if last < first:  # also where nothing matched
+            hint = 'Give positions from 0 and ranges, such as "0-9,12".'
+            raise bad_argument("task_indices", text, hint)
+        if last >= available:
+            hint = f"The split has {available} tasks, 0 to {available - 1}."
+            raise bad_argument("task_indices", text, hint)
+        indices.update(range(first, last + 1))
+    return sorted(indices)
+
+
 def _check_request(request: EvaluationRequest) -> None:
     """Raises UserError BAD_ARGUMENT for a number of models, tasks or attempts out of range, for a
     model that is named twice, and for an unknown split."""
@@ -144,6 +173,25 @@ def _check_request(request: EvaluationRequest) -> None:
     check_tasks(request)
     if not 1 <= request.attempts <= 64:
         raise bad_argument("attempts", request.attempts, "Use 1 (greedy) to 64 (sampled).")
+
+
+def _cut_answers(
+    home: Home, record: EnvRecord, models: Sequence[ModelRef], settings: EvaluationSettings
+) -> list[str]:
+    """A warning for each base whose tokens make more than `TOO_MANY_CUT` of the reference answers
+    longer than max_tokens, with the number that would do for all of them."""
+    warnings: list[str] = []
+    models_by_base = {model.base_path: model for model in reversed(models)}
+    for base_path, model in models_by_base.items():
+        facts = env_facts.env_facts(home, record, base_path, thinking=settings.thinking)
+        cut_share = facts.cut_share(settings.max_tokens)
+        if cut_share > env_facts.TOO_MANY_CUT:
+            warnings.append(
+                f"{cut_share:.0%} of the reference answers do not fit into max_tokens = "
+                f"{settings.max_tokens} in the tokens of {model.ref}: no answer could be one of "
+                f"them; max_tokens = {facts.longest_turn} would do"
+            )
+    return warnings
 
 
 def _sampling(

@@ -85,7 +85,12 @@ def check_tasks(request: EvaluationRequest) -> None:
 def _check_request(request: EvaluationRequest) -> None:
     """Raises UserError BAD_ARGUMENT where an argument is given that a regrade does not take, and
     for whatever `check_tasks` refuses."""
-    values = {"models": request.models, "attempts": request.attempts, "settings": request.settings}
+    values = {
+        "models": request.models,
+        "attempts": request.attempts,
+        "settings": request.settings,
+        "task_indices": request.task_indices,
+    }
     for name, value in values.items():
         is_default = not value or (name == "attempts" and value == 1)
         if not is_default:

@@ -108,6 +108,9 @@ class EvaluationRequest:
         rows: tasks at most.
         attempts: answers per task; one is greedy, more are sampled.
         settings: sampling settings that should differ from the defaults.
+        task_indices: these tasks of the split instead of `rows`: positions from 0 and ranges of
+            them, such as "0-9,12", in the order in which the environment lists its tasks; "" for
+            none.
     """
 
     env_id: str
@@ -117,6 +120,7 @@ class EvaluationRequest:
     attempts: int = 1
     settings: GivenSettings = field(default_factory=dict)
     regrade: str = ""
+    task_indices: str = ""
 
 
 @dataclass(frozen=True)

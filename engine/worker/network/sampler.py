@@ -2,10 +2,11 @@
 
 A token is drawn by inverting the cumulative distribution at one uniform number that depends on
 (seed, prompt, member, position) alone, so a completion is the same whatever else is in the batch.
-Log-probabilities are those of the distribution sampled from: after temperature and top-p, in
-float32.
+Log-probabilities are those of the distribution sampled from: after temperature, min-p, top-k and
+top-p, in this order (as vLLM applies them), in float32.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -39,6 +40,9 @@ class SamplingParams:
         top_p: probability of the nucleus; 1 samples from all tokens.
         stop: texts that end a completion.
         seed: equal seeds draw the same tokens.
+        top_k: how many of the likeliest tokens may be drawn; 0 for all.
+        min_p: least probability of a token that may be drawn, as a share of that of the likeliest
+            token; 0 for all.
     """
 
     max_tokens: int
@@ -46,6 +50,8 @@ class SamplingParams:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     seed: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
 
     @classmethod
     def greedy(cls, limits: AnswerLimits, seed: int) -> "SamplingParams":
@@ -57,14 +63,16 @@ class SamplingParams:
 
     @classmethod
     def drawn(cls, settings: SamplingSettings, seed: int) -> "SamplingParams":
-        """Parameters that draw tokens at the temperature and top_p of the settings; equal seeds
-        draw the same tokens."""
+        """Parameters that draw tokens from the distribution of the settings; equal seeds draw the
+        same tokens."""
         return cls(
             settings.max_tokens,
             temperature=settings.temperature,
             top_p=settings.top_p,
             stop=tuple(settings.stop),
             seed=seed,
+            top_k=settings.top_k,
+            min_p=settings.min_p,
         )
 
 
@@ -189,12 +197,12 @@ def draw(
     logits: torch.Tensor, params: SamplingParams, random_numbers: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one id per row. Returns (ids, their log-probabilities), both [rows]. The
-    log-probabilities are those of the distribution drawn from, after temperature and top_p; greedy
+    log-probabilities are those of the distribution drawn from, after all of `params`; greedy
     ones are at temperature 1.
 
     Args:
         logits: [rows, vocab] float32; overwritten.
-        params: only temperature and top_p are read here.
+        params: only temperature, top_p, top_k and min_p are read here.
         random_numbers: [rows], from `uniforms`; None draws greedily.
     """
     if params.temperature == 0 or random_numbers is None:
@@ -203,12 +211,44 @@ def draw(
     if params.temperature != 1:
         logits.mul_(1 / params.temperature)
     logprobs = logits.log_softmax(-1)
-    if params.top_p < 1:
-        logprobs, ids = nucleus(logprobs, params.top_p)
-        index = pick(logprobs.exp(), random_numbers)[:, None]  # in the nucleus
+    if params.min_p:
+        logprobs = without_unlikely(logprobs, params.min_p)
+    if params.top_k or params.top_p < 1:
+        logprobs, ids = likeliest(logprobs, params.top_k, params.top_p)
+        index = pick(logprobs.exp(), random_numbers)[:, None]  # among these
         return ids.gather(1, index)[:, 0], logprobs.gather(1, index)[:, 0]
-    token = pick(logits.softmax(-1), random_numbers)
+    probabilities = logprobs.exp() if params.min_p else logits.softmax(-1)
+    token = pick(probabilities, random_numbers)
     return token, logprobs.gather(1, token[:, None])[:, 0]
+
+
+def without_unlikely(logprobs: torch.Tensor, min_p: float) -> torch.Tensor:
+    """Leave out the tokens whose probability is below `min_p` times that of the likeliest one, and
+    renormalise (min-p sampling, arXiv 2407.01082). [rows, vocab] to [rows, vocab], -inf for what
+    is left out."""
+    least = logprobs.amax(-1, keepdim=True) + math.log(min_p)
+    return logprobs.masked_fill(logprobs < least, float("-inf")).log_softmax(-1)
+
+
+def likeliest(
+    logprobs: torch.Tensor, top_k: int, top_p: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Reduce each row to its `top_k` likeliest tokens (0: all), and those to their nucleus.
+
+    Args:
+        logprobs: [rows, vocab].
+
+    Returns ([rows, k], [rows, k]): log-probabilities from the likeliest down, -inf outside the
+    nucleus, and the ids of the tokens.
+    """
+    if not top_k:
+        return nucleus(logprobs, top_p)
+    logprobs, ids = logprobs.topk(min(top_k, logprobs.shape[-1]), -1)
+    logprobs = logprobs.log_softmax(-1)
+    if top_p == 1:
+        return logprobs, ids
+    logprobs, places = nucleus(logprobs, top_p)
+    return logprobs, ids.gather(1, places)
 
 
 def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -216,6 +216,10 @@ class VllmSampler:
         }
         if params.temperature:
             request["seed"] = prompt_seed(params.seed, index)
+            if params.top_k:
+                request["top_k"] = params.top_k
+            if params.min_p:
+                request["min_p"] = params.min_p
         if params.stop:
             request["stop"] = list(params.stop)
         if self._forbidden_ids:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.records.settings import MAX_TOP_K
 from engine.serving.messages import BadMessages, check_size, checked_messages, checked_tools
 from engine.worker.network.sampler import SamplingParams
 from envs.json_types import ChatMessage, JsonObject, ToolSchema
@@ -59,7 +60,7 @@ class ChatRequest:
 
 ACCEPTED = frozenset(
     "model messages tools max_tokens max_completion_tokens temperature top_p stop seed n stream "
-    "stream_options user begun_token_ids return_token_ids".split()
+    "stream_options user top_k min_p begun_token_ids return_token_ids".split()
 )
 
 
@@ -128,6 +129,8 @@ def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
         top_p=top_p,
         stop=tuple(stop[:MAX_STOPS]),
         seed=seed,
+        top_k=max(0, int(checked_number(body.get("top_k", 0), "top_k", low=-1, high=MAX_TOP_K))),
+        min_p=checked_number(body.get("min_p", 0.0), "min_p", low=0, high=1),
     )
 
 

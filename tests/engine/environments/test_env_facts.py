@@ -187,6 +187,18 @@ def test_pairs_are_counted_with_the_length_of_the_worse_answer(home: Home, model
     assert found["without_answer"] == 2
 
 
+@pytest.mark.parametrize(("kind", "measured"), [("sft", 1), ("single", 2)])
+def test_without_a_scorer_only_held_out_pairs_measure_a_run_of_dpo(
+    home: Home, model: Path, kind: str, measured: int
+) -> None:
+    pair = {"metadata": {"rejected": "five"}}
+    rows = [row(1, **pair), row(2, split="heldout", **pair), row(3, split="heldout")]
+    record = stored(home, rows, kind=kind, scored=kind == "single")
+    facts = env_facts.env_facts(home, record, model)
+    assert facts.measured_rows(by_pairs=True) == measured
+    assert facts.measured_rows(by_pairs=False) == 2
+
+
 def test_the_pairs_of_a_dataset_of_preferences_are_counted_though_it_has_no_answers(
     home: Home, model: Path
 ) -> None:

@@ -434,6 +434,33 @@ def test_an_evaluation_is_a_run_of_its_own_with_copies_of_its_models(busy, bench
     assert (config["split"], config["rows"], config["attempts"]) == ("heldout", 500, 2)
 
 
+def test_an_evaluation_may_ask_certain_tasks_of_the_split(busy, bench, env):
+    request = EvaluationRequest(env_id=env, models=["pebble"], rows=3, task_indices="17, 2-5,4")
+    reply = lifecycle.submit_evaluation(bench.home, request)
+    config = read_json(bench.home.run(reply["run_id"]).config)
+    assert config["task_indices"] == [2, 3, 4, 5, 17]
+    assert reply["rows"] == config["rows"] == 5
+
+
+def test_an_evaluation_that_cuts_the_reference_answers_names_the_number_that_would_do(
+    busy, bench, env
+):
+    def warnings_with(max_tokens: int) -> list[str]:
+        request = EvaluationRequest(
+            env_id=env, models=["pebble"], rows=4, settings={"max_tokens": max_tokens}
+        )
+        return [
+            w for w in lifecycle.submit_evaluation(bench.home, request)["warnings"] if "fit" in w
+        ]
+
+    (warning,) = warnings_with(1)
+    assert "100% of the reference answers do not fit into max_tokens = 1" in warning
+    assert "in the tokens of pebble" in warning
+    enough = int(warning.split("max_tokens = ")[-1].split(" ")[0])
+    assert warnings_with(enough) == []
+    assert warnings_with(enough - 1) != []
+
+
 @pytest.mark.parametrize("models", [["pebble"], ["pebble", "sums-sft-1@best"]])
 def test_a_finished_evaluation_offers_to_compare_its_models_and_never_to_deploy_it(home, models):
     def prepare(run_id: str) -> None:
@@ -468,6 +495,11 @@ def test_a_finished_evaluation_offers_to_compare_its_models_and_never_to_deploy_
         ("MODEL_NOT_FOUND", {"models": ["nobody"]}),
         ("SETTING_UNKNOWN", {"models": ["pebble"], "settings": {"steps": 3}}),
         ("BAD_ARGUMENT", {"models": ["pebble"], "regrade": "x-1"}),
+        ("BAD_ARGUMENT", {"models": ["pebble"], "task_indices": "20"}),
+        ("BAD_ARGUMENT", {"models": ["pebble"], "task_indices": "5-3"}),
+        ("BAD_ARGUMENT", {"models": ["pebble"], "task_indices": "1,,2"}),
+        ("BAD_ARGUMENT", {"models": ["pebble"], "task_indices": "last"}),
+        ("BAD_ARGUMENT", {"regrade": "x-1", "task_indices": "1"}),
         ("RUN_NOT_FOUND", {"regrade": "x-1"}),
     ],
 )

@@ -166,6 +166,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("sft", {"max_length": 2048}, "SETTING_INVALID", "1024"),
     ("grpo", {"steps": 0}, "SETTING_INVALID", "range"),
     ("grpo", {"top_p": 0}, "SETTING_INVALID", "range"),
+    ("grpo", {"top_k": -1}, "SETTING_INVALID", "range"),
+    ("grpo", {"min_p": 1}, "SETTING_INVALID", "range"),
     ("grpo", {"max_reward_errors": 1.5}, "SETTING_INVALID", "range"),
 ]
 
@@ -368,7 +370,20 @@ def test_max_tokens_is_twice_the_longest_reference_turn():
     assert longest(3) == (16, "recipe")
     assert longest(100) == (200, "recipe")
     assert longest(900, large) == (1024, "recipe")
+    assert longest(3000, large) == (3000, "recipe")  # else no answer could be the reference
     assert longest(900) == (1024 - 50 - 1, "model")  # no more fits beside the prompt
+
+
+def test_one_long_reference_answer_in_twenty_does_not_make_every_answer_long():
+    large = ModelFacts(*[*list(MODEL.__dict__.values())[:10], 32768, "bfloat16", 1, True])
+
+    def limit(long_answers: int) -> int:
+        lengths = [3000] * long_answers + [700] * (100 - long_answers)
+        rows = tuple(RowLengths(50, 50 + tokens, ((50, 50 + tokens),)) for tokens in lengths)
+        env = EnvFacts("e@1", "single", True, 600, 9, 600, rows)
+        return resolve("grpo", env=env, model=large).settings.max_tokens
+
+    assert (limit(0), limit(5), limit(6)) == (1024, 1024, 3000)
 
 
 def test_without_reference_answers_there_is_room_for_a_paragraph():
@@ -471,7 +486,8 @@ def test_counts_above_what_there_is_are_cut_and_said():
 def test_doubtful_values_are_accepted_with_a_warning():
     said = resolve("sft", {"learning_rate": 0.05, "lora_rank": 256, "batch_size": 128}).warnings
     assert len(said) == 3
-    assert "tis_cap" in resolve("grpo", {"top_p": 0.9}).warnings[0]
+    for narrower in ({"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}):
+        assert "tis_cap" in resolve("grpo", narrower).warnings[0]
 
 
 def test_an_environment_the_algorithm_cannot_learn_from_is_refused():
@@ -489,6 +505,8 @@ def test_one_attempt_is_greedy_and_several_sample():
     for settings, attempts in (
         ({"temperature": 0.7}, 1),
         ({"top_p": 0.9}, 1),
+        ({"top_k": 20}, 1),
+        ({"min_p": 0.1}, 1),
         ({"temperature": 0}, 2),
     ):
         assert refusal("evaluate", settings, attempts=attempts).code == "SETTING_INVALID"
@@ -549,6 +567,12 @@ def test_a_longer_max_length_is_only_advised_where_the_model_has_room(length, ra
     with pytest.raises(UserError) as caught:
         resolve("grpo", {"max_tokens": 100_000} | length)
     assert ("raise max_length" in caught.value.hint) == raise_it
+
+
+def test_a_run_of_dpo_is_evaluated_on_as_many_rows_as_can_measure_it():
+    env = EnvFacts("p@1", "sft", False, 90, 400, 90, ROWS, paired_rows=90, heldout_pairs=12)
+    assert resolve("dpo", env=env).settings.eval_rows == 12
+    assert resolve("sft", env=env).settings.eval_rows == 400
 
 
 @pytest.mark.parametrize("algorithm", ["sft", "grpo"])

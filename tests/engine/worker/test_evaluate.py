@@ -91,6 +91,14 @@ def test_an_evaluation_says_first_how_many_scores_failed(home: Home, env_id: str
     assert said["next"][1]["arguments"]["pick"] == "error"
 
 
+def test_an_evaluation_plays_the_tasks_at_the_positions_asked_for(home: Home, env_id: str) -> None:
+    run = make_run(home, env_id, "grpo", SETTINGS)
+    positions = {"task_indices": [0, 7, 39], "rows": 3}
+    evaluate(asked(run, kind="evaluate", split="heldout", attempts=1, **positions))
+    rows = [json.loads(line) for line in run.model_evals(0).read_text().splitlines()]
+    assert {row["task"] for row in rows} == {"40", "47", "79"}  # the held-out tasks begin at 40
+
+
 def test_a_probe_never_takes_failed_scores_for_solved_tasks(home: Home, env_id: str) -> None:
     job = asked(make_run(home, env_id, "grpo", SETTINGS), kind="probe", samples=8)
     result = probe(job)

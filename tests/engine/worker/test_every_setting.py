@@ -46,6 +46,8 @@ CHANGES: dict[str, dict[str, Any]] = {
         "max_tokens": 4,
         "temperature": 0.7,
         "top_p": 0.8,
+        "top_k": 3,
+        "min_p": 0.5,
         "stop": ["answer"],
         "loss": "gspo",
         "advantage": "rloo",

@@ -125,6 +125,11 @@ def test_every_command_but_serve_prints_json_when_asked():
             "evaluate",
             {"env_id": "arith", "models": ["pebble", "r-1@best"], "rows": 40},
         ),
+        (
+            ["evaluate", "arith", "pebble", "--task-indices", "0-9,12"],
+            "evaluate",
+            {"env_id": "arith", "models": ["pebble"], "task_indices": "0-9,12"},
+        ),
         (["compare", "a", "b", "--env", "e"], "compare_runs", {"ids": ["a", "b"], "env_id": "e"}),
         (["diagnose", "r-1"], "diagnose", {"run_id": "r-1"}),
         (["cancel", "r-1", "--reason", "why"], "cancel_run", {"run_id": "r-1", "reason": "why"}),

@@ -19,7 +19,14 @@ from engine.worker.network.adapter import FlatAdapter
 from engine.worker.network.decode import DecoderSampler
 from engine.worker.network.decoder import Decoder, Weights
 from engine.worker.network.hub_sampler import HubSampler
-from engine.worker.network.sampler import SamplerNeeds, SamplingParams, pick, row_key, uniforms
+from engine.worker.network.sampler import (
+    SamplerNeeds,
+    SamplingParams,
+    draw,
+    pick,
+    row_key,
+    uniforms,
+)
 from engine.worker.ops.packing import pack
 
 pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
@@ -183,6 +190,33 @@ def test_tokens_come_as_often_as_their_probability_says(top_p: float) -> None:
     chi = float(((counts - p * draws) ** 2 / (p * draws))[often].sum())
     freedom = int(often.sum())
     assert chi < freedom + 4 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("named", "left"),
+    [
+        ({"top_k": 2}, {0: 0.4 / 0.7, 1: 0.3 / 0.7}),
+        ({"top_k": 9}, {0: 0.4, 1: 0.3, 2: 0.2, 3: 0.1}),
+        ({"min_p": 0.6}, {0: 0.4 / 0.7, 1: 0.3 / 0.7}),
+        ({"min_p": 0.45}, {0: 4 / 9, 1: 3 / 9, 2: 2 / 9}),
+        # min_p leaves three, of which top_k leaves two, of which top_p needs one.
+        ({"min_p": 0.45, "top_k": 2, "top_p": 0.5}, {0: 1.0}),
+        ({"top_k": 3, "top_p": 0.7}, {0: 4 / 7, 1: 3 / 7}),
+        ({"top_k": 1}, {0: 1.0}),
+    ],
+)
+def test_only_what_top_k_and_min_p_leave_is_drawn(
+    named: dict[str, Any], left: dict[int, float]
+) -> None:
+    draws = 4000
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log().add(3.0).repeat(draws, 1)
+    random_numbers = torch.arange(draws, dtype=torch.float64).add(0.5).div(draws)
+    ids, logprobs = draw(logits, SamplingParams(1, **named), random_numbers)
+    assert set(ids.tolist()) == set(left)
+    for token, probability in left.items():
+        drawn = ids == token
+        assert int(drawn.sum()) == pytest.approx(probability * draws, abs=2)
+        assert logprobs[drawn].exp().tolist() == pytest.approx([probability] * int(drawn.sum()))
 
 
 def test_wide_distributions_are_inverted_exactly() -> None:

@@ -97,6 +97,15 @@ def test_a_request_says_all_of_the_sampling_and_nothing_of_the_servers_defaults(
     }
 
 
+def test_a_request_says_what_top_k_and_min_p_leave(make):
+    sampler = make()
+    sampler.generate([[1, 5]], 1, SamplingParams(3, top_k=20, min_p=0.1))
+    sampler.generate([[1, 5]], 1, SamplingParams(3, 0.0, top_k=20, min_p=0.1))
+    sampled, greedy = (asked["sampling_params"] for asked in seen(sampler)["asked"])
+    assert (sampled["top_k"], sampled["min_p"]) == (20, 0.1)
+    assert "top_k" not in greedy and "min_p" not in greedy
+
+
 def test_greedy_sampling_needs_no_seed_and_a_whole_vocabulary_no_bias(make):
     sampler = make(vocab=104)
     sampler.generate([[1, 5]], 1, SamplingParams(3, 0.0, 0.5))

@@ -138,6 +138,8 @@ def test_the_beginning_of_a_stop_string_is_held_back() -> None:
         ({"temperature": True}, "temperature"),
         ({"max_tokens": 10**9}, "max_tokens"),
         ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
         ({"stop": [""]}, "stop"),
         ({"logprobs": True}, "logprobs"),
         ({"n": 2, "stream": True}, "n must be 1"),
@@ -153,6 +155,12 @@ def test_what_would_be_ignored_or_cannot_work_is_refused_by_name(
     with pytest.raises(Refused, match=said) as caught:
         parse_chat({"model": "pebble", "messages": ASK, **change})
     assert caught.value.status == 400
+
+
+def test_names_of_sampling_that_vllm_takes_are_taken() -> None:
+    params = parse_chat({"messages": ASK, "top_k": 20, "min_p": 0.1}).params
+    assert (params.top_k, params.min_p) == (20, 0.1)
+    assert parse_chat({"messages": ASK, "top_k": -1}).params.top_k == 0  # vLLM's word for all
 
 
 def test_a_prompt_longer_than_the_model_reads_is_refused() -> None:
