@@ -449,8 +449,8 @@ def _output_schema(**fields: str) -> dict[str, object]:
         "type": "object",
         "properties": {
             "summary": {"type": "string"},
-            "next": {"type": "array", "items": {"type": "object"}},
-            "warnings": {"type": "array", "items": {"type": "string"}},
+            "next": {"type": "array"},
+            "warnings": {"type": "array"},
             **{name: {"type": json_type} for name, json_type in fields.items()},
         },
         "required": ["summary", "next", "warnings"],
