@@ -93,9 +93,8 @@ def parts_of(path: Path, name: str, split: str | None) -> tuple[list[Part], str]
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
-            cut = (
-                block.rfind(b"\n") + 1
-            )  # after the last line that ends in this block; 0: none does
+            # Parts are cut after the last line that ends in a block; 0 if none does.
+            cut = block.rfind(b"\n") + 1
             cut_offset = block_start + cut
             if cut and cut_offset - part_start >= PART_BYTES:
                 parts.append(Part(path, name, split, part_start, cut_offset, part_line))
