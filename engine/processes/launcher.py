@@ -161,10 +161,10 @@ def missing_secrets(run: RunDir) -> list[str]:
     if config is None:
         return []
     try:
-        names = read_json(Path(config.env_dir) / "env.json").get("secrets") or []
+        secrets = read_json(Path(config.env_dir) / "env.json").get("secrets") or []
     except (OSError, ValueError, AttributeError):
-        return []
-    names = [str(name) for name in names]
+        secrets = []
+    names = [str(name) for name in secrets]
     if isinstance(config, DistillConfig) and isinstance(config.teacher, EndpointTeacher):
         names += [config.teacher.key_env] if config.teacher.key_env else []
     return [name for name in names if not os.environ.get(name)]
