@@ -48,6 +48,8 @@ def memory(plan: Plan) -> PeakMemory:
     adapter = plan.loaded.adapter * _ADAPTER_BYTES
     if isinstance(settings, GRPOSettings) and settings.async_sampling:
         adapter += plan.loaded.adapter * 4  # the copy that samples
+    if plan.teacher is not None:
+        adapter += plan.loaded.adapter * 4  # the teacher's, taken to be of the same shape
     model_bytes = weights + adapter + max(training_peak, sampling_peak)
     overhead = _overhead_bytes(plan, model_bytes)
     logits_at_peak = logits if training_peak >= sampling_peak else sampled_logits

@@ -163,10 +163,9 @@ def missing_secrets(run: RunDir) -> list[str]:
     if config is None:
         return []
     try:
-        names = EnvVersion.read(Path(config.env_dir) / "env.json").secrets
+        names = list(EnvVersion.read(Path(config.env_dir) / "env.json").secrets)
     except (OSError, DamagedRecord):
-        return []
-    names = [*names]
+        names = []
     if isinstance(config, DistillConfig) and isinstance(config.teacher, EndpointTeacher):
         names += [config.teacher.key_env] if config.teacher.key_env else []
     return [name for name in names if not os.environ.get(name)]

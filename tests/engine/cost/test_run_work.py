@@ -1,10 +1,10 @@
-"""The work of a run of pairs, by hand."""
+"""The work of a run of pairs, and of one with a teacher, by hand."""
 
 from dataclasses import replace
 
 import pytest
 from machines import CPU
-from run_configs import dpo_settings, sft_settings
+from run_configs import distill_settings, dpo_settings, grpo_settings, sft_settings
 
 from engine.cost import flops, memory, run_work
 from engine.environments.env_facts import EnvFacts, RowLengths
@@ -46,3 +46,41 @@ def test_a_pair_takes_the_memory_of_both_answers() -> None:
     pairs = replace(plan(batch_size=1), env=replace(ENV, lengths=(replace(PAIR, pair=(90, 500)),)))
     rows = replace(pairs, settings=sft_settings(batch_size=1, max_length=512, eval_rows=0))
     assert memory.memory(pairs).activations > 3 * memory.memory(rows).activations
+
+
+SUMS = replace(ENV, lengths=(RowLengths(60, 90, ((60, 90),)),) * 40)
+LARGE = replace(SMALL, params=10 * SMALL.params, hidden=384, layers=8)
+
+
+def distillation(teacher: ModelFacts | None, *, shares_base: bool = False) -> flops.Plan:
+    settings = distill_settings(max_tokens=64, max_length=512)
+    return flops.Plan(
+        settings, SMALL, SUMS, CPU.device, teacher=teacher, teacher_shares_base=shares_base
+    )
+
+
+def test_a_teacher_here_reads_every_completion_once_and_one_elsewhere_costs_nothing() -> None:
+    here = distillation(LARGE)
+    alone = run_work.train_work(distillation(None), "likely")
+    episode = here.episode("likely")
+    written = episode.turn_tokens * episode.turns
+    # 4 prompts, read once each, and 2 completions of each.
+    tokens = 4 * episode.prompt + 8 * written
+    per_token = 2 * LARGE.linear_params + 2 * LARGE.attention_width * episode.total
+    expected = tokens * per_token + 8 * written * 2 * LARGE.head_params
+    work = run_work.train_work(here, "likely")
+    assert work.train_operations - alone.train_operations == pytest.approx(4 * expected)
+    assert work.sample_operations == alone.sample_operations > 0
+    # Every completion is trained on, while of GRPO's some are alike.
+    grpo = replace(here, settings=grpo_settings(max_tokens=64, max_length=512, group_size=2))
+    assert alone.train_operations > run_work.train_work(grpo, "likely").train_operations
+
+
+def test_a_teacher_of_another_base_is_held_beside_the_policy() -> None:
+    alone = memory.memory(distillation(None))
+    shared = memory.memory(distillation(SMALL, shares_base=True))
+    apart = memory.memory(distillation(LARGE))
+    assert shared.weights == alone.weights
+    assert shared.adapter_and_optimizer == pytest.approx(1.25 * alone.adapter_and_optimizer)
+    assert apart.weights - alone.weights == 4 * LARGE.params  # float32
+    assert apart.total > shared.total > alone.total

@@ -92,6 +92,16 @@ def test_what_a_run_keeps_of_it_no_longer_changes_with_it(home: Home, adapter: P
     ]
 
 
+def test_a_distillation_keeps_a_copy_of_its_teachers_adapter(home: Home, adapter: Path):
+    run = home.run("sums-distill-1")
+    entry = {"kind": "local", "ref": "arith-grpo-7", "base_path": "/x", "adapter": str(adapter)}
+    write_folder(run, RunFiles({"teacher": entry}, teacher_adapter=adapter))
+    assert read_json(run.config)["teacher"] == entry | {"adapter": str(run.teacher_adapter)}
+    assert (run.teacher_adapter / "adapter_model.safetensors").is_file()
+    # Among what is deleted and sealed with the adapters of an evaluation.
+    assert run.teacher_adapter.parent == run.model_adapter(0).parent
+
+
 def test_an_export_of_one_home_goes_on_in_another(home: Home, tuned: str, tmp_path: Path):
     write_manifest(home, tuned, hashes.weight_hashes(home, catalog.BUILTIN["pebble"]))
     found = export(home, f"{tuned}@step10", "adapter", str(tmp_path / "out"))

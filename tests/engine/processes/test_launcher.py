@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from run_configs import train_config
 
 from engine.core.errors import UserError
 from engine.home.store import Store
@@ -115,6 +116,17 @@ def test_time_spent_before_a_kill_is_counted(bench):
     launcher.reap(bench.home)
     assert bench.row(run).spent_hours > 0.3 / 3600
     bench.until_state(run, "done")
+
+
+def test_the_key_of_a_teacher_is_a_secret_of_its_run(home, monkeypatch):
+    run = home.run("sums-distill-1")
+    run.create()
+    teacher = {"kind": "endpoint", "url": "http://h/v1", "model": "m", "key_env": "TEACHER_KEY"}
+    write_json(run.config, train_config(run.id, algorithm="distill", teacher=teacher))
+    monkeypatch.delenv("TEACHER_KEY", raising=False)
+    assert launcher.missing_secrets(run) == ["TEACHER_KEY"]
+    monkeypatch.setenv("TEACHER_KEY", "canary-4711")
+    assert launcher.missing_secrets(run) == []
 
 
 def test_a_run_waits_for_a_process_that_has_its_secrets(bench, monkeypatch, tmp_path):

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from run_configs import train_config
 
 from engine.records.record import DamagedRecord
-from engine.records.run_config import GRPOConfig, read_run_config
+from engine.records.run_config import DistillConfig, GRPOConfig, read_run_config
 
 # What a config of 0.1.0 reads with for settings, and for keys beside them, that came later.
 LATER_SETTINGS: dict[str, object] = {"top_k": 0, "min_p": 0.0}
@@ -44,4 +45,23 @@ def test_what_is_no_object_is_damaged_too(tmp_path: Path, text: str):
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(DamagedRecord, match=r"config\.json is damaged"):
+        read_run_config(path)
+
+
+@pytest.mark.parametrize(
+    "teacher",
+    [
+        {"kind": "local", "ref": "arith-grpo-7", "base_path": "/pebble", "adapter": None},
+        {"kind": "endpoint", "url": "http://h/v1", "model": "m", "key_env": "TEACHER_KEY"},
+    ],
+)
+def test_the_teacher_of_a_distillation_is_read_as_what_it_is(tmp_path: Path, teacher: dict):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(train_config(algorithm="distill", teacher=teacher)))
+    config = read_run_config(path)
+    assert isinstance(config, DistillConfig)
+    assert config.teacher.to_json() == teacher
+    assert config.model_refs == ["pebble"]
+    path.write_text(json.dumps(train_config(algorithm="distill", teacher={"kind": "other"})))
+    with pytest.raises(DamagedRecord, match="teacher"):
         read_run_config(path)

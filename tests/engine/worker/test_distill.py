@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from chat_server import chat_server
-from loops import DISTILL, SFT, curve, go, go_until, make_run, metrics, push, weights
+from loops import DISTILL, SFT, curve, go, go_until, make_run, metrics, push, save_teacher, weights
 
 from engine.home.run_dir import Home
 from engine.records.lines.event import read_events
@@ -65,14 +65,13 @@ def test_a_trainer_that_died_between_checkpoints_repeats_its_steps_exactly(
 
 
 def test_a_teacher_on_loopback_teaches_what_it_teaches_in_this_process(
-    home: Home, env_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The deployment serves pebble; the policy is another adapter, so pebble has something to teach.
-    go(make_run(home, env_id, "sft", SFT | {"steps": 2, "save_every": 2}, run_id="sums-start-1"))
+    start = save_teacher(home)  # the policy goes on from there, so pebble has something to teach
     monkeypatch.setenv("TEACHER_API_KEY", "sesame")
-    settings = DISTILL | {"steps": 2, "save_every": 2}
+    settings = DISTILL | {"steps": 2, "save_every": 2, "eval_rows": 2}
     here = make_run(
-        home, env_id, "distill", settings | {"teacher": "pebble"}, model="sums-start-1", run_id="a"
+        home, env_id, "distill", settings | {"teacher": "pebble"}, model=start, run_id="a"
     )
     go(here)
     with chat_server(home) as (_, url):
@@ -81,9 +80,7 @@ def test_a_teacher_on_loopback_teaches_what_it_teaches_in_this_process(
             "teacher_model": "pebble",
             "teacher_key_env": "TEACHER_API_KEY",
         }
-        there = make_run(
-            home, env_id, "distill", settings | remote, model="sums-start-1", run_id="b"
-        )
+        there = make_run(home, env_id, "distill", settings | remote, model=start, run_id="b")
         go(there)
         monkeypatch.setenv("TEACHER_API_KEY", "wrong")
         with pytest.raises(WorkerFailure, match="refused to rate"):

@@ -262,6 +262,14 @@ def test_a_plan_file_is_trained_with_what_the_command_line_changes(
     }
 
 
+def test_the_teacher_is_an_option_of_train(home: Home, monkeypatch: pytest.MonkeyPatch):
+    seen = spy(monkeypatch, "submit_train", {"run_id": "r-1"})
+    argv = ["train", "arith", "--algorithm", "distill", "--teacher", "arith-grpo-7@best"]
+    assert call(*argv, "--set", "steps=9").exit_code == 0
+    assert seen[0]["algorithm"] == "distill"
+    assert seen[0]["settings"] == {"teacher": "arith-grpo-7@best", "steps": 9}
+
+
 def test_a_plan_file_with_an_unknown_setting_is_refused_by_line(home: Home, tmp_path: Path):
     plan = tmp_path / "train.toml"
     plan.write_text('env = "arith"\n[settings]\nstepz = 2\n')

@@ -156,6 +156,7 @@ async def test_a_key_cannot_ask_which_files_there_are(home: Home, tmp_path: Path
     _, token = add_key(home, "reader", ["read"])
     owner = load_token(home)
     told: dict[str, set[str]] = {}
+    taught: dict[str, list[Any]] = {}
     async with listening(home, "--root", str(tmp_path)) as url:
         async with client_of(url, owner) as client:
             assert not (await client.call_tool("push_env", {"path": str(plain)})).is_error
@@ -166,9 +167,18 @@ async def test_a_key_cannot_ask_which_files_there_are(home: Home, tmp_path: Path
                     result = await client.call_tool("estimate_cost", asked)
                     text = result.content[0].text.replace(str(tmp_path / name), "PATH")
                     told.setdefault(key, set()).add(text)
+                for teacher in (str(tmp_path / "folder"), "http://127.0.0.1:9/v1"):
+                    asked = {"env_id": "plain", "algorithm": "distill"}
+                    asked["settings"] = {"teacher": teacher, "teacher_model": "m"}
+                    result = await client.call_tool("estimate_cost", asked)
+                    taught.setdefault(key, []).append(json.loads(result.content[0].text))
     (said,) = told[token]
     assert json.loads(said)["code"] == "MODEL_NOT_FOUND"
     assert len(told[owner]) == 3, "the owner is told what is wrong"
+    # A teacher is a model; and to which servers this machine speaks is the owner's to say.
+    assert [reply["code"] for reply in taught[token]] == ["MODEL_NOT_FOUND"] * 2
+    assert taught[owner][0]["code"] == "SETTING_NOT_APPLICABLE"
+    assert taught[owner][1]["fits"]
 
 
 @pytest.mark.timeout(90)
