@@ -8,6 +8,7 @@ import pytest
 from run_configs import train_config
 
 from engine.core.errors import UserError
+from engine.core.files import write_json
 from engine.home.store import Store
 from engine.processes import launcher
 from tests.helpers.env_versions import write_version
