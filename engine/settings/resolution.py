@@ -30,6 +30,8 @@ from engine.records.settings import (
     GivenSettings,
     GRPOSettings,
     Reasoning,
+    RolloutSettings,
+    RowSettings,
     SamplingSettings,
     Settings,
     SFTSettings,
@@ -542,12 +544,18 @@ def _line_of(text: str, name: str) -> int:
 
 def settings_reference() -> str:
     """The reference page of all settings as Markdown, made from the schema."""
+    common, of_rows, of_rollouts = (
+        tuple(schema.model_fields) for schema in (CommonSettings, RowSettings, RolloutSettings)
+    )
+    # Title, schema, and the settings that an earlier table describes.
     tables = (
         ("All algorithms", CommonSettings, ()),
-        ("SFT", SFTSettings, tuple(CommonSettings.model_fields)),
-        ("DPO", DPOSettings, tuple(CommonSettings.model_fields)),
-        ("GRPO", GRPOSettings, tuple(CommonSettings.model_fields)),
-        ("Distillation", DistillSettings, tuple(CommonSettings.model_fields)),
+        ("SFT and DPO", RowSettings, common),
+        ("SFT", SFTSettings, of_rows),
+        ("DPO", DPOSettings, of_rows),
+        ("GRPO and distillation", RolloutSettings, common),
+        ("GRPO", GRPOSettings, of_rollouts),
+        ("Distillation", DistillSettings, of_rollouts),
         ("Evaluation", SamplingSettings, ()),
     )
     parts = [
@@ -557,7 +565,7 @@ def settings_reference() -> str:
     for title, schema, described_before in tables:
         rows = ["| setting | takes | default | what it does |", "|---|---|---|---|"]
         for name, field in schema.model_fields.items():
-            if name not in described_before:  # in the table of all algorithms
+            if name not in described_before:
                 extra = field.json_schema_extra
                 rule = extra["rule"] if isinstance(extra, dict) else ""
                 rows.append(f"| `{name}` | {expects(field)} | {rule} | {field.description} |")
