@@ -185,6 +185,17 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     )
 
 
+def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]) -> torch.Tensor:
+    """`rows`, followed by a few other numbers below `token_count`, so that there are a multiple of
+    `grain` in all (see `pack`)."""
+    missing = -len(rows) % grain(len(rows))
+    if not missing:
+        return rows
+    unused = torch.ones(token_count, dtype=torch.bool)
+    unused[rows] = False
+    return torch.cat([rows, unused.nonzero()[:missing, 0]])
+
+
 def _suffix_length(row: Row) -> int:
     """How many tokens of a row with a shared prompt are packed after the prompt; the last token
     predicts nothing and is not packed."""
