@@ -89,6 +89,20 @@ class SuffixBucket:
 
 
 @dataclass(frozen=True)
+class Continuation:
+    """The suffixes of one prompt.
+
+    Attributes:
+        start, stop: where the prompt begins and ends in the packed order.
+        suffixes: their tokens, without the prompt.
+    """
+
+    start: int
+    stop: int
+    suffixes: Bucket
+
+
+@dataclass(frozen=True)
 class Layout:
     """The sequences of a packed microbatch, from which follows which token attends to which.
 
@@ -273,6 +287,22 @@ def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
 def prefix_buckets(layout: Layout) -> list[Bucket]:
     """Group the prefixes into padded buckets, for attention kernels that work on rectangles."""
     return _group_into_buckets(layout.prefixes, offset=0)
+
+
+def continuations(layout: Layout) -> list[Continuation]:
+    """The suffixes by their prompt, without empty ones."""
+    starts = start_offsets(layout.prefixes, offset=0)
+    found: list[Continuation] = []
+    offset = sum(layout.prefixes)
+    for owner in sorted(set(layout.owners)):
+        pairs = zip(layout.owners, layout.suffixes, strict=True)
+        lengths = [length for number, length in pairs if number == owner and length]
+        if lengths:
+            bucket = _padded_bucket(lengths, offset)
+            start = starts[owner]
+            found.append(Continuation(start, start + layout.prefixes[owner], bucket))
+            offset = bucket.stop
+    return found
 
 
 def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
