@@ -28,9 +28,12 @@ from typing import Any
 from benchmarks import cases, flops, inputs, ours, pairs, peer
 from benchmarks.cases import RANK, SHAPES, Case, Job
 from benchmarks.peer import BENCH, ROOT, Peer
+from engine.core.files import read_json, write_json
 from engine.home.run_dir import Home
 
 RESULTS = BENCH / "results.jsonl"
+BEGUN = BENCH / "begun.json"  # the sides of a round that is not finished
+GO_ON_S = 1800.0  # after so many seconds an interrupted round begins anew
 
 
 def main() -> int:
@@ -147,21 +150,32 @@ def one_round(job: Job, number: int, made: Path, other: Peer) -> dict[str, Any]:
     home = Home.locate(BENCH / "home")
     cores = ours.cores_for(job.threads)
     start = starting_adapter(home, case, made)
-    line: dict[str, Any] = {
-        "job": job.name,
-        "key": key(job),
-        "round": number,
-        "time": time.time(),
-        "load": os.getloadavg()[0],
-    }
+    line = begun({"job": job.name, "key": key(job), "round": number})
     for side in pairs.due(job, number):
+        if side in line:
+            continue
         if side == pairs.OURS:
             line[side] = run_ours(home, job, made, facts, cores)
         else:
             line[side] = run_peer(other, job, side, made, facts, cores, start, number)
+        write_json(BEGUN, line)
     line["matmul"] = matrix_rate(other, job, facts, cores)
     line["load_after"] = os.getloadavg()[0]
+    BEGUN.unlink()
     return line
+
+
+def begun(names: dict[str, Any]) -> dict[str, Any]:
+    """The round with these names as far as it was measured when the last call was interrupted; a
+    new one where that is another or too long ago."""
+    try:
+        line = read_json(BEGUN)
+        age = time.time() - BEGUN.stat().st_mtime
+    except (OSError, ValueError):
+        line, age = {}, 0.0
+    if age < GO_ON_S and names.items() <= line.items():
+        return line
+    return names | {"time": time.time(), "load": os.getloadavg()[0]}
 
 
 def run_ours(

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import all as everything
 from benchmarks import bench, busy_cores, demo_phases, gpu, inputs, ours, peer, processes
-from benchmarks.cases import CASES, GPU_CASES, Job
+from benchmarks.cases import CASES, GPU_CASES, REAL_CASES, Job, jobs
 from benchmarks.cases import settings as settings_of
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
@@ -107,6 +107,28 @@ def test_every_case_uses_settings_that_exist_and_rows_that_suffice(case):
     assert case.steps >= 4, "the first and the last step are not measured"
     assert case.padded in case.variants
     assert set(case.targets) <= {*case.variants, "best"}
+
+
+def test_a_round_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "BEGUN", tmp_path / "begun.json")
+    names = {"job": "sft-tiny@1", "key": "k", "round": 2}
+    line = bench.begun(names)
+    assert names.items() < line.items() and "ours" not in line
+    bench.BEGUN.write_text(json.dumps(line | {"ours": {"rate": 3.0}}))
+    assert bench.begun(names) == line | {"ours": {"rate": 3.0}}
+    assert "ours" not in bench.begun(names | {"round": 3})
+    monkeypatch.setattr(bench, "GO_ON_S", -1.0)
+    assert "ours" not in bench.begun(names)
+
+
+@pytest.mark.parametrize("case", REAL_CASES.values(), ids=lambda c: c.name)
+def test_cases_of_a_real_model_run_only_where_they_are_named(case):
+    given = settings_of(case)
+    assert resolution.validate(case.algorithm, given) == given
+    assert case.rows >= case.steps * case.prompts and case.steps >= 3
+    assert case.name not in {job.case.name for job in [*jobs(), *jobs(case.algorithm)]}
+    assert [job.name for job in jobs(f"{case.name}@1")] == [f"{case.name}@1"]
+    assert case.name in {job.case.name for job in jobs("smollm2")}
 
 
 def test_made_up_text_is_the_same_every_time():

@@ -36,7 +36,7 @@ from engine.worker.ops.kernels import (
     TokenLogprobs,
 )
 from engine.worker.ops.matmul import OutputLayer, grain
-from engine.worker.ops.packing import Layout, Packed
+from engine.worker.ops.packing import Layout, Packed, rounded_up
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -189,6 +189,11 @@ class Decoder:
             self._output_layer = OutputLayer(self.head[:vocab], pack=self.packs_weights)
         return self._output_layer
 
+    def grain(self, count: int) -> int:
+        """The number to a multiple of which `count` tokens should be padded."""
+        weights = self.weight_bytes // self.head.element_size()
+        return grain(count, weights) if self.device.type == "cpu" else 1
+
     def new_adapter(self, spec: LoraSpec, seed: int) -> FlatAdapter:
         return FlatAdapter(self.slots, spec, seed, self.device)
 
@@ -291,7 +296,6 @@ class Decoder:
             entropies: whether to compute entropies; they are zeros otherwise.
             checkpointing, dropout: see `hidden`.
         """
-        on_cpu = self.device.type == "cpu"
         # The packed tokens that predict something, each once, and which of them predicts each
         # label: an index of `rows`.
         rows, row_of_label = batch.source.unique(return_inverse=True)
@@ -299,14 +303,14 @@ class Decoder:
         # A prompt's last token predicts the first token of each completion.
         rows_have_several_labels = len(rows) < label_count
         # On a CPU a few more rows are computed, so that products come in few sizes.
-        computed_rows = _rounded_up(rows, len(batch.ids)) if on_cpu else rows
+        computed_rows = rounded_up(rows, len(batch.ids), self.grain)
         hidden = self.hidden(
             batch, weights, computed_rows, checkpointing=checkpointing, dropout=dropout
         )
         # TokenLogprobs takes one label for each hidden row. So either a row is repeated for each of
         # its labels, or the labels are put at their rows; rows that only fill up get label 0.
         if rows_have_several_labels:
-            padding = -label_count % grain(label_count) if on_cpu else 0
+            padding = -label_count % self.grain(label_count)
             hidden = hidden.index_select(0, F.pad(row_of_label, (0, padding)))
             labels = F.pad(batch.labels, (0, padding))
         else:
@@ -337,17 +341,6 @@ class Decoder:
             row=no_tokens,
         )
         return (self.hidden(batch, weights) @ self.head.t()).float()
-
-
-def _rounded_up(rows: torch.Tensor, token_count: int) -> torch.Tensor:
-    """`rows`, followed by a few unused indices of the `token_count` tokens, so that their number is
-    a multiple of `grain`. Products then come in few sizes, and oneDNN reuses its compiled code."""
-    missing = -len(rows) % grain(len(rows))
-    if not missing:
-        return rows
-    unused = torch.ones(token_count, dtype=torch.bool)
-    unused[rows] = False
-    return torch.cat([rows, unused.nonzero()[:missing, 0]])
 
 
 class _LayerStep:

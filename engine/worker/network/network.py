@@ -18,7 +18,6 @@ from engine.worker.network.decoder import Decoder, Weights
 from engine.worker.network.sampler import Sampler, SamplerNeeds
 from engine.worker.network.shape import Shape
 from engine.worker.ops.fused_ops import AS_WRITTEN, Choice
-from engine.worker.ops.matmul import grain
 from engine.worker.ops.packing import Packed, pack
 
 Micro = Packed | Batch
@@ -136,7 +135,7 @@ class DecoderNetwork:
         _flat(adapter).applied = None
 
     def collate(self, rows: Sequence[Row]) -> Packed:
-        return pack(rows, grain) if self.device.type == "cpu" else pack(rows)
+        return pack(rows, self.decoder.grain)
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         """Indices of `rows` in microbatches of at most `budget` tokens; a larger row goes alone.

@@ -4,18 +4,26 @@ On a CPU sequences of similar length stand in padded rectangles: keys come befor
 padding on the right is never seen. On a GPU one variable-length kernel takes all of them.
 """
 
+# once_differentiable hides the parameters of a backward from the type checker.
+# pyright: reportIncompatibleMethodOverride=false
+
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from engine.worker.ops import causal
 from engine.worker.ops.kernels import Spread
 from engine.worker.ops.packing import (
     Bucket,
+    Continuation,
     Layout,
     SuffixBucket,
+    continuations,
     prefix_buckets,
     start_offsets,
     suffix_buckets,
@@ -62,10 +70,13 @@ class Attention:
         self.device = device
         if varlen is None:
             varlen = device.type == "cuda" and dtype in VARLEN_DTYPES
+        self.varlen_plan = None
+        self.by_blocks = not varlen and _fits_blocks(layout, device, dtype)
         if varlen:
             self.varlen_plan = VarlenPlan.of(layout, device)
+        elif self.by_blocks:
+            self.prefixes, self.continuations = _block_plan(layout)
         else:
-            self.varlen_plan = None
             self.prefixes, self.suffixes = _buckets(layout, device)
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
@@ -74,6 +85,8 @@ class Attention:
         shaped = qkv.view(qkv.shape[0], self.heads + 2 * self.kv_heads, -1)
         if self.varlen_plan is not None:
             return self._varlen(shaped, self.varlen_plan)
+        if self.by_blocks:
+            return BlockAttention.apply(shaped, self.prefixes, self.continuations, self.kv_heads)
         outputs = [self._of_prefixes(shaped, bucket) for bucket in self.prefixes]
         outputs += [self._of_suffixes(shaped, bucket) for bucket in self.suffixes]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -102,7 +115,7 @@ class Attention:
         """Attention of a bucket of prefixes: each token sees its own sequence up to itself. qkv:
         [N, heads + 2 kv_heads, dim]; returns [tokens of the bucket, heads * dim]."""
         padded = _padded(qkv[bucket.start : bucket.stop], bucket)  # [rows, length, heads, dim]
-        if causal.applies(padded, bucket.length):
+        if causal.applies(padded.dtype, padded.device, bucket.length):
             out = causal.CausalAttention.apply(padded, self.kv_heads)
             return _without_padding(out, bucket)
         by_head = padded.transpose(1, 2)
@@ -133,6 +146,92 @@ class Attention:
             q.transpose(1, 2), keys, values, attn_mask=bucket.mask, enable_gqa=self.grouped
         )
         return _packed(out, suffixes)
+
+
+class BlockAttention(torch.autograd.Function):
+    """Attention over packed sequences, all of them short, by the functions of causal.py.
+
+    Args of `apply`:
+        qkv: [N, heads + 2 kv_heads, dim] float32: rotated queries and keys, and values.
+        prefixes, suffixes: the plan of their layout.
+        kv_heads: number of key heads.
+
+    Returns:
+        [N, heads * dim].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv: torch.Tensor,
+        prefixes: Sequence[Bucket],
+        suffixes: Sequence[Continuation],
+        kv_heads: int,
+    ) -> torch.Tensor:
+        """The attention's output [N, heads * dim]. What the backward pass needs of each bucket is
+        saved one after the other."""
+        heads = qkv.shape[1] - 2 * kv_heads
+        out = qkv.new_empty((qkv.shape[0], heads * qkv.shape[2]))
+        saved: list[torch.Tensor] = []
+        ends = []  # of the saved tensors of each bucket
+        for bucket in prefixes:
+            attended, kept = causal.attended(_padded(_of(qkv, bucket), bucket), kv_heads)
+            _of(out, bucket).copy_(_without_padding(attended, bucket))
+            saved += kept
+            ends.append(len(saved))
+        for each in suffixes:
+            prompt = qkv[each.start : each.stop, heads:]
+            padded = _padded(_of(qkv, each.suffixes), each.suffixes)
+            attended, kept = causal.continued(prompt, padded, kv_heads)
+            _of(out, each.suffixes).copy_(_without_padding(attended, each.suffixes))
+            saved += kept
+            ends.append(len(saved))
+        ctx.save_for_backward(*saved)
+        ctx.ends, ctx.shape, ctx.heads = ends, qkv.shape, heads
+        ctx.prefixes, ctx.suffixes = prefixes, suffixes
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
+        """The gradient of qkv, from the gradient `dout` of the output; None for the rest. Every
+        token belongs to one bucket, which writes its gradient; suffixes add to their prompts'."""
+        saved, starts = ctx.saved_tensors, [0, *ctx.ends]
+        kept = [saved[start:end] for start, end in pairwise(starts)]
+        dqkv = dout.new_empty(ctx.shape)
+        all_heads, dim = ctx.shape[1:]
+
+        def gradient_and_shape(bucket: Bucket) -> tuple[torch.Tensor, torch.Size]:
+            shape = torch.Size((bucket.rows, bucket.length, all_heads, dim))
+            return _padded(_of(dout, bucket), bucket), shape
+
+        for number, bucket in enumerate(ctx.prefixes):
+            dpadded = causal.attended_gradient(kept[number], *gradient_and_shape(bucket))
+            _of(dqkv, bucket).copy_(_without_padding(dpadded.flatten(0, 1), bucket))
+        for number, each in enumerate(ctx.suffixes, len(ctx.prefixes)):
+            bucket = each.suffixes
+            dprompt, dpadded = causal.continued_gradient(kept[number], *gradient_and_shape(bucket))
+            _of(dqkv, bucket).copy_(_without_padding(dpadded.flatten(0, 1), bucket))
+            dqkv[each.start : each.stop, ctx.heads :] += dprompt
+        return dqkv, None, None, None
+
+
+def _of(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    """The tokens of a bucket among packed ones, a view."""
+    return x[bucket.start : bucket.stop]
+
+
+def _fits_blocks(layout: Layout, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `BlockAttention` takes this layout: no row is longer than causal.LONGEST."""
+    pairs = zip(layout.owners, layout.suffixes, strict=True)
+    whole_rows = [layout.prefixes[owner] + length for owner, length in pairs]
+    return causal.applies(dtype, device, max([*layout.prefixes, *whole_rows]))
+
+
+@lru_cache(maxsize=8)
+def _block_plan(layout: Layout) -> tuple[list[Bucket], list[Continuation]]:
+    """The plan of `BlockAttention`; cached like `_buckets`."""
+    return prefix_buckets(layout), continuations(layout)
 
 
 @lru_cache(maxsize=8)

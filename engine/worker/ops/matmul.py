@@ -18,8 +18,11 @@ PACKED_FOR_ROWS = 32
 # Arguments of oneDNN's operator after x, weight and bias: nothing is computed with the product.
 NO_ACTIVATION = ("none", [], "")
 # oneDNN compiles code for every size it meets, half a millisecond and half a megabyte each. So
-# training rounds large numbers of rows up to a multiple of this.
+# training rounds large numbers of rows up to a multiple of this, and of less where the model is so
+# large that a row of its layers takes as long as compiling one of their products.
 GRAIN = 64
+LARGE_GRAIN = 16
+LARGE_WEIGHTS = 2**25  # numbers in the weights of its layers
 
 
 @cache
@@ -36,11 +39,12 @@ def _onednn() -> Any:
     return operator.default if is_amd else None
 
 
-def grain(count: int) -> int:
-    """`count` rows should be padded to a multiple of the result: GRAIN, or 1 (no padding) if oneDNN
-    is not used or the rows are too few."""
-    padding_pays = count >= 4 * GRAIN
-    return GRAIN if padding_pays and _onednn() is not None else 1
+def grain(count: int, weights: int) -> int:
+    """The number to a multiple of which `count` rows should be padded for a model with so many
+    weights in its layers: GRAIN or LARGE_GRAIN, or 1 (no padding) if oneDNN is not used or padding
+    would cost more than it saves."""
+    multiple = LARGE_GRAIN if weights >= LARGE_WEIGHTS else GRAIN
+    return multiple if count >= 4 * multiple and _onednn() is not None else 1
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

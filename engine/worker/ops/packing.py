@@ -89,6 +89,20 @@ class SuffixBucket:
 
 
 @dataclass(frozen=True)
+class Continuation:
+    """The suffixes of one prompt.
+
+    Attributes:
+        start, stop: where the prompt begins and ends in the packed order.
+        suffixes: their tokens, without the prompt.
+    """
+
+    start: int
+    stop: int
+    suffixes: Bucket
+
+
+@dataclass(frozen=True)
 class Layout:
     """The sequences of a packed microbatch, from which follows which token attends to which.
 
@@ -186,6 +200,17 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     )
 
 
+def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]) -> torch.Tensor:
+    """`rows`, followed by a few other numbers below `token_count`, so that there are a multiple of
+    `grain` in all (see `pack`)."""
+    missing = -len(rows) % grain(len(rows))
+    if not missing:
+        return rows
+    unused = torch.ones(token_count, dtype=torch.bool)
+    unused[rows] = False
+    return torch.cat([rows, unused.nonzero()[:missing, 0]])
+
+
 def _suffix_length(row: Row) -> int:
     """How many tokens of a row with a shared prompt are packed after the prompt; the last token
     predicts nothing and is not packed."""
@@ -264,6 +289,22 @@ def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
 def prefix_buckets(layout: Layout) -> list[Bucket]:
     """Group the prefixes into padded buckets, for attention kernels that work on rectangles."""
     return _group_into_buckets(layout.prefixes, offset=0)
+
+
+def continuations(layout: Layout) -> list[Continuation]:
+    """The suffixes by their prompt, without empty ones."""
+    starts = start_offsets(layout.prefixes, offset=0)
+    found: list[Continuation] = []
+    offset = sum(layout.prefixes)
+    for owner in sorted(set(layout.owners)):
+        pairs = zip(layout.owners, layout.suffixes, strict=True)
+        lengths = [length for number, length in pairs if number == owner and length]
+        if lengths:
+            bucket = _padded_bucket(lengths, offset)
+            start = starts[owner]
+            found.append(Continuation(start, start + layout.prefixes[owner], bucket))
+            offset = bucket.stop
+    return found
 
 
 def suffix_buckets(layout: Layout) -> list[SuffixBucket]:

@@ -216,6 +216,18 @@ def test_microbatches_are_as_few_as_the_budget_allows_and_of_about_the_same_size
     assert len(network.split(rows, 150)) == 1
 
 
+def test_a_large_model_is_padded_to_less_as_its_rows_cost_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from engine.worker.ops import matmul
+
+    monkeypatch.setattr(matmul, "_onednn", lambda: object())
+    assert [matmul.grain(count, 2**20) for count in (255, 256)] == [1, 64]
+    assert [matmul.grain(count, 2**27) for count in (63, 64, 256)] == [1, 16, 16]
+    monkeypatch.setattr(matmul, "_onednn", lambda: None)
+    assert matmul.grain(256, 2**27) == 1
+
+
 # -- adapters ----------------------------------------------------------------------------------
 
 SUBSETS = [*((t,) for t in EVERY), ("q_proj", "v_proj"), ("k_proj", "up_proj", "down_proj"), ()]

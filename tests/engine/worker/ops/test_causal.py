@@ -48,20 +48,33 @@ def test_no_token_is_moved_by_a_later_one() -> None:
 
 
 def test_only_short_float32_sequences_on_a_cpu_go_this_way() -> None:
-    assert causal.applies(torch.zeros(1), causal.LONGEST)
-    assert not causal.applies(torch.zeros(1), causal.LONGEST + 1)
-    assert not causal.applies(torch.zeros(1, dtype=torch.bfloat16), 8)
-    assert not causal.applies(torch.zeros(1, device="meta"), 8)
+    cpu, meta = torch.device("cpu"), torch.device("meta")
+    assert causal.applies(torch.float32, cpu, causal.LONGEST)
+    assert not causal.applies(torch.float32, cpu, causal.LONGEST + 1)
+    assert not causal.applies(torch.bfloat16, cpu, 8)
+    assert not causal.applies(torch.float32, meta, 8)
 
 
 def test_longer_sequences_take_torchs_kernel_and_see_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch.manual_seed(0)
-    heads, kv, dim = 4, 2, 8
-    layout = Layout((5, 9, 70, 70), (), ())
-    attention = Attention(layout, heads, kv, torch.device("cpu"), torch.float32)
-    qkv = torch.randn(sum(layout.prefixes), (heads + 2 * kv) * dim)
-    by_blocks = attention(qkv)
+    heads, kv, dim = 6, 2, 8
+    # Prompts of one suffix, of several, of none; an empty suffix; equal and unequal lengths.
+    layout = Layout((5, 9, 70, 70, 80), (4, 0, 3, 7, 66, 5, 5), (0, 1, 1, 1, 2, 4, 4))
+    assert len(layout.owners) == len(layout.suffixes)
+    count = sum(layout.prefixes) + sum(layout.suffixes)
+    qkv = torch.randn(count, (heads + 2 * kv) * dim, requires_grad=True)
+    direction = torch.randn(count, heads * dim)
+
+    def values_and_gradient() -> tuple[torch.Tensor, torch.Tensor]:
+        attention = Attention(layout, heads, kv, torch.device("cpu"), torch.float32)
+        values = attention(qkv)
+        return values, torch.autograd.grad(values, qkv, direction)[0]
+
+    by_blocks = values_and_gradient()
     monkeypatch.setattr(causal, "LONGEST", 0)
-    torch.testing.assert_close(attention(qkv), by_blocks, rtol=1e-5, atol=1e-6)
+    by_torch = values_and_gradient()
+    assert not torch.equal(by_blocks[1], by_torch[1]), "both took the same way"
+    for ours, torchs in zip(by_blocks, by_torch, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-5)

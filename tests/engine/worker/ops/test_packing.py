@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from varlen_loop import varlen_attn
 
 from engine.worker.core.batch import Row
-from engine.worker.ops import attention
+from engine.worker.ops import attention, causal
 from engine.worker.ops.attention import Attention, VarlenPlan
 from engine.worker.ops.packing import Packed, pack, prefix_buckets, suffix_buckets, token_count
 
@@ -49,13 +49,15 @@ def seen_by(batch: Packed, plan: str, patch: pytest.MonkeyPatch) -> list[list[in
     qkv[torch.arange(count), 2, torch.arange(count)] = 1
     if plan == "varlen":
         patch.setattr(attention, "varlen_attn", varlen_attn)
+    if plan == "rectangles":
+        patch.setattr(causal, "LONGEST", 0)
     attend = Attention(batch.layout, 1, 1, CPU, torch.float32, varlen=plan == "varlen")
     out = attend(qkv.flatten(1))
     assert out.shape == (count, dim)
     return [sorted(batch.ids[row[:count].nonzero()[:, 0]].tolist()) for row in out]
 
 
-@pytest.mark.parametrize("plan", ["rectangles", "varlen"])
+@pytest.mark.parametrize("plan", ["blocks", "rectangles", "varlen"])
 @settings(deadline=None, max_examples=40)
 @given(rows=some_rows())
 def test_a_token_is_predicted_from_its_own_row_up_to_the_one_before(
