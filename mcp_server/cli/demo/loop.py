@@ -445,10 +445,11 @@ class _ToolCaller:
     async def _call_tool(self, tool: str, arguments: Reply) -> Reply:
         """Call a tool and return its reply, calling again while a model is still being loaded.
         Raises DemoFailed with the text of its error."""
+        result = await self._client.call_tool(tool, arguments)
         for _ in range(MAX_LOADING_CALLS):
-            result = await self._client.call_tool(tool, arguments)
             if not (result.is_error and _is_loading(result)):
                 break
+            result = await self._client.call_tool(tool, arguments)
         if result.is_error or result.structured_content is None:
             raise DemoFailed(f"{tool}: {_text_of(result)}")
         return result.structured_content
