@@ -95,11 +95,15 @@ def models_reference() -> str:
         "*forward*: `own` is Honesmith's own, held to transformers' logits when a model is loaded; "
         "`transformers` runs the family's own class with PEFT's adapters, and so does a model of "
         "an `own` family with a part that the own forward lacks (sliding windows, dynamic or "
-        "partial rotary positions, 4 bits).",
+        "partial rotary positions, 4 bits). So Gemma and OLMo 3, whose layers alternate between "
+        "windows and full attention, Ministral 3, whose queries grow with their position, and "
+        "every model with another part beside the text run through transformers.",
         "",
         "*Experts* are not adapted: of a mixture only attention, and what takes its place, carries "
-        "an adapter, because PEFT takes the names of an MLP there for the fused experts. Estimates "
-        "count all experts as memory and the chosen ones as work.",
+        "an adapter, because PEFT takes the names of an MLP there for the fused experts. PEFT's "
+        "`target_parameters` would adapt them, but compute the changed weights of every expert "
+        "anew in each pass, whatever the tokens choose, and allow no dropout. Estimates count all "
+        "experts as memory and the chosen ones as work.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -20,7 +20,7 @@ from engine.records.settings import ANY_MLP, KNOWN_PROJECTIONS
 
 # Families that our own forward computes (engine/worker/network/decoder.py), by model_type. All
 # others, and models of these with a part that it lacks, run through transformers.
-OWN_FORWARD = ("granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3")
+OWN_FORWARD = tuple("exaone4 granite llama mistral olmo2 phi3 qwen2 qwen3 smollm3".split())
 
 # Why a family is refused, by model_type.
 _NO_ATTENTION = "it has no attention layers, and its recurrence is trained nowhere here"

@@ -53,17 +53,25 @@ class Plain:
         x = weights["model.embed_tokens.weight"][torch.tensor(ids)] * self.embedding
         for number in range(self.config.num_hidden_layers):
             at = f"model.layers.{number}."
-            y = self._norm(x, at + "input_layernorm")
+            # OLMo 2 and EXAONE 4 normalise what attention and MLP give, not what they read.
+            follow = self.config.model_type in ("olmo2", "exaone4")
+            y = x if follow else self._norm(x, at + "input_layernorm")
             turned = bool((getattr(self.config, "no_rope_layers", None) or {number: 1})[number])
             heads = self._attention(y, at + "self_attn.", linear, turned=turned)
-            x = x + self.residual * linear(heads, at + "self_attn.o_proj")
-            y = self._norm(x, at + "post_attention_layernorm")
+            given = linear(heads, at + "self_attn.o_proj")
+            if follow:
+                given = self._norm(given, at + "post_attention_layernorm")
+            x = x + self.residual * given
+            y = x if follow else self._norm(x, at + "post_attention_layernorm")
             if at + "mlp.gate_up_proj.weight" in weights:
                 gate, up = linear(y, at + "mlp.gate_up_proj").chunk(2, -1)
             else:
                 gate, up = linear(y, at + "mlp.gate_proj"), linear(y, at + "mlp.up_proj")
             product = gate / (1 + torch.exp(-gate)) * up
-            x = x + self.residual * linear(product, at + "mlp.down_proj")
+            given = linear(product, at + "mlp.down_proj")
+            if follow:
+                given = self._norm(given, at + "post_feedforward_layernorm")
+            x = x + self.residual * given
         return self._norm(x, "model.norm") @ weights["lm_head.weight"].T / self.divisor
 
     def logprobs(
@@ -93,6 +101,10 @@ class Plain:
             q, k, v = linear(x, at + "qkv_proj").split(sizes, -1)
         else:
             q, k, v = (linear(x, at + name) for name in ("q_proj", "k_proj", "v_proj"))
+        # OLMo 2 normalises all queries of a token together, the others each head by itself.
+        whole = self.config.model_type == "olmo2"
+        if whole:
+            q, k = self._norm(q, at + "q_norm"), self._norm(k, at + "k_norm")
         length = len(x)
         future = torch.ones(length, length).triu(1).bool()
         out = []
@@ -101,7 +113,7 @@ class Plain:
             query = q[:, head * self.dim : (head + 1) * self.dim]
             key = k[:, group * self.dim : (group + 1) * self.dim]
             value = v[:, group * self.dim : (group + 1) * self.dim]
-            if at + "q_norm.weight" in self.weights:
+            if at + "q_norm.weight" in self.weights and not whole:
                 query, key = self._norm(query, at + "q_norm"), self._norm(key, at + "k_norm")
             if turned:
                 query, key = self._rotate(query), self._rotate(key)

@@ -40,6 +40,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "logits_scaling": 3.0,
     },
     "phi3": {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    "olmo2": {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    "exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 2, "head_dim": 16},
 }
 EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LORA: dict[str, Any] = {

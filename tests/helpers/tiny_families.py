@@ -161,6 +161,11 @@ FAMILIES: dict[str, Family] = {
         "Command R7B", "cohere2", SLIDING | {"logit_scale": 0.5, "tie_word_embeddings": True}
     ),
     "exaone4": Family("EXAONE 4", "exaone4", SLIDING),
+    "exaone4-full": Family(
+        "EXAONE 4 without sliding windows",
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
     "glm4": Family("GLM-4", "glm4", {"pad_token_id": 0}),
     "glm4-moe": Family(
         "GLM-4.5", "glm4_moe", EXPERTS | {"n_shared_experts": 1, "first_k_dense_replace": 1}

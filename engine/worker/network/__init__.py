@@ -13,5 +13,5 @@ Start with `policy.py`, then `network.py`.
     policy.py          base with adapter and reference; loading both
     sampler.py         what every sampler shares: how to sample, what to draw, when to stop
     shape.py           a model's sizes, and whether our forward knows it
-    weights.py         weights straight from safetensors files
+    weights.py         weights from safetensors files, fused layer by layer
 """

@@ -6,8 +6,9 @@ import torch
 
 from engine.worker.network.adapter import Factors
 from engine.worker.network.cache import Prompts
-from engine.worker.network.decoder import AdaptedLinear, Decoder, Layer, Weights, no_rotation
+from engine.worker.network.decoder import AdaptedLinear, Decoder, Weights, no_rotation
 from engine.worker.network.shape import Shape
+from engine.worker.network.weights import Layer
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.compiled import Eps
 from engine.worker.ops.fused_ops import per_head
@@ -128,8 +129,11 @@ class Forward:
         no_angles = no_rotation(cos, sin) if self.has_unrotated_layers else (cos, sin)
         x = self.decoder.embed(ids)
         for number, (layer, (qkv, o, gate_up, down)) in enumerate(self.layers):
-            y = functions.plain_norm(x, layer.norm_in, eps)
-            heads = qkv(y).view(len(x), -1, shape.head_dim)
+            y = x if layer.norm_in is None else functions.plain_norm(x, layer.norm_in, eps)
+            projected = qkv(y)
+            if layer.whole_norms is not None:
+                projected = self._wholly_normed(projected, *layer.whole_norms)
+            heads = projected.view(len(x), -1, shape.head_dim)
             angles = (cos, sin) if layer.rotated else no_angles
             functions.plain_apply_rope(
                 heads, self.head_norms[number], shape.heads, shape.kv, *angles, eps
@@ -137,10 +141,27 @@ class Forward:
             attended = attend(number, heads)
             if needed is not None and number == len(self.layers) - 1:
                 attended, x = attended.index_select(0, needed), x.index_select(0, needed)
-            x = x + o(attended)
-            y = functions.plain_norm(x, layer.norm_mid, eps)
-            x += down(functions.gate(gate_up(y)))
+            out = o(attended)
+            if layer.norm_attended is not None:
+                out = functions.plain_norm(out, layer.norm_attended, eps)
+            x = x + out
+            y = x if layer.norm_mid is None else functions.plain_norm(x, layer.norm_mid, eps)
+            out = down(functions.gate(gate_up(y)))
+            if layer.norm_mlp is not None:
+                out = functions.plain_norm(out, layer.norm_mlp, eps)
+            x += out
         return functions.plain_norm(x, self.decoder.norm, eps)
+
+    def _wholly_normed(
+        self, heads: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
+    ) -> torch.Tensor:
+        """Queries, keys and values [N, (heads + 2 kv_heads) * dim], with all queries of a token
+        normalised together, and so its keys."""
+        keys_width = len(k_norm)
+        q, k, v = heads.split([len(q_norm), keys_width, keys_width], 1)
+        q = self.functions.plain_norm(q.contiguous(), q_norm, self.eps)
+        k = self.functions.plain_norm(k.contiguous(), k_norm, self.eps)
+        return torch.cat([q, k, v], 1)
 
 
 def _chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

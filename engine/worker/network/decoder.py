@@ -1,5 +1,6 @@
-"""Our own forward pass of dense decoders: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3 and Granite,
-whose differences are read from their configuration and the names of their weights alone.
+"""Our own forward pass of dense decoders: Llama, Mistral, Qwen2, Qwen3, Phi-3, SmolLM3, Granite,
+OLMo 2 and EXAONE 4, whose differences are read from their configuration and the names of their
+weights alone.
 
 Weights are taken over from the transformers model and fused where layers read the same input. The
 logits are compared with that model's at load; a model that differs is refused here and runs on
@@ -8,8 +9,8 @@ computed only for tokens that carry loss, one autograd node for a frozen layer w
 in float32 the adapter merged into the weights once per step.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +19,9 @@ from torch.utils.checkpoint import checkpoint
 
 from engine.core.hardware import detect
 from engine.cost.flops import HEAD_BYTES
-from engine.worker.network.adapter import Factors, FlatAdapter, LoraSpec, Projection, Slot
+from engine.worker.network.adapter import Factors, FlatAdapter, LoraSpec, Slot
 from engine.worker.network.shape import Multipliers, Shape, is_rotated
+from engine.worker.network.weights import Layer, Linear, Take, layer_from, opened, required
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.fused_ops import TORCH, Pointwise
 from engine.worker.ops.kernels import (
@@ -46,51 +48,11 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 
 
 @dataclass(frozen=True)
-class Linear:
-    """A frozen layer, fused from one or more projections of the same input.
-
-    Attributes:
-        weight: [out, in]; bias: [out] or None.
-        slot: names and spans of its projections.
-        factor: by which its output is multiplied; weight and bias hold it already, so only an
-            adapter has to be scaled by it.
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    slot: Slot
-    factor: float = 1.0
-
-
-@dataclass(frozen=True)
-class Layer:
-    """The frozen weights of a decoder layer; no `q_norm`, `k_norm` where heads have no norm."""
-
-    qkv: Linear
-    o: Linear
-    gate_up: Linear
-    down: Linear
-    norm_in: torch.Tensor
-    norm_mid: torch.Tensor
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    rotated: bool = True  # whether queries and keys are turned by their positions
-
-    @property
-    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
-        return self.qkv, self.o, self.gate_up, self.down
-
-
-@dataclass(frozen=True)
 class Rope:
     """Rotary positions: the angle per position of each pair, and what scales cos and sin."""
 
     inverse_frequencies: tuple[float, ...]
     scale: float
-
-
-# Gives the weight with a name as transformers spells it; None if the model has no such weight.
-Take = Callable[[str], torch.Tensor | None]
 
 
 class Decoder:
@@ -114,7 +76,7 @@ class Decoder:
         self.shape = Shape.of(config)
         self.functions: Pointwise = TORCH
         self.eps = float(config.rms_norm_eps)
-        self.embedding = _required(take, "model.embed_tokens.weight")
+        self.embedding = required(take, "model.embed_tokens.weight")
         is_tied = getattr(config, "tie_word_embeddings", False)
         head = None if is_tied else take("lm_head.weight")
         # The embedding is the head too in a tied model, and in one without a head of its own.
@@ -122,14 +84,20 @@ class Decoder:
         factors = Multipliers.of(config)
         self.embedding_factor = factors.embedding
         # The head is linear, so what divides the logits may as well scale what it reads.
-        self.norm = _required(take, "model.norm.weight") / factors.logits
+        self.norm = required(take, "model.norm.weight") / factors.logits
         self.rotary = rope
         self._rope_scale = rope.scale * factors.angles
         self._inverse_frequencies = torch.tensor(rope.inverse_frequencies, device=self.head.device)
         self._tables: tuple[torch.Tensor, torch.Tensor] | None = None  # made by the method `rope`
         self._output_layer: OutputLayer | None = None  # made by the method `output_layer`
         self.layers = [
-            _layer(number, take, factors.residual, rotated=is_rotated(config, number))
+            layer_from(
+                take,
+                number,
+                self.shape.head_dim,
+                factors.residual,
+                rotated=is_rotated(config, number),
+            )
             for number in range(self.shape.layers)
         ]
         self._base_weights = Weights(self)
@@ -156,6 +124,18 @@ class Decoder:
             return weight
 
         return cls(model.config, take, rope)
+
+    @classmethod
+    def read(
+        cls, folder: Path, config: Any, rope: Rope, dtype: torch.dtype, device: torch.device
+    ) -> "Decoder":
+        """The decoder of the model in `folder`, straight from its safetensors files. Its weights
+        are converted to `dtype`.
+
+        Raises KeyError when a weight has another name than transformers gives it.
+        """
+        with opened(folder, dtype, device) as take:
+            return cls(config, take, rope)
 
     @property
     def device(self) -> torch.device:
@@ -385,11 +365,15 @@ class _LayerStep:
         layer, eps = self.layer, self.decoder.eps
         shape, functions = self.decoder.shape, self.decoder.functions
         qkv, o, gate_up, down = self.linears
-        if delta is None:
+        if layer.norm_in is None:
+            x = y = x if delta is None else x + delta
+        elif delta is None:
             y = Norm.apply(x, layer.norm_in, eps, functions)
         else:
             x, y = AddNorm.apply(x, delta, layer.norm_in, eps, functions)
         heads = qkv(y, self.dropout)  # [N, (heads + 2 kv_heads) * head_dim]
+        if layer.whole_norms is not None:
+            heads = self._wholly_normed(heads, *layer.whole_norms)
         cos, sin = self.cos, self.sin
         if not layer.rotated:
             cos, sin = no_rotation(cos, sin)
@@ -398,9 +382,28 @@ class _LayerStep:
         attended = self.attention(heads)
         if self.rows is not None:
             attended, x = PickRows.apply(attended, self.rows), PickRows.apply(x, self.rows)
-        x, y = AddNorm.apply(x, o(attended, self.dropout), layer.norm_mid, eps, functions)
-        mlp_output = down.gated(gate_up(y, self.dropout), self.dropout, functions)
-        return x, mlp_output
+        out = o(attended, self.dropout)
+        if layer.norm_attended is not None:
+            out = Norm.apply(out, layer.norm_attended, eps, functions)
+        if layer.norm_mid is None:
+            x = y = x + out
+        else:
+            x, y = AddNorm.apply(x, out, layer.norm_mid, eps, functions)
+        out = down.gated(gate_up(y, self.dropout), self.dropout, functions)
+        if layer.norm_mlp is not None:
+            out = Norm.apply(out, layer.norm_mlp, eps, functions)
+        return x, out
+
+    def _wholly_normed(
+        self, heads: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
+    ) -> torch.Tensor:
+        """Queries, keys and values [N, (heads + 2 kv_heads) * dim], with all queries of a token
+        normalised together, and so its keys."""
+        keys_width = len(k_norm)
+        q, k, v = heads.split([len(q_norm), keys_width, keys_width], 1)
+        eps, functions = self.decoder.eps, self.decoder.functions
+        q = Norm.apply(q.contiguous(), q_norm, eps, functions)
+        return torch.cat([q, Norm.apply(k.contiguous(), k_norm, eps, functions), v], 1)
 
 
 def no_rotation(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -525,79 +528,3 @@ class Weights:
                     linear.merge()
             self._merged_version = self.adapter.version
         return self
-
-
-def _layer(number: int, take: Take, residual: float, *, rotated: bool) -> Layer:
-    """Build layer `number` from the weights that `take` gives by name. Projections that read the
-    same input are fused into one matrix, where the model has not done so itself. Raises KeyError
-    for a weight that is missing.
-
-    Args:
-        residual: what the outputs of attention and MLP are multiplied by.
-        rotated: whether its queries and keys are turned by their positions.
-    """
-    name = f"model.layers.{number}"
-    attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-    return Layer(
-        qkv=_stored_fused(take, f"{attention}.qkv_proj")
-        or _fused(take, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
-        o=_multiplied(_fused(take, f"{attention}.o_proj"), residual),
-        gate_up=_stored_fused(take, f"{mlp}.gate_up_proj")
-        or _fused(take, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-        down=_multiplied(_fused(take, f"{mlp}.down_proj"), residual),
-        rotated=rotated,
-        norm_in=_required(take, f"{name}.input_layernorm.weight"),
-        norm_mid=_required(take, f"{name}.post_attention_layernorm.weight"),
-        q_norm=take(f"{name}.self_attn.q_norm.weight"),
-        k_norm=take(f"{name}.self_attn.k_norm.weight"),
-    )
-
-
-def _stored_fused(take: Take, name: str) -> Linear | None:
-    """The joint projection called `name`; None if the model stores its projections one by one."""
-    weight = take(f"{name}.weight")
-    if weight is None:
-        return None
-    slot = Slot((Projection(name, 0, weight.shape[0]),), features=weight.shape[1])
-    return Linear(weight, take(f"{name}.bias"), slot)
-
-
-def _multiplied(linear: Linear, factor: float) -> Linear:
-    """The layer with its output multiplied by `factor`."""
-    if factor == 1:
-        return linear
-    bias = None if linear.bias is None else linear.bias * factor
-    return Linear(linear.weight * factor, bias, linear.slot, factor)
-
-
-def _fused(take: Take, *names: str) -> Linear:
-    """The projections with these names, which read the same input, as one layer with their outputs
-    one after the other. Raises KeyError for a weight that is missing."""
-    projections, weights, biases = [], [], []
-    offset = 0  # in the layer's outputs
-    for name in names:
-        weight = _required(take, f"{name}.weight")
-        weights.append(weight)
-        biases.append(take(f"{name}.bias"))
-        projections.append(Projection(name, offset, offset + weight.shape[0]))
-        offset += weight.shape[0]
-    joint_bias = None
-    if any(bias is not None for bias in biases):
-        # A projection without a bias gets zeros.
-        joint_bias = torch.cat(
-            [
-                weight.new_zeros(weight.shape[0]) if bias is None else bias
-                for weight, bias in zip(weights, biases, strict=True)
-            ]
-        )
-    joint_weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    slot = Slot(tuple(projections), features=joint_weight.shape[1])
-    return Linear(joint_weight, joint_bias, slot)
-
-
-def _required(take: Take, name: str) -> torch.Tensor:
-    """The weight called `name`. Raises KeyError if the model has none."""
-    weight = take(name)
-    if weight is None:
-        raise KeyError(name)
-    return weight

@@ -19,7 +19,7 @@ from engine.models import hub
 from engine.records.settings import CommonSettings
 from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
-from engine.worker.network import comparisons, weights
+from engine.worker.network import comparisons
 from engine.worker.network.adapter import Adapter, LoraSpec, read_adapter
 from engine.worker.network.decoder import TOLERANCE, Decoder
 from engine.worker.network.network import DecoderNetwork, Micro, Network
@@ -146,7 +146,7 @@ def _load_decoder_network(
     if known_rope is not None:  # an earlier comparison passed and stored it: none is needed now
         # KeyError: weights under names that only transformers can map; it loads them below.
         with contextlib.suppress(KeyError):
-            decoder = weights.read(path, config, known_rope, dtype, device)
+            decoder = Decoder.read(path, config, known_rope, dtype, device)
             return DecoderNetwork(decoder, vocab, choice), ""
     model, _ = load_transformers(path, device, precision)
     probe = probe_ids(vocab)

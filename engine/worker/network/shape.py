@@ -98,7 +98,7 @@ def sizes(config: Any) -> Sizes:
         heads=shape.heads,
         kv=shape.kv,
         head_dim=shape.head_dim,
-        normed=config.model_type == "qwen3",  # of OWN_FORWARD the only one that normalises heads
+        normed=config.model_type in ("exaone4", "qwen3"),  # they normalise each head by itself
     )
 
 
@@ -110,8 +110,9 @@ def unsupported(config: Any) -> str:
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     if layer_types != {"full_attention"}:
         return "sliding-window attention"
-    # These configurations have no layer_types, and slide wherever they have a window.
-    if config.model_type in ("mistral", "phi3") and getattr(config, "sliding_window", None):
+    # These configurations have no layer_types, or slide wherever they have a window.
+    slides = config.model_type in ("exaone4", "mistral", "phi3")
+    if slides and getattr(config, "sliding_window", None):
         return "sliding-window attention"
     if rope.get("rope_type", "default") not in STATIC_ROPE:
         return f"rope_type {rope.get('rope_type')}"

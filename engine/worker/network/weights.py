@@ -1,33 +1,76 @@
-"""A decoder's weights straight from a folder's safetensors files."""
+"""A decoder's weights: from a folder's safetensors files, and fused layer by layer."""
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from engine.worker.network.decoder import Decoder, Rope
+from engine.worker.network.adapter import Projection, Slot
+
+# Gives the weight with a name as transformers spells it; None if the model has no such weight.
+Take = Callable[[str], torch.Tensor | None]
 
 
-def read(
-    folder: Path, config: Any, rope: Rope, dtype: torch.dtype, device: torch.device
-) -> Decoder:
-    """Load the decoder in `folder` from its safetensors files, one tensor at a time.
+@dataclass(frozen=True)
+class Linear:
+    """A frozen layer, fused from one or more projections of the same input.
 
-    Args:
-        config: the model's configuration.
-        rope: the rotary positions, as transformers made them for the same configuration.
-        dtype, device: what the weights are converted to, and where they go.
-
-    Raises:
-        KeyError: when a weight has another name than transformers gives it.
+    Attributes:
+        weight: [out, in]; bias: [out] or None.
+        slot: names and spans of its projections.
+        factor: by which its output is multiplied; weight and bias hold it already, so only an
+            adapter has to be scaled by it.
     """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    slot: Slot
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer. Most families normalise what attention and MLP read (`norm_in`,
+    `norm_mid`), others what they give (`norm_attended`, `norm_mlp`); None where there is no norm.
+
+    Attributes:
+        q_norm, k_norm: [head_dim], of each head by itself.
+        whole_norms: [heads * head_dim] and [kv_heads * head_dim], of all queries and all keys of a
+            token together.
+        rotated: whether queries and keys are turned by their positions.
+    """
+
+    qkv: Linear
+    o: Linear
+    gate_up: Linear
+    down: Linear
+    norm_in: torch.Tensor | None
+    norm_mid: torch.Tensor | None
+    norm_attended: torch.Tensor | None
+    norm_mlp: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    whole_norms: tuple[torch.Tensor, torch.Tensor] | None
+    rotated: bool = True
+
+    @property
+    def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
+        return self.qkv, self.o, self.gate_up, self.down
+
+
+@contextmanager
+def opened(folder: Path, dtype: torch.dtype, device: torch.device) -> Iterator[Take]:
+    """A context with the weights in the safetensors files of `folder`. Each is read when it is
+    taken, converted to `dtype` and put on `device`."""
     with ExitStack() as stack:
         file_of_weight: dict[str, Any] = {}
         for file in sorted(folder.glob("*.safetensors")):
-            opened = stack.enter_context(safe_open(file, framework="pt"))
-            file_of_weight |= dict.fromkeys(opened.keys(), opened)
+            opened_file = stack.enter_context(safe_open(file, framework="pt"))
+            file_of_weight |= dict.fromkeys(opened_file.keys(), opened_file)
 
         def take(name: str) -> torch.Tensor | None:
             # None if no file has a weight of this name.
@@ -35,4 +78,95 @@ def read(
                 return None
             return file_of_weight[name].get_tensor(name).to(device, dtype)
 
-        return Decoder(config, take, rope)
+        yield take
+
+
+def layer_from(take: Take, number: int, head_dim: int, residual: float, *, rotated: bool) -> Layer:
+    """Build layer `number` from the weights that `take` gives by name. Projections that read the
+    same input are fused into one matrix, where the model has not done so itself. Raises KeyError
+    for a weight that is missing.
+
+    Args:
+        head_dim: of one head.
+        residual: what the outputs of attention and MLP are multiplied by.
+        rotated: whether its queries and keys are turned by their positions.
+    """
+    name = f"model.layers.{number}"
+    attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+    norm_in = take(f"{name}.input_layernorm.weight")
+    # A norm of this name follows the attention where the layer begins with none (OLMo 2), and
+    # stands before the MLP where it begins with one.
+    norm_mid = required(take, f"{name}.post_attention_layernorm.weight")
+    norms_follow = norm_in is None
+    q_norm, k_norm = take(f"{attention}.q_norm.weight"), take(f"{attention}.k_norm.weight")
+    whole_norms = None
+    if q_norm is not None and k_norm is not None and q_norm.numel() != head_dim:
+        q_norm, k_norm, whole_norms = None, None, (q_norm, k_norm)
+    return Layer(
+        qkv=_whole(take, f"{attention}.qkv_proj")
+        or _fused(take, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+        o=_multiplied(_fused(take, f"{attention}.o_proj"), residual),
+        gate_up=_whole(take, f"{mlp}.gate_up_proj")
+        or _fused(take, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+        down=_multiplied(_fused(take, f"{mlp}.down_proj"), residual),
+        norm_in=norm_in,
+        norm_mid=None if norms_follow else norm_mid,
+        norm_attended=norm_mid if norms_follow else None,
+        norm_mlp=required(take, f"{name}.post_feedforward_layernorm.weight")
+        if norms_follow
+        else None,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        whole_norms=whole_norms,
+        rotated=rotated,
+    )
+
+
+def _whole(take: Take, name: str) -> Linear | None:
+    """The projection with this name, which the model stores as one; None if it has none."""
+    weight = take(f"{name}.weight")
+    if weight is None:
+        return None
+    slot = Slot((Projection(name, 0, weight.shape[0]),), features=weight.shape[1])
+    return Linear(weight, take(f"{name}.bias"), slot)
+
+
+def _multiplied(linear: Linear, factor: float) -> Linear:
+    """The layer with its output multiplied by `factor`."""
+    if factor == 1:
+        return linear
+    bias = None if linear.bias is None else linear.bias * factor
+    return Linear(linear.weight * factor, bias, linear.slot, factor)
+
+
+def _fused(take: Take, *names: str) -> Linear:
+    """The projections with these names, which read the same input, as one layer with their outputs
+    one after the other. Raises KeyError for a weight that is missing."""
+    projections, weights, biases = [], [], []
+    offset = 0  # in the layer's outputs
+    for name in names:
+        weight = required(take, f"{name}.weight")
+        weights.append(weight)
+        biases.append(take(f"{name}.bias"))
+        projections.append(Projection(name, offset, offset + weight.shape[0]))
+        offset += weight.shape[0]
+    joint_bias = None
+    if any(bias is not None for bias in biases):
+        # A projection without a bias gets zeros.
+        joint_bias = torch.cat(
+            [
+                weight.new_zeros(weight.shape[0]) if bias is None else bias
+                for weight, bias in zip(weights, biases, strict=True)
+            ]
+        )
+    joint_weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    slot = Slot(tuple(projections), features=joint_weight.shape[1])
+    return Linear(joint_weight, joint_bias, slot)
+
+
+def required(take: Take, name: str) -> torch.Tensor:
+    """The weight called `name`. Raises KeyError if the model has none."""
+    weight = take(name)
+    if weight is None:
+        raise KeyError(name)
+    return weight

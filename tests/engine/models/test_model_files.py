@@ -152,6 +152,24 @@ def test_older_places_of_the_chat_template_are_known(tmp_path: Path, stored: obj
 def test_a_template_that_can_think_says_so(tmp_path: Path):
     tiny_model.write_model(tmp_path, template="{% if enable_thinking %}<think>{% endif %}")
     assert model_files.read_facts(tmp_path).thinking
+    assert not model_files.read_facts(tmp_path).always_thinks
+
+
+@pytest.mark.parametrize(
+    ("template", "thinks"),
+    [
+        ("<|start|>assistant<|channel|>analysis<|message|>", True),
+        ("{{ content.split('</think>')[-1] }}", True),
+        ("[THINK]{{ thought }}[/THINK]", True),
+        ("{{ messages }}", False),
+    ],
+)
+def test_marks_of_reasoning_without_a_switch_mean_that_the_model_thinks_by_itself(
+    tmp_path: Path, template: str, thinks: bool
+):
+    tiny_model.write_model(tmp_path, template=template)
+    facts = model_files.read_facts(tmp_path)
+    assert facts.always_thinks is thinks and not facts.thinking
 
 
 @given(st.binary(max_size=400))
