@@ -189,7 +189,7 @@ def judged(home: Home, prepared: Prepared, run_id: str) -> Reply:
         "beta": settings["beta"],
         "steps": settings["steps"],
         "batch_size": settings["batch_size"],
-        "success": [pair["before"], pair["after"]],
+        "success": [side["value"] for side in compared["arms"]],
         "interval": pair["interval"],
         "verdict": compared["verdict"],
         "heldout_loss": [loss["before"]["value"], loss["after"]["value"]],

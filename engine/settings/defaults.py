@@ -317,8 +317,7 @@ def _answer_defaults(filled: Filled, facts: Facts) -> None:
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
     """Default of max_tokens, the most tokens of a turn.
 
-    - with reference answers: twice their longest turn, but from 16 to 1024, or more where more than
-      one in 20 answers needs it;
+    - with reference answers: twice their longest turn, from 16 to 1024, or what 19 in 20 need;
     - without: 256;
     - with `thinking`: at least 1024.
     """
@@ -413,8 +412,7 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     By default an SFT or DPO run evaluates five times and a GRPO run three times, and each saves
     whenever it evaluates.
     """
-    by_pairs = algorithm == "dpo"
-    heldout_rows = facts.env.measured_rows(by_pairs=by_pairs) if facts.env else None
+    heldout_rows = facts.env.measured_rows(by_pairs=algorithm == "dpo") if facts.env else None
     filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
     eval_rows = EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows)
     filled.default("eval_rows", eval_rows)

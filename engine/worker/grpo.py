@@ -148,9 +148,8 @@ def update(
 def make_sync_check(training: Training, settings: GRPOSettings) -> SyncCheck:
     """A new `SyncCheck`, which watches that sampler and trainer give the same log-probabilities.
 
-    It allows the rounding of bfloat16 if the weights are rounded, else that of float32. Where the
-    settings make the two distributions differ (top-p, top-k, min-p, sampling ahead, dropout), it
-    only watches whether their distance grows.
+    It allows the rounding of the weights' format. Where the settings make the distributions differ
+    (tokens left out, sampling ahead, dropout), it only watches whether their distance grows.
     """
     network = training.policy.base.network
     rounded = network.dtype != torch.float32 or settings.quantization != "none"
