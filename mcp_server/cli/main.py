@@ -215,7 +215,7 @@ def init(
     return show(reply, as_json)
 
 
-def _launch(folder: Path, port: int | None, home: Path | None) -> Launch:
+def _launch(folder: Path, port: int | None, home: Path | None) -> "Launch":
     """How coding agents reach the server: over HTTP at `port`, or for None by a command with which
     they start it themselves in `folder`."""
     from mcp_server.cli import client_config
