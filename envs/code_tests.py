@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from envs.isolation import packages, sandbox
 
@@ -84,20 +85,17 @@ def code(
     if not tests or len(calls) + len(programs) != len(tests):
         raise ValueError('tests are {"call", "expect"} or {"stdin", "stdout"}, at least one')
     source = extract(completion)
-    passed = 0
+    run = partial(_run, source, timeout_s=timeout_s, memory_mb=memory_mb)
+    passed_count = 0
     if calls:
-        expressions = [str(test["call"]) for test in calls]
-        output = _run(source, expressions, stdin="", timeout_s=timeout_s, memory_mb=memory_mb)
+        output = run([str(test["call"]) for test in calls], stdin="")
         # One line per call; there are fewer where the code was stopped.
         for test, line in zip(calls, output.splitlines(), strict=False):
-            if _equal(_returned_value(line), test["expect"]):
-                passed += 1
+            passed_count += _equal(_returned_value(line), test["expect"])
     for test in programs:
-        stdin = str(test["stdin"])
-        printed = _run(source, calls=None, stdin=stdin, timeout_s=timeout_s, memory_mb=memory_mb)
-        if _comparable_lines(printed) == _comparable_lines(str(test["stdout"])):
-            passed += 1
-    return passed / len(tests)
+        printed = run(None, stdin=str(test["stdin"]))
+        passed_count += _comparable_lines(printed) == _comparable_lines(str(test["stdout"]))
+    return passed_count / len(tests)
 
 
 def extract(completion: str) -> str:
@@ -120,25 +118,9 @@ def _run(source: str, calls: list[str] | None, stdin: str, timeout_s: float, mem
         With `calls` one line of JSON per call, {"value": ...} or {"error": ...}; fewer lines if the
         process was killed. Without `calls` what the program printed; "" if it was killed.
     """
-    limits = {
-        "RLIMIT_AS": memory_mb << 20,
-        "RLIMIT_CPU": math.ceil(timeout_s) + 1,  # a second more: the wall clock ends it first
-        "RLIMIT_FSIZE": OUTPUT_BYTES,
-        "RLIMIT_CORE": 0,
-    }
     with tempfile.TemporaryDirectory() as folder:
-        readable, writable = sandbox.inside(folder)
+        job = {"code": source, "calls": calls, **_job_limits(folder, timeout_s, memory_mb)}
         job_file = Path(folder, "job.json")
-        job = {
-            "code": source,
-            "calls": calls,
-            "limits": limits,
-            "seconds": timeout_s + KEEPER_SECONDS,
-            "readable": readable,
-            "writable": writable,
-            "envs": str(Path(__file__).resolve().parent),
-            "packages": packages.on_path(),
-        }
         job_file.write_text(json.dumps(job))
         Path(folder, "stdin").write_text(stdin)
         # Files, not pipes: their size is limited, so a flood cannot fill our memory.
@@ -146,15 +128,7 @@ def _run(source: str, calls: list[str] | None, stdin: str, timeout_s: float, mem
             open(Path(folder, "stdin"), "rb") as input_file,
             open(Path(folder, "out"), "wb+") as out,
         ):
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-c", RUNNER, str(job_file)],
-                stdin=input_file,
-                stdout=out,
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env={"PATH": os.defpath, "LANG": "C.UTF-8", "TMPDIR": folder},
-                start_new_session=True,
-            )
+            process = _start_runner(job_file, input_file, out)
             has_finished = _wait_and_kill(process, timeout_s)
             out.seek(0)
             printed = out.read(OUTPUT_BYTES).decode("utf-8", "replace")
@@ -162,6 +136,46 @@ def _run(source: str, calls: list[str] | None, stdin: str, timeout_s: float, mem
         if calls is None and not has_finished:
             return ""
         return printed
+
+
+def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> dict[str, Any]:
+    """What the runner's job says beside the code: the limits on it, and what it may reach.
+
+    Args:
+        folder: the private folder in which the code runs.
+        timeout_s: seconds until the process is killed.
+        memory_mb: address space in MB.
+    """
+    readable, writable = sandbox.inside(folder)
+    return {
+        "limits": {
+            "RLIMIT_AS": memory_mb << 20,
+            "RLIMIT_CPU": math.ceil(timeout_s) + 1,  # a second more: the wall clock ends it first
+            "RLIMIT_FSIZE": OUTPUT_BYTES,
+            "RLIMIT_CORE": 0,
+        },
+        "seconds": timeout_s + KEEPER_SECONDS,
+        "readable": readable,
+        "writable": writable,
+        "envs": str(Path(__file__).resolve().parent),
+        "packages": packages.on_path(),
+    }
+
+
+def _start_runner(
+    job_file: Path, input_file: IO[bytes], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start the process that carries out a job, in the folder of the job's file."""
+    folder = str(job_file.parent)
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", "-c", RUNNER, str(job_file)],
+        stdin=input_file,
+        stdout=output,
+        stderr=subprocess.DEVNULL,
+        cwd=folder,
+        env={"PATH": os.defpath, "LANG": "C.UTF-8", "TMPDIR": folder},
+        start_new_session=True,
+    )
 
 
 def _wait_and_kill(process: subprocess.Popen[bytes], timeout_s: float) -> bool:

@@ -111,30 +111,56 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
     data_of_files: list[DataFile] = []
     file_problems: list[EnvProblem] = []  # of files that cannot be read at all
     for name, split in zip(files, splits, strict=True):
-        try:
-            data = read_rows(Path(name))
-            if not data.rows and not data.bad:
-                raise _unusable_file(data.path, "the file holds no row")
-        except EnvProblem as problem:
+        data, problem = _read_rows_or_problem(Path(name))
+        if problem is not None:
             file_problems.append(problem)
-            data = DataFile(Path(name), bad=[BadRow(0, problem.message)])
         data_of_files.append(data)
-        for line, row in data.rows:
-            try:
-                task = to_task(row, default_id=f"{data.path.stem}-{line}", split=split)
-                check_answer(task, required=require_answer)
-                if task.id in place_of_id:
-                    raise ValueError(f"the id {task.id!r} is also that of {place_of_id[task.id]}")
-            except ValueError as problem:
-                data.bad.append(BadRow(line, str(problem)))
-                continue
-            place_of_id[task.id] = f"{data.path.name}:{line}"
-            tasks.append(task)
+        tasks += _tasks_of_file(data, split, place_of_id, require_answer)
     faulty = [data for data in data_of_files if data.bad]
     if file_problems and len(faulty) == 1:  # its own error, with its hint, says more than a list
         raise file_problems[0]
     if faulty:
         raise _bad_lines_error(data_of_files)
+    return tasks
+
+
+def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
+    """Read a data file as `read_rows` does; a file without rows counts as unusable.
+
+    An unusable file comes with its problem, and as if it had one bad line, which says the same.
+    """
+    try:
+        data = read_rows(path)
+        if not data.rows and not data.bad:
+            raise _unusable_file(data.path, "the file holds no row")
+    except EnvProblem as problem:
+        return DataFile(path, bad=[BadRow(0, problem.message)]), problem
+    return data, None
+
+
+def _tasks_of_file(
+    data: DataFile, split: str | None, place_of_id: dict[str, str], require_answer: bool
+) -> list[Task]:
+    """The rows of a file as tasks; a row that is no task is added to the bad lines of the file.
+
+    Args:
+        split: which split the rows belong to; None where the file does not say it.
+        place_of_id: for each id that was used before, the place of its row, such as
+            "train.jsonl:12"; the new ones are added.
+        require_answer: whether each row must have an answer.
+    """
+    tasks: list[Task] = []
+    for line, row in data.rows:
+        try:
+            task = to_task(row, default_id=f"{data.path.stem}-{line}", split=split)
+            check_answer(task, required=require_answer)
+            if task.id in place_of_id:
+                raise ValueError(f"the id {task.id!r} is also that of {place_of_id[task.id]}")
+        except ValueError as problem:
+            data.bad.append(BadRow(line, str(problem)))
+            continue
+        place_of_id[task.id] = f"{data.path.name}:{line}"
+        tasks.append(task)
     return tasks
 
 
@@ -477,21 +503,9 @@ def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
     """
     faulty = [data for data in files if data.bad]
     faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]
-    texts: list[str] = []
-    for data, row in faults[:SHOWN]:
-        text = row.message
-        if row.line:  # 0: the message names the file itself
-            file_name = "" if len(faulty) == 1 else f"{data.path.name} "
-            text = f"{file_name}line {row.line}: {row.message}"[:FAULT_CHARS]
-        texts.append(text)
-        if len("; ".join(texts) + "; ") > SHOWN_CHARS and len(texts) > 1:
-            texts.pop()
-            break
+    texts = _fault_texts(faults[:SHOWN], name_files=len(faulty) > 1)
     more = f"; and {len(faults) - len(texts)} more" if len(faults) > len(texts) else ""
-    row_count = 0
-    for data in files:
-        # A line may have a row and a fault at once (a row that is no task): it is counted once.
-        row_count += len({row.line for row in data.bad} | {line for line, _ in data.rows})
+    row_count = sum(_count_lines(data) for data in files)
     data, first = faults[0]
     return EnvProblem(
         "DATASET_INVALID",
@@ -500,6 +514,36 @@ def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
         file=_path_in_environment(data.path),
         line=first.line,
     )
+
+
+def _fault_texts(faults: Sequence[tuple[DataFile, BadRow]], *, name_files: bool) -> list[str]:
+    """The faults in words, at least one and as many as fit into `SHOWN_CHARS` characters.
+
+    For example "line 3: input is empty".
+
+    Args:
+        faults: bad rows, each with its file.
+        name_files: whether each text begins with the name of the file.
+    """
+    texts: list[str] = []
+    for data, row in faults:
+        text = row.message
+        if row.line:  # 0: the message names the file itself
+            file_name = f"{data.path.name} " if name_files else ""
+            text = f"{file_name}line {row.line}: {row.message}"[:FAULT_CHARS]
+        texts.append(text)
+        if len("; ".join(texts) + "; ") > SHOWN_CHARS and len(texts) > 1:
+            texts.pop()
+            break
+    return texts
+
+
+def _count_lines(data: DataFile) -> int:
+    """How many lines of a file hold a row or a fault.
+
+    A line may have both (a row that is no task): it is counted once.
+    """
+    return len({row.line for row in data.bad} | {line for line, _ in data.rows})
 
 
 def _unusable_file(path: Path, message: str, hint: str = "") -> EnvProblem:

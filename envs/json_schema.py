@@ -60,16 +60,8 @@ def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$"
     if unknown:
         raise ValueError(f"the schema uses keywords that are not known: {', '.join(unknown)}")
     errors = _type_errors(value, schema, place)
-    if "enum" in schema:
-        allowed = {_canonical(item) for item in schema["enum"]}
-        if _canonical(value) not in allowed:
-            errors.append(f"{place}: not one of {schema['enum']}")
-    if "const" in schema and _canonical(value) != _canonical(schema["const"]):
-        errors.append(f"{place}: not {schema['const']!r}")
-    for name, (kind, fits) in BOUNDS.items():
-        # A bound says nothing about a value of another type: `minimum` ignores a string.
-        if name in schema and TYPES[kind](value) and not fits(value, schema[name]):
-            errors.append(f"{place}: {name} is {schema[name]}")
+    errors += _choice_errors(value, schema, place)
+    errors += _bound_errors(value, schema, place)
     if isinstance(value, dict):
         errors += _object_errors(value, schema, place)
     if isinstance(value, list) and "items" in schema:
@@ -92,6 +84,28 @@ def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]
     if names and not any(TYPES[name](value) for name in names):
         return [f"{place}: not of type {' or '.join(names)}"]
     return []
+
+
+def _choice_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
+    """The faults of a value that is not among those of `enum`, or is not that of `const`."""
+    errors: list[str] = []
+    if "enum" in schema:
+        allowed = {_canonical(item) for item in schema["enum"]}
+        if _canonical(value) not in allowed:
+            errors.append(f"{place}: not one of {schema['enum']}")
+    if "const" in schema and _canonical(value) != _canonical(schema["const"]):
+        errors.append(f"{place}: not {schema['const']!r}")
+    return errors
+
+
+def _bound_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
+    """One fault for each bound, such as `minimum` or `maxLength`, that the value does not keep."""
+    return [
+        f"{place}: {name} is {schema[name]}"
+        for name, (kind, fits) in BOUNDS.items()
+        # A bound says nothing about a value of another type: `minimum` ignores a string.
+        if name in schema and TYPES[kind](value) and not fits(value, schema[name])
+    ]
 
 
 def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: str) -> list[str]:

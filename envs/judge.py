@@ -24,6 +24,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from envs.base import Score, Task
 
@@ -97,6 +98,13 @@ class Rubric:
             return Score(0.0, success=False, error="the rubric needs a judge and has none")
         total_weight = math.fsum(c.weight for c in decided)
         reward = math.fsum(c.weight * values[c.id] for c in decided) / total_weight
+        return self._final_score(reward, values)
+
+    def _final_score(self, reward: float, values: Mapping[str, float]) -> Score:
+        """The score of an answer whose criteria have the weighted mean `reward`.
+
+        `values` maps the ids of the criteria that were decided to their values.
+        """
         has_required = any(c.required for c in self.criteria)
         if not has_required:
             return Score(reward, success=reward >= self.pass_at, metrics=values)
@@ -169,20 +177,12 @@ class Judge:
         A request that fails is sent again, up to `retries` times. Raises JudgeError after the last
         attempt, or at once for an HTTP status that will not go away, such as 401.
         """
-        body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 500}
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
-        request = urllib.request.Request(
-            self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), headers
-        )
+        request = self._request(messages)
         for attempt in range(self.retries + 1):
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
                     data = json.loads(reply.read(MAX_REPLY))
-                self.calls += 1
-                usage = data.get("usage") or {}
-                self.tokens += int(usage.get("total_tokens") or 0)
+                self._count(data)
                 return str(data["choices"][0]["message"]["content"])
             except urllib.error.HTTPError as error:
                 if error.code not in RETRY_STATUS or attempt == self.retries:
@@ -193,6 +193,22 @@ class Judge:
                     raise JudgeError(f"{self.url} gave no answer: {error}") from error
             time.sleep(min(8.0, 0.25 * 2**attempt))  # seconds: a quarter, a half, one, ...
         raise JudgeError("not asked")  # reached only if `retries` is negative
+
+    def _request(self, messages: list[dict[str, str]]) -> urllib.request.Request:
+        """The request that asks the model to answer `messages`."""
+        body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 500}
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        return urllib.request.Request(
+            self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), headers
+        )
+
+    def _count(self, reply: Any) -> None:
+        """Count an answered request and the tokens that the reply says it cost."""
+        self.calls += 1
+        usage = reply.get("usage") or {}
+        self.tokens += int(usage.get("total_tokens") or 0)
 
     def _from_disk(self, question_hash: str) -> dict[str, float] | None:
         """The stored verdict; None if there is no cache folder or no readable file."""

@@ -113,40 +113,66 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
     else:
         prompt, answer, used = _prompt_and_answer(row, shape)
         pair = _pair_beside_answer(row)
-    metadata = row.get("metadata")
-    if metadata is not None and not isinstance(metadata, dict):
-        raise ValueError(f"metadata is an object, got {type(metadata).__name__}")
+    metadata = _metadata(row)
     unused = {key: row[key] for key in row if key not in used and key not in RESERVED}
-    tools = row.get("tools")
-    if shape == PREFERENCE_OPENAI:
-        tools = tools or row["input"].get("tools")
+    tools = _tools_value(row, shape)
     if tools:
         # LLaMA-Factory's ShareGPT rows hold the tools as JSON text.
         unused["tools"] = _tools(_json_or_same(tools))
     task_split = row.get("split") if _has_value(row.get("split")) else split
+    return Task(_task_id(row, default_id), prompt, answer, task_split, unused | metadata | pair)
+
+
+def _metadata(row: JsonObject) -> JsonObject:
+    """The row's own `metadata`, {} if it has none. Raises ValueError if it is no object."""
+    metadata = row.get("metadata")
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, dict):
+        raise ValueError(f"metadata is an object, got {type(metadata).__name__}")
+    return metadata
+
+
+def _tools_value(row: JsonObject, shape: str) -> Any:
+    """What the row holds as the tools of its task; empty or None if it has none."""
+    tools = row.get("tools")
+    if shape == PREFERENCE_OPENAI:  # these rows hold them beside the prompt
+        return tools or row["input"].get("tools")
+    return tools
+
+
+def _task_id(row: JsonObject, default_id: str) -> str:
+    """The row's id, or the default. Raises ValueError if it is neither text nor a whole number."""
     task_id = row["id"] if _has_value(row.get("id")) else default_id
     if isinstance(task_id, bool) or not isinstance(task_id, str | int):
         raise ValueError(f"id is a string, got {type(task_id).__name__}")
-    return Task(str(task_id), prompt, answer, task_split, unused | (metadata or {}) | pair)
+    return str(task_id)
 
 
 def _refuse_by_name(row: JsonObject, shape: str) -> None:
-    """Raises ValueError for a row of a shape that is known but not trained on, saying which."""
+    """Raises ValueError for a row that is known but not trained on, saying which it is.
+
+    `shape` is that of `shape_of`, such as "prompt/completion"; "" for a row of no shape.
+    """
     if not shape and isinstance(row.get("text"), str) and row["text"]:
-        reason = "is plain text to continue; training here is on questions and answers"
-        if "<|im_start|>" in row["text"] or "[INST]" in row["text"]:
-            reason = (
-                "is a chat with its template written out; the model's own template is used here"
-            )
-        raise ValueError(f"text {reason}: write prompt and completion, or messages")
+        raise ValueError(_plain_text_message(row["text"]))
     if not shape and (_has_value(row.get(CHOSEN)) or _has_value(row.get(REJECTED))):
         missing = REJECTED if _has_value(row.get(CHOSEN)) else CHOSEN
         raise ValueError(f"a preference needs chosen and rejected; {missing} is missing")
-    if isinstance(row.get("label"), bool) and "/" in shape:
+    has_prompt_and_answer = "/" in shape
+    if isinstance(row.get("label"), bool) and has_prompt_and_answer:
         raise ValueError(
             "label true or false says whether one answer is good (KTO), which nothing here learns "
             "from: keep the good rows without label, or pair them as chosen and rejected"
         )
+
+
+def _plain_text_message(text: str) -> str:
+    """Why a row that holds a single text is refused, and what to write in its place."""
+    reason = "is plain text to continue; training here is on questions and answers"
+    if "<|im_start|>" in text or "[INST]" in text:
+        reason = "is a chat with its template written out; the model's own template is used here"
+    return f"text {reason}: write prompt and completion, or messages"
 
 
 def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]:
@@ -265,11 +291,7 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
     Raises ValueError if there is no prompt, or it is neither text nor a chat.
     """
     if not shape:
-        empty_key = next((key for key, _ in PAIRS if key in row and not _has_value(row[key])), "")
-        if empty_key:
-            raise ValueError(f"{empty_key} is empty")
-        keys = ", ".join(sorted(row)[:8]) or "none"
-        raise ValueError(f"no prompt found among its keys ({keys})")
+        raise ValueError(_no_prompt_message(row))
     if shape in CHATS:
         prompt, answer = _chat(row[shape])
         if isinstance(row.get("system"), str) and row["system"] and prompt[0].role != "system":
@@ -280,6 +302,15 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
     prompt, used = _prompt_of(row, prompt_key, {prompt_key, answer_key})
     answer = _text_or_chat(row[answer_key], answer_key) if answer_key else None
     return prompt, answer, used
+
+
+def _no_prompt_message(row: JsonObject) -> str:
+    """What is wrong with a row in which no prompt was found."""
+    empty_key = next((key for key, _ in PAIRS if key in row and not _has_value(row[key])), "")
+    if empty_key:
+        return f"{empty_key} is empty"
+    keys = ", ".join(sorted(row)[:8]) or "none"
+    return f"no prompt found among its keys ({keys})"
 
 
 def _prompt_of(row: JsonObject, prompt_key: str, used: set[str]) -> tuple[Any, set[str]]:

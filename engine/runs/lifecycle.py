@@ -15,7 +15,14 @@ from engine.core.files import last_line, read_object
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import ChoosingHalf, choosing_half_in, scores_in_words
-from engine.home.progress import alerts_in, events_end, events_from, read_progress, write_status
+from engine.home.progress import (
+    Progress,
+    alerts_in,
+    events_end,
+    events_from,
+    read_progress,
+    write_status,
+)
 from engine.home.rows import TERMINAL, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -91,13 +98,7 @@ def wait(
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT (`until`) or BAD_CURSOR.
     """
-    if until not in UNTIL:
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"until={until!r} is not something to wait for",
-            hint=f"Use one of {', '.join(UNTIL)}.",
-            field="until",
-        )
+    _check_until(until)
     deadline = time.monotonic() + min(max(float(timeout_s), 0.0), MAX_WAIT_S)
     launcher.reap(home)
     with Store(home) as store:
@@ -105,8 +106,7 @@ def wait(
         run = home.run(row.run_id)
         since_byte = _position_of_cursor(cursor) if cursor else events_end(run)
         reap_at = time.monotonic() + _REAP_S
-        report_at = 0.0  # at once
-        reported_signs = None  # the `signs` below at the last report
+        reporter = _Reporter(home, store, on_progress) if on_progress is not None else None
         while True:
             now = time.monotonic()
             events, end = events_from(run, since_byte)
@@ -119,17 +119,39 @@ def wait(
                     reply |= _evaluation_fields(events, reply)
                 # `end` belongs to the events just read: later ones are left to the next call.
                 return reply | {"reached": reached, "cursor": str(end)}
-            # These differ whenever the run has changed.
-            signs = (row.state, row.attempt, _file_size(run.metrics), _file_size(run.events))
-            if on_progress is not None and (signs != reported_signs or now >= report_at):
-                on_progress(_status(home, store, row))
-                reported_signs = signs
-                report_at = now + _REPORT_S
+            if reporter is not None:
+                reporter.report(row, now)
             if now >= reap_at:
                 launcher.reap(home)
                 reap_at = now + _REAP_S
             time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
             row = store.get_run(row.run_id)
+
+
+class _Reporter:
+    """Reports the status of a run that is waited for at every change, and about once a second."""
+
+    def __init__(self, home: Home, store: Store, on_progress: Callable[[Reply], None]) -> None:
+        self._home = home
+        self._store = store
+        self._on_progress = on_progress
+        self._report_at = 0.0  # the first report is made at once
+        self._reported_signs: tuple[str, int, int, int] | None = None  # at the last report
+
+    def report(self, row: RunRow, now: float) -> None:
+        """Report the status if the run has changed or the last report is long ago.
+
+        Args:
+            row: the run as the database has it.
+            now: seconds on the monotonic clock.
+        """
+        run = self._home.run(row.run_id)
+        # These differ whenever the run has changed.
+        signs = (row.state, row.attempt, _file_size(run.metrics), _file_size(run.events))
+        if signs != self._reported_signs or now >= self._report_at:
+            self._on_progress(_status(self._home, self._store, row))
+            self._reported_signs = signs
+            self._report_at = now + _REPORT_S
 
 
 def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
@@ -182,27 +204,11 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
             of the whole run.
     """
     run = home.run(row.run_id)
-    was_deleted = run.deleted.exists()
     progress = read_progress(run, row)
-    status: Reply = {
-        "run_id": row.run_id,
-        "state": row.state,
-        "kind": row.kind,
-        "algorithm": row.algorithm,
-        "env_id": row.env_id,
-        "model": row.model,
-        "attempt": row.attempt,
-        "device": row.device,
-        "step": progress.step,
-        "total_steps": progress.total_steps,
-        "eta_s": progress.eta_s,
-        "metrics": progress.metrics,
-        "alerts": progress.alerts if alerts is None else alerts[-10:],  # the newest ten
-        "verdict": row.verdict,
-        "spent_hours": round(row.spent_hours, 5),
-        "cursor": str(progress.cursor),
-        "warnings": [],
-    }
+    status = _basic_fields(row, progress)
+    if alerts is not None:
+        status["alerts"] = alerts[-10:]  # the newest ten
+    was_deleted = run.deleted.exists()
     if was_deleted:
         status["warnings"].append("its checkpoints, answers and curves were deleted")
     if row.state == "queued":
@@ -216,15 +222,44 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
         status["error"] = _reason_of_end(run, row)
     if was_deleted:
-        status["next"] = []  # nothing is left to read, to deploy or to continue
-        if "error" in status:
-            status["error"]["hint"] = "Submit a new run."
-            status["error"].pop("call", None)
+        _remove_calls(status)
     half = choosing_half_in(progress.started) if row.kind == "train" else None
     if half is not None:
         status["heldout"] = half.to_json()
     status["summary"] = _summary(row, status)
     return status
+
+
+def _basic_fields(row: RunRow, progress: Progress) -> Reply:
+    """The fields that the status of every run has, with its latest alerts and no warnings."""
+    return {
+        "run_id": row.run_id,
+        "state": row.state,
+        "kind": row.kind,
+        "algorithm": row.algorithm,
+        "env_id": row.env_id,
+        "model": row.model,
+        "attempt": row.attempt,
+        "device": row.device,
+        "step": progress.step,
+        "total_steps": progress.total_steps,
+        "eta_s": progress.eta_s,
+        "metrics": progress.metrics,
+        "alerts": progress.alerts,
+        "verdict": row.verdict,
+        "spent_hours": round(row.spent_hours, 5),
+        "cursor": str(progress.cursor),
+        "warnings": [],
+    }
+
+
+def _remove_calls(status: Reply) -> None:
+    """Take the calls out of the status of a deleted run: nothing of it is left to read, to deploy
+    or to continue."""
+    status["next"] = []
+    if "error" in status:
+        status["error"]["hint"] = "Submit a new run."
+        status["error"].pop("call", None)
 
 
 def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
@@ -293,6 +328,17 @@ def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -
         return isinstance(last_metrics.get("step"), int) and last_metrics["step"] >= 1
     event_name = "evaluated" if until == "next_eval" else "alert"
     return any(event.get("event") == event_name for event in events)
+
+
+def _check_until(until: str) -> None:
+    """Raises UserError BAD_ARGUMENT for something that cannot be waited for."""
+    if until not in UNTIL:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"until={until!r} is not something to wait for",
+            hint=f"Use one of {', '.join(UNTIL)}.",
+            field="until",
+        )
 
 
 def _position_of_cursor(cursor: str) -> int:

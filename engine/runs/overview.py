@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from engine.core import hardware
 from engine.core.errors import UserError
@@ -22,6 +23,20 @@ from engine.runs.submit.cautions import LOOK_BACK
 
 _MOST_OPEN = 10_000  # open runs that are read; far more than any queue holds
 SCOPES = ("all", "hardware", "runs", "envs", "models", "datasets", "deployments")
+
+
+@dataclass
+class _Page:
+    """What one call of `overview` shows.
+
+    Attributes:
+        reply: the reply so far.
+        totals: for each list in it, by its key, how many entries there are before it is cut to
+            what is shown.
+    """
+
+    reply: Reply = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=dict)
 
 
 def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> Reply:
@@ -45,40 +60,55 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         )
     launcher.reap(home)
     position = _position_of_cursor(cursor)
-    reply: Reply = {}
-    totals: dict[str, int] = {}  # length of each list before it is cut to `limit`, by its key
     open_runs: list[RunRow] = []
+    page = _Page()
     with Store(home) as store:
         if scope in ("all", "hardware"):
-            reply["hardware"] = _hardware(home, store)
+            page.reply["hardware"] = _hardware(home, store)
         if scope == "all":
-            reply["queue"] = [row.run_id for row in store.queue()]
-            reply["budget"] = _budget(home, store)
+            page.reply["queue"] = [row.run_id for row in store.queue()]
+            page.reply["budget"] = _budget(home, store)
             open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
         if scope in ("all", "runs"):
-            # One more than is shown tells whether more follow; `position` is a row id here.
-            rows = store.list_runs(limit + 1, before_rowid=position or None)
-            reply |= _runs(home, store, rows[:limit])
-            totals["runs"] = len(rows)  # above `limit` where more follow, but not how many
-            if scope == "runs" and len(rows) > limit:
-                reply["next_cursor"] = str(rows[limit - 1].rowid)
-    # Lists that are read as a whole and then cut; `position` counts their entries.
-    for name, read_list in _LISTS.items():
+            _add_runs(page, home, store, scope, limit, before_rowid=position or None)
+    for name in _LISTS:
         if scope in ("all", name):
-            items = read_list(home)
-            totals[name] = len(items)
             start = position if scope == name else 0  # with "all" the cursor means nothing
-            end = start + limit
-            reply[name] = items[start:end]
-            if scope == name and end < len(items):
-                reply["next_cursor"] = str(end)
-    if any("exam_use" in env for env in reply.get("envs", [])):
-        reply["about"] = {"exam_use": ABOUT_USE}
-    return reply | {
-        "summary": _summary(scope, reply, totals, open_runs),
-        "next": _next_calls(scope, reply, open_runs),
+            _add_list(page, home, name, scope, start=start, limit=limit)
+    if any("exam_use" in env for env in page.reply.get("envs", [])):
+        page.reply["about"] = {"exam_use": ABOUT_USE}
+    return page.reply | {
+        "summary": _summary(scope, page.reply, page.totals, open_runs),
+        "next": _next_calls(scope, page.reply, open_runs),
         "warnings": _warnings(home),
     }
+
+
+def _add_runs(
+    page: _Page, home: Home, store: Store, scope: str, limit: int, *, before_rowid: int | None
+) -> None:
+    """Add the newest `limit` runs, and for scope "runs" the cursor where more follow.
+
+    Args:
+        before_rowid: only runs whose row ids are below it; None for all.
+    """
+    # One more than is shown tells whether more follow.
+    rows = store.list_runs(limit + 1, before_rowid=before_rowid)
+    page.reply |= _runs(home, store, rows[:limit])
+    page.totals["runs"] = len(rows)  # above `limit` where more follow, but not how many
+    if scope == "runs" and len(rows) > limit:
+        page.reply["next_cursor"] = str(rows[limit - 1].rowid)
+
+
+def _add_list(page: _Page, home: Home, name: str, scope: str, *, start: int, limit: int) -> None:
+    """Add `limit` entries of the list `name`, one of `_LISTS`, from the entry `start` on; where it
+    is the scope itself, also the cursor if more follow."""
+    items = _LISTS[name](home)
+    page.totals[name] = len(items)
+    end = start + limit
+    page.reply[name] = items[start:end]
+    if scope == name and end < len(items):
+        page.reply["next_cursor"] = str(end)
 
 
 def _warnings(home: Home) -> list[str]:
@@ -263,10 +293,19 @@ def _summary(scope: str, reply: Reply, totals: dict[str, int], open_runs: list[R
         devices = reply["hardware"]["devices"]
         names = ", ".join(item["name"] for item in devices)
         return f"{counted(len(devices), 'device')}: {names}."
-    if scope != "all":
-        more = " (more follow)" if "next_cursor" in reply else ""
-        singular = scope.removesuffix("s")
-        return f"{counted(len(reply[scope]), singular)}{more}."
+    if scope == "all":
+        return _summary_of_home(reply, totals, open_runs)
+    more = " (more follow)" if "next_cursor" in reply else ""
+    singular = scope.removesuffix("s")
+    return f"{counted(len(reply[scope]), singular)}{more}."
+
+
+def _summary_of_home(reply: Reply, totals: dict[str, int], open_runs: list[RunRow]) -> str:
+    """How much there is in the home, and which of the lists are not shown to their ends.
+
+    Args:
+        totals: for each list in the reply how many entries it has, shown or not.
+    """
     active_count = sum(row.state in HOLDS_DEVICE for row in open_runs)
     cut_lists = [name for name, count in totals.items() if count > len(reply[name])]
     more = f" More {', '.join(cut_lists)} follow with scope {cut_lists[0]}." if cut_lists else ""

@@ -117,9 +117,18 @@ class Regrade:
         """
         models = self.config.models
         self.event("started", counted(len(models), "model"), total_steps=len(models))
+        regraded = self._score_all()
+        if not any(regraded.values()):
+            raise self._nothing_scored_error()
+        return self._result(regraded)
+
+    def _score_all(self) -> dict[str, list[Line]]:
+        """Score the stored answers of all models, and record each model's mean as soon as it is
+        known. Returns the new rows by model."""
+        models = self.config.models
         stored_rows = {model.ref: load_rows(self.source.path / model.rows) for model in models}
         task_ids = self._task_ids(stored_rows.values())
-        regraded: dict[str, list[Line]] = {}  # the new rows by model
+        regraded: dict[str, list[Line]] = {}
         with open_process(self.record, log=self.run.logs / "environment.log") as process:
             process.describe()  # waits until the environment is loaded
             for index, (ref, rows) in enumerate(stored_rows.items()):
@@ -127,23 +136,26 @@ class Regrade:
                 scores = _mean_scores(ref, regraded[ref])
                 self.event("evaluated", f"{ref}: reward {scores.reward:.3f}", **asdict(scores))
                 self._write_metrics(index + 1, {"model": ref, "heldout_reward": scores.reward})
-        if not any(regraded.values()):
-            reasons = ", ".join(
-                f"{count} {SKIPPED[reason]}" for reason, count in self.skipped.items()
-            )
-            raise UserError(
-                "NOT_COMPARABLE",
-                f"none of the stored answers can be scored by {self.record.env_id}: {reasons}",
-                hint="Regrade with a version of the environment that asks the same tasks.",
-            )
+        return regraded
+
+    def _nothing_scored_error(self) -> UserError:
+        """The error for a regrade that could not score a single answer, with the reasons."""
+        reasons = ", ".join(f"{count} {SKIPPED[reason]}" for reason, count in self.skipped.items())
+        return UserError(
+            "NOT_COMPARABLE",
+            f"none of the stored answers can be scored by {self.record.env_id}: {reasons}",
+            hint="Regrade with a version of the environment that asks the same tasks.",
+        )
+
+    def _result(self, regraded: Mapping[str, list[Line]]) -> Reply:
+        """The content of result.json. `regraded` holds the new rows by model."""
         changes = rank_changes({ref: _records(rows) for ref, rows in regraded.items()})
         evidence = run_verdict(self.run).to_json()
+        source_files = [model.rows for model in self.config.models]
         return {
             "models": [asdict(_mean_scores(ref, rows)) for ref, rows in regraded.items()],
             "regrade": changes.to_json() | {"source": self.source.id, "skipped": self.skipped},
-            "source_files": {
-                model.rows: _digest(self.source.path / model.rows) for model in models
-            },
+            "source_files": {name: _digest(self.source.path / name) for name in source_files},
             "verdict": evidence["verdict"],
             "evidence": evidence,
             "summary": sentence(changes),
@@ -224,25 +236,30 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
         position: the row's place in its file, which counts as its attempt where it names none.
     """
     copied = {name: value for name, value in row.items() if name not in _TRAINING_ONLY}
-    # The stop reason tells of an error where the new score failed, and no longer where only the old
-    # one did.
-    stop_reason = present_stop_reason(row.get("stop_reason"))
-    if score["error"]:
-        stop_reason = "timeout" if score.get("timed_out") else "env_error"
-    elif stop_reason in ("timeout", "env_error"):
-        stop_reason = "stop"
     return copied | {
         "model": ref,
+        # Rows of training name it "member".
         "attempt": row.get("attempt", row.get("member", position)),
         "reward": score["reward"],
         "success": None if score["error"] else score["success"],
         "metrics": score["metrics"],
         "error": score["error"],
-        "stop_reason": stop_reason,
+        "stop_reason": _new_stop_reason(row, score),
         "reward_before": float(row.get("reward") or 0.0),
         "success_before": row.get("success"),
         "error_before": row.get("error"),
     }
+
+
+def _new_stop_reason(row: Line, score: Mapping[str, Any]) -> object:
+    """Why the answer in the stored row ended, as its new score has it.
+
+    A failed new score is an error. Where only the old score had failed, there is no error any more.
+    """
+    stop_reason = present_stop_reason(row.get("stop_reason"))
+    if score["error"]:
+        return "timeout" if score.get("timed_out") else "env_error"
+    return "stop" if stop_reason in ("timeout", "env_error") else stop_reason
 
 
 def _records(rows: Sequence[Line]) -> list[EvaluationRow]:

@@ -75,19 +75,11 @@ def sample(
     Raises RefusedByServer, and Unreachable if the process is not ready or ends meanwhile; `answer`
     then holds what came before.
     """
-    try:
-        port = int(read_json(folder.ready)["port"])
-        key = folder.key.read_text().strip()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Unreachable(f"{type(error).__name__}: {error}") from error
+    port, key = _port_and_key(folder)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_CONNECT_S)
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    asked = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
     with contextlib.closing(connection):
         try:
-            connection.request(
-                "POST", "/v1/chat/completions", json.dumps(body | asked).encode(), headers
-            )
+            _request_stream(connection, key, body)
             # Kept, because the connection lets go of its socket where the reply says "close".
             set_timeout = connection.sock.settimeout
             set_timeout(max(_CONNECT_S, limits.deadline - time.monotonic()))
@@ -103,6 +95,22 @@ def sample(
     is_cut = answer.has_stalled or time.monotonic() >= limits.deadline
     if not answer.finish_reason and not is_cut:
         raise Unreachable("the answer ended in its middle")
+
+
+def _port_and_key(folder: DeployDir) -> tuple[int, str]:
+    """Where the deployment listens, and the key that it asks for. Raises Unreachable if it is not
+    ready."""
+    try:
+        return int(read_json(folder.ready)["port"]), folder.key.read_text().strip()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Unreachable(f"{type(error).__name__}: {error}") from error
+
+
+def _request_stream(connection: http.client.HTTPConnection, key: str, body: Json) -> None:
+    """Ask for the chat completion `body` as a stream with token ids."""
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    asked = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body | asked).encode(), headers)
 
 
 def _lines(
@@ -146,18 +154,24 @@ def _take(line: str, answer: Answer, model: str, listener: Listener) -> None:
         chunk = json.loads(line.removeprefix(_DATA))
         answer.prompt_tokens = (chunk.get("usage") or {}).get("prompt_tokens", answer.prompt_tokens)
         for choice in chunk.get("choices") or []:
-            delta = choice.get("delta") or {}
-            text = delta.get("content") or ""
-            answer.content += text
-            answer.reasoning += delta.get("reasoning_content") or ""
-            answer.tool_calls += [_without_index(call) for call in delta.get("tool_calls") or []]
-            answer.token_ids += choice.get("token_ids") or []
-            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-            # The piece with the role comes at once, the next one when the model has begun.
-            answer.is_waiting = answer.is_waiting and "role" in delta
+            text = _add_choice(choice, answer)
     elif not line.startswith(_COMMENT):
         raise ValueError(f"no event: {line[:80]}")
     listener(Heard(model, text, len(answer.token_ids), answer.is_waiting))
+
+
+def _add_choice(choice: JsonObject, answer: Answer) -> str:
+    """Add a piece of the stream to the answer; returns the text in it."""
+    delta = choice.get("delta") or {}
+    text = delta.get("content") or ""
+    answer.content += text
+    answer.reasoning += delta.get("reasoning_content") or ""
+    answer.tool_calls += [_without_index(call) for call in delta.get("tool_calls") or []]
+    answer.token_ids += choice.get("token_ids") or []
+    answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+    # The piece with the role comes at once, the next one when the model has begun.
+    answer.is_waiting = answer.is_waiting and "role" in delta
+    return text
 
 
 def _without_index(call: JsonObject) -> JsonObject:

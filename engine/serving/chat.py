@@ -12,6 +12,7 @@ from engine.core.errors import UserError
 from engine.core.files import JsonObject
 from engine.core.hints import Call
 from engine.core.reply import Reply
+from engine.home.rows import DeploymentRow
 from engine.home.run_dir import DeployDir, Home
 from engine.processes.deployments import ANYBODY, Asker, Json, Unreachable
 from engine.records.conversation import Branch, Conversation
@@ -58,6 +59,23 @@ class Session:
     listener: Listener
 
 
+@dataclass(frozen=True)
+class Answered:
+    """What asking one model came to.
+
+    Attributes:
+        model: its name.
+        answer: the answer, as far as there was time for it.
+        seconds: that the answer took, without starting the model.
+        started: the deployments that were started for it.
+    """
+
+    model: str
+    answer: Answer
+    seconds: float
+    started: list[Reply]
+
+
 def chat(
     home: Home,
     request: ChatRequest,
@@ -82,35 +100,18 @@ def chat(
     earlier = None
     if request.conversation:
         earlier = conversations.load(home, request.conversation, asker.name)
-    tools = _tools_of(request, earlier)
     names = list(dict.fromkeys(name for name in (request.model, request.compare_to) if name))
     # Before anything is started, for the errors in what is asked.
-    added = _added_messages(request, earlier)
-    targets = [target_of(home, name) for name in names]
-    questions = [_question(target, added, earlier) for target in targets]
-    for question in questions:
-        _check(question.messages, tools)
+    tools = _tools_of(request, earlier)
+    questions = _questions(home, request, names, tools, earlier)
     seed = _seed_of(request, earlier)
-    body: Json = {
-        "max_tokens": request.max_tokens,
-        "temperature": request.temperature,
-        "seed": seed,
-        **({"tools": tools} if tools else {}),
-    }
     session = Session(home, asker, patience, listener)
-    deadline = time.monotonic() + patience.call_s
-    answers: list[Answer] = []
-    entries: list[Reply] = []
-    started: list[Reply] = []
-    for number, question in enumerate(questions):
-        # So that a slow first model leaves the second one its half of the time.
-        shares = len(questions) - number
-        answer, seconds, started_for_it = _ask(session, question, body, deadline, shares=shares)
-        answers.append(answer)
-        entries.append(_entry(question.target.name, answer, seconds))
-        started += started_for_it
+    answered = _ask_all(session, questions, _sampling_body(request, seed, tools))
+    answers = [each.answer for each in answered]
     conversation = _after(earlier, questions, answers, tools=tools, seed=seed, owner=asker.name)
     conversation_id, lost = conversations.save(home, request.conversation, conversation)
+    entries = [_entry(each) for each in answered]
+    started = [deployment for each in answered for deployment in each.started]
     idle_minutes = home.user_config().idle_stop_minutes
     return {
         "answers": entries,
@@ -121,6 +122,48 @@ def chat(
         "next": _next_calls(names, entries, conversation_id, started),
         "warnings": _warnings(entries, started, idle_minutes) + ([lost] if lost else []),
     }
+
+
+def _questions(
+    home: Home,
+    request: ChatRequest,
+    names: Sequence[str],
+    tools: list[ToolSchema],
+    earlier: Conversation | None,
+) -> list[Question]:
+    """What each of the named models is asked.
+
+    Raises UserError BAD_ARGUMENT where nothing is to be answered or the messages cannot be read,
+    MODEL_* for an unknown model.
+    """
+    added = _added_messages(request, earlier)
+    targets = [target_of(home, name) for name in names]
+    questions = [_question(target, added, earlier) for target in targets]
+    for question in questions:
+        _check(question.messages, tools)
+    return questions
+
+
+def _sampling_body(request: ChatRequest, seed: int, tools: list[ToolSchema]) -> Json:
+    """The part of a request to the server of a model that is the same for all models."""
+    return {
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "seed": seed,
+        **({"tools": tools} if tools else {}),
+    }
+
+
+def _ask_all(session: Session, questions: Sequence[Question], body: Json) -> list[Answered]:
+    """Ask the models one after the other, all within the time of the call. Raises UserError as
+    `chat` does."""
+    deadline = time.monotonic() + session.patience.call_s
+    answered: list[Answered] = []
+    for number, question in enumerate(questions):
+        # So that a slow first model leaves the second one its half of the time.
+        shares = len(questions) - number
+        answered.append(_ask(session, question, body, deadline, shares=shares))
+    return answered
 
 
 def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSchema]:
@@ -212,9 +255,8 @@ def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
 
 def _ask(
     session: Session, question: Question, body: Json, deadline: float, *, shares: int
-) -> tuple[Answer, float, list[Reply]]:
-    """Ask one model; returns its answer, the seconds it took without starting, and the deployments
-    that were started for it.
+) -> Answered:
+    """Ask one model, which is started if it is not served yet.
 
     `deadline` is that of the whole call, on the monotonic clock; once the model is served, its
     answer gets one of `shares` equal parts of the time that is left. If the process ends before the
@@ -229,21 +271,14 @@ def _ask(
         ready_by = min(deadline, time.monotonic() + session.patience.start_s)
         row, start_seconds = serve(session.home, question.target, ready_by, session.asker)
         if start_seconds is not None:
-            deployment = {"deployment_id": row.deployment_id, "seconds": round(start_seconds, 2)}
-            started.append(deployment | {"memory_gb": round(row.memory_bytes / 1e9, 2)})
+            started.append(_started_entry(row, start_seconds))
         folder = session.home.deployment(row.deployment_id)
-        begun = [*question.begun, *answer.token_ids]
-        asked: Json = {
-            "model": question.target.name,
-            "messages": question.messages,
-            "max_tokens": max(1, body["max_tokens"] - len(answer.token_ids)),
-            **({"begun_token_ids": begun} if begun else {}),
-        }
         answer.is_waiting = True  # until the model begins, in a second try too
         asked_at = time.monotonic()
         limits = Limits(asked_at + (deadline - asked_at) / shares, session.patience.stall_s)
         try:
-            sample(folder, body | asked, limits, answer, session.listener)
+            server_request = _server_request(question, body, answer)
+            sample(folder, server_request, limits, answer, session.listener)
         except RefusedByServer as error:
             raise _refused(question.target, folder, error) from error
         except Unreachable as error:
@@ -254,13 +289,43 @@ def _ask(
         finally:
             seconds += time.monotonic() - asked_at
         if answer.has_stalled and not answer.token_ids:
-            raise UserError(
-                "DEPLOY_FAILED",
-                f"{question.target.name} gave no token for {limits.stall_s:g} s",
-                hint="Shorten what it reads, or wait until nothing trains on this machine.",
-                retryable=True,
-            )
-        return answer, seconds, started
+            raise _no_token_error(question.target, limits.stall_s)
+        return Answered(question.target.name, answer, seconds, started)
+
+
+def _started_entry(row: DeploymentRow, seconds: float) -> Reply:
+    """One entry of `started` in the reply of `chat`: a deployment that took `seconds` to start."""
+    return {
+        "deployment_id": row.deployment_id,
+        "seconds": round(seconds, 2),
+        "memory_gb": round(row.memory_bytes / 1e9, 2),
+    }
+
+
+def _server_request(question: Question, body: Json, answer: Answer) -> Json:
+    """What the model's server is asked: the question, to be answered from the tokens on that the
+    answer has so far.
+
+    Args:
+        body: how it samples, from `_sampling_body`.
+    """
+    begun = [*question.begun, *answer.token_ids]
+    return body | {
+        "model": question.target.name,
+        "messages": question.messages,
+        "max_tokens": max(1, body["max_tokens"] - len(answer.token_ids)),
+        **({"begun_token_ids": begun} if begun else {}),
+    }
+
+
+def _no_token_error(target: Target, stall_s: float) -> UserError:
+    """The error for a model that gave no token at all in `stall_s` seconds."""
+    return UserError(
+        "DEPLOY_FAILED",
+        f"{target.name} gave no token for {stall_s:g} s",
+        hint="Shorten what it reads, or wait until nothing trains on this machine.",
+        retryable=True,
+    )
 
 
 def _refused(target: Target, folder: DeployDir, error: RefusedByServer) -> UserError:
@@ -276,10 +341,11 @@ def _refused(target: Target, folder: DeployDir, error: RefusedByServer) -> UserE
     )
 
 
-def _entry(model: str, answer: Answer, seconds: float) -> Reply:
+def _entry(answered: Answered) -> Reply:
     """One entry of `answers` in the reply of `chat`."""
+    answer = answered.answer
     return {
-        "model": model,
+        "model": answered.model,
         "answer": answer.content,
         **({"reasoning": answer.reasoning} if answer.reasoning else {}),
         **({"tool_calls": answer.tool_calls} if answer.tool_calls else {}),
@@ -287,7 +353,7 @@ def _entry(model: str, answer: Answer, seconds: float) -> Reply:
         **({} if answer.finish_reason else {"partial": True}),
         "prompt_tokens": answer.prompt_tokens,
         "tokens": len(answer.token_ids),
-        "latency_s": round(seconds, 3),
+        "latency_s": round(answered.seconds, 3),
     }
 
 
@@ -304,24 +370,35 @@ def _after(
     branches = {branch.model: branch for branch in earlier.branches} if earlier else {}
     for question, answer in zip(questions, answers, strict=True):
         name = question.target.name
-        message: ChatMessage = {"role": "assistant", "content": answer.content}
-        if question.begun:  # what was said before the cut
-            message["content"] = branches[name].messages[-1]["content"] + answer.content
-        if answer.reasoning:
-            message["reasoning_content"] = answer.reasoning
-        if answer.tool_calls:
-            message["tool_calls"] = answer.tool_calls
-        is_cut = (answer.finish_reason or CUT_BY_TIME) in CUT
-        begun = [*question.begun, *answer.token_ids] if is_cut else []
-        # Nothing was sampled yet: the question itself is still to be answered.
-        new = [message] if begun or not is_cut else []
-        branches[name] = Branch(model=name, messages=[*question.messages, *new], begun=begun)
+        said_before = branches[name].messages[-1]["content"] if question.begun else ""
+        branches[name] = _branch(question, answer, said_before)
     return Conversation(
         owner=owner,
         turns=(earlier.turns if earlier else 0) + 1,
         tools=tools,
         seed=seed,
         branches=list(branches.values()),
+    )
+
+
+def _branch(question: Question, answer: Answer, said_before: str) -> Branch:
+    """One model's part of the conversation, with its new answer.
+
+    Args:
+        said_before: the text of an answer that was cut and goes on here; "" for a new answer.
+    """
+    message: ChatMessage = {"role": "assistant", "content": said_before + answer.content}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["tool_calls"] = answer.tool_calls
+    is_cut = (answer.finish_reason or CUT_BY_TIME) in CUT
+    begun = [*question.begun, *answer.token_ids] if is_cut else []
+    # Cut before its first token: the question itself is still to be answered.
+    nothing_sampled = is_cut and not begun
+    new_messages = [] if nothing_sampled else [message]
+    return Branch(
+        model=question.target.name, messages=[*question.messages, *new_messages], begun=begun
     )
 
 

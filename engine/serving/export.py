@@ -61,14 +61,8 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
             hint=f"Available: {', '.join(FORMATS)}.",
             field="format",
         )
-    model = catalog.resolve_model(home, ref)
-    if model.adapter is None:
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"{ref} is a base model; there is nothing of ours to export",
-            hint="Name a run, such as arith-grpo-7@best.",
-            field="run_id",
-        )
+    model = _model_with_adapter(home, ref)
+    assert model.adapter is not None  # others were refused
     target = _target_folder(home, model, export_format, path)
     origin = {
         "run": model.run_id,
@@ -86,14 +80,33 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
         elif not _merge(home, model, target, origin):
             return _still_merging_reply(ref, target, export_format)
     except OSError as error:
-        code = "DISK_FULL" if error.errno == errno.ENOSPC else "BAD_ARGUMENT"
-        raise UserError(
-            code,
-            f"{target} cannot be written: {error.strerror or error}",
-            hint="Choose another path.",
-            field="path",
-        ) from error
+        raise _cannot_write_error(target, error) from error
     return _export_reply(model, target, export_format, was_there=False)
+
+
+def _model_with_adapter(home: Home, ref: str) -> ModelRef:
+    """The model that `ref` names. Raises UserError MODEL_* for an unknown one, BAD_ARGUMENT for a
+    base model."""
+    model = catalog.resolve_model(home, ref)
+    if model.adapter is None:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{ref} is a base model; there is nothing of ours to export",
+            hint="Name a run, such as arith-grpo-7@best.",
+            field="run_id",
+        )
+    return model
+
+
+def _cannot_write_error(target: Path, error: OSError) -> UserError:
+    """The error for a target folder that cannot be written: DISK_FULL or BAD_ARGUMENT."""
+    code = "DISK_FULL" if error.errno == errno.ENOSPC else "BAD_ARGUMENT"
+    return UserError(
+        code,
+        f"{target} cannot be written: {error.strerror or error}",
+        hint="Choose another path.",
+        field="path",
+    )
 
 
 def _target_folder(home: Home, model: ModelRef, export_format: str, path: str) -> Path:
@@ -196,22 +209,15 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
     job = home.export_job(key)
     job.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{key}.aside")
-    worker_lock, log = job / "alive.lock", job / "export.log"
-    gguf_name = ""
-    if origin["format"].startswith(_GGUF):
-        gguf_name = f"{_stem(model)}.{origin['format'].removeprefix(_GGUF)}.gguf"
+    worker_lock = job / "alive.lock"
+    gguf_name = _gguf_name(model, origin["format"])
     if not is_locked(worker_lock) and not _is_finished(home, aside, gguf_name):
         _start_merge(home, model, job, aside, gguf_name)
-    deadline = time.monotonic() + WAIT_S
-    while is_locked(worker_lock):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
+    if not _wait_for_worker(worker_lock):
+        return False
     if not _is_finished(home, aside, gguf_name):
         shutil.rmtree(aside, ignore_errors=True)
-        last_lines = read_tail(log, 2000).strip().splitlines()[-3:]
-        log_end = " | ".join(last_lines)[:400]
-        raise UserError("DEPLOY_FAILED", "the merge did not finish", hint=f"Its log: {log_end}")
+        raise _unfinished_merge_error(job / "export.log")
     if gguf_name:
         modelfile_text = modelfile.text(model.base_path, gguf_name)
         (aside / "Modelfile").write_text(modelfile_text, encoding="utf-8")
@@ -219,6 +225,31 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
     _move_into_place(aside, target, origin)
     shutil.rmtree(job, ignore_errors=True)
     return True
+
+
+def _gguf_name(model: ModelRef, export_format: str) -> str:
+    """The name of the GGUF file of an export, "" for a format without one."""
+    if not export_format.startswith(_GGUF):
+        return ""
+    return f"{_stem(model)}.{export_format.removeprefix(_GGUF)}.gguf"
+
+
+def _wait_for_worker(worker_lock: Path) -> bool:
+    """Wait until no worker holds the lock, for `WAIT_S` seconds at most. Returns whether none
+    does."""
+    deadline = time.monotonic() + WAIT_S
+    while is_locked(worker_lock):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _unfinished_merge_error(log: Path) -> UserError:
+    """The error for a merge whose worker ended before it was done, with the end of its log."""
+    last_lines = read_tail(log, 2000).strip().splitlines()[-3:]
+    log_end = " | ".join(last_lines)[:400]
+    return UserError("DEPLOY_FAILED", "the merge did not finish", hint=f"Its log: {log_end}")
 
 
 def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path, gguf_name: str) -> None:

@@ -7,10 +7,11 @@ written as the chat template writes it.
 Source: Ollama's Modelfile reference (docs/modelfile.md in its repository).
 """
 
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from engine.models import tokens
-from engine.models.chat_format import TemplateError
+from engine.models.chat_format import ChatFormat, TemplateError
 from envs.json_types import ChatMessage
 
 _SYSTEM, _FIRST, _ANSWER, _SECOND = (
@@ -20,6 +21,12 @@ _SYSTEM, _FIRST, _ANSWER, _SECOND = (
     "\u0001q\u0001",
 )
 
+_TALK: list[ChatMessage] = [
+    {"role": "user", "content": _FIRST},
+    {"role": "assistant", "content": _ANSWER},
+    {"role": "user", "content": _SECOND},
+]
+
 
 def text(base: Path, file_name: str) -> str:
     """The Modelfile for the GGUF file `file_name` of a model with the tokenizer in `base`.
@@ -28,72 +35,120 @@ def text(base: Path, file_name: str) -> str:
     looks for one that it knows.
     """
     lines = [f"FROM ./{file_name}"]
-    template, ends = "", []
     try:
-        template, end = _template(base)
-        ends = [end.strip()] if end.strip() else []
+        turns = _turns(tokens.load(base).format())
     except (TemplateError, ValueError):
-        pass
-    if template and '"""' not in template:
-        lines.append(f'TEMPLATE """{template}"""')
-    lines += [f'PARAMETER stop "{end}"' for end in ends if '"' not in end]
+        pass  # this chat template cannot be said in Ollama's language
+    else:
+        template = _ollama_template(turns)
+        if '"""' not in template:
+            lines.append(f'TEMPLATE """{template}"""')
+        stop = turns.answer_end.strip()
+        if stop and '"' not in stop:
+            lines.append(f'PARAMETER stop "{stop}"')
     return "\n".join([*lines, "PARAMETER temperature 0", ""])
 
 
-def _template(base: Path) -> tuple[str, str]:
-    """Ollama's template for a conversation, and what ends an answer.
+@dataclass(frozen=True)
+class _Turns:
+    """What a chat template writes around the messages of a conversation.
 
-    Raises TemplateError if the chat template refuses the conversation, ValueError if it leaves out
-    a part of it, or if Ollama's template cannot say the same.
+    Attributes:
+        before_system, after_system: around a system message.
+        no_system: in its place where there is none; many templates write one of their own.
+        before_user: before a question.
+        before_answer: between a question and its answer.
+        before_last_answer: the same for the last question. Qwen3 writes an empty thought there.
+        answer_end: after an answer.
+    """
+
+    before_system: str
+    after_system: str
+    no_system: str
+    before_user: str
+    before_answer: str
+    before_last_answer: str
+    answer_end: str
+
+    def pieces(self) -> tuple[str, ...]:
+        """All the texts."""
+        return astuple(self)
+
+
+def _turns(chat: ChatFormat) -> _Turns:
+    """Read off a chat template what it writes around messages: it renders a conversation of marks.
+
+    Raises TemplateError if it refuses the conversation, ValueError if it leaves out a part of it,
+    or if Ollama's template cannot say the same.
     """
     system: ChatMessage = {"role": "system", "content": _SYSTEM}
-    talk: list[ChatMessage] = [
-        {"role": "user", "content": _FIRST},
-        {"role": "assistant", "content": _ANSWER},
-        {"role": "user", "content": _SECOND},
-    ]
-    chat = tokens.load(base).format()
-    rendered = chat.text([system, *talk], prompt=True)
-    start, rest = _around(rendered, _SYSTEM)
+    rendered = chat.text([system, *_TALK], prompt=True)
+    before_system, rest = _around(rendered, _SYSTEM)
     to_user, rest = _around(rest, _FIRST)
-    to_answer, rest = _around(rest, _ANSWER)
-    between, to_last_answer = _around(rest, _SECOND)
-    # What ends an answer stands at the end of a conversation that ends with one, and begins what
-    # stands between an answer and the next question.
-    closed = chat.text([system, *talk[:2]], prompt=False)
-    _, end = _around(closed, _ANSWER)
-    if not between.startswith(end):
+    before_answer, rest = _around(rest, _ANSWER)
+    between_turns, before_last_answer = _around(rest, _SECOND)
+    answer_end = _answer_end(chat, system)
+    if not between_turns.startswith(answer_end):
         raise ValueError("an answer ends in another way where no question follows")
-    user = between[len(end) :]
-    if not to_user.endswith(user):
+    before_user = between_turns[len(answer_end) :]
+    if not to_user.endswith(before_user):
         raise ValueError("a first question begins in another way than a later one")
-    after_system = to_user.removesuffix(user)
-    # Many templates write a system message of their own where there is none.
-    opening, _ = _around(chat.text(talk[:1], prompt=True), _FIRST)
-    without_system = opening.removesuffix(user)
-    written = without_system + "".join(
-        [user, _FIRST, to_answer, _ANSWER, end, user, _SECOND, to_last_answer]
+    opening, _ = _around(chat.text(_TALK[:1], prompt=True), _FIRST)
+    turns = _Turns(
+        before_system=before_system,
+        after_system=to_user.removesuffix(before_user),
+        no_system=opening.removesuffix(before_user),
+        before_user=before_user,
+        before_answer=before_answer,
+        before_last_answer=before_last_answer,
+        answer_end=answer_end,
     )
-    if written != chat.text(talk, prompt=True):
-        raise ValueError("without a system message turns are written in another way")
-    parts = (start, after_system, without_system, user, to_answer, to_last_answer, end)
-    if any("{{" in part for part in parts):
+    _check_without_system(chat, turns)
+    if any("{{" in piece for piece in turns.pieces()):
         raise ValueError("it holds what Ollama would read as an instruction")
-    otherwise = "{{ else }}" + without_system if without_system else ""
-    if to_last_answer != to_answer:  # Qwen3 writes an empty thought before the last answer alone
-        to_answer = (
-            "{{ if eq (len (slice $.Messages $i)) 1 }}" + to_last_answer + "{{ else }}" + to_answer
-        ) + "{{ end }}"
+    return turns
+
+
+def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:
+    """What the chat template writes after an answer with which a conversation ends. Raises
+    ValueError if the answer is not written once."""
+    closed = chat.text([system, *_TALK[:2]], prompt=False)
+    _, end = _around(closed, _ANSWER)
+    return end
+
+
+def _check_without_system(chat: ChatFormat, turns: _Turns) -> None:
+    """Raises ValueError where, without a system message, the chat template writes the turns in
+    another way."""
+    first_turn = [turns.before_user, _FIRST, turns.before_answer, _ANSWER, turns.answer_end]
+    second_turn = [turns.before_user, _SECOND, turns.before_last_answer]
+    expected = turns.no_system + "".join([*first_turn, *second_turn])
+    if expected != chat.text(_TALK, prompt=True):
+        raise ValueError("without a system message turns are written in another way")
+
+
+def _ollama_template(turns: _Turns) -> str:
+    """The turns in the language of Ollama's templates."""
+    no_system = "{{ else }}" + turns.no_system if turns.no_system else ""
+    before_answer = turns.before_answer
+    if turns.before_last_answer != turns.before_answer:
+        is_last = "{{ if eq (len (slice $.Messages $i)) 1 }}"
+        before_answer = (
+            is_last + turns.before_last_answer + "{{ else }}" + turns.before_answer + "{{ end }}"
+        )
     return (
-        "{{ if .System }}" + start + "{{ .System }}" + after_system + otherwise + "{{ end }}"
-        '{{ range $i, $_ := .Messages }}{{ if eq .Role "user" }}'
-        + user
+        "{{ if .System }}"
+        + turns.before_system
+        + "{{ .System }}"
+        + turns.after_system
+        + no_system
+        + '{{ end }}{{ range $i, $_ := .Messages }}{{ if eq .Role "user" }}'
+        + turns.before_user
         + "{{ .Content }}"
-        + to_answer
+        + before_answer
         + '{{ else if eq .Role "assistant" }}{{ .Content }}'
-        + end
-        + "{{ end }}{{ end }}",
-        end,
+        + turns.answer_end
+        + "{{ end }}{{ end }}"
     )
 
 

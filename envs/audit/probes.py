@@ -8,7 +8,7 @@ import json
 import random
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,10 +160,29 @@ def text_probes(
         others: reference answers of other rows.
         rng: where random choices come from.
     """
+    probes = _probes_without_gold(prompt, rng)
+    if gold is None:
+        return probes
+    core = take_apart(gold)
+    wrong_others = [other for other in others if _plain(other) != _plain(gold)]
+    probes[OVERLONG] = f"{gold}\n{probes['long junk']}"
+    if core.is_json:
+        probes |= _json_probes(core, wrong_others)
+    else:
+        probes |= _core_probes(core, wrong_others, rng)
+    if wrong_others:
+        probes["other gold"] = rng.choice(wrong_others)
+    unlike_gold = {name: text for name, text in probes.items() if _plain(text) != _plain(gold)}
+    return {GOLD: gold, **unlike_gold}
+
+
+def _probes_without_gold(prompt: str, rng: random.Random) -> dict[str, str]:
+    """The probes that need no reference answer, as name -> completion. `prompt` is the text of the
+    task's prompt."""
     junk = "".join(rng.choices(string.ascii_lowercase + " ", k=28)).strip()
     junk = junk or "qx"  # if only spaces were drawn
     endless = _endless(junk)
-    probes = {
+    return {
         "empty": "",
         "short junk": endless[:2],
         "junk": junk,
@@ -173,19 +192,6 @@ def text_probes(
         "filler": FILLER * 2,
         "exception trigger": rng.choice(TRIGGERS),
     }
-    if gold is None:
-        return probes
-    core = take_apart(gold)
-    wrong_others = [other for other in others if _plain(other) != _plain(gold)]
-    probes[OVERLONG] = f"{gold}\n{endless}"
-    if core.is_json:
-        probes |= _json_probes(core, wrong_others)
-    else:
-        probes |= _core_probes(core, wrong_others, rng)
-    if wrong_others:
-        probes["other gold"] = rng.choice(wrong_others)
-    unlike_gold = {name: text for name, text in probes.items() if _plain(text) != _plain(gold)}
-    return {GOLD: gold, **unlike_gold}
 
 
 def _endless(seed: str) -> str:
@@ -356,7 +362,20 @@ def message_probes(
     last_text = _text_of_last(gold)
     other_texts = [_text_of_last(other) for other in others if other]
     last_message_probes = text_probes(prompt, last_text or None, other_texts, rng)
-    alone_probes = {
+    alone_probes = _alone_probes(last_message_probes, rng)
+    if not gold:
+        return alone_probes
+    return _gold_probes(gold, others, last_message_probes, rng) | alone_probes
+
+
+def _alone_probes(
+    last_message_probes: Mapping[str, str], rng: random.Random
+) -> dict[str, list[ChatMessage]]:
+    """The probes of a multi-turn task that are played as a single message.
+
+    `last_message_probes` are those of `text_probes` for the last message of the reference answer.
+    """
+    probes = {
         name: [_assistant(last_message_probes[name])]
         for name in PLAYED_ALONE
         if name in last_message_probes
@@ -365,20 +384,29 @@ def message_probes(
     # About half of the rows try a broken tool call in place of an odd text.
     if rng.random() < 0.5:
         trigger = _assistant("") | {"tool_calls": [_bad_call(rng)]}
-    alone_probes["exception trigger"] = [trigger]
-    if not gold:
-        return alone_probes
-    gold_probes: dict[str, list[ChatMessage]] = {GOLD: list(gold)}
+    probes["exception trigger"] = [trigger]
+    return probes
+
+
+def _gold_probes(
+    gold: Sequence[ChatMessage],
+    others: Sequence[Sequence[ChatMessage]],
+    last_message_probes: Mapping[str, str],
+    rng: random.Random,
+) -> dict[str, list[ChatMessage]]:
+    """The probes of a multi-turn task that are made from its reference answer, or from those of
+    other rows. The arguments are those of `message_probes` and `_alone_probes`."""
+    probes: dict[str, list[ChatMessage]] = {GOLD: list(gold)}
     for name in PLAYED_LAST:
         if name in last_message_probes:
-            gold_probes[name] = [*gold[:-1], _assistant(last_message_probes[name])]
+            probes[name] = [*gold[:-1], _assistant(last_message_probes[name])]
     if len(gold) > 1:
-        gold_probes["truncated gold"] = list(gold[:-1])
-        gold_probes["last message only"] = [gold[-1]]
+        probes["truncated gold"] = list(gold[:-1])
+        probes["last message only"] = [gold[-1]]
     different = [other for other in others if list(other) != list(gold)]
     if different:
-        gold_probes["other gold"] = list(rng.choice(different))
-    return gold_probes | alone_probes
+        probes["other gold"] = list(rng.choice(different))
+    return probes
 
 
 def _text_of_last(messages: Sequence[ChatMessage]) -> str:

@@ -75,35 +75,55 @@ def audit(
     """
     if kind == "sft" or not rows:
         return verdict.unscored(len(rows), seed)
-    began = clock()
+    budget = _Budget(budget_s, clock)
     rng = random.Random(seed)
     order = rng.sample(range(len(rows)), len(rows))
     pool = [Task.from_row(rows[index]) for index in order[:POOL]]
     findings = Findings()
     make_row = _row_with_messages if kind == "multi" else _row_with_texts
     first_scores: list[_FirstScore] = []
-
-    def time_is_up() -> bool:
-        """Whether even the overrun of the budget is used up."""
-        return clock() - began > OVERRUN * budget_s
-
     for index in order:
-        over_budget = clock() - began > budget_s
-        if over_budget and (findings.rows >= LEAST_ROWS or time_is_up()):
+        if budget.is_over() and (findings.rows >= LEAST_ROWS or budget.is_overrun()):
             break
         row = make_row(rows[index], pool, rng)
-        first_score = _score_all(row, scorer, findings, time_is_up)
+        first_score = _score_all(row, scorer, findings, budget.is_overrun)
         if first_score is not None and len(first_scores) < AGAIN:
             first_scores.append(first_score)
         findings.rows += 1
     # In another order than before: a scorer that keeps a state shows it.
     for first_score in reversed(first_scores):
-        if time_is_up():
+        if budget.is_overrun():
             break
         first_score.revisit(findings)
     if fresh is not None:
-        findings.rescoring = rescore.score_again(_sample(findings), fresh, time_is_up)
-    return verdict.report(findings, len(rows), seed, clock() - began)
+        findings.rescoring = rescore.score_again(_sample(findings), fresh, budget.is_overrun)
+    return verdict.report(findings, len(rows), seed, budget.seconds_used())
+
+
+class _Budget:
+    """The time that an audit may take; it begins when this is made.
+
+    Args:
+        seconds: how long; `OVERRUN` times as long is the utmost.
+        clock: the time in seconds.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._began = clock()
+
+    def seconds_used(self) -> float:
+        """How long the audit has taken so far."""
+        return self._clock() - self._began
+
+    def is_over(self) -> bool:
+        """Whether the time is used up."""
+        return self.seconds_used() > self._seconds
+
+    def is_overrun(self) -> bool:
+        """Whether even the utmost time is used up."""
+        return self.seconds_used() > OVERRUN * self._seconds
 
 
 def _sample(findings: Findings) -> list[Scored]:
@@ -222,16 +242,10 @@ def _score_all(
         if not is_first_of_audit and time_is_up():
             findings.stopped_in_row = True
             break
-        answer = row.answers[name]
-        result = row.score(scorer, answer)
+        result = row.score(scorer, row.answers[name])
         findings.seconds.append(result.get("seconds", 0.0))
         if name == repeated_name:
-            second = row.score(scorer, answer)
-            if is_first_of_audit and second["reward"] != result["reward"]:
-                # The first call of all may be slow beyond a limit inside of score(), so it is
-                # replaced by the second, and that one by a third.
-                result, second = second, row.score(scorer, answer)
-            findings.count_repeated(row.task_id, result["reward"], second["reward"])
+            result = _score_twice(row, name, scorer, findings, result, is_first_of_audit)
         results[name] = result
     _add_results(findings, row, results)
     _keep_for_rescoring(findings, row, results)
@@ -244,6 +258,33 @@ def _score_all(
     )
     first_score.revisit(findings)
     return first_score
+
+
+def _score_twice(
+    row: _ProbedRow,
+    name: str,
+    scorer: Scorer,
+    findings: Findings,
+    first: ScoreReply,
+    is_first_of_audit: bool,
+) -> ScoreReply:
+    """Score an answer once more at once, and count in `findings` whether both rewards are equal.
+
+    Args:
+        name: the probe whose answer it is.
+        first: its first score.
+        is_first_of_audit: whether that was the first call of the whole audit.
+
+    Returns the score that counts, which is `first` in general.
+    """
+    answer = row.answers[name]
+    second = row.score(scorer, answer)
+    if is_first_of_audit and second["reward"] != first["reward"]:
+        # The first call of all may be slow beyond a limit inside of score(), so it is replaced by
+        # the second, and that one by a third.
+        first, second = second, row.score(scorer, answer)
+    findings.count_repeated(row.task_id, first["reward"], second["reward"])
+    return first
 
 
 def _add_results(

@@ -31,25 +31,12 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
         seed: of the audit's random choices.
         seconds: that it took.
     """
-    lowest_mean = min(tally.mean for tally in findings.tallies.values())
-    table = [
-        _probe_line(name, findings.tallies[name], lowest_mean)
-        for name in PROBES
-        if name in findings.tallies
-    ]
+    table = _probe_lines(findings)
     risks, weaknesses = _risks(findings, table), _weaknesses(table)
-    if risks:
-        verdict = "risk"
-    elif weaknesses:
-        verdict = "warn"
-    else:
-        verdict = "ok"
     failing = len(findings.gold_failing), findings.gold_rows
     covered = f"{findings.rows} of {rows} rows scored"
-    sorted_seconds = sorted(findings.seconds)
-    p95_index = round(0.95 * (len(sorted_seconds) - 1))
     return {
-        "verdict": verdict,
+        "verdict": _verdict(risks, weaknesses),
         "headline": headline(risks, weaknesses, table, failing, covered),
         "risks": risks,
         "weaknesses": weaknesses,
@@ -65,10 +52,33 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
         "unstable": (findings.unstable or findings.drifted)[:SHOWN],
         "gold_failing": findings.gold_failing[:GOLD_SHOWN],
         "problems": _problems(findings, table),
-        "score_seconds_p95": round(sorted_seconds[p95_index], 6),
+        "score_seconds_p95": round(_percentile_95(findings.seconds), 6),
         "seed": seed,
         "seconds": round(seconds, 3),
     }
+
+
+def _probe_lines(findings: Findings) -> list[ProbeLine]:
+    """The report's lines about the probes that were scored, in the order of PROBES."""
+    lowest_mean = min(tally.mean for tally in findings.tallies.values())
+    return [
+        _probe_line(name, findings.tallies[name], lowest_mean)
+        for name in PROBES
+        if name in findings.tallies
+    ]
+
+
+def _verdict(risks: Sequence[str], weaknesses: Sequence[str]) -> str:
+    """The verdict on a scorer: risk, warn (it has weaknesses alone) or ok."""
+    if risks:
+        return "risk"
+    return "warn" if weaknesses else "ok"
+
+
+def _percentile_95(values: Sequence[float]) -> float:
+    """The value that 95 % of the values do not exceed; there must be at least one."""
+    ordered = sorted(values)
+    return ordered[round(0.95 * (len(ordered) - 1))]
 
 
 def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
@@ -124,6 +134,21 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
 
     `table` holds the report's lines, one per probe.
     """
+    problems = [*_reference_problems(findings), *_stability_problems(findings)]
+    for line in table:
+        if line["errors"] and line["probe"] != GOLD:
+            count = f"{line['errors']} of {line['rows']}"
+            problems.append(f"score fails on {line['probe']} ({count}): {line.get('error', '')}")
+    if findings.stopped_in_row:
+        problems.append(
+            f"score is so slow that the time was up after {len(findings.seconds)} answers: not "
+            "every probe was tried"
+        )
+    return problems
+
+
+def _reference_problems(findings: Findings) -> list[str]:
+    """Sentences about rewards that do not tell reference answers from others; [] for none."""
     problems = []
     if _all_rewards_equal(findings):
         problems.append("every answer, right or wrong, earns the same reward")
@@ -132,6 +157,12 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
         problems.append(f"{count} of {findings.gold_rows} reference answers fail: {names}")
     if not findings.gold_rows:
         problems.append("no row has a reference answer: nothing shows that a right one is paid")
+    return problems
+
+
+def _stability_problems(findings: Findings) -> list[str]:
+    """Sentences about answers that got two rewards; [] for none."""
+    problems = []
     if findings.unstable:
         share = f"{len(findings.unstable)} of {findings.repeated}"
         problems.append(f"{share} answers scored twice in a row got two rewards")
@@ -142,15 +173,6 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
         )
     if findings.rescoring and _differing(findings):
         problems.append(rescore.sentence(findings.rescoring))
-    for line in table:
-        if line["errors"] and line["probe"] != GOLD:
-            count = f"{line['errors']} of {line['rows']}"
-            problems.append(f"score fails on {line['probe']} ({count}): {line.get('error', '')}")
-    if findings.stopped_in_row:
-        problems.append(
-            f"score is so slow that the time was up after {len(findings.seconds)} answers: not "
-            "every probe was tried"
-        )
     return problems
 
 

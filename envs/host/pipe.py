@@ -110,16 +110,11 @@ class Pipe:
             secrets=tuple(secrets),
             install=install,
         )
-        # Secrets go here, because every user of the machine can read the arguments.
-        variables = _clean_environment(packages.python) | dict(secrets)
-        if install is not None:
-            variables |= install.variables
+        variables = _variables(packages, secrets, install)
         try:
             self.parent = _start_parent(launch, child_lifeline, variables)
         except OSError as error:
-            for fd in (self.requests, self.replies, self.lifeline):
-                os.close(fd)
-            shutil.rmtree(self.private_folder, ignore_errors=True)
+            self._close_without_parent()
             message = f"the interpreter {sys.executable} does not start: {error}"
             raise EnvProblem("ENV_IMPORT", message) from error
         finally:
@@ -127,6 +122,12 @@ class Pipe:
                 os.close(fd)
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
+
+    def _close_without_parent(self) -> None:
+        """Close our ends of the pipes and remove the private folder; no parent was started."""
+        for fd in (self.requests, self.replies, self.lifeline):
+            os.close(fd)
+        shutil.rmtree(self.private_folder, ignore_errors=True)
 
     def greet(self, seconds: float) -> tuple[Confinement, Mapping[str, Any]]:
         """Wait at most `seconds` until the environment is loaded.
@@ -190,17 +191,14 @@ class Pipe:
             if reply.get("id") != request_id:
                 raise Fault(f"{doing} answered out of turn")
             if "row" in reply:
-                received_bytes = self.received - received_before
                 # Only tasks() sends rows: from any other call even one is too many.
-                if op != "tasks" or received_bytes > TASKS_BYTES:
+                if op != "tasks" or self.received - received_before > TASKS_BYTES:
                     raise Fault(f"{doing} sent more than {TASKS_BYTES >> 20} MB")
                 rows.append(reply["row"])
             elif reply.get("ok") is True:
                 return rows if op == "tasks" else reply.get("value")
             else:
-                reported = reply.get("problem")
-                problem = EnvProblem.from_dict(reported) if isinstance(reported, dict) else None
-                raise Fault(str(reply.get("error"))[:ERROR_CHARS], alive=True, problem=problem)
+                raise _reported_fault(reply)
 
     def close_lifeline(self) -> None:
         """Close the lifeline alone, from any thread: the parent then kills its child and exits.
@@ -402,3 +400,23 @@ def _clean_environment(python: str) -> dict[str, str]:
         if name in os.environ:
             variables[name] = os.environ[name]
     return variables
+
+
+def _variables(
+    packages: Packages, secrets: Mapping[str, str], install: InstallOrder | None
+) -> dict[str, str]:
+    """The environment variables of the parent.
+
+    Secrets go there, because every user of the machine can read the arguments.
+    """
+    variables = _clean_environment(packages.python) | dict(secrets)
+    if install is not None:
+        variables |= install.variables
+    return variables
+
+
+def _reported_fault(reply: Reply) -> Fault:
+    """The Fault for a reply by which the environment, which is alive, reports an error."""
+    reported = reply.get("problem")
+    problem = EnvProblem.from_dict(reported) if isinstance(reported, dict) else None
+    return Fault(str(reply.get("error"))[:ERROR_CHARS], alive=True, problem=problem)

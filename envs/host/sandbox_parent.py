@@ -128,27 +128,43 @@ def main() -> None:
     # Never closed: the lock says that the folder is in use for as long as this process lives.
     fcntl.flock(os.open(box, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
     try:
-        # A copy: user code can neither change the stored version nor needs to reach into the home.
-        _copy(launch.source, box / "source")
-        (box / "work").mkdir()
-        (box / sandbox.CANARY).touch()  # what user code must not be able to read
-        secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
-        log = Log(launch.log, launch.log_cap, secrets)
-        output_reader, output_writer = os.pipe()
-        status_reader, status_writer = os.pipe()
-        pid = _fork_child(launch, box, spaces, output_writer, status_writer)
-        for fd in (output_writer, status_writer, launch.requests):
-            os.close(fd)
-        ending = _watch(pid, output_reader, log, status_reader)
-        _kill_descendants(pid)
-        _drain(output_reader, log)  # what was printed last
-        message = {"exit": {**ending, "tail": log.close()}}
+        _fill(box, launch.source)
+        ending = _run_to_end(launch, box, spaces)
+        message = {"exit": ending}
         with contextlib.suppress(OSError):  # the client may be gone
             # The first line end closes a line that the child may have left half written.
             os.write(launch.replies, b"\n" + json.dumps(message).encode() + b"\n")
     finally:
         _kill_descendants(group=0)
         shutil.rmtree(box, ignore_errors=True)
+
+
+def _fill(box: Path, source: str) -> None:
+    """Put into the private folder `box` what the child works with: a copy of the environment's
+    folder `source`, a folder to write to, and the file that it must not be able to read."""
+    # A copy: user code can neither change the stored version nor needs to reach into the home.
+    _copy(source, box / "source")
+    (box / "work").mkdir()
+    (box / sandbox.CANARY).touch()
+
+
+def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
+    """Run the child, log its output, and kill what it leaves behind.
+
+    Returns how it ended: `code`, `signal` and `tail`, its last output. The arguments are those of
+    `_fork_child`.
+    """
+    secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
+    log = Log(launch.log, launch.log_cap, secrets)
+    output_reader, output_writer = os.pipe()
+    status_reader, status_writer = os.pipe()
+    pid = _fork_child(launch, box, spaces, output_writer, status_writer)
+    for fd in (output_writer, status_writer, launch.requests):
+        os.close(fd)
+    ending = _watch(pid, output_reader, log, status_reader)
+    _kill_descendants(pid)
+    _drain(output_reader, log)  # what was printed last
+    return {**ending, "tail": log.close()}
 
 
 def _fork_child(launch: Launch, box: Path, spaces: str, output: int, status: int) -> int:

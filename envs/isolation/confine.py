@@ -73,13 +73,7 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
         counted_apart: True where the kernel counts this user's processes in here separately from
             those outside (in a user namespace); the limit on processes can then be tight.
     """
-    measures = []
-    if _set_limit(resource.RLIMIT_AS, limits.memory_mb << 20):
-        measures.append(f"memory {limits.memory_mb} MB")
-    if _set_limit(resource.RLIMIT_FSIZE, limits.file_mb << 20):
-        measures.append(f"files {limits.file_mb} MB")
-    _set_limit(resource.RLIMIT_NOFILE, limits.open_files)
-    _set_limit(resource.RLIMIT_CORE, 0)
+    measures = _limit_sizes(limits)
     if uid is not None:
         # Before the change of uid, which takes root's rights away.
         _set_limit(resource.RLIMIT_NPROC, limits.processes)
@@ -87,17 +81,38 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         measures += [f"processes {limits.processes}", "own uid"]
-    elif os.geteuid() != 0 and counted_apart:
-        if _set_limit(resource.RLIMIT_NPROC, limits.processes + OURS):
-            measures.append(f"processes {limits.processes}")
-    elif os.geteuid() != 0:
-        # The kernel counts every process of the user, not only ours, so these are added.
-        allowed_tasks = _tasks_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
-        if _set_limit(resource.RLIMIT_NPROC, allowed_tasks):
-            measures.append(f"processes {allowed_tasks} with the user's own")
+    elif os.geteuid() != 0:  # the kernel does not limit the processes of root
+        measures += _limit_processes(limits, counted_apart)
     if kernel.forbid_new_privileges():
         measures.append("no new privileges")
     return measures
+
+
+def _limit_sizes(limits: Limits) -> list[str]:
+    """Limit memory, files and core dumps of this process; returns the measures in words."""
+    measures = []
+    if _set_limit(resource.RLIMIT_AS, limits.memory_mb << 20):
+        measures.append(f"memory {limits.memory_mb} MB")
+    if _set_limit(resource.RLIMIT_FSIZE, limits.file_mb << 20):
+        measures.append(f"files {limits.file_mb} MB")
+    _set_limit(resource.RLIMIT_NOFILE, limits.open_files)
+    _set_limit(resource.RLIMIT_CORE, 0)
+    return measures
+
+
+def _limit_processes(limits: Limits, counted_apart: bool) -> list[str]:
+    """Limit how many processes this user may have; returns the measure in words.
+
+    `counted_apart`: see `apply`.
+    """
+    if counted_apart:
+        allowed_tasks = limits.processes + OURS
+        words = f"processes {limits.processes}"
+    else:
+        # The kernel counts every process of the user, not only ours, so these are added.
+        allowed_tasks = _tasks_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
+        words = f"processes {allowed_tasks} with the user's own"
+    return [words] if _set_limit(resource.RLIMIT_NPROC, allowed_tasks) else []
 
 
 def _set_limit(resource_id: int, value: int) -> bool:

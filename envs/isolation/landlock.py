@@ -58,29 +58,15 @@ def restrict(
         OSError: the kernel has no Landlock, or `forbid_new_privileges` was not called before.
     """
     version = kernel.call(_CREATE, 0, 0, _VERSION)
-    file_rights = _FIRST
-    if version >= 2:
-        file_rights |= _REFER
-    if version >= 3:
-        file_rights |= _TRUNCATE
-    if version >= 5:
-        file_rights |= _IOCTL
-    # struct landlock_ruleset_attr: what is refused unless a rule allows it, of files, TCP and
-    # processes outside.
-    fields = [file_rights]
-    if version >= 4:
-        any_port_allowed = network and not ports
-        fields.append(0 if any_port_allowed else _TCP)
-    if version >= 6:
-        fields.append(_SCOPES)
-    attributes = struct.pack(f"{len(fields)}Q", *fields)
-    ruleset = kernel.call(_CREATE, ctypes.c_char_p(attributes), len(attributes), 0)
+    file_rights = _file_rights(version)
+    any_port_allowed = network and not ports
+    ruleset = _new_ruleset(version, file_rights, any_port_allowed)
     try:
         for path in readable:
             _allow(ruleset, path, file_rights & (_EXECUTE | _READ | _LIST))
         for path in writable:
             _allow(ruleset, path, file_rights & ~(_MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK))
-        if network and version >= 4:
+        if network and version >= 4:  # earlier versions know no TCP
             for port in ports:
                 rule = struct.pack("=QQ", _CONNECT, port)
                 kernel.call(_ADD, ruleset, _PORT, ctypes.c_char_p(rule), 0)
@@ -88,6 +74,33 @@ def restrict(
     finally:
         os.close(ruleset)
     return version
+
+
+def _file_rights(version: int) -> int:
+    """The rights on files that this version of Landlock knows, as bits."""
+    rights = _FIRST
+    if version >= 2:
+        rights |= _REFER
+    if version >= 3:
+        rights |= _TRUNCATE
+    if version >= 5:
+        rights |= _IOCTL
+    return rights
+
+
+def _new_ruleset(version: int, file_rights: int, any_port_allowed: bool) -> int:
+    """Make a ruleset and return its descriptor.
+
+    Without rules it refuses the rights `file_rights` on every file, TCP unless `any_port_allowed`,
+    and signals to processes outside, as far as this version of Landlock knows them.
+    """
+    fields = [file_rights]  # of struct landlock_ruleset_attr
+    if version >= 4:
+        fields.append(0 if any_port_allowed else _TCP)
+    if version >= 6:
+        fields.append(_SCOPES)
+    attributes = struct.pack(f"{len(fields)}Q", *fields)
+    return kernel.call(_CREATE, ctypes.c_char_p(attributes), len(attributes), 0)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

@@ -151,7 +151,9 @@ def close(
         reach: what else it needs, beside the system's files and `box`.
     """
     holds = ["own process", "clean environment"]
-    holds += confine.apply(limits, uid, counted_apart=spaces != "")
+    # In namespaces of its own the kernel counts its processes apart from the user's others.
+    has_namespaces = spaces != ""
+    holds += confine.apply(limits, uid, counted_apart=has_namespaces)
     if sandbox.mode == "off":  # the owner wants no more than limits
         holds.append("no network" if offline else "network open")
         return Confinement(LIMITS, tuple(holds), ('config.toml says sandbox = "off"',))
@@ -159,29 +161,43 @@ def close(
     abi, has_filter = _restrict(limits, box, uid, spaces, reach)
     escaped = escapes(box, limits.network, sandbox.hidden)
     # A measure counts only if the self-test got around it in no way.
-    files_confined = abi > 0 and not {"read", "write"} & escaped
+    files_confined = abi > 0 and escaped.isdisjoint({"read", "write"})
     calls_refused = has_filter and "socket" not in escaped
-    gaps = []
     if files_confined:
         holds.append(f"own files alone (Landlock {abi})")
-    else:
-        readers = "of this user" if uid is None else "that everybody may read"
-        gaps.append(f"files {readers} can be reached")
     if calls_refused:
         holds.append("system calls filtered")
-    elif offline:
-        gaps.append("no system call is refused")
-    else:
-        gaps.append("no system call is refused, the network is open")
     if spaces:
         holds.append("own namespaces" + (" (bubblewrap)" if spaces == "bubblewrap" else ""))
     has_no_network = offline or (calls_refused and not limits.network)
     holds.append("no network" if has_no_network else "network open")
-    gaps += [f"{folder} can be read" for folder in sandbox.hidden if folder in escaped]
     level = LIMITS
     if files_confined and calls_refused and not escaped:
         level = FULL if spaces else NO_NAMESPACES
-    return Confinement(level, tuple(holds), (*gaps, *_gaps(box, uid, spaces)))
+    gaps = (
+        *([] if files_confined else [_gap_of_files(uid)]),
+        *([] if calls_refused else [_gap_of_calls(offline)]),
+        *(f"{folder} can be read" for folder in sandbox.hidden if folder in escaped),
+        *_gaps(box, uid, spaces),
+    )
+    return Confinement(level, tuple(holds), gaps)
+
+
+def _gap_of_files(uid: int | None) -> str:
+    """What user code can do where Landlock does not confine its files, in words.
+
+    `uid` is the one it changed to, None if it kept its user.
+    """
+    readers = "of this user" if uid is None else "that everybody may read"
+    return f"files {readers} can be reached"
+
+
+def _gap_of_calls(offline: bool) -> str:
+    """What user code can do where no system call is refused, in words.
+
+    `offline`: its network namespace is empty.
+    """
+    return "no system call is refused" + ("" if offline else ", the network is open")
 
 
 def _restrict(

@@ -99,16 +99,7 @@ def program(
             False.
     """
     numbers = NUMBERS[machine]
-    # Each instruction: operation, lines to skip if the comparison is true, if it is false, value.
-    # First: a call for another architecture ends the process; of any other the number is loaded.
-    lines = [
-        (_LOAD, 0, 0, _ARCH),
-        (_JEQ, 1, 0, AUDIT_ARCH[machine]),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
-    ]
-    if machine == "x86_64":  # its second set of numbers would get around the rules below
-        lines += [(_JGE, 0, 1, _X32), _REFUSE]
+    lines = _load_call_number(machine)
     for number in sorted(_refused_numbers(numbers, signals, processes, truncate)):
         lines += [(_JEQ, 0, 1, number), _REFUSE]
     # clone3 keeps its flags in memory, where no filter can look; libraries fall back to clone.
@@ -116,20 +107,67 @@ def program(
     lines += _socket_rule(numbers["socket"], network) + _clone_rule(numbers["clone"], processes)
     # Stream sockets only: one of a pair of datagram sockets could send to any other by its path.
     lines += _allow_only(numbers["socketpair"], (0, _ALL_BITS, _UNIX), (1, _TYPE, _STREAM))
+    lines += _rules_of_own_process(numbers)
+    if not signals:
+        lines += _signal_rules(numbers, pid)
+    if not truncate:
+        lines += _truncation_rules(numbers)
+    lines.append(_PERMIT)
+    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+
+
+def _load_call_number(machine: str) -> _Lines:
+    """Instructions that load the number of the call.
+
+    A call for another architecture ends the process.
+    """
+    # Each instruction: operation, lines to skip if the comparison is true, if it is false, value.
+    lines = [
+        (_LOAD, 0, 0, _ARCH),
+        (_JEQ, 1, 0, AUDIT_ARCH[machine]),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    if machine == "x86_64":  # its second set of numbers would get around the rules that follow
+        lines += [(_JGE, 0, 1, _X32), _REFUSE]
+    return lines
+
+
+def _rules_of_own_process(numbers: Mapping[str, int]) -> _Lines:
+    """Instructions that allow the calls in `_SELF_ONLY` only where they mean the caller itself.
+
+    `numbers` maps each call to its number on this machine.
+    """
+    lines: _Lines = []
     for name, required_values in _SELF_ONLY.items():
         conditions = [(position, _ALL_BITS, value) for position, value in required_values]
         lines += _allow_only(numbers[name], *conditions)
-    if not signals:
-        lines += _allow_only(numbers["tgkill"], (0, _ALL_BITS, pid))
-        lines += _refuse_values(numbers["fcntl"], _OWNERS)
-        lines += _refuse_values(numbers["ioctl"], _OWNERS_BY_IOCTL)
-    if not truncate:
-        for name, position in _OPEN_FLAGS.items():
-            if name in numbers:
-                lines += _refuse_truncation(numbers[name], position)
-        lines += [(_JEQ, 0, 1, numbers["openat2"]), _SAY_MISSING]
-    lines.append(_PERMIT)
-    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+    return lines
+
+
+def _signal_rules(numbers: Mapping[str, int], pid: int) -> _Lines:
+    """Instructions that allow the process `pid` alone to send signals, and only to itself.
+
+    `numbers` maps each call to its number on this machine.
+    """
+    return [
+        *_allow_only(numbers["tgkill"], (0, _ALL_BITS, pid)),
+        *_refuse_values(numbers["fcntl"], _OWNERS),
+        *_refuse_values(numbers["ioctl"], _OWNERS_BY_IOCTL),
+    ]
+
+
+def _truncation_rules(numbers: Mapping[str, int]) -> _Lines:
+    """Instructions that refuse to truncate a file that is not opened for writing.
+
+    `numbers` maps each call to its number on this machine.
+    """
+    lines: _Lines = []
+    for name, position in _OPEN_FLAGS.items():
+        if name in numbers:  # aarch64 has no `open`
+            lines += _refuse_truncation(numbers[name], position)
+    # openat2 keeps its flags in memory, where no filter can look; libraries fall back to openat.
+    return [*lines, (_JEQ, 0, 1, numbers["openat2"]), _SAY_MISSING]
 
 
 def _refused_numbers(

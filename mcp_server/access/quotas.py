@@ -94,20 +94,34 @@ def check_quota(
         if not counts_hours:
             return None
         used_hours = _hours_of_last_day(home, store, key, clock)
-    hours_left = key.gpu_hours_per_day - used_hours
     if not is_submit:  # an evaluation
-        if hours_left <= ROUNDING:
-            raise _hours_refusal(key, used_hours, requested_hours=0.0, suggestion="")
+        _check_any_hours_left(key, used_hours)
         return None
     if cap_omitted:
-        largest_cap = _rounded_down(hours_left)
-        if largest_cap == 0:
-            raise _submit_refusal(key, used_hours, requested_hours=0.0)
-        return _cap_within(largest_cap, resumed_run)
-    requested_hours = float(arguments["max_gpu_hours"])
+        return _cap_within(_largest_cap(key, used_hours), resumed_run)
+    _check_requested_hours(key, used_hours, float(arguments["max_gpu_hours"]))
+    return None
+
+
+def _check_any_hours_left(key: Key, used_hours: float) -> None:
+    """Raise UserError QUOTA if `key` has used up the hours of the day."""
+    if key.gpu_hours_per_day - used_hours <= ROUNDING:
+        raise _hours_refusal(key, used_hours, requested_hours=0.0, suggestion="")
+
+
+def _largest_cap(key: Key, used_hours: float) -> float:
+    """The largest cap that a submit may have now. Raise UserError QUOTA if there is none."""
+    largest_cap = _rounded_down(key.gpu_hours_per_day - used_hours)
+    if largest_cap == 0:
+        raise _submit_refusal(key, used_hours, requested_hours=0.0)
+    return largest_cap
+
+
+def _check_requested_hours(key: Key, used_hours: float, requested_hours: float) -> None:
+    """Raise UserError QUOTA if a submit asks for more hours than are left of the day."""
+    hours_left = key.gpu_hours_per_day - used_hours
     if hours_left <= ROUNDING or requested_hours > hours_left + ROUNDING:
         raise _submit_refusal(key, used_hours, requested_hours)
-    return None
 
 
 def _check_open_runs(home: Home, store: Store, key: Key) -> None:

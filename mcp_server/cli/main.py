@@ -189,13 +189,7 @@ def init(
 
     folder = folder.resolve()
     agents = client_config.parse_agents(agent or [])
-    if http:
-        from mcp_server.access.bearer import load_token
-
-        url = f"http://127.0.0.1:{port}/mcp"
-        launch = client_config.Launch(url=url, token=load_token(home_of(home)))
-    else:  # the agents start the server themselves
-        launch = client_config.Launch(argv=client_config.serve_argv(folder, home))
+    launch = _launch(folder, port if http else None, home)
     if show_only:
         # Without --agent, one entry is shown as an example.
         return _print_entries(agents or ["claude"], launch, as_json)
@@ -210,20 +204,38 @@ def init(
         **dict.fromkeys(written_files, "written"),
         **dict.fromkeys(kept_files, "kept"),
     }
-    warnings = []
-    if http and agents:
-        warnings.append("The files hold the bearer token: do not commit them.")
-    if not agents:
-        warnings.append("No agent was named: add --agent claude,cursor,codex,vscode.")
     written_count = sum(state == "written" for state in files.values())
     first_env = folder / "environments" / starter.FIRST_ENV
     reply = {
         "summary": f"{folder}: {counted(written_count, 'file')} written.",
         "files": files,
         "next": [starter.push_suggestion(first_env)],
-        "warnings": warnings,
+        "warnings": _init_warnings(agents, http=http),
     }
     return show(reply, as_json)
+
+
+def _launch(folder: Path, port: int | None, home: Path | None) -> "Launch":
+    """How coding agents reach the server: over HTTP at `port`, or for None by a command with which
+    they start it themselves in `folder`."""
+    from mcp_server.cli import client_config
+
+    if port is None:
+        return client_config.Launch(argv=client_config.serve_argv(folder, home))
+    from mcp_server.access.bearer import load_token
+
+    url = f"http://127.0.0.1:{port}/mcp"
+    return client_config.Launch(url=url, token=load_token(home_of(home)))
+
+
+def _init_warnings(agents: Sequence[str], *, http: bool) -> list[str]:
+    """What to mind after `init`: a token in the files (`http`), and that no agent was named."""
+    warnings = []
+    if http and agents:
+        warnings.append("The files hold the bearer token: do not commit them.")
+    if not agents:
+        warnings.append("No agent was named: add --agent claude,cursor,codex,vscode.")
+    return warnings
 
 
 @app.command()

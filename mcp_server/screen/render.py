@@ -343,18 +343,30 @@ def cost(data: Any) -> None:
     """Print an estimate: times, memory and disk in units that people read."""
     out = console()
     _print_summary(out, data)
-    # A row for each measure, with a column for each level.
+    out.print(grid(["", *LEVELS], _level_rows(data)))
+    for name, value in _cost_fields(data).items():
+        if value not in ("", {}):
+            out.print(field(name, value))
+    _print_advice(out, data)
+
+
+def _level_rows(data: Mapping[str, Any]) -> list[list[str]]:
+    """An estimate's measures as rows of a table with a column for each level."""
     rows = [["time", *(words(data["hours"][level]) for level in LEVELS)]]
     if data.get("device") != "cpu":  # a CPU takes no GPU-hours
         rows.append(["GPU-hours", *(f"{data['gpu_hours'][level]:.3g}" for level in LEVELS)])
     if data.get("gpu_hour_price"):  # without a price the money is not known
         rows.append(["money", *(f"{data['money'][level]:.2f}" for level in LEVELS)])
-    out.print(grid(["", *LEVELS], rows))
+    return rows
+
+
+def _cost_fields(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an estimate says beside the table, by name; "" or {} for what it does not know."""
     memory = data["peak_memory"]
     memory_parts = [f"{name} {size(used)}" for name, used in memory.items() if name != "total"]
     total_text = f"{size(memory['total'])} of {size(data['memory_available'])} on {data['device']}"
     durations = data.get("seconds", {})  # by phase of the run
-    fields = {
+    return {
         "memory": f"{total_text}: {', '.join(memory_parts)}",
         "disk": size(data["disk_bytes"]),
         "seconds": {name: value for name, value in durations.items() if value},
@@ -362,10 +374,6 @@ def cost(data: Any) -> None:
         "basis": f"{data['basis']}, {counted(data.get('calibrated_on_runs', 0), 'finished run')}",
         "lower": data.get("lower_this", "") if data.get("fit") != "fits" else "",
     }
-    for name, value in fields.items():
-        if value not in ("", {}):
-            out.print(field(name, value))
-    _print_advice(out, data)
 
 
 def check(item: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from engine.core.reply import Reply
 from engine.environments import env_facts, registry
@@ -14,7 +15,7 @@ from engine.home.store import Store
 from engine.models import catalog
 from engine.models.catalog import ModelRef
 from engine.processes import launcher
-from engine.records.settings import EvaluationSettings
+from engine.records.settings import EvaluationSettings, SamplingSettings
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
@@ -37,6 +38,42 @@ from engine.settings.defaults import SamplingLimits
 MAX_MODELS = 8  # of one evaluation
 
 
+@dataclass(frozen=True)
+class _Tasks:
+    """The tasks that an evaluation asks.
+
+    Attributes:
+        available: how many tasks the split has.
+        indices: positions in the split that the request names; [] where it names none.
+        used: how many tasks are asked.
+    """
+
+    available: int
+    indices: list[int]
+    used: int
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """An evaluation with everything resolved.
+
+    Attributes:
+        record: the environment version whose tasks are asked.
+        models: the models that answer.
+        resolved: the sampling settings, where each comes from, and warnings about them.
+        settings: the same settings with the longest sequence that every model can read.
+        tasks: the tasks that are asked.
+        cap: the most device hours that the run may take, 0 for no cap.
+    """
+
+    record: EnvRecord
+    models: list[ModelRef]
+    resolved: resolution.ResolvedSampling
+    settings: EvaluationSettings
+    tasks: _Tasks
+    cap: float
+
+
 @reports_unwritable_disk
 def submit_evaluation(
     home: Home, request: EvaluationRequest, cap_function: CapFunction | None = None
@@ -57,79 +94,120 @@ def submit_evaluation(
         return submit_regrade(home, request, cap_function)
     _check_request(request)
     launcher.worker_python(home)  # for its error where nothing can run a model
-    record = scored_env(home, request.env_id, "evaluated")
-    models = [catalog.resolve_model(home, ref) for ref in request.models]
-    for model in models:
-        require_files(model)
-    resolved, facts = _sampling(home, record, models, request)
-    available = facts.heldout_rows if request.split == "heldout" else facts.train_rows
-    indices = chosen_indices(request.task_indices, available)
-    tasks_used = len(indices) or min(request.rows, available)
-    max_length = min(model.facts.max_positions for model in models)
-    settings = EvaluationSettings(**resolved.settings.model_dump(), max_length=max_length)
-    limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
-    work = SamplingWork(limits, facts, tasks_used, request.attempts)
-    cap = cap_of(home, cap_function, lambda: sampling_hours(home, models, work))
-    config = _config(request, record, models, settings, resolved.sources) | {"max_gpu_hours": cap}
-    if indices:
-        config |= {"task_indices": indices, "rows": tasks_used}
-    warnings = [
-        *registry.prefix_meant(request.env_id, record),
-        *resolved.warnings,
-        *cap_warnings(cap),
-        *_cut_answers(home, record, models, settings),
-    ]
-    if request.rows > available and not indices:
-        warnings.append(f"the {request.split} split has {available} rows; all of them are used")
+    plan = _plan(home, request, cap_function)
+    warnings = _warnings(home, request, plan)
     contaminated = None
     if request.split == "heldout":
-        contaminated = contamination.of_models(home, record, request.models)
+        contaminated = contamination.of_models(home, plan.record, request.models)
         warnings += contaminated.warnings
-    new = NewRun(
-        name=f"{record.name}-eval",
-        kind="evaluate",
-        algorithm="evaluate",
-        env_id=record.env_id,
-        model=", ".join(request.models),
-        max_gpu_hours=cap,
-    )
-    files = RunFiles(config, model_adapters=adapters_of(models), contamination=contaminated)
+    adapters = adapters_of(plan.models)
+    files = RunFiles(_config(request, plan), model_adapters=adapters, contamination=contaminated)
     with Store(home) as store:
-        row = store.insert_run(new, files.writer(home))
+        row = store.insert_run(_new_run(request, plan), files.writer(home))
     reply = start_and_reply(home, row, warnings)
     return reply | {
         "models": list(request.models),
-        "rows": tasks_used,
+        "rows": plan.tasks.used,
         "attempts": request.attempts,
     }
 
 
-def _config(
-    request: EvaluationRequest,
-    record: EnvRecord,
-    models: Sequence[ModelRef],
-    settings: EvaluationSettings,
-    sources: Mapping[str, str],
-) -> dict[str, object]:
-    """The content of config.json of an evaluation, without the run's id and its cap.
+def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | None) -> _Plan:
+    """Find the environment and the models, and choose tasks, settings and cap.
 
-    Args:
-        sources: for each setting where its value comes from, such as "user" or "model".
+    Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, QUOTA, BUDGET, NOT_APPROVED.
     """
-    return {
+    record = scored_env(home, request.env_id, "evaluated")
+    models = _usable_models(home, request)
+    resolved, facts = _sampling(home, record, models, request)
+    tasks = _chosen_tasks(request, facts)
+    settings = _with_max_length(resolved.settings, models)
+    work = _sampling_work(settings, facts, tasks, request.attempts)
+    cap = cap_of(home, cap_function, lambda: sampling_hours(home, models, work))
+    return _Plan(record, models, resolved, settings, tasks, cap)
+
+
+def _warnings(home: Home, request: EvaluationRequest, plan: _Plan) -> list[str]:
+    """What is doubtful about the evaluation but no reason to refuse it."""
+    return [
+        *registry.prefix_meant(request.env_id, plan.record),
+        *plan.resolved.warnings,
+        *cap_warnings(plan.cap),
+        *_cut_answers(home, plan.record, plan.models, plan.settings),
+        *_too_few_tasks(request, plan.tasks),
+    ]
+
+
+def _usable_models(home: Home, request: EvaluationRequest) -> list[ModelRef]:
+    """The models that the request names. Raises UserError MODEL_* for one that is unknown or whose
+    files are missing."""
+    models = [catalog.resolve_model(home, ref) for ref in request.models]
+    for model in models:
+        require_files(model)
+    return models
+
+
+def _chosen_tasks(request: EvaluationRequest, facts: EnvFacts) -> _Tasks:
+    """The tasks that the request chooses of its split. Raises UserError BAD_ARGUMENT for positions
+    that the split does not have."""
+    available = facts.heldout_rows if request.split == "heldout" else facts.train_rows
+    indices = chosen_indices(request.task_indices, available)
+    return _Tasks(available, indices, used=len(indices) or min(request.rows, available))
+
+
+def _too_few_tasks(request: EvaluationRequest, tasks: _Tasks) -> list[str]:
+    """A warning where the request asks for more tasks than its split has; otherwise []."""
+    if request.rows <= tasks.available or tasks.indices:
+        return []
+    return [f"the {request.split} split has {tasks.available} rows; all of them are used"]
+
+
+def _with_max_length(settings: SamplingSettings, models: Sequence[ModelRef]) -> EvaluationSettings:
+    """The sampling settings with the longest sequence, in tokens, that every model can read."""
+    max_length = min(model.facts.max_positions for model in models)
+    return EvaluationSettings(**settings.model_dump(), max_length=max_length)
+
+
+def _sampling_work(
+    settings: EvaluationSettings, facts: EnvFacts, tasks: _Tasks, attempts: int
+) -> SamplingWork:
+    """How much each model has to sample, from which the device hours are estimated."""
+    limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
+    return SamplingWork(limits, facts, tasks.used, attempts)
+
+
+def _new_run(request: EvaluationRequest, plan: _Plan) -> NewRun:
+    """What the database stores of the evaluation."""
+    return NewRun(
+        name=f"{plan.record.name}-eval",
+        kind="evaluate",
+        algorithm="evaluate",
+        env_id=plan.record.env_id,
+        model=", ".join(request.models),
+        max_gpu_hours=plan.cap,
+    )
+
+
+def _config(request: EvaluationRequest, plan: _Plan) -> dict[str, object]:
+    """The content of config.json of an evaluation, without the run's id."""
+    config: dict[str, object] = {
         "kind": "evaluate",
         "algorithm": "evaluate",
-        "env_id": record.env_id,
-        "env_dir": str(record.dir),
-        "models": [model_entry(model) for model in models],
+        "env_id": plan.record.env_id,
+        "env_dir": str(plan.record.dir),
+        "models": [model_entry(model) for model in plan.models],
         "split": request.split,
         "rows": request.rows,
         "attempts": request.attempts,
-        "settings": settings.model_dump(),
-        "sources": sources,
+        "settings": plan.settings.model_dump(),
+        "sources": plan.resolved.sources,
         "regrade": "",
         "wall_limit_hours": EVALUATION_WALL_HOURS,
+        "max_gpu_hours": plan.cap,
     }
+    if plan.tasks.indices:
+        config |= {"task_indices": plan.tasks.indices, "rows": plan.tasks.used}
+    return config
 
 
 def model_entry(model: ModelRef) -> Mapping[str, str | None]:

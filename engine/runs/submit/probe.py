@@ -3,12 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.core.reply import Reply
 from engine.environments import env_facts
+from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.home.database import reports_unwritable_disk
 from engine.home.rows import NewRun, RunRow
@@ -59,45 +61,66 @@ def submit_probe(
     model = catalog.resolve_model(home, request.model)
     require_files(model)
     facts = env_facts.env_facts(home, record, model.base_path)
-    machine = hardware.detect(home.root)
-    # Always our own sampler: a probe samples for seconds, and vLLM takes longer only to start.
-    settings_but_sampler = {
-        name: value for name, value in request.settings.items() if name != "sampler"
-    }
-    resolved = resolution.resolve(
-        "grpo", settings_but_sampler, model=model.facts, env=facts, hardware=machine
-    )
+    resolved = _settings(home, request, model, facts)
     config = _config(request, record, model, resolved)
     key = _key_of(config)
-    settings = resolved.settings
-    assert isinstance(settings, GRPOSettings)  # because "grpo" was resolved above
-    work = SamplingWork(
-        SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length),
-        facts,
-        task_count=min(request.samples, facts.train_rows),
-        attempts=settings.group_size,
-    )
+    work = _sampling_work(request, resolved, facts)
     body = {"probe": key}
     with Store(home) as store:
         request_id, row = _earlier_probe(store, key, body)
         if row is None:  # a probe that exists costs nothing more
             cap = cap_of(home, cap_function, lambda: sampling_hours(home, [model], work))
-            new = NewRun(
-                name=f"{record.name}-probe",
-                kind="probe",
-                algorithm="probe",
-                env_id=record.env_id,
-                model=request.model,
-                max_gpu_hours=cap,
-                request_id=request_id,
-                body=body,
-            )
             files = RunFiles({**config, "max_gpu_hours": cap}, model_adapters=adapters_of([model]))
+            new = replace(_new_run(request, record, cap), request_id=request_id, body=body)
             row = store.insert_run(new, files.writer(home))
     reply = start_and_reply(home, row, [*resolved.warnings, *cap_warnings(row.max_gpu_hours)])
     if row.state == "done":
         reply["result"] = read_json(home.run(row.run_id).result)
     return reply
+
+
+def _new_run(request: ProbeRequest, record: EnvRecord, cap: float) -> NewRun:
+    """What the database stores of the probe, without its request. `cap` is its cap on device
+    hours, 0 for none."""
+    return NewRun(
+        name=f"{record.name}-probe",
+        kind="probe",
+        algorithm="probe",
+        env_id=record.env_id,
+        model=request.model,
+        max_gpu_hours=cap,
+    )
+
+
+def _settings(
+    home: Home, request: ProbeRequest, model: ModelRef, facts: EnvFacts
+) -> resolution.Resolved:
+    """The settings of the probe, which are those of GRPO, and where each comes from.
+
+    Raises UserError SETTING_*.
+    """
+    machine = hardware.detect(home.root)
+    # Always our own sampler: a probe samples for seconds, and vLLM takes longer only to start.
+    settings_but_sampler = {
+        name: value for name, value in request.settings.items() if name != "sampler"
+    }
+    return resolution.resolve(
+        "grpo", settings_but_sampler, model=model.facts, env=facts, hardware=machine
+    )
+
+
+def _sampling_work(
+    request: ProbeRequest, resolved: resolution.Resolved, facts: EnvFacts
+) -> SamplingWork:
+    """How much the model has to sample, from which the device hours are estimated."""
+    settings = resolved.settings
+    assert isinstance(settings, GRPOSettings)  # because `_settings` resolved "grpo"
+    return SamplingWork(
+        SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length),
+        facts,
+        task_count=min(request.samples, facts.train_rows),
+        attempts=settings.group_size,
+    )
 
 
 def _config(

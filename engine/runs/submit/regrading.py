@@ -44,34 +44,55 @@ def submit_regrade(
     task_count = min(request.rows, stored.tasks)
     answer_count = task_count * stored.attempts * len(refs)
     cap = cap_of(home, cap_function, lambda: scoring_hours(record, answer_count))
-    config = _config(request, record, stored, cap)
-    warnings = [
-        *registry.prefix_meant(request.env_id, record),
-        *stored.warnings,
-        *cap_warnings(cap),
-    ]
-    warnings += taken_as("regrade", request.regrade, stored.run_id)
-    if stored.tasks > request.rows:
-        warnings.append(
-            f"{request.rows} of the {stored.tasks} stored tasks are scored; rows takes more"
-        )
+    warnings = _warnings(request, record, stored, cap)
     contaminated = None
     if request.split == "heldout":
         contaminated = contamination.of_models(home, record, refs)
         warnings += contaminated.warnings
-    new = NewRun(
+    config = _config(request, record, stored, cap)
+    files = RunFiles(config, contamination=contaminated, needs=stored.run_id)
+    with Store(home) as store:
+        row = store.insert_run(_new_run(record, refs, cap), files.writer(home))
+    reply = start_and_reply(home, row, warnings)
+    return reply | {"models": refs, "rows": task_count, "regrade": stored.run_id}
+
+
+def _warnings(
+    request: EvaluationRequest, record: EnvRecord, stored: Stored, cap: float
+) -> list[str]:
+    """What is doubtful about the regrade but no reason to refuse it. `cap` is its cap on device
+    hours, 0 for none."""
+    return [
+        *registry.prefix_meant(request.env_id, record),
+        *stored.warnings,
+        *cap_warnings(cap),
+        *taken_as("regrade", request.regrade, stored.run_id),
+        *_tasks_left_out(request, stored),
+    ]
+
+
+def _tasks_left_out(request: EvaluationRequest, stored: Stored) -> list[str]:
+    """A warning where more tasks are stored than the request has scored; otherwise []."""
+    if stored.tasks <= request.rows:
+        return []
+    return [f"{request.rows} of the {stored.tasks} stored tasks are scored; rows takes more"]
+
+
+def _new_run(record: EnvRecord, models: list[str], cap: float) -> NewRun:
+    """What the database stores of the regrade.
+
+    Args:
+        models: whose answers are scored, as references.
+        cap: the run's cap on device hours, 0 for none.
+    """
+    return NewRun(
         name=f"{record.name}-regrade",
         kind="evaluate",
         algorithm="regrade",
         env_id=record.env_id,
-        model=", ".join(refs),
+        model=", ".join(models),
         max_gpu_hours=cap,
     )
-    files = RunFiles(config, contamination=contaminated, needs=stored.run_id)
-    with Store(home) as store:
-        row = store.insert_run(new, files.writer(home))
-    reply = start_and_reply(home, row, warnings)
-    return reply | {"models": refs, "rows": task_count, "regrade": stored.run_id}
 
 
 def check_tasks(request: EvaluationRequest) -> None:

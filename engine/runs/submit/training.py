@@ -5,6 +5,7 @@ A submit takes well under a second, because nothing here loads a model.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.core import hardware
 from engine.core.errors import UserError
@@ -61,6 +62,12 @@ class _Plan:
     teacher: ResolvedTeacher | None
     forecast: Forecast
 
+    @property
+    def teacher_adapter(self) -> Path | None:
+        """The folder of the teacher's adapter; None without a teacher that has one."""
+        model = self.teacher.model if self.teacher else None
+        return model.adapter if model else None
+
 
 @reports_unwritable_disk
 def submit(home: Home, request: TrainRequest) -> Reply:
@@ -91,11 +98,10 @@ def submit(home: Home, request: TrainRequest) -> Reply:
         warnings += cautions(home, store, _as_train_config(config))
         contaminated = contamination.of_training(home, plan.record, plan.model.ref)
         warnings += contaminated.warnings
-        teacher = plan.teacher.model if plan.teacher else None
         files = RunFiles(
             config,
             start_adapter=plan.model.adapter,
-            teacher_adapter=teacher.adapter if teacher else None,
+            teacher_adapter=plan.teacher_adapter,
             contamination=contaminated,
         )
         row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
@@ -131,8 +137,7 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
     model = catalog.resolve_model(home, request.model)
     require_files(model)
     machine = hardware.detect(home.root)
-    thinking = resolution.counted_thinking(request.algorithm, request.settings)
-    facts: EnvFacts = env_facts.env_facts(home, record, model.base_path, thinking=thinking)
+    facts = _env_facts(home, request, record, model)
     resolved = resolution.resolve(
         request.algorithm,
         dict(request.settings),
@@ -149,6 +154,13 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
         home, resolved, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
     )
     return _Plan(record, model, machine, resolved, teacher, forecast)
+
+
+def _env_facts(home: Home, request: TrainRequest, record: EnvRecord, model: ModelRef) -> EnvFacts:
+    """The facts of the environment's tasks, counted in the model's tokens as the request has the
+    model think."""
+    thinking = resolution.counted_thinking(request.algorithm, request.settings)
+    return env_facts.env_facts(home, record, model.base_path, thinking=thinking)
 
 
 def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list[str]:
@@ -237,15 +249,7 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     Raises UserError: BAD_ARGUMENT (arguments were given that a resume does not take),
     RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
-    extra_arguments = request.arguments_not_for_resume()
-    if extra_arguments:
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"resume continues a run as it was, so {', '.join(extra_arguments)} cannot be given",
-            hint="Beside resume only max_gpu_hours and request_id count. For other settings submit "
-            "a new run.",
-            field=extra_arguments[0],
-        )
+    _refuse_other_arguments(request)
     launcher.worker_python(home)
     launcher.reap(home)
     row = store.get_run(request.resume)
@@ -269,3 +273,17 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
         warnings.append("no checkpoint was complete: the run starts again from step 0")
     reply = start_and_reply(home, row, warnings)
     return reply | {"attempt": row.attempt, "resumed_from": checkpoint}
+
+
+def _refuse_other_arguments(request: TrainRequest) -> None:
+    """Raises UserError BAD_ARGUMENT where a request to resume a run has arguments that a resume
+    does not take."""
+    extra_arguments = request.arguments_not_for_resume()
+    if extra_arguments:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"resume continues a run as it was, so {', '.join(extra_arguments)} cannot be given",
+            hint="Beside resume only max_gpu_hours and request_id count. For other settings submit "
+            "a new run.",
+            field=extra_arguments[0],
+        )
