@@ -177,29 +177,17 @@ def models(dossier: Dossier) -> Section | None:
     evaluation, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
     if evaluation is None or measure is None or measure == "loss":
         return None
-    levels: list[tuple[str, Level]] = []
-    interval_ends: list[float] = []
-    for result in evaluation.models:
-        if result.level is not None:
-            levels.append((result.model, result.level))
-            interval_ends += [end for end in result.level.interval if end is not None]
-    if not interval_ends:
+    levels = [(shown.model, shown.level) for shown in evaluation.models if shown.level is not None]
+    axis = _axis_of_levels([level for _, level in levels], measure)
+    if axis is None:
         return None
-    axis = (0.0, 1.0) if measure == "success" else (min(interval_ends), max(interval_ends))
     comparison_by_model = {contest.model: contest.comparison for contest in evaluation.comparisons}
     rows = []
     for model, level in levels:
-        interval = _interval_cell(level, axis, measure)
-        if interval is None:
-            continue
-        change, verdict_tag = "", ""  # the first model is compared with none
-        comparison = comparison_by_model.get(model)
-        if comparison:
-            change = show_change(comparison.difference, measure)
-            verdict_tag = Tag(comparison.outcome.verdict)
-        name, value = dossier.redact.text(model), show(level.rounded_value, measure)
-        counts = (str(level.tasks), str(level.errors))
-        rows.append((name, value, interval, change, verdict_tag, *counts))
+        name, comparison = dossier.redact.text(model), comparison_by_model.get(model)
+        row = _model_row(name, level, comparison, axis, measure)
+        if row is not None:
+            rows.append(row)
     heads = ("model", measure, "95 % interval", "change", "verdict", "tasks", "errors")
     styles = ("name", "num level", "bar", "num", "", "num rest", "num rest")
     lead = (
@@ -208,6 +196,37 @@ def models(dossier: Dossier) -> Section | None:
     )
     table = blocks.Table(heads, rows, styles, style="models")
     return Section("Models, on the same tasks", "Models", [table], [lead])
+
+
+def _axis_of_levels(levels: Sequence[Level], measure: Measure) -> tuple[float, float] | None:
+    """(lowest, highest) value of the axis that all levels are drawn on; None without intervals."""
+    ends = [end for level in levels for end in level.interval if end is not None]
+    if not ends:
+        return None
+    return (0.0, 1.0) if measure == "success" else (min(ends), max(ends))
+
+
+def _model_row(
+    name: str,
+    level: Level,
+    comparison: Comparison | None,
+    axis: tuple[float, float],
+    measure: Measure,
+) -> tuple[str | blocks.Cell | Tag, ...] | None:
+    """The row of one model in the table of models; None where its level has no interval.
+
+    `comparison` is that with the first model, None for the first itself. `axis` is the lowest and
+    the highest value of the drawing.
+    """
+    interval = _interval_cell(level, axis, measure)
+    if interval is None:
+        return None
+    change, verdict_tag = "", ""
+    if comparison:
+        change = show_change(comparison.difference, measure)
+        verdict_tag = Tag(comparison.outcome.verdict)
+    value = show(level.rounded_value, measure)
+    return (name, value, interval, change, verdict_tag, str(level.tasks), str(level.errors))
 
 
 def _interval_cell(level: Level, axis: tuple[float, float], measure: Measure) -> blocks.Cell | None:
