@@ -272,11 +272,7 @@ def _curve_sentence(
     """
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
-    changes = []
-    for name, points in list(curves.items())[:_IN_SENTENCE]:
-        values = [value for _, value in points]
-        if values:
-            changes.append(f"{name} {short(values[0])} to {short(values[-1])}")
+    changes = _changes_of_first_curves(curves)
     thinned = f" ({shown_points} of {len(lines)} points)" if shown_points < len(lines) else ""
     heldout_note = ""
     if heldout is not None:
@@ -285,6 +281,16 @@ def _curve_sentence(
     return (
         f"{row.run_id} is {row.state} at step {step}{thinned}: {', '.join(changes)}{heldout_note}."
     )
+
+
+def _changes_of_first_curves(curves: Mapping[str, list[tuple[float, float]]]) -> list[str]:
+    """The first and last value of each of the first three curves, such as "kl 0 to 0.02"."""
+    changes = []
+    for name, points in list(curves.items())[:_IN_SENTENCE]:
+        values = [value for _, value in points]
+        if values:
+            changes.append(f"{name} {short(values[0])} to {short(values[-1])}")
+    return changes
 
 
 def _shorten_to_fit(page: CurvesPage) -> CurvesPage:

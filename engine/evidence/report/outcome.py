@@ -111,6 +111,29 @@ def _figures(
     smallest change that would show. A level that was not measured has no row.
     """
     outcome, sides = comparison.outcome, dossier.sides
+    reports_on_half = sides is not None and sides.half == TEST
+    tasks_remark = (
+        "reported on the half that chose nothing" if reports_on_half else "paired by task"
+    )
+    p = outcome.p if outcome.p is not None else 1.0  # without a test nothing speaks for a change
+    p_text = "< 0.001" if p < 0.001 else f"{p:.3f}"
+    test_name, _, _ = outcome.method.partition(",")  # without the kind of interval
+    smallest_change = show_change(outcome.detectable, measure).removeprefix("+")
+    if measure == "success":
+        smallest_change += " points"
+    return [
+        *_level_figures(dossier, comparison, measure),
+        ("tasks", str(outcome.n), tasks_remark),
+        ("chance of this if equal", p_text, test_name),
+        ("smallest visible change", smallest_change, "found 4 times in 5"),
+    ]
+
+
+def _level_figures(
+    dossier: Dossier, comparison: Comparison, measure: Measure
+) -> list[tuple[str, str, str]]:
+    """The levels before and after, as rows of (name, value, interval); only measured ones."""
+    sides = dossier.sides
     names = (sides.before_name, sides.after_name) if sides else ("before", "after")
     figures = []
     for name, level in zip(names, (comparison.before, comparison.after), strict=True):
@@ -119,18 +142,6 @@ def _figures(
             if level.errors:
                 remark += f", {level.errors} without a score"
             figures.append((name, show(level.value, measure), remark))
-    reports_on_half = sides is not None and sides.half == TEST
-    tasks_remark = (
-        "reported on the half that chose nothing" if reports_on_half else "paired by task"
-    )
-    figures.append(("tasks", str(outcome.n), tasks_remark))
-    p = outcome.p if outcome.p is not None else 1.0  # without a test nothing speaks for a change
-    test_name, _, _ = outcome.method.partition(",")  # without the kind of interval
-    figures.append(("chance of this if equal", "< 0.001" if p < 0.001 else f"{p:.3f}", test_name))
-    smallest_change = show_change(outcome.detectable, measure).removeprefix("+")
-    if measure == "success":
-        smallest_change += " points"
-    figures.append(("smallest visible change", smallest_change, "found 4 times in 5"))
     return figures
 
 
@@ -144,29 +155,49 @@ def _notes(dossier: Dossier) -> list[Note]:
     In this order: why it ended, what to do next, what was expected beforehand, warnings about the
     verdict, alerts.
     """
-    row, verdict = dossier.row, dossier.verdict
-    notes = []
+    warnings = dossier.verdict.warnings
+    return [
+        *_end_notes(dossier),
+        *_hint_notes(dossier),
+        *_expectation_notes(dossier),
+        # The summary already contains some of the warnings, such as forgotten skills.
+        *(Note(text) for text in warnings if text not in dossier.verdict.summary),
+        *(Note(f"Alert: {one_line(alert, 300)}") for alert in dossier.alerts[:_ALERTS]),
+    ]
+
+
+def _end_notes(dossier: Dossier) -> list[Note]:
+    """Why the run ended; [] for one that ended well and gave no reason."""
+    row = dossier.row
     ended_badly = row.state in ("failed", "cancelled")
-    if row.reason or ended_badly:  # without a reason, the label alone tells how the run ended
-        reason = dossier.redact.text(row.reason)
-        if dossier.failure_evidence:
-            reason += f" ({dossier.failure_evidence})"
-        mood = "fail" if ended_badly else "plain"
-        notes.append(Note(clip(reason, 2000), mood, label=row.reason_kind or row.state))
-    hint_text = dossier.redact.text(str(row.hint))  # "" where there is no hint
-    if hint_text:
-        latest = dossier.run.latest_checkpoint()
-        checkpoint = f"Last complete checkpoint: {latest.name if latest else 'none'}."
-        notes.append(Note(f"{clip(hint_text, 2000)} {checkpoint}", "plain"))
-    if verdict.training is not None and verdict.training.expected:
-        results = {True: "and so it came", False: "and it came otherwise", None: "still open"}
-        expected = verdict.training.expected.replace("_", " ")
-        result = results[verdict.training.as_expected]
-        notes.append(Note(f"Expected beforehand: {expected}; {result}.", "plain"))
-    # The summary already contains some of the warnings, such as forgotten skills.
-    notes += [Note(text) for text in verdict.warnings if text not in verdict.summary]
-    notes += [Note(f"Alert: {one_line(alert, 300)}") for alert in dossier.alerts[:_ALERTS]]
-    return notes
+    if not row.reason and not ended_badly:
+        return []
+    reason = dossier.redact.text(row.reason)  # "" leaves the label alone to tell how it ended
+    if dossier.failure_evidence:
+        reason += f" ({dossier.failure_evidence})"
+    mood = "fail" if ended_badly else "plain"
+    return [Note(clip(reason, 2000), mood, label=row.reason_kind or row.state)]
+
+
+def _hint_notes(dossier: Dossier) -> list[Note]:
+    """What to do next, and from which checkpoint; [] where there is no hint."""
+    hint_text = dossier.redact.text(str(dossier.row.hint))  # "" where there is no hint
+    if not hint_text:
+        return []
+    latest = dossier.run.latest_checkpoint()
+    checkpoint = f"Last complete checkpoint: {latest.name if latest else 'none'}."
+    return [Note(f"{clip(hint_text, 2000)} {checkpoint}", "plain")]
+
+
+def _expectation_notes(dossier: Dossier) -> list[Note]:
+    """Which verdict was expected beforehand, and whether it came; [] where none was."""
+    training = dossier.verdict.training
+    if training is None or not training.expected:
+        return []
+    results = {True: "and so it came", False: "and it came otherwise", None: "still open"}
+    expected = training.expected.replace("_", " ")
+    result = results[training.as_expected]
+    return [Note(f"Expected beforehand: {expected}; {result}.", "plain")]
 
 
 def models(dossier: Dossier) -> Section | None:
