@@ -424,18 +424,9 @@ def _cursors_of_page(
         cursor: the cursor that led to this page.
         attempt: whose console `path` is; None for the events.
     """
-    prefix = "events" if attempt is None else f"console:{attempt}"
-    older_cursor = f"{prefix}:{page.start}:older" if page.start > 0 else ""
     at_end = page.end >= complete_size(path)
-    newer_cursor = f"{prefix}:{page.end}" if reader.is_alive or not at_end else ""
-    if attempt is not None:
-        earlier_attempts = [number for number in reader.attempts if number < attempt]
-        later_attempts = [number for number in reader.attempts if number > attempt]
-        if not older_cursor and earlier_attempts:
-            end = complete_size(reader.run.log(earlier_attempts[-1]))
-            older_cursor = f"console:{earlier_attempts[-1]}:{end}:older"
-        if later_attempts and at_end:
-            newer_cursor = f"console:{later_attempts[0]}:0"
+    older_cursor = _older_cursor(reader, page, attempt)
+    newer_cursor = _newer_cursor(reader, page, attempt, at_end=at_end)
     if cursor:
         goes_back = cursor.endswith(":older")
     else:  # the page shows the newest lines, and an ended run gets no newer ones
@@ -443,6 +434,36 @@ def _cursors_of_page(
     return Links(
         next_cursor=older_cursor if goes_back else newer_cursor, older_cursor=older_cursor or None
     )
+
+
+def _view_in_cursor(attempt: int | None) -> str:
+    """How a cursor names what it belongs to: the console of an attempt, or the events for None."""
+    return "events" if attempt is None else f"console:{attempt}"
+
+
+def _older_cursor(reader: TextReader, page: Page, attempt: int | None) -> str:
+    """The cursor of the lines before a page; "" if there are none.
+
+    At the start of an attempt's console it leads to the end of the attempt before it.
+    """
+    if page.start > 0:
+        return f"{_view_in_cursor(attempt)}:{page.start}:older"
+    earlier_attempts = [] if attempt is None else [n for n in reader.attempts if n < attempt]
+    if not earlier_attempts:
+        return ""
+    end = complete_size(reader.run.log(earlier_attempts[-1]))
+    return f"{_view_in_cursor(earlier_attempts[-1])}:{end}:older"
+
+
+def _newer_cursor(reader: TextReader, page: Page, attempt: int | None, *, at_end: bool) -> str:
+    """The cursor of the lines after a page; "" if there will be none.
+
+    At the end of an attempt's console it leads to the start of the attempt after it.
+    """
+    later_attempts = [] if attempt is None else [n for n in reader.attempts if n > attempt]
+    if at_end and later_attempts:
+        return f"{_view_in_cursor(later_attempts[0])}:0"
+    return f"{_view_in_cursor(attempt)}:{page.end}" if reader.is_alive or not at_end else ""
 
 
 def _parse_object(text: str) -> JsonObject | None:

@@ -39,20 +39,25 @@ def audit(dossier: Dossier) -> Section | None:
     if dossier.reward_risk_accepted:
         conclusion_text += " The failed audit was accepted when the run was submitted."
     conclusion = (Tag(audit_result.verdict), conclusion_text)
+    # The page shows the conclusion in its lead, below.
     section_blocks: list[Block] = [blocks.Paragraph(conclusion, shown_in="markdown")]
     if audit_result.problems:
         problems = [Note(text) for text in audit_result.problems[:_PROBLEMS]]
         section_blocks.append(blocks.Notes(problems))
     if audit_result.probes:
-        heads = ("answer", "mean reward", "", "paid on", "gold above on", "")
-        styles = ("", "num", "rest", "num", "num rest", "")
-        rows = [_probe_row(probe) for probe in audit_result.probes]
-        section_blocks.append(blocks.Table(heads, rows, styles))
+        section_blocks.append(_probes_table(audit_result.probes))
     facts = audit_facts(dossier, audit_result)
     if facts:
         section_blocks.append(blocks.Facts(facts))
     lead = ("What the environment pays for answers that are none. ", *conclusion)
     return Section("Can the reward be trusted?", "Reward audit", section_blocks, lead)
+
+
+def _probes_table(probes: Sequence[ProbeLine]) -> blocks.Table:
+    """The table of the kinds of answers that the audit tried, with what each earns."""
+    heads = ("answer", "mean reward", "", "paid on", "gold above on", "")
+    styles = ("", "num", "rest", "num", "num rest", "")
+    return blocks.Table(heads, [_probe_row(probe) for probe in probes], styles)
 
 
 def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
