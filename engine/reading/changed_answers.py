@@ -2,6 +2,7 @@
 
 The two are evaluations of one run before and after training, or of two models."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.core.errors import UserError
@@ -106,9 +107,7 @@ def changed_page(reading: Reading) -> ChangedPage:
     evaluations = _choose_evaluations(reading)
     changes = _changes(evaluations, reading.query.where)
     better_count = sum(change.score > 0 for change in changes)
-    answered_before = {_attempt_key(row) for row in evaluations.before}
-    answered_after = {_attempt_key(row) for row in evaluations.after}
-    task_count = len(answered_before & answered_after)
+    task_count = _count_of_shared_attempts(evaluations)
     before, after = evaluations.names
     page = ChangedPage(
         summary=f"{len(changes)} of {task_count} tasks changed between {before} and {after}: "
@@ -135,6 +134,13 @@ def changed_page(reading: Reading) -> ChangedPage:
         warnings=fitted.warnings + skipped_lines(evaluations.skipped),
         next_cursor=fitted.next_cursor,
     )
+
+
+def _count_of_shared_attempts(evaluations: _Comparison) -> int:
+    """How many attempts at a task both evaluations have; with one attempt each, how many tasks."""
+    before = {_attempt_key(row) for row in evaluations.before}
+    after = {_attempt_key(row) for row in evaluations.after}
+    return len(before & after)
 
 
 def _changes(evaluations: _Comparison, where: str) -> list[_Change]:
@@ -193,7 +199,6 @@ def _training_evaluations(reading: Reading) -> _Comparison:
     evaluated yet, BAD_ARGUMENT for a step without an evaluation.
     """
     run, row = reading.run, reading.row
-    requested_step = reading.start.step
     steps = [step for step in run.eval_steps() if step > 0]
     if not steps or 0 not in run.eval_steps():
         raise UserError(
@@ -201,11 +206,7 @@ def _training_evaluations(reading: Reading) -> _Comparison:
             f"{row.run_id} has no held-out evaluation after step 0 yet (it is {row.state})",
             hint=wait_hint(row.run_id, until="next_eval"),
         )
-    if requested_step == -1:
-        verdict_step = result_step(run)
-        later_step = steps[-1] if verdict_step is None else verdict_step
-    else:
-        later_step = chosen_step(steps, requested_step, "held-out answers")
+    later_step = _later_step(reading, steps)
     before = EvaluationRow.read_file(run.evals(0))
     after = EvaluationRow.read_file(run.evals(later_step))
     return _Comparison(
@@ -215,6 +216,19 @@ def _training_evaluations(reading: Reading) -> _Comparison:
         step=later_step,
         skipped=before.skipped + after.skipped,
     )
+
+
+def _later_step(reading: Reading, steps: Sequence[int]) -> int:
+    """The step to compare with step 0; `steps` are the evaluated steps after it.
+
+    Without a requested step (-1) it is the one that the run's verdict is about, or the last of
+    `steps` if there is no verdict. Raises UserError BAD_ARGUMENT for a step that is not in `steps`.
+    """
+    requested_step = reading.start.step
+    if requested_step != -1:
+        return chosen_step(steps, requested_step, "held-out answers")
+    verdict_step = result_step(reading.run)
+    return steps[-1] if verdict_step is None else verdict_step
 
 
 def _attempt_key(row: EvaluationRow) -> str:

@@ -8,7 +8,7 @@ from engine.core.errors import UserError
 from engine.core.files import JsonObject
 from engine.core.format import counted
 from engine.core.metrics import METRICS
-from engine.core.paging import complete_size, page_after
+from engine.core.paging import Line, complete_size, page_after
 from engine.core.reply import BODY_CHARS, ReplyBase
 from engine.home.halves import ChoosingHalf, choosing
 from engine.home.rows import TERMINAL, RunRow
@@ -97,21 +97,14 @@ def curves_page(
     Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """
     metrics = load_metrics(run.metrics)
-    if matches is not None:
-        keys = [name for name in metrics.columns if matches(name)]
-    if keys:
-        selected_columns = _known_columns(keys, metrics.columns)
-    else:
-        selected_columns = main_columns(metrics.columns, _DEFAULT_KEYS)
+    selected_columns = _selected_columns(metrics, keys, matches)
     shown_columns = selected_columns[:_MOST_KEYS]
-    heldout = None
-    if any(name.startswith("heldout_") for name in shown_columns):
-        heldout = choosing(run)
+    shows_heldout = any(name.startswith("heldout_") for name in shown_columns)
+    heldout = choosing(run) if shows_heldout else None
     lines = thin(metrics.lines, shown_columns, min(POINTS, limit))
     curves = {name: metrics.curve(name) for name in shown_columns}
     hidden_columns = [clean_text(name) for name in metrics.columns if name not in shown_columns]
     with_model = any("model" in line for line in lines)  # in an evaluation of several models
-    first_columns = ["step", "model"] if with_model else ["step"]
     if run.deleted.exists():  # the files of the run are gone on purpose
         summary = f"{row.run_id} is {row.state}; its files were deleted."
     else:
@@ -121,7 +114,7 @@ def curves_page(
         run_id=row.run_id,
         state=row.state,
         view="metrics",
-        columns=first_columns + [clean_text(name) for name in shown_columns],
+        columns=_column_heads(shown_columns, with_model),
         rows=[_table_row(line, shown_columns, with_model) for line in lines],
         curves={clean_text(name): summary_of(points) for name, points in curves.items() if points},
         available=hidden_columns[:_MOST_AVAILABLE],
@@ -131,6 +124,19 @@ def curves_page(
         warnings=_curve_warnings(metrics, selected_count=len(selected_columns)),
     )
     return _shorten_to_fit(page)
+
+
+def _selected_columns(metrics: Metrics, keys: Sequence[str], matches: Matches | None) -> list[str]:
+    """The metrics that a reader asked for, however many; the main ones if that names none.
+
+    With `matches` they are the logged metrics whose name matches, else `keys`. Raises UserError
+    BAD_ARGUMENT for a name that is neither logged nor a known metric.
+    """
+    if matches is not None:
+        keys = [name for name in metrics.columns if matches(name)]
+    if keys:
+        return _known_columns(keys, metrics.columns)
+    return main_columns(metrics.columns, _DEFAULT_KEYS)
 
 
 def _curve_warnings(metrics: Metrics, selected_count: int) -> list[str]:
@@ -160,29 +166,38 @@ def new_steps_page(
     if offset > complete_size(run.metrics):
         offset = 0
         warnings.append("The run went back to a checkpoint; its metrics are read from the start.")
-    page = page_after(run.metrics, offset, limit)
-    readable = parse_lines([line.text for line in page.lines])
+    log_page = page_after(run.metrics, offset, limit)
+    readable = parse_lines([line.text for line in log_page.lines])
     lines = by_step(readable)
-    warnings += skipped_lines(len(page.lines) - len(readable))
+    warnings += skipped_lines(len(log_page.lines) - len(readable))
     # Names are not checked: these few lines may lack a metric that is logged now and then.
     shown_columns = list(keys[:_MOST_KEYS]) or main_columns(_logged_metrics(lines), _DEFAULT_KEYS)
-    has_more = page.end < complete_size(run.metrics) or row.state not in TERMINAL
-    result = NewStepsPage(
+    has_more = log_page.end < complete_size(run.metrics) or row.state not in TERMINAL
+    page = NewStepsPage(
         summary=f"{counted(len(lines), 'new step')} of {row.run_id}, which is {row.state}.",
         run_id=row.run_id,
         state=row.state,
         view="metrics",
-        columns=["step"] + [clean_text(name) for name in shown_columns],
+        columns=_column_heads(shown_columns, with_model=False),
         rows=[_table_row(line, shown_columns, with_model=False) for line in lines],
-        next_cursor=f"metrics:{page.end}" if has_more else "",
+        next_cursor=f"metrics:{log_page.end}" if has_more else "",
         warnings=warnings,
     )
-    while json_chars(result.to_json()) > BODY_CHARS and len(result.rows) > 1:
-        rows = result.rows[: len(result.rows) // 2]
+    return _with_fewer_steps(page, log_page.lines)
+
+
+def _with_fewer_steps(page: NewStepsPage, lines: Sequence[Line]) -> NewStepsPage:
+    """The page with at most `BODY_CHARS` characters, if one step can be that short.
+
+    The later half of its steps is left out until it fits; the next page then starts with them.
+    `lines` are the lines of the log that the page was read from.
+    """
+    while json_chars(page.to_json()) > BODY_CHARS and len(page.rows) > 1:
+        rows = page.rows[: len(page.rows) // 2]
         # Lines are in the order of the file: the next page starts after the last one shown.
-        shown_end = page.lines[len(rows) - 1].end
-        result = replace(result, rows=rows, next_cursor=f"metrics:{shown_end}")
-    return result
+        shown_end = lines[len(rows) - 1].end
+        page = replace(page, rows=rows, next_cursor=f"metrics:{shown_end}")
+    return page
 
 
 def _logged_metrics(lines: Sequence[JsonObject]) -> list[str]:
@@ -215,6 +230,12 @@ def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
                 field="keys",
             )
     return list(dict.fromkeys(keys))
+
+
+def _column_heads(names: Sequence[str], with_model: bool) -> list[str]:
+    """The heads of the table: "step", with `with_model` also "model", then the metrics."""
+    first_heads = ["step", "model"] if with_model else ["step"]
+    return first_heads + [clean_text(name) for name in names]
 
 
 def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> list[Cell]:
@@ -251,11 +272,7 @@ def _curve_sentence(
     """
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
-    changes = []
-    for name, points in list(curves.items())[:_IN_SENTENCE]:
-        values = [value for _, value in points]
-        if values:
-            changes.append(f"{name} {short(values[0])} to {short(values[-1])}")
+    changes = _changes_of_first_curves(curves)
     thinned = f" ({shown_points} of {len(lines)} points)" if shown_points < len(lines) else ""
     heldout_note = ""
     if heldout is not None:
@@ -264,6 +281,16 @@ def _curve_sentence(
     return (
         f"{row.run_id} is {row.state} at step {step}{thinned}: {', '.join(changes)}{heldout_note}."
     )
+
+
+def _changes_of_first_curves(curves: Mapping[str, list[tuple[float, float]]]) -> list[str]:
+    """The first and last value of each of the first three curves, such as "kl 0 to 0.02"."""
+    changes = []
+    for name, points in list(curves.items())[:_IN_SENTENCE]:
+        values = [value for _, value in points]
+        if values:
+            changes.append(f"{name} {short(values[0])} to {short(values[-1])}")
+    return changes
 
 
 def _shorten_to_fit(page: CurvesPage) -> CurvesPage:

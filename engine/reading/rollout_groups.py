@@ -71,14 +71,7 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
     A group is shown whole, with the members that do not match. Groups with the widest spread of
     rewards come first.
     """
-    chosen_groups = {_group_key(row) for row in matching_rows}
-    rows_by_group: dict[str, list[Row]] = {}
-    for row in source.rows:
-        if _group_key(row) in chosen_groups:
-            rows_by_group.setdefault(_group_key(row), []).append(row)
-    groups = sorted(
-        rows_by_group.values(), key=lambda rows: (-reward_std(rows), _group_key(rows[0]))
-    )
+    groups = _groups_with(matching_rows, source.rows)
     page = GroupsPage(
         summary="",  # written below, once it is known how many groups fit
         run_id=reading.row.run_id,
@@ -96,14 +89,32 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
         shorten=_shorten_group,
     )
     uniform_count = sum(reward_std(rows) == 0.0 for rows in groups)
+    summary = (
+        f"{len(fitted.items)} of {len(groups)} groups among the {source.description} in "
+        f"{page.run_id}, the widest spread of rewards first; in {uniform_count} all rewards are "
+        "equal."
+    )
     return replace(
         page,
         groups=fitted.items,
         warnings=fitted.warnings + source.warnings,
         next_cursor=fitted.next_cursor,
-        summary=f"{len(fitted.items)} of {len(groups)} groups among the {source.description} in "
-        f"{page.run_id}, the widest spread of rewards first; in {uniform_count} all rewards are "
-        "equal.",
+        summary=summary,
+    )
+
+
+def _groups_with(matching_rows: Sequence[Row], rows: Sequence[Row]) -> list[list[Row]]:
+    """The groups of `rows` that have a member among `matching_rows`, each with all its members.
+
+    The widest spread of rewards comes first; equal spreads are in the order of the groups' keys.
+    """
+    chosen_groups = {_group_key(row) for row in matching_rows}
+    rows_by_group: dict[str, list[Row]] = {}
+    for row in rows:
+        if _group_key(row) in chosen_groups:
+            rows_by_group.setdefault(_group_key(row), []).append(row)
+    return sorted(
+        rows_by_group.values(), key=lambda members: (-reward_std(members), _group_key(members[0]))
     )
 
 
@@ -153,12 +164,7 @@ def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
     2. drop the metrics, member by member;
     3. drop members from the end, and count them in `members_left_out`; the first member stays.
     """
-    item = with_shorter_texts(item, chars)
-    for index in range(len(item.members)):
-        if chars_of(item) > chars:
-            members = list(item.members)
-            members[index] = replace(members[index], metrics=None)
-            item = replace(item, members=members)
+    item = _with_fewer_metrics(with_shorter_texts(item, chars), chars)
     while len(item.members) > 1 and chars_of(item) > chars:
         excess_chars = chars_of(item) - chars
         count = len(item.members)
@@ -170,4 +176,14 @@ def _shorten_group(item: GroupItem, chars: int) -> GroupItem:
             members=item.members[: count - drop_count],
             members_left_out=(item.members_left_out or 0) + drop_count,
         )
+    return item
+
+
+def _with_fewer_metrics(item: GroupItem, chars: int) -> GroupItem:
+    """The item without the metrics of its first members, of as many as it takes to fit `chars`."""
+    for index in range(len(item.members)):
+        if chars_of(item) > chars:
+            members = list(item.members)
+            members[index] = replace(members[index], metrics=None)
+            item = replace(item, members=members)
     return item

@@ -114,16 +114,26 @@ def _rows_of_one_step(reading: Reading) -> Source:
     if row.kind != "train":
         return model_answers(reading)
     steps = run.rollout_steps()
-    if steps:
-        step = chosen_step(steps, reading.start.step, "rollouts")
-        rollouts = TrajectoryRecord.read_file(run.rollouts(step))
-        return Source(
-            rows=rollouts.records,
-            description=f"rollouts of step {step}",
-            step=step,
-            skipped=rollouts.skipped,
-            trained=True,
-        )
+    if not steps:
+        return _held_out_answers(reading)
+    step = chosen_step(steps, reading.start.step, "rollouts")
+    rollouts = TrajectoryRecord.read_file(run.rollouts(step))
+    return Source(
+        rows=rollouts.records,
+        description=f"rollouts of step {step}",
+        step=step,
+        skipped=rollouts.skipped,
+        trained=True,
+    )
+
+
+def _held_out_answers(reading: Reading) -> Source:
+    """Read the held-out answers of a training run at the requested step (-1: the latest).
+
+    Raises UserError NO_EVALUATION if nothing is evaluated yet, BAD_ARGUMENT for a step without an
+    evaluation.
+    """
+    run, row = reading.run, reading.row
     steps = run.eval_steps()
     if not steps:
         raise UserError(
@@ -279,10 +289,15 @@ def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
     if not scored:  # an evaluation of SFT without rewards: its rows are compared by their loss
         scored = [row for row in rows if _loss(row) is not None]
     if pick == "median" and scored:
-        scores = sorted(score(row) for row in scored)
-        median = scores[len(scores) // 2]
-        return sorted(scored, key=lambda row: abs(score(row) - median))
+        return _nearest_to_median(scored)
     return sorted(scored, key=score, reverse=pick == "best")
+
+
+def _nearest_to_median(rows: Sequence[Row]) -> list[Row]:
+    """The rows, at least one, by how near their scores are to the median score."""
+    scores = sorted(score(row) for row in rows)
+    median = scores[len(scores) // 2]
+    return sorted(rows, key=lambda row: abs(score(row) - median))
 
 
 def score(row: Row) -> float:

@@ -144,13 +144,7 @@ def _summary(
         picked_count: number of rows that the pick selects, on all pages.
         matching_rows: the rows that match the filter; the mean is taken over them, as in metrics.
     """
-    pick = reading.query.pick
-    if pick == "error":
-        rows_text = f"{source.description} with an error"
-    elif pick == "truncated":
-        rows_text = f"{source.description} cut short"
-    else:
-        rows_text = f"{pick} {source.description}"
+    rows_text = _name_of_picked_rows(reading.query.pick, source.description)
     sentence = f"{shown_count} of {picked_count} {rows_text} in {reading.row.run_id}"
     rewards = rewards_of(matching_rows)
     failed_count = sum(bool(row.error) for row in matching_rows)
@@ -164,3 +158,12 @@ def _summary(
     if failed_count and rewards:
         sentence += " (left out)" if source.trained else " (reward 0)"
     return sentence + "."
+
+
+def _name_of_picked_rows(pick: str, description: str) -> str:
+    """What a pick shows in words; `description` names all rows, such as "rollouts of step 8"."""
+    if pick == "error":
+        return f"{description} with an error"
+    if pick == "truncated":
+        return f"{description} cut short"
+    return f"{pick} {description}"

@@ -169,24 +169,9 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
     """
     newest = Cursor(attempt=0, offset=None, older=True)
     position = parse_cursor(cursor, "events") if cursor else newest
-
-    def passes(text: str) -> bool:
-        """Whether a line matches the search and, if `keys` is not empty, has one of these names."""
-        if not reader.passes(text):
-            return False
-        if not keys:
-            return True
-        event = _parse_object(text)
-        return event is not None and event.get("event") in keys
-
     path = reader.run.events
-    page = reader.page(path, position, passes)
-    # By the offset at which a line starts, because equal events may occur twice.
-    event_at: dict[int, JsonObject] = {}
-    for line in page.lines:
-        fields = _parse_object(line.text)
-        if fields is not None:
-            event_at[line.start] = _shown_event(reader, fields)
+    page = reader.page(path, position, _event_filter(reader, keys))
+    event_at = _events_by_offset(reader, page.lines)
     lines = [line for line in page.lines if line.start in event_at]
     skipped_count = len(page.lines) - len(lines)
     lines, page = _fit_lines(
@@ -196,11 +181,9 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
         chars_of_line=lambda line: json_chars(event_at[line.start]),
     )
     events = [event_at[line.start] for line in lines]
-    last_event = str(events[-1].get("event", "")) if events else ""
-    last_event_note = f", the last is {last_event}" if last_event else ""
     links = _cursors_of_page(reader, cursor, page, path)
     return EventsPage(
-        summary=f"{counted(len(events), 'event')} of {reader.row.run_id}{last_event_note}.",
+        summary=_event_sentence(reader.row, events),
         run_id=reader.row.run_id,
         state=reader.row.state,
         view="events",
@@ -209,6 +192,40 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
         next_cursor=links.next_cursor,
         older_cursor=links.older_cursor,
     )
+
+
+def _event_filter(reader: TextReader, keys: Sequence[str]) -> Matches:
+    """The test for a line: it matches the search and, if `keys` is not empty, has such a name."""
+
+    def passes(text: str) -> bool:
+        if not reader.passes(text):
+            return False
+        if not keys:
+            return True
+        event = _parse_object(text)
+        return event is not None and event.get("event") in keys
+
+    return passes
+
+
+def _events_by_offset(reader: TextReader, lines: Sequence[Line]) -> dict[int, JsonObject]:
+    """The events in `lines` as a page shows them; lines that are not JSON objects are left out.
+
+    The keys are the offsets at which the lines start, because equal events may occur twice.
+    """
+    event_at: dict[int, JsonObject] = {}
+    for line in lines:
+        fields = _parse_object(line.text)
+        if fields is not None:
+            event_at[line.start] = _shown_event(reader, fields)
+    return event_at
+
+
+def _event_sentence(row: RunRow, events: Sequence[JsonObject]) -> str:
+    """The summary of a page, such as "3 events of r-1, the last is checkpoint."."""
+    last_event = str(events[-1].get("event", "")) if events else ""
+    last_event_note = f", the last is {last_event}" if last_event else ""
+    return f"{counted(len(events), 'event')} of {row.run_id}{last_event_note}."
 
 
 def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
@@ -246,11 +263,8 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
         max_chars=max_chars,
     )
     texts = [reader.shown_line(line.text) for line in lines]
-    # A line without newline, such as a progress bar, is shown, and read again once it is complete.
-    # Only the first page, which begins at the end of the file (no offset), can have one.
-    unfinished_line = torn_tail(path) if position.offset is None else ""
-    if unfinished_line and reader.passes(unfinished_line):
-        texts.append(reader.shown_line(unfinished_line))
+    if position.offset is None:  # the first page, which begins at the end of the file
+        texts += _unfinished_lines(reader, path)
     next_calls: list[Call] = []
     if not texts and not cursor and reader.matches is None and row.kind == "train":
         # A training run may print nothing; its curves show what it did.
@@ -270,6 +284,17 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     )
 
 
+def _unfinished_lines(reader: TextReader, path: Path) -> list[str]:
+    """The line without newline at the end of a console, such as a progress bar; [] without one.
+
+    It is read again once it is complete.
+    """
+    unfinished_line = torn_tail(path)
+    if unfinished_line and reader.passes(unfinished_line):
+        return [reader.shown_line(unfinished_line)]
+    return []
+
+
 def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     """A page with the run's failure, and with the same console lines as `console_page`.
 
@@ -285,16 +310,14 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     # A run that is being stopped has the reason before it has ended.
     has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
     recorded = read_object(reader.run.failure)
-    failure = _shown_failure(reader, recorded) if has_failed else ShownFailure()
-    next_calls = console.next
+    failure = ShownFailure()
     summary = f"{row.run_id} is {row.state} and has not failed."
     if has_failed:
-        message = row.reason or str(recorded.get("message") or "")
-        reason = reader.redact.text(message) or "no reason was recorded"
-        kind = failure.kind or "unknown"
-        summary = clip(f"{row.run_id} {row.state} ({kind}): {reason}", _SUMMARY_CHARS)
-        if failure.last_checkpoint and row.state != "done":
-            next_calls = [Call("submit_train", {"resume": row.run_id})]
+        failure = _shown_failure(reader, recorded)
+        summary = _failure_sentence(reader, recorded, failure.kind)
+    next_calls = console.next
+    if has_failed and failure.last_checkpoint and row.state != "done":
+        next_calls = [Call("submit_train", {"resume": row.run_id})]
     return ErrorPage(
         summary=summary,
         run_id=row.run_id,
@@ -308,6 +331,17 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
         older_cursor=older_cursor.replace("console", "error", 1) if older_cursor else None,
         error=failure,
     )
+
+
+def _failure_sentence(reader: TextReader, recorded: JsonObject, kind: str) -> str:
+    """The summary of a failure: the run, its state, the kind of the failure and the reason.
+
+    `recorded` is what the trainer wrote about its failure, {} if it wrote nothing.
+    """
+    row = reader.row
+    message = row.reason or str(recorded.get("message") or "")
+    reason = reader.redact.text(message) or "no reason was recorded"
+    return clip(f"{row.run_id} {row.state} ({kind or 'unknown'}): {reason}", _SUMMARY_CHARS)
 
 
 def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
@@ -390,18 +424,9 @@ def _cursors_of_page(
         cursor: the cursor that led to this page.
         attempt: whose console `path` is; None for the events.
     """
-    prefix = "events" if attempt is None else f"console:{attempt}"
-    older_cursor = f"{prefix}:{page.start}:older" if page.start > 0 else ""
     at_end = page.end >= complete_size(path)
-    newer_cursor = f"{prefix}:{page.end}" if reader.is_alive or not at_end else ""
-    if attempt is not None:
-        earlier_attempts = [number for number in reader.attempts if number < attempt]
-        later_attempts = [number for number in reader.attempts if number > attempt]
-        if not older_cursor and earlier_attempts:
-            end = complete_size(reader.run.log(earlier_attempts[-1]))
-            older_cursor = f"console:{earlier_attempts[-1]}:{end}:older"
-        if later_attempts and at_end:
-            newer_cursor = f"console:{later_attempts[0]}:0"
+    older_cursor = _older_cursor(reader, page, attempt)
+    newer_cursor = _newer_cursor(reader, page, attempt, at_end=at_end)
     if cursor:
         goes_back = cursor.endswith(":older")
     else:  # the page shows the newest lines, and an ended run gets no newer ones
@@ -409,6 +434,36 @@ def _cursors_of_page(
     return Links(
         next_cursor=older_cursor if goes_back else newer_cursor, older_cursor=older_cursor or None
     )
+
+
+def _view_in_cursor(attempt: int | None) -> str:
+    """How a cursor names what it belongs to: the console of an attempt, or the events for None."""
+    return "events" if attempt is None else f"console:{attempt}"
+
+
+def _older_cursor(reader: TextReader, page: Page, attempt: int | None) -> str:
+    """The cursor of the lines before a page; "" if there are none.
+
+    At the start of an attempt's console it leads to the end of the attempt before it.
+    """
+    if page.start > 0:
+        return f"{_view_in_cursor(attempt)}:{page.start}:older"
+    earlier_attempts = [] if attempt is None else [n for n in reader.attempts if n < attempt]
+    if not earlier_attempts:
+        return ""
+    end = complete_size(reader.run.log(earlier_attempts[-1]))
+    return f"{_view_in_cursor(earlier_attempts[-1])}:{end}:older"
+
+
+def _newer_cursor(reader: TextReader, page: Page, attempt: int | None, *, at_end: bool) -> str:
+    """The cursor of the lines after a page; "" if there will be none.
+
+    At the end of an attempt's console it leads to the start of the attempt after it.
+    """
+    later_attempts = [] if attempt is None else [n for n in reader.attempts if n > attempt]
+    if at_end and later_attempts:
+        return f"{_view_in_cursor(later_attempts[0])}:0"
+    return f"{_view_in_cursor(attempt)}:{page.end}" if reader.is_alive or not at_end else ""
 
 
 def _parse_object(text: str) -> JsonObject | None:

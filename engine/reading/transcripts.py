@@ -358,16 +358,24 @@ def pieces(
         max_chars: characters at which the text of a stretch is cut.
     """
     stretches: list[Piece] = []
-    start = 0
-    for position in range(1, len(ids) + 1):
-        if position == len(ids) or bool(mask[position]) != bool(mask[start]):
-            text = clip(redact.text(decode(list(ids[start:position]))), max_chars)
-            stretches.append(Piece(text, trained=bool(mask[start]), tokens=position - start))
-            start = position
+    for start, end in _spans_of_equal(mask, len(ids)):
+        text = clip(redact.text(decode(list(ids[start:end]))), max_chars)
+        stretches.append(Piece(text, trained=bool(mask[start]), tokens=end - start))
     if len(stretches) <= max_pieces:
         return stretches
     hidden_tokens = sum(piece.tokens for piece in stretches[max_pieces:])
     return [*stretches[:max_pieces], Piece("…", trained=False, tokens=hidden_tokens)]
+
+
+def _spans_of_equal(mask: Sequence[int], length: int) -> list[tuple[int, int]]:
+    """The (start, end) of each run of positions below `length` whose mask is all set or all not."""
+    spans = []
+    start = 0
+    for position in range(1, length + 1):
+        if position == length or bool(mask[position]) != bool(mask[start]):
+            spans.append((start, position))
+            start = position
+    return spans
 
 
 def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> ShownTokens | NoTokens:

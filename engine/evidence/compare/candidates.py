@@ -122,6 +122,13 @@ def find_candidates(
         )
     loaded = [candidate for offer in chosen_offers for candidate in offer.load()]
     candidates = _with_distinct_labels([candidate for candidate in loaded if candidate.rows])
+    _check_count(candidates)
+    _check_same_sampling(candidates)
+    return candidates, warnings + _sampling_warnings(candidates)
+
+
+def _check_count(candidates: Sequence[Candidate]) -> None:
+    """Raise UserError BAD_ARGUMENT where there are fewer than two candidates, or too many."""
     if not 2 <= len(candidates) <= MOST_CANDIDATES:
         raise UserError(
             "BAD_ARGUMENT",
@@ -130,8 +137,6 @@ def find_candidates(
             hint="Give two or more runs, evaluations or model references.",
             field="ids",
         )
-    _check_same_sampling(candidates)
-    return candidates, warnings + _sampling_warnings(candidates)
 
 
 def _offers_on(env_id: str, ref: str, offers: Sequence[Offer]) -> list[Offer]:
@@ -362,19 +367,7 @@ def _choose_offers(
 
     Raises UserError NOT_COMPARABLE where the ids share no environment.
     """
-    common_env_ids = [
-        env_id
-        for env_id in dict.fromkeys(offer.env_id for offer in offers[ids[0]])
-        if all(any(offer.env_id == env_id for offer in offers[ref]) for ref in ids)
-    ]
-    if not common_env_ids:
-        evaluated_on = "; ".join(f"{ref}: {_env_ids_text(offers[ref])}" for ref in ids)
-        raise UserError(
-            "NOT_COMPARABLE",
-            f"these were not evaluated on one environment version ({evaluated_on})",
-            hint="Evaluate all of them on one env_id, then compare that evaluation.",
-            field="ids",
-        )
+    common_env_ids = _common_environments(ids, offers)
     best_offers: list[Offer] = []
     best_score = (-1, -1)  # (ids with the same source, ids with the same sampling)
     first_offers = [offer for offer in offers[ids[0]] if offer.env_id == common_env_ids[0]]
@@ -387,6 +380,27 @@ def _choose_offers(
         if score > best_score:
             best_offers, best_score = offers_like_first, score
     return best_offers, common_env_ids[1:]
+
+
+def _common_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) -> list[str]:
+    """The environments on which all ids were evaluated, in the order of the first id's offers.
+
+    Raises UserError NOT_COMPARABLE where there is none.
+    """
+    common_env_ids = [
+        env_id
+        for env_id in dict.fromkeys(offer.env_id for offer in offers[ids[0]])
+        if all(any(offer.env_id == env_id for offer in offers[ref]) for ref in ids)
+    ]
+    if common_env_ids:
+        return common_env_ids
+    evaluated_on = "; ".join(f"{ref}: {_env_ids_text(offers[ref])}" for ref in ids)
+    raise UserError(
+        "NOT_COMPARABLE",
+        f"these were not evaluated on one environment version ({evaluated_on})",
+        hint="Evaluate all of them on one env_id, then compare that evaluation.",
+        field="ids",
+    )
 
 
 def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:

@@ -158,12 +158,7 @@ class Standing:
         the values of the settings (their names stay), "sampling" how the answers were sampled.
         """
         with_answers = "answers" not in leave_out
-        flips = self.flips.to_json()
-        if not with_answers:
-            flips = {
-                "gained": [{"task": example.task} for example in self.flips.gained],
-                "lost": [{"task": example.task} for example in self.flips.lost],
-            }
+        flips = self.flips.to_json() if with_answers else self._flipped_tasks()
         settings: Mapping[str, object] = self.settings
         if "settings" in leave_out:
             settings = dict.fromkeys(self.settings, "differs")
@@ -181,6 +176,13 @@ class Standing:
             "flips": {"model": self.main.other.label, **flips},
             "warnings": list(self.warnings),
             "next": [call.to_json() for call in self.next_calls],
+        }
+
+    def _flipped_tasks(self) -> dict[str, object]:
+        """The tasks won and lost in the main contest, without the answers to them."""
+        return {
+            "gained": [{"task": example.task} for example in self.flips.gained],
+            "lost": [{"task": example.task} for example in self.flips.lost],
         }
 
 
@@ -418,8 +420,7 @@ def _larger_evaluation(
     More tasks, more attempts at each, or new tasks for the environment: the first that can help.
     """
     rows_needed = tasks_to_decide(comparison.outcome)
-    config = home.run(first.source).find_config()
-    split = config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
+    split = _evaluated_split(home, first)
     split_size = split_rows(home, first.env_id, split)
     arguments: dict[str, object] = {"env_id": first.env_id, "models": [first.label, other.label]}
     if split != "heldout":  # else it is the default
@@ -431,8 +432,7 @@ def _larger_evaluation(
         rows_to_ask = min(rows_wanted, most_rows)
         return Evidence(calls=[Call("evaluate", arguments | {"rows": rows_to_ask})])
     all_used = f"All {split_size} rows of the {split} split are used"
-    before, after = (side(rows, measure) for rows in with_one_id_per_prompt(first.rows, other.rows))
-    attempts = attempts_needed(before, after, comparison.outcome.margin)
+    attempts = _attempts_needed(first, other, measure, comparison.outcome.margin)
     if attempts is not None:
         note = f"{all_used}; {attempts} attempts at each would show a change worth having."
         call = Call("evaluate", arguments | {"rows": split_size, "attempts": attempts})
@@ -440,6 +440,20 @@ def _larger_evaluation(
     split_name = "held-out" if split == "heldout" else split
     rows_to_add = more_rows(rows_needed, split_size, split_name)
     return Evidence([f"{all_used}: {rows_to_add}."], [Call("push_env", {"path": "..."})])
+
+
+def _evaluated_split(home: Home, candidate: Candidate) -> str:
+    """The split of the environment that the candidate's answers are to."""
+    config = home.run(candidate.source).find_config()
+    return config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
+
+
+def _attempts_needed(
+    first: Candidate, other: Candidate, measure: Measure, margin: float
+) -> int | None:
+    """How many attempts at each task would show a difference of `margin`; None if none would."""
+    rows_first, rows_other = with_one_id_per_prompt(first.rows, other.rows)
+    return attempts_needed(side(rows_first, measure), side(rows_other, measure), margin)
 
 
 def _with_most_errors(first: Candidate, other: Candidate) -> Candidate:

@@ -120,10 +120,6 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
     scored_rows = {ref: [row for row in rows if _scored_twice(row)] for ref, rows in models.items()}
     all_scored = [row for rows in scored_rows.values() for row in rows]
     task_means = {task: _mean_rewards(rows) for task, rows in _rows_by_task(all_scored).items()}
-    attempts = PairCounts()
-    for model_rows in scored_rows.values():
-        for rows in _rows_by_task(model_rows).values():
-            attempts += count_pairs([_rewards(row) for row in rows])
     successes = [(row.success_before, row.success) for row in all_scored]
     model_means = {ref: _mean_rewards(rows) for ref, rows in scored_rows.items() if rows}
     model_moves = _rank_moves(model_means)
@@ -135,9 +131,18 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
         models=model_moves,
         model_flips=_model_flips(model_moves),
         tasks=count_pairs(_sampled(list(task_means.values()))),
-        attempts=attempts,
+        attempts=_count_pairs_of_attempts(scored_rows.values()),
         moved=_furthest_moves(_rank_moves(task_means)),
     )
+
+
+def _count_pairs_of_attempts(rows_of_models: Iterable[Sequence[EvaluationRow]]) -> PairCounts:
+    """What happened to the order of the attempts of one model at one task, over all of these."""
+    counts = PairCounts()
+    for model_rows in rows_of_models:
+        for rows in _rows_by_task(model_rows).values():
+            counts += count_pairs([_rewards(row) for row in rows])
+    return counts
 
 
 def count_pairs(items: Iterable[BeforeAfter]) -> PairCounts:
@@ -175,19 +180,23 @@ def sentence(changes: RankChanges) -> str:
     gained, lost = changes.success_gained, changes.success_lost
     if gained or lost:
         parts.append(f"success changed on {gained + lost} answers ({gained} gained, {lost} lost)")
-    if changes.model_flips:
-        new_leads = "; ".join(
-            f"{new_leader} is ahead of {old_leader} now"
-            for old_leader, new_leader in changes.model_flips[:3]
-        )
-        parts.append(f"the order of the models turns round: {new_leads}")
-    elif len(changes.models) > 1:
-        parts.append("the models keep their order")
+    parts += _order_of_models(changes)
     for items, counts in (("tasks", changes.tasks), ("attempts at one task", changes.attempts)):
         ordered = counts.ordered_before
         if ordered:
             parts.append(f"{counts.reversed} of {ordered} ordered pairs of {items} are reversed")
     return "; ".join(parts) + "."
+
+
+def _order_of_models(changes: RankChanges) -> list[str]:
+    """What happened to the order of the models, as part of a sentence; [] for a single model."""
+    if changes.model_flips:
+        new_leads = "; ".join(
+            f"{new_leader} is ahead of {old_leader} now"
+            for old_leader, new_leader in changes.model_flips[:3]
+        )
+        return [f"the order of the models turns round: {new_leads}"]
+    return ["the models keep their order"] if len(changes.models) > 1 else []
 
 
 def _rank_moves(means: Mapping[str, BeforeAfter]) -> list[RankMove]:

@@ -7,12 +7,12 @@ counts both the tasks and how far apart the seeds of one configuration came out.
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.evidence.compare.candidates import Candidate
 from engine.evidence.compare.settings_diff import NEUTRAL, making_of
 from engine.evidence.stats.distributions import t_cdf, t_quantile
-from engine.evidence.stats.inference import ALPHA, POWER, Interval, PairedVerdict
+from engine.evidence.stats.inference import ALPHA, POWER, Interval, PairedVerdict, Word
 from engine.evidence.stats.results import HIGHER_IS_BETTER, Measure, side, with_one_id_per_prompt
 from engine.evidence.verdict.comparison import (
     Comparison,
@@ -148,41 +148,75 @@ def _verdict_over_seeds(
         )
     levels_before = [_mean_over_tasks(means, shared_tasks) for means in means_before]
     levels_after = [_mean_over_tasks(means, shared_tasks) for means in means_after]
-    task_differences = [
-        _mean([means[task] for means in means_after])
-        - _mean([means[task] for means in means_before])
-        for task in shared_tasks
-    ]
+    task_differences = _task_differences(means_before, means_after, shared_tasks)
     variance, df = _variance_and_freedom(task_differences, levels_before, levels_after)
     if variance <= 0.0:
         return replace(verdict_of_rows, method=f"{verdict_of_rows.method}, seeds alike")
-    standard_error = math.sqrt(variance)
-    t_alpha, t_power = t_quantile(1.0 - ALPHA / 2.0, df), t_quantile(POWER, df)
-    half_width = t_alpha * standard_error
-    diff = _mean(levels_after) - _mean(levels_before)
-    p = min(1.0, 2.0 * t_cdf(-abs(diff) / standard_error, df))
-    interval = Interval(diff - half_width, diff + half_width)
-    if p < ALPHA and interval.excludes_zero:
-        higher_is_better = HIGHER_IS_BETTER[comparison.measure] if comparison.measure else True
-        rose = diff > 0
-        verdict = "better" if rose == higher_is_better else "worse"
-    else:
-        verdict = "no_difference" if interval.within(verdict_of_rows.margin) else "inconclusive"
+    before, after = _mean(levels_before), _mean(levels_after)
+    test = _t_test(after - before, variance, df)
     return replace(
         verdict_of_rows,
-        verdict=verdict,
+        verdict=_word_of_test(test, comparison.measure, verdict_of_rows.margin),
         reason="",
-        before=_mean(levels_before),
-        after=_mean(levels_after),
-        diff=diff,
-        low=interval.low,
-        high=interval.high,
-        p=p,
+        before=before,
+        after=after,
+        diff=test.diff,
+        low=test.interval.low,
+        high=test.interval.high,
+        p=test.p,
         n=len(shared_tasks),
-        detectable=(t_alpha + t_power) * standard_error,
+        detectable=test.detectable,
         method=f"t over {len(shared_tasks)} tasks and "
         f"{len(levels_before)} + {len(levels_after)} seeds",
     )
+
+
+def _task_differences(
+    means_before: Sequence[dict[str, float]],
+    means_after: Sequence[dict[str, float]],
+    tasks: set[str],
+) -> list[float]:
+    """For each of `tasks`, its mean over the seeds after, less that over the seeds before.
+
+    `means_before` and `means_after` hold one dict per seed: task id -> mean value.
+    """
+    return [
+        _mean([means[task] for means in means_after])
+        - _mean([means[task] for means in means_before])
+        for task in tasks
+    ]
+
+
+@dataclass(frozen=True)
+class _TTest:
+    """A t test of a difference; `detectable` is the smallest difference that it would show."""
+
+    diff: float
+    interval: Interval
+    p: float
+    detectable: float
+
+
+def _t_test(diff: float, variance: float, df: float) -> _TTest:
+    """The test of whether `diff` is 0; its variance is above 0, with `df` degrees of freedom."""
+    standard_error = math.sqrt(variance)
+    t_alpha, t_power = t_quantile(1.0 - ALPHA / 2.0, df), t_quantile(POWER, df)
+    half_width = t_alpha * standard_error
+    return _TTest(
+        diff=diff,
+        interval=Interval(diff - half_width, diff + half_width),
+        p=min(1.0, 2.0 * t_cdf(-abs(diff) / standard_error, df)),
+        detectable=(t_alpha + t_power) * standard_error,
+    )
+
+
+def _word_of_test(test: _TTest, measure: Measure | None, margin: float) -> Word:
+    """The verdict that a test supports; differences within `margin` count as none."""
+    if test.p < ALPHA and test.interval.excludes_zero:
+        higher_is_better = HIGHER_IS_BETTER[measure] if measure else True
+        rose = test.diff > 0
+        return "better" if rose == higher_is_better else "worse"
+    return "no_difference" if test.interval.within(margin) else "inconclusive"
 
 
 def _variance_and_freedom(

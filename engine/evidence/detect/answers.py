@@ -3,7 +3,7 @@ repetition, unreadable answers. Each returns a finding, or None where it sees no
 
 from collections.abc import Mapping
 
-from engine.evidence.detect.findings import Finding, edit_lever, setting_lever
+from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import is_learning
 from engine.evidence.detect.setbacks import cut_is_paid
 from engine.evidence.detect.views import (
@@ -250,21 +250,25 @@ def overthinking(facts: Facts) -> Finding | None:
         "max_tokens": max_tokens,
     }
     sentence = f"The median think block takes {think_size:.0%} of max_tokens = {max_tokens}."
-    if facts.settings.thinking and facts.algorithm == "grpo":
-        penalty = facts.settings.thinking_length_penalty or 0.0
-        new_penalty = min(1.0, max(0.1, 2 * penalty))  # twice as much, between 0.1 and 1
-        lever = setting_lever("thinking_length_penalty", now=penalty, to=new_penalty)
-    else:
-        lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
     return Finding(
         "overthinking",
         sentence,
         evidence,
-        lever,
+        _overthinking_lever(facts),
         playbook="failures",
         pick="truncated",
         root=cut_share > limits.TRUNCATED,
     )
+
+
+def _overthinking_lever(facts: Facts) -> Lever:
+    """A penalty on the length of thinking for GRPO with thinking switched on, else more tokens."""
+    if facts.settings.thinking and facts.algorithm == "grpo":
+        penalty = facts.settings.thinking_length_penalty or 0.0
+        new_penalty = min(1.0, max(0.1, 2 * penalty))  # twice as much, between 0.1 and 1
+        return setting_lever("thinking_length_penalty", now=penalty, to=new_penalty)
+    max_tokens = facts.settings.max_tokens
+    return setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
 
 
 def repetition(facts: Facts) -> Finding | None:
@@ -293,15 +297,23 @@ def repetition(facts: Facts) -> Finding | None:
     sentence = f"{share:.0%} of the four-word phrases of an answer repeat an earlier one"
     if from_start:
         sentence += ", and did so from the start."
-        lever = edit_lever(
-            "a base or an SFT start that ends its answers; max_tokens near what an answer needs"
-        )
     else:
         sentence += f"; at the start {share_start:.0%} did."
-        kl_coef = facts.settings.kl_coef or 0.0
-        new_coef = max(0.02, 2 * kl_coef)
-        lever = setting_lever("kl_coef", kl_coef, new_coef, "and start from before it began")
+    lever = _repetition_lever(facts.settings.kl_coef or 0.0, from_start=from_start)
     return Finding("repetition", sentence, evidence, lever, playbook="failures", pick="worst")
+
+
+def _repetition_lever(kl_coef: float, *, from_start: bool) -> Lever:
+    """Another start model for answers that repeat phrases from the start on, else a larger pull.
+
+    The pull towards the start model is `kl_coef`; it becomes at least 0.02.
+    """
+    if from_start:
+        return edit_lever(
+            "a base or an SFT start that ends its answers; max_tokens near what an answer needs"
+        )
+    new_coef = max(0.02, 2 * kl_coef)
+    return setting_lever("kl_coef", kl_coef, new_coef, "and start from before it began")
 
 
 def unparsed(facts: Facts) -> Finding | None:
@@ -320,10 +332,7 @@ def _unreadable_form(facts: Facts) -> Finding | None:
     unread_share = _unread_share(facts)
     if unread_share is None:
         return None
-    metric = ""
-    for view in (*facts.views, facts.exam):  # the last view that has the metric names it
-        if view is not None and view.form_metric:
-            metric = view.form_metric
+    metric = _name_of_form_metric(facts)
     unread_at_start = [1.0 - score for score in facts.view_values("form_score")[:START_STEPS]]
     evidence = {
         "unparsed_share": unread_share,
@@ -348,6 +357,16 @@ def _unreadable_form(facts: Facts) -> Finding | None:
         pick="worst",
         where=f"{metric} < 1",
     )
+
+
+def _name_of_form_metric(facts: Facts) -> str:
+    """The metric by which the scorer says if it can read an answer; "" where it has none.
+
+    Where several steps name one, the last counts.
+    """
+    views = [view for view in (*facts.views, facts.exam) if view is not None]
+    names = [view.form_metric for view in views if view.form_metric]
+    return names[-1] if names else ""
 
 
 def _unread_share(facts: Facts) -> float | None:

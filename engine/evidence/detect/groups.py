@@ -1,6 +1,7 @@
 """Detectors of GRPO's signal: do the answers of a group differ, and does the model learn?"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from engine.core.hints import Change
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
@@ -192,12 +193,10 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
         return None
     solved_start = mean(solved_shares[:START_STEPS])
     solved_end = mean(solved_shares[-limits.LEAST :])
-    way_to_all_solved = 1.0 - solved_start
-    if solved_end >= solved_start + limits.WAY_GONE * way_to_all_solved:
+    if _went_a_good_part(solved_start, solved_end) or _nearly_all_solved(solved_end):
         return None
-    if _nearly_all_solved(solved_end) or _still_rising(facts, steps_since):
+    if _still_rising(facts, steps_since):
         return None
-    distinct = recent_mean(facts.view_values("distinct_share"))
     evidence = {
         "entropy_start": entropy_start,
         "entropy": entropy,
@@ -205,7 +204,7 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
         "flat_steps": steps_since,
         "solved_start": solved_start,
         "solved": solved_end,
-        "distinct_in_group": distinct,
+        "distinct_in_group": recent_mean(facts.view_values("distinct_share")),
     }
     sentence = (
         f"Entropy fell to {entropy / entropy_start:.0%} of its start, and in the {steps_since} "
@@ -213,6 +212,12 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
     )
     lever = _lower_rate(facts, parts=2, why="and go on from a step before the fall")
     return Finding("entropy_collapse", sentence, evidence, lever, playbook="stalls", pick="group")
+
+
+def _went_a_good_part(solved_start: float, solved_end: float) -> bool:
+    """Whether the share of right answers has gone a good part of the way from its start to 1."""
+    way_to_all_solved = 1.0 - solved_start
+    return solved_end >= solved_start + limits.WAY_GONE * way_to_all_solved
 
 
 def _steps_since_below(values: Sequence[float], limit: float) -> int:
@@ -235,24 +240,16 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     """
     if facts.comparison is None or facts.comparison.outcome.verdict == "better":
         return None
-    entropies = facts.series("entropy")
-    if len(entropies) < 2 * limits.LEAST or entropies[0] < limits.ENTROPY_FROM:
-        return None
-    entropy_start, entropy = entropies[0], mean(entropies[-limits.LEAST :])
-    # The second half of the first steps: the fall itself is over by then.
-    early_entropy = mean(entropies[limits.ENTROPY_EARLY // 2 : limits.ENTROPY_EARLY])
-    low_entropy = limits.ENTROPY_LEFT * entropy_start
-    if early_entropy >= low_entropy or entropy >= low_entropy:
-        return None
+    entropy = _entropy_at_once_lost(facts.series("entropy"))
     against_start = _comparison_without_gain(facts)
-    if against_start is None:
+    if entropy is None or against_start is None:
         return None
     effective_shares = facts.series("groups_effective")
     n = against_start.comparison.outcome.n
     evidence = {
-        "entropy_start": entropy_start,
-        "entropy_first_steps": early_entropy,
-        "entropy": entropy,
+        "entropy_start": entropy.start,
+        "entropy_first_steps": entropy.early,
+        "entropy": entropy.end,
         "heldout_start": against_start.before,
         "heldout": against_start.after,
         "n": n,
@@ -261,21 +258,48 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
         "groups_effective": mean_or_none(effective_shares[-limits.LEAST :]),
     }
     sentence = (
-        f"Entropy fell from {entropy_start:.2g} to {early_entropy:.2g} within "
+        f"Entropy fell from {entropy.start:.2g} to {entropy.early:.2g} within "
         f"{limits.ENTROPY_EARLY} steps, and held-out {against_start.measure} is not above its "
         f"start ({against_start.before:.2g} to {against_start.after:.2g} on {n} tasks, which may "
         "be chance)."
     )
-    lever = _lower_rate(facts, parts=3, why="from the start again")
     return Finding(
         "entropy_collapse",
         sentence,
         evidence,
-        lever,
+        _lower_rate(facts, parts=3, why="from the start again"),
         playbook="stalls",
         pick="group",
         severity="low",
     )
+
+
+@dataclass(frozen=True)
+class _Entropies:
+    """The entropy in the first step, at the end of the first steps, and in the last steps."""
+
+    start: float
+    early: float
+    end: float
+
+
+def _entropy_at_once_lost(entropies: Sequence[float]) -> _Entropies | None:
+    """The entropy of a run that lost it within the first steps and did not get it back; else None.
+
+    `entropies` has a value for each step.
+    """
+    if len(entropies) < 2 * limits.LEAST or entropies[0] < limits.ENTROPY_FROM:
+        return None
+    entropy = _Entropies(
+        start=entropies[0],
+        # The second half of the first steps: the fall itself is over by then.
+        early=mean(entropies[limits.ENTROPY_EARLY // 2 : limits.ENTROPY_EARLY]),
+        end=mean(entropies[-limits.LEAST :]),
+    )
+    low_entropy = limits.ENTROPY_LEFT * entropy.start
+    if entropy.early >= low_entropy or entropy.end >= low_entropy:
+        return None
+    return entropy
 
 
 def _comparison_without_gain(facts: Facts) -> StartComparison | None:

@@ -11,7 +11,7 @@ from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_
 from engine.evidence.detect.groups import rounded_part
 from engine.evidence.detect.views import Facts, mean
 from engine.evidence.stats import thresholds as limits
-from engine.evidence.stats.inference import MARGIN, tasks_needed
+from engine.evidence.stats.inference import MARGIN, PairedVerdict, tasks_needed
 from engine.evidence.stats.power import more_rows
 from engine.evidence.stats.results import rounded
 from engine.records.lines.curves import number
@@ -37,11 +37,7 @@ def overfitting(facts: Facts) -> Finding | None:
     is step 0.
     """
     heldout_losses = facts.curve("heldout_loss")
-    if len(heldout_losses) <= limits.OVERFIT_EVALS:
-        return None
-    # `OVERFIT_EVALS` rises in a row need one value more.
-    last_losses = [loss for _, loss in heldout_losses[-limits.OVERFIT_EVALS - 1 :]]
-    if any(later <= earlier for earlier, later in itertools.pairwise(last_losses)):
+    if not _rises_at_end([loss for _, loss in heldout_losses]):
         return None
     best_step, lowest_loss = min(heldout_losses, key=lambda point: point[1])
     last_step, last_loss = heldout_losses[-1]
@@ -71,6 +67,14 @@ def overfitting(facts: Facts) -> Finding | None:
     )
     lever = _overfitting_lever(facts, best_step)
     return Finding("overfitting", sentence, evidence, lever, playbook="sft", pick="changed")
+
+
+def _rises_at_end(losses: Sequence[float]) -> bool:
+    """Whether each of the last `OVERFIT_EVALS` losses is above the one before it."""
+    if len(losses) <= limits.OVERFIT_EVALS:  # so many rises need one value more
+        return False
+    last_losses = losses[-limits.OVERFIT_EVALS - 1 :]
+    return not any(later <= earlier for earlier, later in itertools.pairwise(last_losses))
 
 
 def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
@@ -137,15 +141,10 @@ def no_update(facts: Facts) -> Finding | None:
     # AdamW moves a weight by at most about the learning rate per step.
     farthest_move = sum(rates)
     median_norm = statistics.median(norms) if norms else None
-    if facts.failure_kind != "no_update":  # else the trainer itself has ended the run for it
-        steps_too_small = len(rates) >= limits.WINDOW and farthest_move < limits.FARTHEST_MOVE
-        no_gradient = (
-            median_norm is not None
-            and len(norms) >= limits.LEAST
-            and median_norm < limits.NO_GRADIENT
-        )
-        if not steps_too_small and not no_gradient:
-            return None
+    ended_by_trainer = facts.failure_kind == "no_update"  # it has found the same already
+    steps_too_small = len(rates) >= limits.WINDOW and farthest_move < limits.FARTHEST_MOVE
+    if not (ended_by_trainer or steps_too_small or _has_no_gradient(norms)):
+        return None
     learning_rate = facts.settings.learning_rate
     evidence = {
         "learning_rate": learning_rate,
@@ -163,6 +162,11 @@ def no_update(facts: Facts) -> Finding | None:
     reason = "or leave it out for the value that suits the model"
     lever = setting_lever("learning_rate", learning_rate, new_rate, reason)
     return Finding("no_update", sentence, evidence, lever, playbook="failures")
+
+
+def _has_no_gradient(norms: Sequence[float]) -> bool:
+    """Whether the usual gradient norm is as good as 0; False where there are too few to tell."""
+    return len(norms) >= limits.LEAST and statistics.median(norms) < limits.NO_GRADIENT
 
 
 def _rates_and_norms(facts: Facts) -> tuple[list[float], list[float]]:
@@ -278,21 +282,27 @@ def underpowered(facts: Facts) -> Finding | None:
         "n": n,
         "smallest_detectable_gap": smallest_gap,
     }
-    needed_tasks = None
-    gap_text = f"{smallest_gap:.3g}"
+    needed_tasks = _tasks_to_show_margin(comparison.outcome) if is_share else None
     if is_share:
-        gap_text = f"{100 * smallest_gap:.1f} points"
-        flips = len(comparison.outcome.gained) + len(comparison.outcome.lost)
-        # One more flip than was seen, so that a sample without any does not promise too much.
-        needed_tasks = tasks_needed(MARGIN, (flips + 1) / (n + 1))
         evidence["tasks_needed"] = needed_tasks
     if facts.heldout_rows is not None:
         evidence["heldout_rows"] = facts.heldout_rows
+    gap_text = f"{100 * smallest_gap:.1f} points" if is_share else f"{smallest_gap:.3g}"
     sentence = (
         f"{n} reported tasks show a change of {gap_text} or more; a smaller one stays in the noise."
     )
     lever = _more_tasks(facts, n, needed_tasks)
     return Finding("underpowered", sentence, evidence, lever, playbook="evidence", pick="changed")
+
+
+def _tasks_to_show_margin(outcome: PairedVerdict) -> int:
+    """How many tasks would show a difference of `MARGIN` between two shares.
+
+    It depends on how many tasks changed their result (flips). One more than was seen is counted,
+    so that a sample without any does not promise too much.
+    """
+    flips = len(outcome.gained) + len(outcome.lost)
+    return tasks_needed(MARGIN, (flips + 1) / (outcome.n + 1))
 
 
 def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> Lever:

@@ -153,7 +153,6 @@ def reward_hacking(facts: Facts) -> Finding | None:
     reward_trend = trend(facts.series("reward_mean"))
     if reward_trend is None or not reward_trend.rose:
         return None
-    solved_shares = facts.view_values("solved_share")
     success_follows = _success_follows(facts, reward_trend)
     reward_signals = _reward_signals(facts, reward_trend, success_follows=success_follows)
     other_signals = _other_signals(facts, success_known=success_follows is not None)
@@ -162,15 +161,7 @@ def reward_hacking(facts: Facts) -> Finding | None:
     if not _is_enough_evidence(reward_signals, other_signals):
         return None
     signals = other_signals | reward_signals
-    evidence = {
-        "reward_start": reward_trend.first,
-        "reward": reward_trend.last,
-        "solved_start": mean_or_none(solved_shares[: limits.WINDOW]),
-        "solved": mean_or_none(solved_shares[-limits.WINDOW :]),
-        "signals": sorted(signals),
-        # The number of "success_flat" is `solved` already.
-        **{f"signal_{name}": value for name, value in signals.items() if name != "success_flat"},
-    }
+    evidence = _hacking_evidence(facts, reward_trend, signals)
     changes = ", ".join(text for name, text in _SIGNAL_TEXTS.items() if name in signals)
     sentence = (
         f"The reward rose from {reward_trend.first:.2g} to {reward_trend.last:.2g}, but {changes}."
@@ -182,6 +173,22 @@ def reward_hacking(facts: Facts) -> Finding | None:
     return Finding(
         "reward_hacking", sentence, evidence, lever, playbook="rewards", pick="best", where=where
     )
+
+
+def _hacking_evidence(
+    facts: Facts, reward_trend: Trend, signals: Mapping[str, float]
+) -> dict[str, object]:
+    """The numbers of an exploited reward; `signals` maps a signal to the number that shows it."""
+    solved_shares = facts.view_values("solved_share")
+    return {
+        "reward_start": reward_trend.first,
+        "reward": reward_trend.last,
+        "solved_start": mean_or_none(solved_shares[: limits.WINDOW]),
+        "solved": mean_or_none(solved_shares[-limits.WINDOW :]),
+        "signals": sorted(signals),
+        # The number of "success_flat" is `solved` already.
+        **{f"signal_{name}": value for name, value in signals.items() if name != "success_flat"},
+    }
 
 
 def _is_enough_evidence(
@@ -269,38 +276,58 @@ def _other_signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
     metric is no signal, because the answers may have become right together with their form. Where
     it does, the caller drops that signal if success rose too.
     """
-    signals: dict[str, float] = {}
-    length_growth = _growth_factor(trend(facts.view_values("mean_tokens")))
-    if length_growth >= limits.LENGTH_UP:
-        signals["longer"] = length_growth
-    elif length_growth <= limits.LENGTH_DOWN:
-        signals["shorter"] = length_growth
-    alike_trend = trend(facts.view_values("alike_share"))
-    if (
-        alike_trend is not None
-        and alike_trend.last >= limits.ALIKE
-        and alike_trend.change >= limits.ALIKE_RISE
-    ):
-        signals["alike"] = alike_trend.last
-    repeated_trend = trend(facts.view_values("repeated_share"))
-    if repeated_trend is not None:
-        much_repeated = max(limits.REPEATED, limits.REPEATED_TIMES * repeated_trend.first)
-        if repeated_trend.last >= much_repeated:
-            signals["repeated"] = repeated_trend.last
-    form_trend = trend(facts.view_values("form_score"))
-    if (
-        success_known
-        and form_trend is not None
-        and form_trend.change >= limits.FORM_RISE
-        and form_trend.last >= limits.FORM_FULL
-    ):
-        signals["form_only"] = form_trend.last
-    judge_trend = trend(facts.view_values("judge_gap"))
-    if judge_trend is not None and judge_trend.last > limits.JUDGE_GAP and judge_trend.rose:
-        signals["judge"] = judge_trend.last
-    if facts.settings.accept_reward_risk:
-        signals["audit"] = 1.0  # the audit failed, and the user accepted that
-    return signals
+    return {
+        **_length_signal(facts),
+        **_alike_signal(facts),
+        **_repeated_signal(facts),
+        **(_form_signal(facts) if success_known else {}),
+        **_judge_signal(facts),
+        # The audit failed, and the user accepted that.
+        **({"audit": 1.0} if facts.settings.accept_reward_risk else {}),
+    }
+
+
+def _length_signal(facts: Facts) -> dict[str, float]:
+    """The signal that answers became much longer or shorter, with the factor; {} without it."""
+    growth = _growth_factor(trend(facts.view_values("mean_tokens")))
+    if growth >= limits.LENGTH_UP:
+        return {"longer": growth}
+    if growth <= limits.LENGTH_DOWN:
+        return {"shorter": growth}
+    return {}
+
+
+def _alike_signal(facts: Facts) -> dict[str, float]:
+    """The signal that answers to different tasks became alike, with their share; {} without it."""
+    alike = trend(facts.view_values("alike_share"))
+    if alike and alike.last >= limits.ALIKE and alike.change >= limits.ALIKE_RISE:
+        return {"alike": alike.last}
+    return {}
+
+
+def _repeated_signal(facts: Facts) -> dict[str, float]:
+    """The signal that answers repeat themselves more, with the repeated share; {} without it."""
+    repeated = trend(facts.view_values("repeated_share"))
+    if repeated is None:
+        return {}
+    much_repeated = max(limits.REPEATED, limits.REPEATED_TIMES * repeated.first)
+    return {"repeated": repeated.last} if repeated.last >= much_repeated else {}
+
+
+def _form_signal(facts: Facts) -> dict[str, float]:
+    """The signal that the form of the answers rose to nearly full marks; {} without it."""
+    form = trend(facts.view_values("form_score"))
+    if form and form.change >= limits.FORM_RISE and form.last >= limits.FORM_FULL:
+        return {"form_only": form.last}
+    return {}
+
+
+def _judge_signal(facts: Facts) -> dict[str, float]:
+    """The signal that a judge rates ever more answers highly that are wrong; {} without it."""
+    judge_gap = trend(facts.view_values("judge_gap"))
+    if judge_gap and judge_gap.last > limits.JUDGE_GAP and judge_gap.rose:
+        return {"judge": judge_gap.last}
+    return {}
 
 
 def _growth_factor(change: Trend | None) -> float:

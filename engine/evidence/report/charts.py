@@ -6,12 +6,13 @@ shows one of them. Lengths are in pixels; y grows downwards.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
 Point = tuple[float, float]
+_XOf = Callable[[float], float]  # a number -> where it is drawn, in pixels from the left
 WIDE, NARROW = 1020, 360  # pixels: what a chart is drawn for on a screen and on a phone
 _TOP, _BOTTOM = 14, 30  # margins above and below a curve
 _SPARSE = 14  # up to so many points are drawn as dots; more get a moving average
@@ -20,6 +21,10 @@ _LABEL_GAP = 12  # free beside the labels of an axis
 _LEAST_RIGHT = 44.0  # margin on the right, so that the word "step" fits
 # Half the width of a character, for text centred at a point: large, bold and small text.
 _HALF_HEAD, _HALF_STRONG, _HALF_TICK = 4.9, 3.7, 3.6
+# Of the drawing of an effect: its height, the y of its axis, and the margin left and right of it.
+_STRIP_HEIGHT, _STRIP_AXIS_Y, _STRIP_MARGIN = 104, 52, 18
+# The same of the bar of a range.
+_RANGE_HEIGHT, _RANGE_AXIS_Y, _RANGE_MARGIN = 84, 40, 14
 
 
 @dataclass(frozen=True)
@@ -106,43 +111,83 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
     The differences that count as none are shaded; the difference itself stands above the axis, the
     ends of its interval below.
     """
-    height, side_margin, y_middle = 104, 18, 52
-    axis_start, axis_end = _effect_axis(effect)
+    x_of = _x_in_strip(_effect_axis(effect), width)
+    svg_parts = [
+        *_strip_shapes(effect, width, x_of),
+        *_strip_labels(effect, width, x_of),
+        _strip_headline(effect, width, x_of),
+        *_direction_texts(effect, width),
+    ]
+    return _svg(svg_parts, width, _STRIP_HEIGHT, label)
+
+
+def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
+    """The function from a difference to its place on the axis, given as (start, end).
+
+    3 % of the axis are left free at each end.
+    """
+    axis_start, axis_end = axis
     axis_span = axis_end - axis_start
-    axis_width = width - side_margin - side_margin
+    axis_width = width - _STRIP_MARGIN - _STRIP_MARGIN
 
     def x_of(number: float) -> float:
-        """Pixels from the left; 3 % of the axis are left free at each end."""
+        """Pixels from the left."""
         axis_part = (number - axis_start + axis_span * 0.03) / (axis_span * 1.06)
-        return side_margin + axis_part * axis_width
+        return _STRIP_MARGIN + axis_part * axis_width
 
+    return x_of
+
+
+def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
+    """What of an effect is drawn without text.
+
+    The shaded differences, the axis, a vertical line at 0, the interval and a dot at the value.
+    """
     x_zero, x_value = x_of(0), x_of(effect.value)
     x_low, x_high = x_of(effect.low), x_of(effect.high)
     x_shaded, x_shaded_end = x_of(-effect.margin), x_of(effect.margin)
-    svg_parts = [
-        f'<rect class="moot" x="{x_shaded:.1f}" y="{y_middle - 22}" rx="3" '
+    y = _STRIP_AXIS_Y
+    return [
+        f'<rect class="moot" x="{x_shaded:.1f}" y="{y - 22}" rx="3" '
         f'width="{x_shaded_end - x_shaded:.1f}" height="44"/>',
-        _line("axis", (side_margin, width - side_margin), (y_middle, y_middle)),
-        _line("zero", (x_zero, x_zero), (y_middle - 26, y_middle + 26)),
-        _line("interval", (x_low, x_high), (y_middle, y_middle)),
-        f'<circle class="estimate" cx="{x_value:.1f}" cy="{y_middle}" r="7"/>',
+        _line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), (y, y)),
+        _line("zero", (x_zero, x_zero), (y - 26, y + 26)),
+        _line("interval", (x_low, x_high), (y, y)),
+        f'<circle class="estimate" cx="{x_value:.1f}" cy="{y}" r="7"/>',
     ]
+
+
+def _strip_labels(effect: Effect, width: int, x_of: _XOf) -> list[str]:
+    """The texts below the axis: the ends of the interval, and "no change" at 0."""
     unit = " points" if effect.is_share else ""  # only the headline shows it
     low_text = signed(effect.low, effect.is_share).removesuffix(unit)
     high_text = signed(effect.high, effect.is_share).removesuffix(unit)
     # The first labels have priority: "no change" is left out where it would overlap the numbers.
-    labels = [(x_low, low_text), (x_high, high_text), (x_zero, "no change")]
-    svg_parts += _labels(labels, width, y_middle + 44, gap=6)
-    headline = signed(effect.value, effect.is_share)
-    x_head = _centre_inside(x_value, _HALF_HEAD * len(headline), width)
-    svg_parts.append(_text("head mid", x_head, y_middle - 16, headline))
+    labels = [
+        (x_of(effect.low), low_text),
+        (x_of(effect.high), high_text),
+        (x_of(0), "no change"),
+    ]
+    return _labels(labels, width, _STRIP_AXIS_Y + 44, gap=6)
+
+
+def _strip_headline(effect: Effect, width: int, x_of: _XOf) -> str:
+    """The difference as text, above its dot on the axis."""
+    text = signed(effect.value, effect.is_share)
+    x = _centre_inside(x_of(effect.value), _HALF_HEAD * len(text), width)
+    return _text("head mid", x, _STRIP_AXIS_Y - 16, text)
+
+
+def _direction_texts(effect: Effect, width: int) -> list[str]:
+    """The texts in the upper corners that say which direction is better."""
     if effect.lower_is_better:
         left_text, right_text = "← better", "worse →"
     else:
         left_text, right_text = "← worse", "better →"
-    svg_parts.append(_text("faint", side_margin, 11, left_text))
-    svg_parts.append(_text("faint end", width - side_margin, 11, right_text))
-    return _svg(svg_parts, width, height, label)
+    return [
+        _text("faint", _STRIP_MARGIN, 11, left_text),
+        _text("faint end", width - _STRIP_MARGIN, 11, right_text),
+    ]
 
 
 @dataclass(frozen=True)
@@ -167,31 +212,47 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
     There is no mark while the actual value is not known. `label` is read to people who do not see
     the drawing.
     """
-    low_text, likely_text, high_text, actual_text = estimate.texts
-    height, side_margin, y_middle = 84, 14, 40
     axis_end = max(estimate.high, estimate.actual or 0.0, 1e-9) * 1.06
 
     def x_of(number: float) -> float:
         """Pixels from the left; the axis begins at 0."""
-        return side_margin + number / axis_end * (width - side_margin - side_margin)
+        return _RANGE_MARGIN + number / axis_end * (width - _RANGE_MARGIN - _RANGE_MARGIN)
 
-    x_low, x_likely, x_high = x_of(estimate.low), x_of(estimate.likely), x_of(estimate.high)
-    svg_parts = [
-        _line("axis", (side_margin, width - side_margin), (y_middle, y_middle)),
-        f'<rect class="range" x="{x_low:.1f}" y="{y_middle - 9}" rx="4" '
-        f'width="{max(x_high - x_low, 3):.1f}" height="18"/>',
-        _line("likely", (x_likely, x_likely), (y_middle - 9, y_middle + 9)),
-    ]
+    low_text, likely_text, high_text, actual_text = estimate.texts
+    svg_parts = _range_shapes(estimate, width, x_of)
     if estimate.actual is not None:
-        x_actual = x_of(estimate.actual)
-        arrow = f'<path class="actual" d="M{x_actual:.1f} {y_middle - 11}l-7 -11h14z"/>'
-        line = _line("actualline", (x_actual, x_actual), (y_middle - 11, y_middle + 11))
-        x_text = _centre_inside(x_actual, _HALF_STRONG * len(actual_text), width)
-        svg_parts += [arrow, line, _text("strong mid", x_text, 12, actual_text)]
+        svg_parts += _actual_mark(x_of(estimate.actual), actual_text, width)
     # The first labels have priority where they would overlap.
-    labels = [(x_likely, likely_text), (x_high, high_text), (x_low, low_text)]
-    svg_parts += _labels(labels, width, y_middle + 30, gap=8)
-    return _svg(svg_parts, width, height, label)
+    labels = [
+        (x_of(estimate.likely), likely_text),
+        (x_of(estimate.high), high_text),
+        (x_of(estimate.low), low_text),
+    ]
+    svg_parts += _labels(labels, width, _RANGE_AXIS_Y + 30, gap=8)
+    return _svg(svg_parts, width, _RANGE_HEIGHT, label)
+
+
+def _range_shapes(estimate: Range, width: int, x_of: _XOf) -> list[str]:
+    """The axis, the bar from the low to the high value, and a line at the likely value."""
+    x_low, x_likely, x_high = x_of(estimate.low), x_of(estimate.likely), x_of(estimate.high)
+    y = _RANGE_AXIS_Y
+    return [
+        _line("axis", (_RANGE_MARGIN, width - _RANGE_MARGIN), (y, y)),
+        f'<rect class="range" x="{x_low:.1f}" y="{y - 9}" rx="4" '
+        f'width="{max(x_high - x_low, 3):.1f}" height="18"/>',  # narrower would not be seen
+        _line("likely", (x_likely, x_likely), (y - 9, y + 9)),
+    ]
+
+
+def _actual_mark(x: float, text: str, width: int) -> list[str]:
+    """The actual value on the bar of a range: an arrow, a line and its text; `x` in pixels."""
+    y = _RANGE_AXIS_Y
+    x_text = _centre_inside(x, _HALF_STRONG * len(text), width)
+    return [
+        f'<path class="actual" d="M{x:.1f} {y - 11}l-7 -11h14z"/>',
+        _line("actualline", (x, x), (y - 11, y + 11)),
+        _text("strong mid", x_text, 12, text),
+    ]
 
 
 def _centre_inside(x: float, half_width: float, width: int) -> float:
@@ -333,18 +394,16 @@ class _Frame:
         """
         steps = [step for step, _ in curve.points] + [mark[0] for mark in curve.marks]
         ticks = nice_ticks(*_value_range(curve))
-        # The labels of the ticks stand on the left, the value at the end of the line on the right.
         longest_tick = max(len(axis_text(tick, curve.is_share)) for tick in ticks)
-        margin_left = _LABEL_GAP + _LETTER * longest_tick
-        end_label_length = 0
-        end = _line_end(curve)
-        if end:
-            _, end_value = end
-            end_label_length = len(axis_text(end_value, curve.is_share)) + 1  # and the dot
-        # The label at the end is bold, so its characters are wider.
-        margin_right = max(_LEAST_RIGHT, _LABEL_GAP + 1.1 * _LETTER * end_label_length)
-        last_step = max([*steps, curve.last_step or 0])
-        return _Frame(min(steps), last_step, ticks, width, height, margin_left, margin_right)
+        return _Frame(
+            first_step=min(steps),
+            last_step=max([*steps, curve.last_step or 0]),
+            ticks=ticks,
+            width=width,
+            height=height,
+            margin_left=_LABEL_GAP + _LETTER * longest_tick,
+            margin_right=_right_margin(curve),
+        )
 
     def x(self, step: float) -> float:
         """Where a step is drawn, in pixels from the left."""
@@ -359,11 +418,29 @@ class _Frame:
         return self.height - _BOTTOM - (value - low) / (high - low) * curve_height
 
 
-def _value_range(curve: Curve) -> tuple[float, float]:
-    """(lowest, highest) value that the axis must cover; they differ."""
+def _right_margin(curve: Curve) -> float:
+    """Pixels to leave free right of a curve, where the value at its end is written."""
+    end = _line_end(curve)
+    if end is None:
+        return _LEAST_RIGHT
+    _, end_value = end
+    label_length = len(axis_text(end_value, curve.is_share)) + 1  # and the dot
+    # The label is bold, so its characters are wider.
+    return max(_LEAST_RIGHT, _LABEL_GAP + 1.1 * _LETTER * label_length)
+
+
+def _drawn_values(curve: Curve) -> list[float]:
+    """Every value that a drawing of the curve shows: of its points, its band and its marks."""
     values = [value for _, value in curve.points]
     values += [bound for _, low, high in curve.band for bound in (low, high)]
-    values += [number for mark in curve.marks for number in mark[1:]]
+    for _, low, value, high in curve.marks:
+        values += [low, value, high]
+    return values
+
+
+def _value_range(curve: Curve) -> tuple[float, float]:
+    """(lowest, highest) value that the axis must cover; they differ."""
+    values = _drawn_values(curve)
     low, high = min(values), max(values)
     all_within_0_and_1 = low >= 0.0 and high <= 1.0
     # An axis of shares starts at 0 unless that would waste about a third of the height.

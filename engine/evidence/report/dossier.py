@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import UserError
-from engine.core.files import read_object
+from engine.core.files import JsonObject, read_object
 from engine.evidence.stats.inference import Interval, wilson
 from engine.evidence.stats.results import VALIDATION, in_half, measure_of, side, value_of
 from engine.evidence.verdict.comparison import Comparison, compare_rows
@@ -186,18 +186,27 @@ class Dossier:
         env_id = self.config.env_id if self.config else ""
         _, _, env_hash = env_id.partition("@")
         env = self.manifest.get("env") or {}
-        model = self.manifest.get("model") or {}
         named_hashes = [
             ("environment", env_hash),
             ("task rows (sha256)", str(env.get("tasks_sha256") or "")),
+            *_model_hashes(self.manifest.get("model") or {}),
+            ("settings (sha256)", str(self.manifest.get("settings_sha256") or "")),
         ]
-        for name, digest in (model.get("files") or {}).items():
-            if str(name).endswith(".safetensors"):
-                named_hashes.append((f"{model.get('ref', 'model')} {name} (sha256)", str(digest)))
-        for name, digest in (model.get("start_adapter") or {}).items():
-            named_hashes.append((f"starting {name} (sha256)", str(digest)))
-        named_hashes.append(("settings (sha256)", str(self.manifest.get("settings_sha256") or "")))
         return [(what, digest) for what, digest in named_hashes if digest]
+
+
+def _model_hashes(model: JsonObject) -> list[tuple[str, str]]:
+    """(file, hash) of the weights of the model, then of the files of the starting adapter.
+
+    `model` is what the manifest says of the model.
+    """
+    named_hashes = []
+    for name, digest in (model.get("files") or {}).items():
+        if str(name).endswith(".safetensors"):
+            named_hashes.append((f"{model.get('ref', 'model')} {name} (sha256)", str(digest)))
+    for name, digest in (model.get("start_adapter") or {}).items():
+        named_hashes.append((f"starting {name} (sha256)", str(digest)))
+    return named_hashes
 
 
 def gather(home: Home, run_id: str) -> Dossier:
@@ -213,16 +222,6 @@ def gather(home: Home, run_id: str) -> Dossier:
     is_training = row.kind == "train"
     sides = training_sides(run) if is_training else evaluation_sides(run, config)
     comparison = compare_rows(sides.before, sides.after) if sides else None
-    flips = FlipExamples()
-    if sides and comparison:
-        flips = flip_examples(
-            comparison,
-            sides.before,
-            sides.after,
-            redact,
-            per_direction=_EXAMPLES,
-            chars=_EXAMPLE_CHARS,
-        )
     return Dossier(
         row=row,
         run=run,
@@ -231,7 +230,7 @@ def gather(home: Home, run_id: str) -> Dossier:
         verdict=run_verdict(run),
         comparison=comparison,
         sides=sides,
-        flips=flips,
+        flips=_flip_examples(comparison, sides, redact),
         metrics=load_metrics(run.metrics),
         held_out_results=_held_out_results(run) if is_training else [],
         audit=_redacted_audit(config, redact),
@@ -240,14 +239,32 @@ def gather(home: Home, run_id: str) -> Dossier:
         device_hours=row.spent_hours or _hours_between(row.started, row.ended),
         lineage=lineage(home, row, config),
         provenance=read_provenance(run),
-        alerts=[
-            redact.text(event.message)
-            for event in read_events(run.events)
-            if event.event == "alert"
-        ],
+        alerts=_alerts(run, redact),
         redact=redact,
         gathered_at=time.time(),
     )
+
+
+def _flip_examples(
+    comparison: Comparison | None, sides: Sides | None, redact: Redactor
+) -> FlipExamples:
+    """Tasks won and lost, with the answers before and after; none without a comparison."""
+    if sides is None or comparison is None:
+        return FlipExamples()
+    return flip_examples(
+        comparison,
+        sides.before,
+        sides.after,
+        redact,
+        per_direction=_EXAMPLES,
+        chars=_EXAMPLE_CHARS,
+    )
+
+
+def _alerts(run: RunDir, redact: Redactor) -> list[str]:
+    """The messages of the alerts that a run raised while it was going on, without secrets."""
+    events = read_events(run.events)
+    return [redact.text(event.message) for event in events if event.event == "alert"]
 
 
 def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
@@ -257,28 +274,41 @@ def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
     ancestor, the history begins with the model that this ancestor trained.
     """
     if row.kind != "train":
-        model_refs = config.model_refs if config else []
-        env_id = config.env_id if config else ""
-        models = [Station("model", model_ref) for model_ref in model_refs]
-        return [*models, Station("evaluate", row.run_id, env_id, current=True)]
+        return _stations_of_evaluation(row, config)
     newest_first: list[Station] = []
-    start_ref = ""  # the model that the run visited last started from
+    # What the run visited last started from: a base model, or the next run as "run@checkpoint".
+    start_ref = ""
     for run in ancestry(home.run(row.run_id)):
         run_row = _find_row(home, run.id)
         if run_row is None:
             break
-        detail = f"{run_row.algorithm} on {run_row.env_id}"
-        _, _, checkpoint = start_ref.partition("@")  # of this run, from which its child started
-        if checkpoint:
-            detail += f", continued from {checkpoint}"
+        _, _, checkpoint = start_ref.partition("@")
         current = run.id == row.run_id
-        newest_first.append(
-            Station(
-                kind="train", name=run.id, detail=detail, verdict=run_row.verdict, current=current
-            )
-        )
+        newest_first.append(_training_station(run_row, checkpoint, current=current))
         start_ref = started_from(run)
     return [Station("base", start_ref, "base model"), *reversed(newest_first)]
+
+
+def _stations_of_evaluation(row: RunRow, config: RunConfig | None) -> list[Station]:
+    """The models of an evaluation, then the evaluation itself."""
+    model_refs = config.model_refs if config else []
+    env_id = config.env_id if config else ""
+    models = [Station("model", model_ref) for model_ref in model_refs]
+    return [*models, Station("evaluate", row.run_id, env_id, current=True)]
+
+
+def _training_station(row: RunRow, checkpoint: str, *, current: bool) -> Station:
+    """A training run in the history of a model.
+
+    `checkpoint` is the one that the next run continued from, "" for none; `current` says that this
+    is the run that the history leads to.
+    """
+    detail = f"{row.algorithm} on {row.env_id}"
+    if checkpoint:
+        detail += f", continued from {checkpoint}"
+    return Station(
+        kind="train", name=row.run_id, detail=detail, verdict=row.verdict, current=current
+    )
 
 
 def _find_row(home: Home, run_id: str) -> RunRow | None:

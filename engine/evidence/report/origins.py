@@ -1,8 +1,9 @@
 """Sections on what a run is based on: its reward, its rows, its settings, its history."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from engine.core.files import JsonObject
 from engine.core.format import counted, size
 from engine.evidence.report import blocks, charts
 from engine.evidence.report.blocks import Block, Cell, Code, Line, Note, Section, Tag
@@ -10,7 +11,7 @@ from engine.evidence.report.dossier import Dossier, Station
 from engine.evidence.report.outcome import sentence_case
 from engine.evidence.report.values import duration, value_text
 from engine.evidence.stats.overlap import KINDS
-from engine.evidence.verdict.contamination import SharedRows
+from engine.evidence.verdict.contamination import Contamination, SharedRows
 from engine.evidence.verdict.fresh_scores import rescored
 from engine.home.rows import TERMINAL
 from engine.records.audit import Audit, ProbeLine
@@ -38,20 +39,25 @@ def audit(dossier: Dossier) -> Section | None:
     if dossier.reward_risk_accepted:
         conclusion_text += " The failed audit was accepted when the run was submitted."
     conclusion = (Tag(audit_result.verdict), conclusion_text)
+    # The page shows the conclusion in its lead, below.
     section_blocks: list[Block] = [blocks.Paragraph(conclusion, shown_in="markdown")]
     if audit_result.problems:
         problems = [Note(text) for text in audit_result.problems[:_PROBLEMS]]
         section_blocks.append(blocks.Notes(problems))
     if audit_result.probes:
-        heads = ("answer", "mean reward", "", "paid on", "gold above on", "")
-        styles = ("", "num", "rest", "num", "num rest", "")
-        rows = [_probe_row(probe) for probe in audit_result.probes]
-        section_blocks.append(blocks.Table(heads, rows, styles))
+        section_blocks.append(_probes_table(audit_result.probes))
     facts = audit_facts(dossier, audit_result)
     if facts:
         section_blocks.append(blocks.Facts(facts))
     lead = ("What the environment pays for answers that are none. ", *conclusion)
     return Section("Can the reward be trusted?", "Reward audit", section_blocks, lead)
+
+
+def _probes_table(probes: Sequence[ProbeLine]) -> blocks.Table:
+    """The table of the kinds of answers that the audit tried, with what each earns."""
+    heads = ("answer", "mean reward", "", "paid on", "gold above on", "")
+    styles = ("", "num", "rest", "num", "num rest", "")
+    return blocks.Table(heads, [_probe_row(probe) for probe in probes], styles)
 
 
 def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
@@ -82,18 +88,26 @@ def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
     fresh_text = _rescoring_text(audit_result.fresh_process.model_dump())
     if fresh_text:
         facts.append(("in a new process", fresh_text))
-    saturation = audit_result.saturation
-    if saturation.gold_at_top is not None and saturation.others_at_top is not None:
-        gold_text = f"{100 * saturation.gold_at_top:.0f} % of the reference answers"
-        others_text = f"{100 * saturation.others_at_top:.1f} % of the others"
-        levels_text = f"{counted(saturation.levels, 'level')} in all"
-        facts.append(("at the top reward", f"{gold_text}, {others_text}; {levels_text}"))
+    top_text = _top_reward_text(audit_result)
+    if top_text:
+        facts.append(("at the top reward", top_text))
     if audit_result.score_seconds_p95:
         facts.append(("time of a score", f"{1000 * audit_result.score_seconds_p95:.2g} ms (95 %)"))
     exam_text = _rescoring_text(rescored(dossier.run))
     if exam_text:
         facts.append(("answers of the exam in a new process", exam_text))
     return facts
+
+
+def _top_reward_text(audit_result: Audit) -> str:
+    """How many answers earn the highest reward, and how many levels it has; "" if not measured."""
+    saturation = audit_result.saturation
+    if saturation.gold_at_top is None or saturation.others_at_top is None:
+        return ""
+    gold_text = f"{100 * saturation.gold_at_top:.0f} % of the reference answers"
+    others_text = f"{100 * saturation.others_at_top:.1f} % of the others"
+    levels_text = f"{counted(saturation.levels, 'level')} in all"
+    return f"{gold_text}, {others_text}; {levels_text}"
 
 
 def _repeat_text(audit_result: Audit) -> str:
@@ -122,29 +136,47 @@ def contamination(dossier: Dossier) -> Section | None:
     overlap = dossier.contamination
     if not overlap.headline:
         return None
-    conclusion_text = f" {sentence_case(overlap.headline)}."
-    leaked_count = len(overlap.leaked)
-    if leaked_count:
-        tasks = "1 task is" if leaked_count == 1 else f"{leaked_count} tasks are"
-        conclusion_text += f" {tasks} left out of the verdict: the rows teach them."
-    conclusion = (Tag(overlap.verdict), conclusion_text)
+    conclusion = (Tag(overlap.verdict), _contamination_text(overlap))
+    # The page shows the conclusion in its lead, below.
     section_blocks: list[Block] = [blocks.Paragraph(conclusion, shown_in="markdown")]
     if overlap.sources:
-        matches = ("same text", "same words", "long sequence")  # in the order of `KINDS`
-        heads = ("trained on", "by", "rows", "tasks held out", *matches)
-        styles = ("name", "", "num rest", "num", "num", "num", "num")
-        rows = [_source_row(source) for source in overlap.sources[:_SOURCES]]
-        section_blocks.append(blocks.Table(heads, rows, styles))
-    match_facts = []
-    for source in overlap.sources:
-        for match in source.examples:
-            where = f"in row {match.train} ({match.kind}, {match.part})"
-            match_facts.append((f"held-out {match.heldout}", where))
+        section_blocks.append(_sources_table(overlap.sources[:_SOURCES]))
+    match_facts = _match_facts(overlap.sources)
     if match_facts:
         section_blocks.append(blocks.Facts(match_facts[:_MATCHES]))
     title = "Were the held-out tasks in the training rows?"
     lead = ("Every row trained on, held against every held-out task. ", *conclusion)
     return Section(title, "Contamination", section_blocks, lead)
+
+
+def _contamination_text(overlap: Contamination) -> str:
+    """The result in a sentence, and how many tasks the verdict leaves out for it.
+
+    It begins with a blank, because it stands behind a tag.
+    """
+    text = f" {sentence_case(overlap.headline)}."
+    leaked_count = len(overlap.leaked)
+    if not leaked_count:
+        return text
+    tasks = "1 task is" if leaked_count == 1 else f"{leaked_count} tasks are"
+    return f"{text} {tasks} left out of the verdict: the rows teach them."
+
+
+def _sources_table(sources: Sequence[SharedRows]) -> blocks.Table:
+    """The table of what was trained on, with how many held-out tasks each kind of match is of."""
+    matches = ("same text", "same words", "long sequence")  # in the order of `KINDS`
+    heads = ("trained on", "by", "rows", "tasks held out", *matches)
+    styles = ("name", "", "num rest", "num", "num", "num", "num")
+    return blocks.Table(heads, [_source_row(source) for source in sources], styles)
+
+
+def _match_facts(sources: Sequence[SharedRows]) -> list[tuple[str, str]]:
+    """(held-out task, training row that contains it) for each example of a match."""
+    return [
+        (f"held-out {match.heldout}", f"in row {match.train} ({match.kind}, {match.part})")
+        for source in sources
+        for match in source.examples
+    ]
 
 
 def _source_row(source: SharedRows) -> list[str]:
@@ -263,22 +295,27 @@ def hashes(dossier: Dossier) -> Section | None:
 
     None where neither is known.
     """
-    manifest = dossier.manifest
-    versions = [(str(name), str(value)) for name, value in (manifest.get("versions") or {}).items()]
-    hardware = manifest.get("hardware")
-    if hardware:
-        machine = ", ".join(f"{name} {value_text(value)}" for name, value in hardware.items())
-        versions.append(("machine", machine))
     section_blocks: list[Block] = []
     if dossier.hashes:
         digests = [(name, digest[:_HASH]) for name, digest in dossier.hashes]
         section_blocks.append(blocks.Facts(digests, code=True))
+    versions = _versions(dossier.manifest)
     if versions:
         section_blocks.append(blocks.Facts(versions))
     if not section_blocks:
         return None
     title = "Hashes and versions"
     return Section(title, short=title, blocks=[blocks.Panel(section_blocks)], folded=True)
+
+
+def _versions(manifest: JsonObject) -> list[tuple[str, str]]:
+    """(name, version) of the software that ran the run, and last ("machine", what it has)."""
+    versions = [(str(name), str(value)) for name, value in (manifest.get("versions") or {}).items()]
+    hardware = manifest.get("hardware")
+    if hardware:
+        machine = ", ".join(f"{name} {value_text(value)}" for name, value in hardware.items())
+        versions.append(("machine", machine))
+    return versions
 
 
 def card_head(dossier: Dossier) -> str:

@@ -111,6 +111,29 @@ def _figures(
     smallest change that would show. A level that was not measured has no row.
     """
     outcome, sides = comparison.outcome, dossier.sides
+    reports_on_half = sides is not None and sides.half == TEST
+    tasks_remark = (
+        "reported on the half that chose nothing" if reports_on_half else "paired by task"
+    )
+    p = outcome.p if outcome.p is not None else 1.0  # without a test nothing speaks for a change
+    p_text = "< 0.001" if p < 0.001 else f"{p:.3f}"
+    test_name, _, _ = outcome.method.partition(",")  # without the kind of interval
+    smallest_change = show_change(outcome.detectable, measure).removeprefix("+")
+    if measure == "success":
+        smallest_change += " points"
+    return [
+        *_level_figures(dossier, comparison, measure),
+        ("tasks", str(outcome.n), tasks_remark),
+        ("chance of this if equal", p_text, test_name),
+        ("smallest visible change", smallest_change, "found 4 times in 5"),
+    ]
+
+
+def _level_figures(
+    dossier: Dossier, comparison: Comparison, measure: Measure
+) -> list[tuple[str, str, str]]:
+    """The levels before and after, as rows of (name, value, interval); only measured ones."""
+    sides = dossier.sides
     names = (sides.before_name, sides.after_name) if sides else ("before", "after")
     figures = []
     for name, level in zip(names, (comparison.before, comparison.after), strict=True):
@@ -119,18 +142,6 @@ def _figures(
             if level.errors:
                 remark += f", {level.errors} without a score"
             figures.append((name, show(level.value, measure), remark))
-    reports_on_half = sides is not None and sides.half == TEST
-    tasks_remark = (
-        "reported on the half that chose nothing" if reports_on_half else "paired by task"
-    )
-    figures.append(("tasks", str(outcome.n), tasks_remark))
-    p = outcome.p if outcome.p is not None else 1.0  # without a test nothing speaks for a change
-    test_name, _, _ = outcome.method.partition(",")  # without the kind of interval
-    figures.append(("chance of this if equal", "< 0.001" if p < 0.001 else f"{p:.3f}", test_name))
-    smallest_change = show_change(outcome.detectable, measure).removeprefix("+")
-    if measure == "success":
-        smallest_change += " points"
-    figures.append(("smallest visible change", smallest_change, "found 4 times in 5"))
     return figures
 
 
@@ -144,29 +155,49 @@ def _notes(dossier: Dossier) -> list[Note]:
     In this order: why it ended, what to do next, what was expected beforehand, warnings about the
     verdict, alerts.
     """
-    row, verdict = dossier.row, dossier.verdict
-    notes = []
+    warnings = dossier.verdict.warnings
+    return [
+        *_end_notes(dossier),
+        *_hint_notes(dossier),
+        *_expectation_notes(dossier),
+        # The summary already contains some of the warnings, such as forgotten skills.
+        *(Note(text) for text in warnings if text not in dossier.verdict.summary),
+        *(Note(f"Alert: {one_line(alert, 300)}") for alert in dossier.alerts[:_ALERTS]),
+    ]
+
+
+def _end_notes(dossier: Dossier) -> list[Note]:
+    """Why the run ended; [] for one that ended well and gave no reason."""
+    row = dossier.row
     ended_badly = row.state in ("failed", "cancelled")
-    if row.reason or ended_badly:  # without a reason, the label alone tells how the run ended
-        reason = dossier.redact.text(row.reason)
-        if dossier.failure_evidence:
-            reason += f" ({dossier.failure_evidence})"
-        mood = "fail" if ended_badly else "plain"
-        notes.append(Note(clip(reason, 2000), mood, label=row.reason_kind or row.state))
-    hint_text = dossier.redact.text(str(row.hint))  # "" where there is no hint
-    if hint_text:
-        latest = dossier.run.latest_checkpoint()
-        checkpoint = f"Last complete checkpoint: {latest.name if latest else 'none'}."
-        notes.append(Note(f"{clip(hint_text, 2000)} {checkpoint}", "plain"))
-    if verdict.training is not None and verdict.training.expected:
-        results = {True: "and so it came", False: "and it came otherwise", None: "still open"}
-        expected = verdict.training.expected.replace("_", " ")
-        result = results[verdict.training.as_expected]
-        notes.append(Note(f"Expected beforehand: {expected}; {result}.", "plain"))
-    # The summary already contains some of the warnings, such as forgotten skills.
-    notes += [Note(text) for text in verdict.warnings if text not in verdict.summary]
-    notes += [Note(f"Alert: {one_line(alert, 300)}") for alert in dossier.alerts[:_ALERTS]]
-    return notes
+    if not row.reason and not ended_badly:
+        return []
+    reason = dossier.redact.text(row.reason)  # "" leaves the label alone to tell how it ended
+    if dossier.failure_evidence:
+        reason += f" ({dossier.failure_evidence})"
+    mood = "fail" if ended_badly else "plain"
+    return [Note(clip(reason, 2000), mood, label=row.reason_kind or row.state)]
+
+
+def _hint_notes(dossier: Dossier) -> list[Note]:
+    """What to do next, and from which checkpoint; [] where there is no hint."""
+    hint_text = dossier.redact.text(str(dossier.row.hint))  # "" where there is no hint
+    if not hint_text:
+        return []
+    latest = dossier.run.latest_checkpoint()
+    checkpoint = f"Last complete checkpoint: {latest.name if latest else 'none'}."
+    return [Note(f"{clip(hint_text, 2000)} {checkpoint}", "plain")]
+
+
+def _expectation_notes(dossier: Dossier) -> list[Note]:
+    """Which verdict was expected beforehand, and whether it came; [] where none was."""
+    training = dossier.verdict.training
+    if training is None or not training.expected:
+        return []
+    results = {True: "and so it came", False: "and it came otherwise", None: "still open"}
+    expected = training.expected.replace("_", " ")
+    result = results[training.as_expected]
+    return [Note(f"Expected beforehand: {expected}; {result}.", "plain")]
 
 
 def models(dossier: Dossier) -> Section | None:
@@ -177,29 +208,17 @@ def models(dossier: Dossier) -> Section | None:
     evaluation, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
     if evaluation is None or measure is None or measure == "loss":
         return None
-    levels: list[tuple[str, Level]] = []
-    interval_ends: list[float] = []
-    for result in evaluation.models:
-        if result.level is not None:
-            levels.append((result.model, result.level))
-            interval_ends += [end for end in result.level.interval if end is not None]
-    if not interval_ends:
+    levels = [(shown.model, shown.level) for shown in evaluation.models if shown.level is not None]
+    axis = _axis_of_levels([level for _, level in levels], measure)
+    if axis is None:
         return None
-    axis = (0.0, 1.0) if measure == "success" else (min(interval_ends), max(interval_ends))
     comparison_by_model = {contest.model: contest.comparison for contest in evaluation.comparisons}
     rows = []
     for model, level in levels:
-        interval = _interval_cell(level, axis, measure)
-        if interval is None:
-            continue
-        change, verdict_tag = "", ""  # the first model is compared with none
-        comparison = comparison_by_model.get(model)
-        if comparison:
-            change = show_change(comparison.difference, measure)
-            verdict_tag = Tag(comparison.outcome.verdict)
-        name, value = dossier.redact.text(model), show(level.rounded_value, measure)
-        counts = (str(level.tasks), str(level.errors))
-        rows.append((name, value, interval, change, verdict_tag, *counts))
+        name, comparison = dossier.redact.text(model), comparison_by_model.get(model)
+        row = _model_row(name, level, comparison, axis, measure)
+        if row is not None:
+            rows.append(row)
     heads = ("model", measure, "95 % interval", "change", "verdict", "tasks", "errors")
     styles = ("name", "num level", "bar", "num", "", "num rest", "num rest")
     lead = (
@@ -208,6 +227,37 @@ def models(dossier: Dossier) -> Section | None:
     )
     table = blocks.Table(heads, rows, styles, style="models")
     return Section("Models, on the same tasks", "Models", [table], [lead])
+
+
+def _axis_of_levels(levels: Sequence[Level], measure: Measure) -> tuple[float, float] | None:
+    """(lowest, highest) value of the axis that all levels are drawn on; None without intervals."""
+    ends = [end for level in levels for end in level.interval if end is not None]
+    if not ends:
+        return None
+    return (0.0, 1.0) if measure == "success" else (min(ends), max(ends))
+
+
+def _model_row(
+    name: str,
+    level: Level,
+    comparison: Comparison | None,
+    axis: tuple[float, float],
+    measure: Measure,
+) -> tuple[str | blocks.Cell | Tag, ...] | None:
+    """The row of one model in the table of models; None where its level has no interval.
+
+    `comparison` is that with the first model, None for the first itself. `axis` is the lowest and
+    the highest value of the drawing.
+    """
+    interval = _interval_cell(level, axis, measure)
+    if interval is None:
+        return None
+    change, verdict_tag = "", ""
+    if comparison:
+        change = show_change(comparison.difference, measure)
+        verdict_tag = Tag(comparison.outcome.verdict)
+    value = show(level.rounded_value, measure)
+    return (name, value, interval, change, verdict_tag, str(level.tasks), str(level.errors))
 
 
 def _interval_cell(level: Level, axis: tuple[float, float], measure: Measure) -> blocks.Cell | None:

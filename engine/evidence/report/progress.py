@@ -74,10 +74,7 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
     name = _held_out_name(dossier)
     if len(results) < 2 or not name:
         return None
-    reported_marks = _reported_marks(dossier)
-    best_checkpoint = dossier.run.resolve_checkpoint("best")
-    # A checkpoint's folder is named after its step, as in step_000020.
-    best_step = int(best_checkpoint.name.rpartition("_")[2]) if best_checkpoint else None
+    best_step = _best_step(dossier)
     curve = charts.Curve(
         points=[(result.step, result.value) for result in results],
         band=[
@@ -85,21 +82,33 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
             for result in results
             if result.interval
         ],
-        marks=reported_marks,
+        marks=_reported_marks(dossier),
         is_share=name == "heldout_success",
         line_at=best_step,
         line_label=f"best: step {best_step}",
         last_step=dossier.metrics.lines[-1]["step"] if dossier.metrics.lines else None,
     )
     title = f"Held-out {name.removeprefix('heldout_')}"
+    wide = charts.line_chart(curve, charts.WIDE, 300, title)
+    narrow = charts.line_chart(curve, charts.NARROW, 250, title)
+    return blocks.Panel([blocks.Figure(wide, narrow, legend=_legend(curve))], title)
+
+
+def _best_step(dossier: Dossier) -> int | None:
+    """The step of the run's best checkpoint; None without one."""
+    checkpoint = dossier.run.resolve_checkpoint("best")
+    # A checkpoint's folder is named after its step, as in step_000020.
+    return int(checkpoint.name.rpartition("_")[2]) if checkpoint else None
+
+
+def _legend(curve: charts.Curve) -> list[tuple[str, str]]:
+    """(CSS class, meaning) of what is drawn in the chart of the held-out results."""
     legend = [("choosing", "half that chooses")]
     if curve.band:
         legend.append(("interval", "95 % interval"))
-    if reported_marks:
+    if curve.marks:
         legend.append(("reported", "half that is reported"))
-    wide = charts.line_chart(curve, charts.WIDE, 300, title)
-    narrow = charts.line_chart(curve, charts.NARROW, 250, title)
-    return blocks.Panel([blocks.Figure(wide, narrow, legend=legend)], title)
+    return legend
 
 
 def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]:
@@ -142,15 +151,17 @@ def _small_charts(dossier: Dossier) -> list[blocks.Panel]:
     curves_by_name = {name: dossier.metrics.curve(name) for name in main_columns(names, len(names))}
     # One point makes no line.
     names_to_draw = [name for name, points in curves_by_name.items() if len(points) > 1]
-    panels = []
-    for name in names_to_draw[:_SMALL_CHARTS]:
-        metric = METRICS.get(name)
-        is_share = metric is not None and metric.unit == "share"
-        curve = charts.Curve(curves_by_name[name], is_share=is_share, from_zero=is_share)
-        meaning = metric.meaning.replace("`", "") if metric else _meaning_of_other(name)
-        drawing = blocks.Figure(charts.line_chart(curve, charts.NARROW, 200, name))
-        panels.append(blocks.Panel([blocks.Paragraph([meaning]), drawing], name))
-    return panels
+    return [_small_chart(name, curves_by_name[name]) for name in names_to_draw[:_SMALL_CHARTS]]
+
+
+def _small_chart(name: str, points: Sequence[charts.Point]) -> blocks.Panel:
+    """A small chart of one metric, given as (step, value), under what the metric means."""
+    metric = METRICS.get(name)
+    is_share = metric is not None and metric.unit == "share"
+    curve = charts.Curve(points, is_share=is_share, from_zero=is_share)
+    meaning = metric.meaning.replace("`", "") if metric else _meaning_of_other(name)
+    drawing = blocks.Figure(charts.line_chart(curve, charts.NARROW, 200, name))
+    return blocks.Panel([blocks.Paragraph([meaning]), drawing], name)
 
 
 def _meaning_of_other(name: str) -> str:

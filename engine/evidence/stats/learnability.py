@@ -69,31 +69,19 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
         max_tokens: how many tokens an answer was allowed.
     """
     scored_groups = [[sample for sample in group if not sample.error] for group in groups]
-    counts = _counts_by_difficulty(groups)
     samples = [sample for group in groups for sample in group]
-    # (samples, solved samples) of each task; a failed score counts as not solved.
-    solve_counts = [
-        (len(group), sum(sample.solved and not sample.error for sample in group))
-        for group in groups
-        if group
-    ]
-    distinct_shares = [
-        len({sample.text for sample in group}) / len(group) for group in scored_groups if group
-    ]
+    counts = _counts_by_difficulty(groups)
+    solve_counts = _solve_counts(groups)
     failed_count = sum(sample.error for sample in samples)
-    lengths = sorted(sample.tokens for sample in samples)
+    at_least_one_task = max(1, len(groups))  # what shares are divided by, also without any task
     result = ProbeResult(
         tasks=len(groups),
         samples_per_task=group_size,
-        effective=counts["effective"] / max(1, len(groups)),
-        too_easy=counts["too_easy"] / max(1, len(groups)),
-        too_hard=counts["too_hard"] / max(1, len(groups)),
+        effective=counts["effective"] / at_least_one_task,
+        too_easy=counts["too_easy"] / at_least_one_task,
+        too_hard=counts["too_hard"] / at_least_one_task,
         intervals={name: _ends(wilson(count, len(groups))) for name, count in counts.items()},
-        pass_at_k={
-            str(k): _mean([pass_at_k(n, solved, k) for n, solved in solve_counts if n >= k])
-            for k in _PASS_AT
-            if k <= group_size
-        },
+        pass_at_k=_mean_pass_at_k(solve_counts, group_size),
         gradient_share={
             str(size): round(teaching_share(scored_groups, size), 4) for size in GROUP_SIZES
         },
@@ -102,12 +90,44 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
         truncated_share=_mean([float(sample.cut) for sample in samples]),
         error_share=failed_count / max(1, len(samples)),
         failed_scores=FailedScores(failed=failed_count, of=len(samples)),
-        distinct_share=_mean(distinct_shares),
-        length=AnswerLengths(
-            p50=_quantile(lengths, 0.5), p95=_quantile(lengths, 0.95), max_tokens=max_tokens
-        ),
+        distinct_share=_mean_distinct_share(scored_groups),
+        length=_answer_lengths(samples, max_tokens),
     )
     return result.model_copy(update={"advice": advice(result), "summary": _summary(result)})
+
+
+def _solve_counts(groups: Sequence[Samples]) -> list[tuple[int, int]]:
+    """(samples, solved samples) of each task that has samples; a failed score is not solved."""
+    return [
+        (len(group), sum(sample.solved and not sample.error for sample in group))
+        for group in groups
+        if group
+    ]
+
+
+def _mean_pass_at_k(solve_counts: Sequence[tuple[int, int]], group_size: int) -> dict[str, float]:
+    """pass@k as a mean over the tasks that have at least k samples, by k as a text.
+
+    `solve_counts` holds (samples, solved samples) of each task. A k above `group_size` is left out.
+    """
+    return {
+        str(k): _mean([pass_at_k(n, solved, k) for n, solved in solve_counts if n >= k])
+        for k in _PASS_AT
+        if k <= group_size
+    }
+
+
+def _mean_distinct_share(groups: Sequence[Samples]) -> float:
+    """The share of different texts in a group of samples, as a mean over the groups."""
+    return _mean([len({sample.text for sample in group}) / len(group) for group in groups if group])
+
+
+def _answer_lengths(samples: Samples, max_tokens: int) -> AnswerLengths:
+    """The median and the 95th percentile of the tokens of an answer, with the tokens allowed."""
+    lengths = sorted(sample.tokens for sample in samples)
+    return AnswerLengths(
+        p50=_quantile(lengths, 0.5), p95=_quantile(lengths, 0.95), max_tokens=max_tokens
+    )
 
 
 def _counts_by_difficulty(groups: Sequence[Samples]) -> dict[str, int]:

@@ -105,6 +105,18 @@ class _Unit:
     skipped: bool = False  # whether it has sequences that the full index could not take
 
 
+@dataclass(frozen=True)
+class _Hit:
+    """A unit that a training row matches; `position` is its place in the list of units.
+
+    `spoils` says whether learning the row can teach the tasks of the unit (see `Match`).
+    """
+
+    kind: Kind
+    position: int
+    spoils: bool
+
+
 class HeldOut:
     """An index of the held-out tasks; any number of training rows can be compared with it.
 
@@ -149,42 +161,60 @@ class HeldOut:
 
         `row` is a stored task row of the training split.
         """
-        train_id = str(row.get("id"))
-        strongest: dict[str, Match] = {}  # task id -> its strongest match so far
-
-        def add_match(kind: Kind, index: int | None, *, spoils: bool) -> None:
-            """Record a match with the unit at `index` (None: no match) for each of its tasks.
-
-            `spoils` says whether learning this row can teach the task (see `Match`).
-            """
-            if index is None:
-                return
-            for task in self.units[index].ids:
-                match = Match(kind, self.units[index].part, task, train_id, spoils)
-                if task not in strongest or match.rank < strongest[task].rank:
-                    strongest[task] = match
-
         question, answer = question_of(row)[:MOST_CHARS], answer_of(row)[:MOST_CHARS]
         question_tokens, answer_tokens = tokens_of(question), tokens_of(answer)
-        # The same question spoils the task. The same answer alone does not: it may be chance.
-        add_match("exact", self._exact.get(("prompt", question)), spoils=True)
-        add_match("exact", self._exact.get(("answer", answer)), spoils=False)
-        answer_index = self._normalised.get(("answer", " ".join(answer_tokens)))
-        add_match("normalised", answer_index, spoils=False)
-        for key in _lookup_keys(question_tokens):
-            index = self._normalised.get(("prompt", key))
-            # With another answer the same words are another task.
-            if index is not None and _answers_agree(self.units[index].answer, answer_tokens):
-                add_match("normalised", index, spoils=True)
-        # A held-out question may also be a line or a sentence of the row. That spoils the task only
-        # in the answer, which training learns to write. The whole prompt was looked up above.
-        for index in self._questions_inside(question, with_entire_text=False):
-            add_match("normalised", index, spoils=False)
-        for index in self._questions_inside(answer, with_entire_text=True):
-            add_match("normalised", index, spoils=True)
-        for index in self._units_sharing_grams((question_tokens, answer_tokens)):
-            add_match("ngram", index, spoils=False)
+        sharing_grams = self._units_sharing_grams((question_tokens, answer_tokens))
+        hits = [
+            *self._equal_texts(question, answer),
+            *self._equal_words(question_tokens, answer_tokens),
+            *self._questions_in_parts(question, answer),
+            *(_Hit("ngram", position, spoils=False) for position in sharing_grams),
+        ]
+        train_id = str(row.get("id"))
+        strongest: dict[str, Match] = {}  # task id -> its strongest match so far
+        for hit in hits:
+            unit = self.units[hit.position]
+            for task in unit.ids:
+                match = Match(hit.kind, unit.part, task, train_id, hit.spoils)
+                if task not in strongest or match.rank < strongest[task].rank:
+                    strongest[task] = match
         return list(strongest.values())
+
+    def _equal_texts(self, question: str, answer: str) -> Iterator[_Hit]:
+        """The units that equal the question or the answer of a training row letter for letter.
+
+        The same question spoils the task. The same answer alone does not: it may be chance.
+        """
+        for part, text, spoils in (("prompt", question, True), ("answer", answer, False)):
+            position = self._exact.get((part, text))
+            if position is not None:
+                yield _Hit("exact", position, spoils)
+
+    def _equal_words(
+        self, question_tokens: Sequence[str], answer_tokens: Sequence[str]
+    ) -> Iterator[_Hit]:
+        """The units that have the same words as the answer or the question of a training row.
+
+        With another answer the same words of a question are another task.
+        """
+        position = self._normalised.get(("answer", " ".join(answer_tokens)))
+        if position is not None:
+            yield _Hit("normalised", position, spoils=False)
+        for key in _lookup_keys(question_tokens):
+            position = self._normalised.get(("prompt", key))
+            if position is not None and _answers_agree(self.units[position].answer, answer_tokens):
+                yield _Hit("normalised", position, spoils=True)
+
+    def _questions_in_parts(self, question: str, answer: str) -> Iterator[_Hit]:
+        """The held-out questions that are a line or a sentence of a training row.
+
+        In the answer, which training learns to write, that spoils the task; in the prompt it does
+        not. A question that is the whole prompt is found by `_equal_words`.
+        """
+        for position in self._questions_inside(question, with_entire_text=False):
+            yield _Hit("normalised", position, spoils=False)
+        for position in self._questions_inside(answer, with_entire_text=True):
+            yield _Hit("normalised", position, spoils=True)
 
     def _questions_inside(self, text: str, *, with_entire_text: bool) -> Iterable[int]:
         """Positions of the units whose question is a line or a sentence of `text`.
@@ -221,10 +251,14 @@ class HeldOut:
         self.units.append(unit)
         self._normalised.setdefault((part, " ".join(tokens)), index)
         self._exact[part, text] = index
+        self._add_grams(unit, index)
+
+    def _add_grams(self, unit: _Unit, index: int) -> None:
+        """Index the word sequences of the unit at `index`, if the index has room for them."""
         if len(self._grams) > MOST_GRAMS:  # the index is full
-            unit.skipped = len(tokens) >= GRAM_WORDS
+            unit.skipped = len(unit.tokens) >= GRAM_WORDS
             return
-        for gram in _grams(tokens):
+        for gram in _grams(unit.tokens):
             if self._grams.setdefault(gram, index) != index:  # another unit has it already
                 self._grams[gram] = _COMMON
 
@@ -304,20 +338,7 @@ def scan(
         examples: a few matches, the strongest first.
         headline: the result in a sentence.
     """
-    started_at = time.monotonic()
-    index = HeldOut([])
-    strongest: dict[str, Match] = {}
-    compared_shares = (1.0, 1.0)
-    if train and heldout:
-        # Half of the time is for indexing.
-        index = HeldOut(_shuffled(heldout, train), deadline=started_at + budget_s / 2)
-        strongest, compared_rows = _strongest_matches(
-            index, _shuffled(train, heldout), deadline=started_at + budget_s
-        )
-        compared_shares = (
-            round(compared_rows / len(train), 4),
-            round(index.tasks / len(heldout), 4),
-        )
+    strongest, index, compared_shares = _compare_in_time(train, heldout, budget_s)
     counts = {kind: sum(match.kind == kind for match in strongest.values()) for kind in KINDS}
     leaked = sorted(match.heldout for match in strongest.values() if match.spoils)
     strongest_first = sorted(strongest.values(), key=lambda match: (match.rank, match.heldout))
@@ -342,6 +363,27 @@ def scan(
             unindexed=index.unindexed,
         ),
     }
+
+
+def _compare_in_time(
+    train: Sequence[Mapping[str, Any]], heldout: Sequence[Mapping[str, Any]], budget_s: float
+) -> tuple[dict[str, Match], HeldOut, tuple[float, float]]:
+    """Compare as many training rows with as many held-out tasks as `budget_s` seconds allow.
+
+    Returns (held-out task id -> its strongest match, the index of the tasks, (share of the rows,
+    share of the tasks) that were compared).
+    """
+    started_at = time.monotonic()
+    if not train or not heldout:
+        return {}, HeldOut([]), (1.0, 1.0)
+    # Half of the time is for indexing.
+    index = HeldOut(_shuffled(heldout, train), deadline=started_at + budget_s / 2)
+    strongest, compared_rows = _strongest_matches(
+        index, _shuffled(train, heldout), deadline=started_at + budget_s
+    )
+    rows_share = round(compared_rows / len(train), 4)
+    tasks_share = round(index.tasks / len(heldout), 4)
+    return strongest, index, (rows_share, tasks_share)
 
 
 def _strongest_matches(

@@ -215,27 +215,36 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
             errors=results.errors,
             value_with_errors=None,
         )
-    value = math.fsum(means.values()) / n
-    if measure == "success" and all(mean in (0.0, 1.0) for mean in means.values()):
-        solved_count = round(value * n)
-        interval = wilson(solved_count, n)
-    else:
-        boot = paired_bootstrap({task: [mean] for task, mean in means.items()})
-        interval = Interval(boot.low, boot.high)
-    value_with_errors = None
-    if measure != "loss":
-        total = math.fsum(itertools.chain.from_iterable(results.values.values()))
-        value_with_errors = total / results.attempts  # a failed scoring adds an attempt of value 0
+    interval = _interval_of_means(means, measure)
     return Level(
         measure,
-        value=value,
+        value=math.fsum(means.values()) / n,
         low=interval.low,
         high=interval.high,
         tasks=n,
         attempts=results.attempts,
         errors=results.errors,
-        value_with_errors=value_with_errors,
+        value_with_errors=None if measure == "loss" else _value_with_errors(results),
     )
+
+
+def _interval_of_means(means: Mapping[str, float], measure: Measure) -> Interval:
+    """The 95 % interval of the mean over tasks; `means` maps a task id to its mean value.
+
+    It is Wilson's where each task is either solved or not, else a bootstrap over tasks.
+    """
+    n = len(means)
+    if measure == "success" and all(mean in (0.0, 1.0) for mean in means.values()):
+        solved_count = round(math.fsum(means.values()) / n * n)
+        return wilson(solved_count, n)
+    boot = paired_bootstrap({task: [mean] for task, mean in means.items()})
+    return Interval(boot.low, boot.high)
+
+
+def _value_with_errors(results: Side) -> float:
+    """The mean over all attempts, in which one whose scoring failed has the value 0."""
+    total = math.fsum(itertools.chain.from_iterable(results.values.values()))
+    return total / results.attempts
 
 
 def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None:

@@ -126,26 +126,14 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
     prompt_count = len({row.task for rows in (before, after) for row in rows})
     measure = measure_of(before, after)
     if measure is None:
-        if not before:
-            missing = "the first"
-        elif not after:
-            missing = "the second"
-        else:
-            missing = "either"
-        return without_evidence(None, f"nothing was scored in {missing} evaluation")
+        return without_evidence(None, _reason_for_no_measure(before, after))
     level_before, level_after = level(before, measure), level(after, measure)
-    if measure == "success":
-        margin = MARGIN
-    elif measure == "loss":
-        margin = _LOSS_MARGIN * abs(level_before.value or 0.0)
-    else:
-        margin = None  # a reward: `paired_verdict` takes a share of the rewards' span
     outcomes = [
         paired_verdict(
             side(before, measure, value_of_failure),
             side(after, measure, value_of_failure),
             higher_is_better=HIGHER_IS_BETTER[measure],
-            margin=margin,
+            margin=_margin(level_before),
         )
         for value_of_failure in values_of_failures(measure, before, after)
     ]
@@ -159,6 +147,29 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
     )
     # The last outcome counts failed scorings as not solved; it is the first one if none failed.
     return inconclusive_if_errors_decide(comparison, outcomes[-1])
+
+
+def _reason_for_no_measure(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> str:
+    """Why two evaluations have no measure in common: which of them has no scored rows."""
+    if not before:
+        missing = "the first"
+    elif not after:
+        missing = "the second"
+    else:
+        missing = "either"
+    return f"nothing was scored in {missing} evaluation"
+
+
+def _margin(before: Level) -> float | None:
+    """How small a difference from the level before counts as none.
+
+    None for a reward: `paired_verdict` then takes a share of the span of the rewards.
+    """
+    if before.measure == "success":
+        return MARGIN
+    if before.measure == "loss":
+        return _LOSS_MARGIN * abs(before.value or 0.0)
+    return None
 
 
 def values_of_failures(measure: Measure, *row_sets: Sequence[EvaluationRow]) -> list[float | None]:
@@ -223,16 +234,16 @@ def correct_for_many(
     p_values = [item.outcome.p for item in comparisons if item.outcome.p is not None]
     p_by_holm = iter(holm(p_values))  # one for each comparison that was tested, in their order
     corrected: list[tuple[Comparison, float | None]] = []
-    for item, evaluation_count in zip(comparisons, evaluation_counts, strict=True):
-        if item.outcome.p is None:
-            corrected.append((item, None))
+    for comparison, evaluation_count in zip(comparisons, evaluation_counts, strict=True):
+        if comparison.outcome.p is None:
+            corrected.append((comparison, None))
             continue
         p = min(1.0, next(p_by_holm) * correction_factor(evaluation_count))
-        if item.outcome.verdict in ("better", "worse") and p >= ALPHA:
-            weakened = _not_significant(item, p, tests=len(p_values), evaluations=evaluation_count)
-            corrected.append((weakened, p))
-        else:
-            corrected.append((item, p))
+        if comparison.outcome.verdict in ("better", "worse") and p >= ALPHA:
+            comparison = _not_significant(
+                comparison, p, tests=len(p_values), evaluations=evaluation_count
+            )
+        corrected.append((comparison, p))
     return corrected
 
 

@@ -164,16 +164,24 @@ def evaluations_of_pair(
         return 1
     newest = positions[-1]
     split = _split_of(home.run(rows[newest].run_id))
-    distinct_evaluations: set[tuple[int | None, int, int | None]] = set()  # (rows, attempts, seed)
+    distinct_evaluations: set[tuple[int | None, int, int | None]] = set()
     for row in rows[: newest + 1]:
-        config = home.run(row.run_id).find_config()
+        run = home.run(row.run_id)
+        config = run.find_config()
         if not isinstance(config, EvaluateConfig) or config.split != split:
             continue
-        if set(models) <= _played_models(home.run(row.run_id), config):
-            # A single attempt is greedy by default: another seed makes no new test.
-            seed = config.settings.seed if config.attempts != 1 else None
-            distinct_evaluations.add((config.rows, config.attempts, seed))
+        if set(models) <= _played_models(run, config):
+            distinct_evaluations.add(_evaluation_key(config))
     return max(1, len(distinct_evaluations))
+
+
+def _evaluation_key(config: EvaluateConfig) -> tuple[int | None, int, int | None]:
+    """(rows, attempts, seed) of an evaluation: two that differ in it are two tests.
+
+    A single attempt is greedy by default, so another seed makes no new test; the seed is None then.
+    """
+    seed = config.settings.seed if config.attempts != 1 else None
+    return config.rows, config.attempts, seed
 
 
 def correction_factor(evaluations: int) -> int:

@@ -171,17 +171,28 @@ def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
             # A later push may audit a version again. That is no fault as long as the audit that was
             # sealed is kept: it stands in for the new one here.
             files = files | _earlier_audit(config, link.files)
-        faults = _differences(link.files, files)
-        if link.hash != _hash(previous_hash, link.name, link.files):
-            faults.append(Fault(run.chain.name, _SEAL_CHANGED))
+        links.append(_checked_link(run, link, files, previous_hash))
         previous_hash = link.hash
-        links.append(CheckedLink(link.name, faults[:_MOST_FAULTS], ok=not faults))
     if not links:  # a seal without links: the fault below needs one that carries it
         links = [CheckedLink("evaluation", [], ok=True)]
     has_all_links = [link.name for link in sealed.links] == list(LINKS)
     if not has_all_links or sealed.head != previous_hash:
         links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
     return links
+
+
+def _checked_link(
+    run: RunDir, link: SealedLink, current_files: Mapping[str, str], previous_hash: str
+) -> CheckedLink:
+    """One sealed link, held against its own hash and against its files as they are now.
+
+    `current_files` maps path -> SHA-256; `previous_hash` is the hash of the link before, "" for the
+    first.
+    """
+    faults = _differences(link.files, current_files)
+    if link.hash != _hash(previous_hash, link.name, link.files):
+        faults.append(Fault(run.chain.name, _SEAL_CHANGED))
+    return CheckedLink(link.name, faults[:_MOST_FAULTS], ok=not faults)
 
 
 def _verified_ancestors(home: Home, run: RunDir, depth: int) -> list[Verification]:
@@ -243,28 +254,29 @@ def _verification_of_seal(
     broken = [link for link in links if not link.ok]
     altered = [ancestor for ancestor in ancestors if ancestor.intact is False]  # not None: unknown
     if broken:
-        first_fault = broken[0].faults[0]
-        fault_count = sum(len(link.faults) for link in broken)
-        more = f" and {fault_count - 1} more" if fault_count > 1 else ""
-        summary = (
-            f"{row.run_id} is broken at {broken[0].name}: {first_fault.file} "
-            f"{first_fault.what}{more}."
-        )
+        summary = _fault_sentence(row.run_id, broken)
     elif altered:
         summary = (
             f"{row.run_id} itself is intact, but what it comes from is not: {altered[0].summary}"
         )
     else:
         summary = f"{row.run_id} is intact: {len(links)} links, head {head[:12]}."
-    intact = not broken and not altered
     return Verification(
         run_id=row.run_id,
-        intact=intact,
+        intact=not broken and not altered,
         head=head,
         links=links,
         ancestors=ancestors,
         summary=summary,
     )
+
+
+def _fault_sentence(run_id: str, broken: Sequence[CheckedLink]) -> str:
+    """Where a run is broken: its first fault, and how many more there are."""
+    first_fault = broken[0].faults[0]
+    fault_count = sum(len(link.faults) for link in broken)
+    more = f" and {fault_count - 1} more" if fault_count > 1 else ""
+    return f"{run_id} is broken at {broken[0].name}: {first_fault.file} {first_fault.what}{more}."
 
 
 def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:
@@ -279,13 +291,22 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
     yield "environment", _hashes(env, [file for file in env_files if file != curation])
     yield "data", _hashes(env, [env / "tasks.jsonl", env / "rows.idx"])
     yield "curation", _hashes(env, [curation])
-    inputs = [run.config, run.manifest, run.contamination, *_files(run.start_adapter)]
-    folder_of_model_adapters = run.model_adapter(0).parent
-    inputs += _files(folder_of_model_adapters)
-    yield "run", _hashes(run.path, inputs) | _parent_heads(run.home, config)
+    yield "run", _hashes(run.path, _input_files(run)) | _parent_heads(run.home, config)
     yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best_checkpoint(run)
     results = [run.metrics, run.result, *_files(run.evals_dir), *_files(run.rollouts_dir)]
     yield "evaluation", _hashes(run.path, results)
+
+
+def _input_files(run: RunDir) -> list[Path]:
+    """The files that a run was given: its config, manifest, found overlaps, and adapters."""
+    folder_of_model_adapters = run.model_adapter(0).parent
+    return [
+        run.config,
+        run.manifest,
+        run.contamination,
+        *_files(run.start_adapter),
+        *_files(folder_of_model_adapters),
+    ]
 
 
 def _earlier_audit(config: RunConfig | None, sealed: Mapping[str, str]) -> dict[str, str]:

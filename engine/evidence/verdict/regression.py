@@ -6,7 +6,7 @@ that may be a loss and may be chance is "inconclusive". Where there is no loss, 
 the smallest one that would have shown.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -166,13 +166,11 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
     rows_of = {
         name: (_rows_of_battery(before, name), _rows_of_battery(after, name)) for name in names
     }
-    outcomes: dict[str, PairedVerdict] = {}
-    for name, (rows_before, rows_after) in rows_of.items():
-        measure = _battery_measure(rows_before)
-        outcomes[name] = paired_verdict(side(rows_before, measure), side(rows_after, measure))
-    # Each battery is a chance to call luck a loss: Holm's correction over those that were tested.
-    p_values = {name: outcome.p for name, outcome in outcomes.items() if outcome.p is not None}
-    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    outcomes = {
+        name: _outcome_of_battery(rows_before, rows_after)
+        for name, (rows_before, rows_after) in rows_of.items()
+    }
+    corrected = _corrected_p_values(outcomes)
     batteries = [
         _compared_battery(
             name, rows_before, rows_after, outcome=outcomes[name], p=corrected.get(name)
@@ -182,6 +180,23 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
     verdicts = {battery.verdict for battery in batteries}
     worst: Word = next(word for word in WORDS if word in verdicts)  # the worst come first
     return KeptSkills(worst, batteries, " ".join(sentence_of(battery) for battery in batteries))
+
+
+def _outcome_of_battery(
+    before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
+) -> PairedVerdict:
+    """The verdict on the rows of one battery."""
+    measure = _battery_measure(before)
+    return paired_verdict(side(before, measure), side(after, measure))
+
+
+def _corrected_p_values(outcomes: Mapping[str, PairedVerdict]) -> dict[str, float]:
+    """Name of a battery -> its p value, by Holm's correction over those that were tested.
+
+    Each battery is another chance to call luck a loss.
+    """
+    p_values = {name: outcome.p for name, outcome in outcomes.items() if outcome.p is not None}
+    return dict(zip(p_values, holm(list(p_values.values())), strict=True))
 
 
 def loss_sentences(skills: KeptSkills | None) -> list[str]:
@@ -336,28 +351,39 @@ def sentence_of(battery: Battery, since: str = "") -> str:
 
     `since` says against which model, such as " since pebble"; "" where it is the run's own start.
     """
-    name = battery.battery
-    kept_skills_of = f"Kept skills{since} ({name}):"
-    if battery.verdict == "unknown":
-        return f"{kept_skills_of} unknown, {battery.reason}."
-    before, after = _show(battery.before, battery.metric), _show(battery.after, battery.metric)
-    levels = f"{before} to {after} on {battery.n} tasks"
     if battery.verdict == "forgotten":
-        return f"Forgotten{since} ({name}): {levels}{_most_lost(battery)}."
+        return (
+            f"Forgotten{since} ({battery.battery}): {_levels_text(battery)}{_most_lost(battery)}."
+        )
+    return f"Kept skills{since} ({battery.battery}): {_kept_text(battery)}."
+
+
+def _kept_text(battery: Battery) -> str:
+    """What a sentence says of a battery in which nothing was forgotten."""
+    if battery.verdict == "unknown":
+        return f"unknown, {battery.reason}"
+    levels = _levels_text(battery)
     if battery.verdict == "improved":
-        return f"{kept_skills_of} better, {levels}."
+        return f"better, {levels}"
     if battery.before == 0.0 and not battery.gained:
-        return f"{kept_skills_of} nothing to lose, 0 before on {battery.n} tasks."
+        return f"nothing to lose, 0 before on {battery.n} tasks"
     if battery.verdict == "inconclusive":
         ends = " to ".join(show_change(end, battery.metric) for end in battery.interval)
         flips = f"{battery.lost} lost, {battery.gained} gained"
-        return (
-            f"{kept_skills_of} inconclusive, {levels}, {flips}, 95 % interval of the change {ends}."
-        )
-    # In points for a share, in its own unit for a reward.
+        return f"inconclusive, {levels}, {flips}, 95 % interval of the change {ends}"
+    return f"no loss found, {levels} (a loss of {_gap_text(battery)} would have shown)"
+
+
+def _levels_text(battery: Battery) -> str:
+    """The levels before and after, such as "82 % to 41 % on 40 tasks"."""
+    before, after = _show(battery.before, battery.metric), _show(battery.after, battery.metric)
+    return f"{before} to {after} on {battery.n} tasks"
+
+
+def _gap_text(battery: Battery) -> str:
+    """The smallest change that shows: in points for a share, in its own unit for a reward."""
     gap_points = 100 * (battery.smallest_detectable_gap or 0.0)
-    gap = f"{gap_points:.0f} points" if battery.metric == "success" else f"{gap_points / 100:.2g}"
-    return f"{kept_skills_of} no loss found, {levels} (a loss of {gap} would have shown)."
+    return f"{gap_points:.0f} points" if battery.metric == "success" else f"{gap_points / 100:.2g}"
 
 
 def _most_lost(battery: Battery) -> str:

@@ -234,11 +234,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     """
     sides = training_sides(run_dir)
     checkpoint_count = sum(step > 0 for step in run_dir.eval_steps())
-    comparison = compare_rows(sides.before, sides.after)
-    reason_for_missing_rows = _reason_for_missing_rows(sides)
-    if reason_for_missing_rows:  # says more than the "nothing was scored" of the comparison
-        outcome = PairedVerdict("unknown", reason_for_missing_rows)
-        comparison = Comparison(None, outcome, before=comparison.before, after=comparison.after)
+    comparison = _compare_sides(sides)
     verdict = comparison.outcome.verdict
     env_id, expect = (config.env_id, config.expect) if config else ("", "")
     uses = holdout_use(run_dir.home, env_id, run_dir.id)
@@ -255,13 +251,14 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
         *_cautions(comparison, config, sides.half),
         *reuse_warning(uses, verdict, comparison.outcome.p),
     ]
-    summary = [sentence(comparison, measure_prefix="held-out ")]
-    if start is not None:
-        summary.append(start.sentence)
-    summary += forgotten
+    summary_sentences = [
+        sentence(comparison, measure_prefix="held-out "),
+        *([start.sentence] if start else []),
+        *forgotten,
+    ]
     return Verdict(
         comparison=comparison,
-        summary=" ".join(summary),
+        summary=" ".join(summary_sentences),
         warnings=warnings,
         next_calls=_next_calls(run_dir.id, comparison),
         training=TrainingFacts(
@@ -277,6 +274,17 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
             kept_skills=skills,
         ),
     )
+
+
+def _compare_sides(sides: Sides) -> Comparison:
+    """The start of a training run compared with its result; "unknown" where either has no rows."""
+    comparison = compare_rows(sides.before, sides.after)
+    reason = _reason_for_missing_rows(sides)
+    if not reason:
+        return comparison
+    # This reason says more than the "nothing was scored" of the comparison.
+    outcome = PairedVerdict("unknown", reason)
+    return Comparison(None, outcome, before=comparison.before, after=comparison.after)
 
 
 def _reason_for_missing_rows(sides: Sides) -> str:
@@ -331,35 +339,46 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
             next_calls=[Call("read_rollouts", {"run_id": run_dir.id})],
             evaluation=EvaluationFacts(levels),
         )
-    first, *others = models
-    # Model -> how many evaluations have tested it against the first.
-    evaluation_counts = {
-        ref: evaluations_of_pair(run_dir.home, config.env_id, (first, ref), (run_dir.id,))
-        for ref in others
-    }
+    evaluation_counts = _counts_of_evaluations(run_dir, config, list(models))
     comparisons = _comparisons_with_first(models, list(evaluation_counts.values()))
     main = max(comparisons, key=lambda item: item.comparison.lead)
-    error_calls = calls_for_errors(run_dir.id) if main.comparison.errors_decide else []
     return Verdict(
         comparison=main.comparison,
-        summary=f"{main.model} against {first}: {sentence(main.comparison)}",
+        summary=f"{main.model} against {main.against}: {sentence(main.comparison)}",
         warnings=[
             *common_warnings,
             *pair_warnings(evaluation_counts[main.model]),
             *_cautions(main.comparison, config),
         ],
-        next_calls=[
-            *error_calls,
-            Call("compare_runs", {"ids": [run_dir.id]}),
-            Call("read_rollouts", {"run_id": run_dir.id, "pick": "changed"}),
-        ],
+        next_calls=_next_calls_of_evaluation(run_dir.id, main.comparison),
         evaluation=EvaluationFacts(
             models=levels,
             comparisons=comparisons[:_MOST_COMPARISONS],
             main=main,
-            flips=flips_of(main.comparison, models[first], models[main.model], redact),
+            flips=flips_of(main.comparison, models[main.against], models[main.model], redact),
         ),
     )
+
+
+def _counts_of_evaluations(
+    run_dir: RunDir, config: AskingConfig, refs: Sequence[str]
+) -> dict[str, int]:
+    """Model reference -> how many evaluations have tested it against the first of `refs`."""
+    first, *others = refs
+    return {
+        ref: evaluations_of_pair(run_dir.home, config.env_id, (first, ref), (run_dir.id,))
+        for ref in others
+    }
+
+
+def _next_calls_of_evaluation(run_id: str, comparison: Comparison) -> list[Call]:
+    """The calls that show more of an evaluation; failed scorings first where they decide it."""
+    error_calls = calls_for_errors(run_id) if comparison.errors_decide else []
+    return [
+        *error_calls,
+        Call("compare_runs", {"ids": [run_id]}),
+        Call("read_rollouts", {"run_id": run_id, "pick": "changed"}),
+    ]
 
 
 def _reason_for_no_comparison(run_dir: RunDir, *, model_count: int) -> str:
