@@ -207,10 +207,16 @@ class Where:
                 raise self._error(f"calls something other than {', '.join(_FUNCTIONS)}")
         if isinstance(node, ast.Subscript) and not isinstance(node.value, ast.Name):
             raise self._error('may use [...] only as metrics["name"]')
-        if isinstance(node, ast.Name) and node.id not in self._known | {*_WORDS, *_FUNCTIONS}:
-            similar = difflib.get_close_matches(node.id, sorted(self._known), n=1)
-            suggestion = f"; did you mean {similar[0]!r}?" if similar else ""
-            raise self._error(f"uses the unknown name {node.id!r}{suggestion}")
+        if isinstance(node, ast.Name):
+            self._check_name(node.id)
+
+    def _check_name(self, name: str) -> None:
+        """Raise UserError BAD_ARGUMENT, with the most similar name, unless `name` is known."""
+        if name in self._known | {*_WORDS, *_FUNCTIONS}:
+            return
+        similar = difflib.get_close_matches(name, sorted(self._known), n=1)
+        suggestion = f"; did you mean {similar[0]!r}?" if similar else ""
+        raise self._error(f"uses the unknown name {name!r}{suggestion}")
 
     def _error(self, fault: str) -> UserError:
         """The error BAD_ARGUMENT about the expression. `fault` is the predicate of its message:

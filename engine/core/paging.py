@@ -129,16 +129,23 @@ def page_after(
         file.seek(start)
         position = start
         while len(lines) < limit and position - start < budget:
-            raw = file.readline(_LONGEST_LINE)
-            # A line as long as the longest allowed is a piece of an even longer one, and counts.
-            is_complete = raw.endswith(b"\n") or len(raw) >= _LONGEST_LINE
-            if not is_complete:  # the end of the file, or a line that is still being written
+            line = _complete_line(file, position)
+            if line is None:
                 break
-            line = Line(position, position + len(raw), _shown_text(raw))
-            position += len(raw)
+            position = line.end
             if match is None or match(line.text):
                 lines.append(line)
     return Page(lines, start, end=position, scanned=position - start)
+
+
+def _complete_line(file: BinaryIO, position: int) -> Line | None:
+    """Read the line that begins at byte `position`, where the file is; None if it is not complete:
+    at the end of the file, or in a line that is still being written."""
+    raw = file.readline(_LONGEST_LINE)
+    # A line as long as the longest allowed is a piece of an even longer one, and counts.
+    if not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE:
+        return None
+    return Line(position, position + len(raw), _shown_text(raw))
 
 
 def torn_tail(path: Path) -> str:

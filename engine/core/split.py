@@ -56,38 +56,49 @@ def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
     """
     keys = [prompt_key(row["prompt"]) for row in rows]
     named_sides = [_named_side(row) for row in rows]
-    warnings: list[str] = []
     side_of_prompt = _named_side_of_prompts(keys, named_sides)
-    moved_count = sum(
-        side == "train" and side_of_prompt[key] == "heldout"
-        for key, side in zip(keys, named_sides, strict=True)
-    )
-    if moved_count:
-        warnings.append(
-            f"{moved_count} training rows have the prompt of a held-out row and are held out with "
-            "it"
-        )
     undecided_keys = [key for key in keys if key not in side_of_prompt]
     if "heldout" in named_sides:
         side_of_prompt |= dict.fromkeys(undecided_keys, "train")
     else:
         side_of_prompt |= _split_by_hash(undecided_keys)
     sides = [side_of_prompt[key] for key in keys]
+    heldout_keys = [key for key, side in zip(keys, sides, strict=True) if side == "heldout"]
+    warnings = [*_side_warnings(named_sides, sides), *_repetition_warning(heldout_keys)]
+    return Split(sides, _source(named_sides), warnings)
+
+
+def _side_warnings(named_sides: Sequence[str | None], sides: Sequence[str]) -> list[str]:
+    """Warnings about rows that changed their side, and about a side without rows.
+
+    Args:
+        named_sides: the side that each row names; None where it names none.
+        sides: the side that each row got, in the same order.
+    """
+    warnings: list[str] = []
+    moved_count = sum(
+        named == "train" and side == "heldout"
+        for named, side in zip(named_sides, sides, strict=True)
+    )
+    if moved_count:
+        warnings.append(
+            f"{moved_count} training rows have the prompt of a held-out row and are held out with "
+            "it"
+        )
     if "heldout" not in sides:
         reason = "every row says train" if "train" in named_sides else "there are too few prompts"
         warnings.append(f"no row is held out ({reason}): no verdict can be given")
     if "train" not in sides:
         warnings.append("every row is held out: there is nothing to train on")
-    heldout_keys = [key for key, side in zip(keys, sides, strict=True) if side == "heldout"]
-    warnings += _repetition_warning(heldout_keys)
+    return warnings
+
+
+def _source(named_sides: Sequence[str | None]) -> str:
+    """What decided the sides, as in `Split.source`."""
     unnamed_count = named_sides.count(None)
-    if unnamed_count == len(rows):
-        source = "hash"
-    elif unnamed_count:
-        source = "mixed"
-    else:
-        source = "rows"
-    return Split(sides, source, warnings)
+    if unnamed_count == len(named_sides):
+        return "hash"
+    return "mixed" if unnamed_count else "rows"
 
 
 def _named_side_of_prompts(

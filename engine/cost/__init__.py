@@ -1,6 +1,7 @@
 """Estimates of what a run will cost, made before it starts: operations, memory, time. Start with
 `estimate.py`.
 
+    batteries.py    questions that show what a model forgets
     calibration.py  corrections of the next estimate from finished runs
     estimate.py     hours, money, memory, disk: low, likely, high
     flops.py        operations and tokens of a run from its settings

@@ -15,7 +15,7 @@ from engine.cost.flops import Seen, Work
 from engine.cost.throughput import Speed
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.records.estimate import EarlierWorkload
+from engine.records.estimate import EarlierWorkload, Workload
 from engine.records.record import DamagedRecord
 from engine.records.run_config import TrainConfig
 from engine.records.run_result import RunResult
@@ -160,9 +160,7 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
             rows = store.calibration(algorithm, limit=RUNS)
         for row in rows:
             features = row["features"]
-            device = str(features.get("device") or "cpu")  # "cpu" or "cuda:0"
-            kind_of_run = "cpu" if device.startswith("cpu") else "cuda"
-            if kind_of_run != kind:
+            if _device_kind(features) != kind:
                 continue
             run = home.run(str(features["run_id"]))
             total_seconds = 3600 * float(row["actual"])  # the database has hours
@@ -174,6 +172,12 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
             if finished_run is not None:
                 runs.append(finished_run)
     return Experience(tuple(runs), tuple(left_out))
+
+
+def _device_kind(features: Mapping[str, object]) -> str:
+    """The kind of device that a finished run took, "cpu" or "cuda", from its calibration row."""
+    device = str(features.get("device") or "cpu")  # such as "cuda:0"
+    return "cpu" if device.startswith("cpu") else "cuda"
 
 
 def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> FinishedRun | None:
@@ -196,22 +200,10 @@ def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> Fi
     predicted_work = config.estimate.uncalibrated
     if isinstance(predicted_work, EarlierWorkload):
         return None
-    works = {name: Work(*values) for name, values in predicted_work.works.items()}
-    # The time of a score belongs to the environment, so it is the one of that run.
-    predicted = replace(speed, score_s=predicted_work.score_s).phases(
-        works, predicted_work.layers, predicted_work.weight_bytes, is_first_run=predicted_work.first
-    )
-    seconds = {
-        phase: measured.seconds[key]
-        for phase, key in MEASURED_KEY_OF_PHASE.items()
-        if key in measured.seconds
-    }
-    # The start is not measured; it is what the other phases leave of the total.
-    seconds["startup"] = max(LEAST_START_S, total - sum(seconds.values()))
     return FinishedRun(
         algorithm=algorithm,
-        seconds=seconds,
-        predicted=predicted,
+        seconds=_seconds_by_phase(measured.seconds, total),
+        predicted=_predicted_seconds(predicted_work, speed),
         total=total,
         base=config.base.path,
         answer_length_share=measured.said_share,
@@ -220,6 +212,25 @@ def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> Fi
         memory=measured.peak_memory,
         predicted_memory=predicted_work.memory,
     )
+
+
+def _predicted_seconds(work: Workload, speed: Speed) -> dict[str, float]:
+    """The seconds of each phase that the stored work of a run takes at `speed`."""
+    works = {name: Work(*values) for name, values in work.works.items()}
+    # The time of a score belongs to the environment, so it is the one of that run.
+    return replace(speed, score_s=work.score_s).phases(
+        works, work.layers, work.weight_bytes, is_first_run=work.first
+    )
+
+
+def _seconds_by_phase(measured: Mapping[str, float], total: float) -> dict[str, float]:
+    """The seconds of each phase, from the `measured` ones of a run that took `total` seconds."""
+    seconds = {
+        phase: measured[key] for phase, key in MEASURED_KEY_OF_PHASE.items() if key in measured
+    }
+    # The start is not measured; it is what the other phases leave of the total.
+    seconds["startup"] = max(LEAST_START_S, total - sum(seconds.values()))
+    return seconds
 
 
 def _correction_factor(

@@ -7,7 +7,6 @@ their ratios of actual to corrected time; with fewer, fixed factors. Memory and 
 engine/cost/memory.py.
 """
 
-import contextlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -23,16 +22,17 @@ from engine.core.hints import Call, Change, Hint
 from engine.core.reply import Reply
 from engine.cost import flops, lowering, run_work, throughput
 from engine.cost import memory as footprint
-from engine.cost.calibration import CALIBRATE_FROM, experience
-from engine.cost.flops import Battery, Lengths, LoadedModel, Plan, SamplingPlan
+from engine.cost.batteries import batteries
+from engine.cost.calibration import CALIBRATE_FROM, Experience, experience
+from engine.cost.flops import LoadedModel, Plan, SamplingPlan
 from engine.cost.lowering import phases_of
 from engine.environments import env_facts, registry
-from engine.environments.env_facts import EnvFacts, RowLengths
+from engine.environments.env_facts import EnvFacts
 from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.install import vllm_env
-from engine.models import catalog, hub, tokens
+from engine.models import catalog, hub
 from engine.models.model_files import ModelFacts
 from engine.records.estimate import Estimate, PeakMemory, Range, TokenCounts, Workload
 from engine.records.settings import RowSettings, TrainSettings
@@ -115,27 +115,37 @@ def estimate_cost(
         teacher=teacher,
         base_path=model_ref.base_path,
     )
+    misfit = none_fit(env_facts.statistics(facts, resolved.settings), resolved.settings)
+    submit_call = _submit_call(record.env_id, model_ref.ref, algorithm, settings)
+    return _estimate_reply(forecast, misfit, submit_call, resolved.warnings)
+
+
+def _submit_call(env_id: str, model: str, algorithm: str, settings: Mapping[str, object]) -> Call:
+    """The call that submits the estimated run; `settings` are those that the caller gave."""
+    arguments: dict[str, object] = {"env_id": env_id, "model": model, "algorithm": algorithm}
+    if settings:
+        arguments["settings"] = settings
+    return Call("submit_train", arguments)
+
+
+def _estimate_reply(
+    forecast: Forecast, misfit: str, submit_call: Call, settings_warnings: Sequence[str]
+) -> Reply:
+    """The reply of an estimate. It suggests `submit_call` if the run fits and has rows to train on.
+
+    `misfit` says that no row fits into max_length; it is "" if one does.
+    """
     figures = forecast.estimate
     text = summary(figures)
     row_warnings = []
-    misfit = none_fit(env_facts.statistics(facts, resolved.settings), resolved.settings)
     if misfit:
         text = f"{text} But {misfit}."
         row_warnings = [f"{misfit}: nothing would be trained. Raise max_length."]
-    next_calls = []
-    if figures.fits and not misfit:
-        arguments: dict[str, object] = {
-            "env_id": record.env_id,
-            "model": model_ref.ref,
-            "algorithm": algorithm,
-        }
-        if settings:
-            arguments["settings"] = settings
-        next_calls = [Call("submit_train", arguments).to_json()]
+    can_be_trained = figures.fits and not misfit
     return shown(figures) | {
         "summary": text,
-        "next": next_calls,
-        "warnings": [*row_warnings, *resolved.warnings, *_forecast_warnings(forecast)],
+        "next": [submit_call.to_json()] if can_be_trained else [],
+        "warnings": [*row_warnings, *settings_warnings, *_forecast_warnings(forecast)],
     }
 
 
@@ -186,43 +196,96 @@ def estimate(
         teacher=teacher_model.facts if teacher_model else None,
         teacher_shares_base=teacher is not None and teacher.shares_base,
     )
-    speed = _with_score_time(speed, env)
-    phases = _corrected_phases(plan, speed, past_runs.factors(resolved.algorithm), download)
-    totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
-    hours, basis, runs = _hours_by_level(
-        past_runs.log_time_ratios(resolved.algorithm), totals, speed.measured
+    return _forecast(
+        plan,
+        _with_score_time(speed, env),
+        past_runs,
+        algorithm=resolved.algorithm,
+        download=download,
+        gpu_hour_price=home.user_config().gpu_hour_price,
+        disk_free=hardware.disk_free,
     )
-    price = home.user_config().gpu_hour_price
+
+
+def _forecast(
+    plan: Plan,
+    speed: throughput.Speed,
+    past_runs: Experience,
+    *,
+    algorithm: str,
+    download: int,
+    gpu_hour_price: float,
+    disk_free: int,
+) -> Forecast:
+    """The estimate of a run, corrected by the finished runs of its algorithm.
+
+    Args:
+        download: bytes of the models that are still to be downloaded.
+        disk_free: free bytes of the disk.
+    """
+    time = _predicted_time(plan, speed, past_runs, algorithm, download)
     raw_memory = footprint.memory(plan)
-    memory = _corrected_memory(raw_memory, past_runs.memory_factor(resolved.algorithm))
-    available = plan.device.memory_total
+    memory = _corrected_memory(raw_memory, past_runs.memory_factor(algorithm))
+    memory_available = plan.device.memory_total
+    memory_fit = lowering.fit_of(memory.total, memory_available)
     disk_bytes = footprint.disk(plan) + download
-    memory_fit = lowering.fit_of(memory.total, available)
-    # Suggest a setting to lower: for memory if that is too small or tight, else (None) for time.
-    bytes_to_save = None if memory_fit == "fits" else memory.total
     figures = Estimate(
-        steps=resolved.settings.steps,
-        hours=_rounded(hours),
-        gpu_hours=_rounded(hours),  # a run takes one device
-        money=_rounded({level: price * hours[level] for level in LEVELS}),
-        gpu_hour_price=price,
-        seconds={name: round(value, 1) for name, value in phases["likely"].items()},
+        steps=plan.settings.steps,
+        hours=_rounded(time.hours),
+        gpu_hours=_rounded(time.hours),  # a run takes one device
+        money=_rounded({level: gpu_hour_price * time.hours[level] for level in LEVELS}),
+        gpu_hour_price=gpu_hour_price,
+        seconds={phase: round(seconds, 1) for phase, seconds in time.likely_seconds.items()},
         tokens=_token_counts(plan),
         peak_memory=memory,
-        memory_available=available,
+        memory_available=memory_available,
         memory_free=plan.device.memory_free,
         device=plan.device.id,
         fits=memory_fit != "too_big",
         fit=memory_fit,
         disk_bytes=disk_bytes,
-        disk_fits=disk_bytes + DISK_RESERVE <= hardware.disk_free,
-        lower_this=lowering.lowered(plan, speed, bytes_to_save),
-        basis=basis,
-        calibrated_on_runs=runs,
+        disk_fits=disk_bytes + DISK_RESERVE <= disk_free,
+        lower_this=_setting_to_lower(plan, speed, memory.total),
+        basis=time.basis,
+        calibrated_on_runs=time.runs,
         uncalibrated=_workload(plan, speed.score_s, raw_memory.total),
     )
     lower_to = lowering.lower_until_it_fits(plan, speed, memory.total / raw_memory.total)
     return Forecast(figures, lower_to, past_runs.left_out)
+
+
+@dataclass(frozen=True)
+class _PredictedTime:
+    """The time of a run, corrected by finished runs.
+
+    Attributes:
+        likely_seconds: by phase.
+        hours: of the whole run, by level ("low", "likely", "high").
+        basis, runs: what the hours rest on, as `_hours_by_level` returns them.
+    """
+
+    likely_seconds: Mapping[str, float]
+    hours: Mapping[str, float]
+    basis: str
+    runs: int
+
+
+def _predicted_time(
+    plan: Plan, speed: throughput.Speed, past_runs: Experience, algorithm: str, download: int
+) -> _PredictedTime:
+    """Predict the time of a run that downloads `download` bytes before it starts."""
+    phases = _corrected_phases(plan, speed, past_runs.factors(algorithm), download)
+    totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
+    log_ratios = past_runs.log_time_ratios(algorithm)
+    hours, basis, runs = _hours_by_level(log_ratios, totals, speed.measured)
+    return _PredictedTime(phases["likely"], hours, basis, runs)
+
+
+def _setting_to_lower(plan: Plan, speed: throughput.Speed, memory_bytes: int) -> str:
+    """The setting to lower, with both values: for memory if that is too small or tight, else for
+    time; "" if nothing helps."""
+    is_ample = lowering.fit_of(memory_bytes, plan.device.memory_total) == "fits"
+    return lowering.lowered(plan, speed, None if is_ample else memory_bytes)
 
 
 def _with_score_time(speed: throughput.Speed, env: EnvFacts) -> throughput.Speed:
@@ -284,25 +347,30 @@ def evaluation_hours(
     speed = throughput.load(home, device, hardware.cores, precision)
     past_runs = experience(home, speed, device.kind)
     speed = _with_score_time(speed, env)
+    factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
     seconds = 0.0
     for model_facts, base_path in models:
-        seen = past_runs.seen(str(base_path))
-        loaded = LoadedModel(
-            model_facts,
-            precision,
-            quantization="none",
-            lora_rank=_USUAL_RANK,
-            lora_targets=model_facts.targets,
-        )
+        loaded = _evaluated_model(model_facts, precision)
         unknown_prompt = limits.max_length / 4  # a guess, if no prompt was counted
+        seen = past_runs.seen(str(base_path))
         plan = SamplingPlan(loaded, env, device, limits, seen, unknown_prompt)
-        factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
         seconds += _sampling_seconds(plan, speed, factors, rows=rows, answers=rows * attempts)
         seconds += hub.missing_bytes(base_path) / _DOWNLOAD_RATE
         if env.multi_turn:  # step() was not timed; assume a score's time for each turn
             seconds += rows * attempts * plan.turns("high") * env.score_s
     _, high_factor = _SPREAD["measured" if speed.measured else "model"]
     return high_factor * seconds / 3600
+
+
+def _evaluated_model(model: ModelFacts, precision: str) -> LoadedModel:
+    """The model as an evaluation loads it, with an adapter of the usual rank."""
+    return LoadedModel(
+        model,
+        precision,
+        quantization="none",
+        lora_rank=_USUAL_RANK,
+        lora_targets=model.targets,
+    )
 
 
 def _sampling_seconds(
@@ -325,61 +393,6 @@ def _sampling_seconds(
     model = plan.loaded.model
     phases = speed.phases(works, model.layers, model.weight_bytes, is_first_run=not plan.seen.runs)
     return sum(seconds * max(1.0, factors.get(phase, 1.0)) for phase, seconds in phases.items())
-
-
-def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
-    """The batteries that a run on this base model is asked. A battery is a set of questions that
-    shows what the model forgets.
-
-    The worker chooses the same ones:
-    - for pebble our own questions, which are also assumed if `base_path` is None (unknown);
-    - for any other base model the questions in English;
-    - the user's environment "keep", if there is one. Its lengths need a tokenizer, so it is left
-      out if `base_path` is None.
-    """
-    chosen = []
-    if base_path is None or base_path == catalog.BUILTIN["pebble"]:
-        chosen.append(flops.PEBBLE_SKILLS)
-    else:
-        with contextlib.suppress(UserError):  # a tokenizer that cannot be read
-            chosen.append(_language_battery(tokens.load(base_path)))
-    if base_path is not None and home.db.is_file():
-        with contextlib.suppress(UserError):  # usually there is no such environment
-            record = registry.find_env(home, flops.KEEP)
-            # The look-up also completes prefixes, so this may be another environment.
-            if record.name == flops.KEEP and record.scored:
-                lengths = env_facts.env_facts(home, record, base_path).lengths
-                chosen.append(_keep_battery(lengths))
-    return tuple(chosen)
-
-
-def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
-    """The questions of the user's environment "keep", from the lengths of its rows."""
-    if rows:
-        mean_prompt = statistics.fmean([row.prompt for row in rows])
-        mean_reference = statistics.fmean([row.total - row.prompt for row in rows])
-    else:  # no rows were counted
-        mean_prompt, mean_reference = 32.0, 16.0
-    # A model writes more than the reference answer.
-    usual_answer = 1.5 * mean_reference
-    lengths = Lengths(
-        prompt=mean_prompt,
-        turn_tokens=max(8.0, usual_answer),
-        longest_turn=max(16.0, 2 * usual_answer),
-    )
-    task_count = max(1, len(rows))
-    return Battery(tasks=min(task_count, flops.KEEP_TASKS), answer=lengths)
-
-
-def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
-    """The questions in English, in tokens of one model; one question stands for all.
-
-    A model may write 24 tokens, as the worker allows; a sentence of 12 is taken as usual.
-    """
-    question = [{"role": "user", "content": flops.LANGUAGE_QUESTION}]
-    prompt = len(tokenizer.format().prompt(question))
-    lengths = Lengths(prompt=prompt, turn_tokens=12, longest_turn=24)
-    return Battery(tasks=flops.LANGUAGE_TASKS, answer=lengths)
 
 
 def summary(figures: Estimate) -> str:
@@ -419,37 +432,51 @@ def check_budget(
 
     Returns a warning if the run may reach its cap, else []. Raises UserError BUDGET.
     """
-    likely = figures.gpu_hours.likely
-    high = figures.gpu_hours.high
-    advice = f"lower {figures.lower_this}" if figures.lower_this else ""
-    if likely > cap:
-        sufficient_cap = math.ceil(10 * high) / 10  # rounded up to a tenth of an hour
-        raise UserError(
-            "BUDGET",
-            f"the run likely takes {likely:.2f} GPU-hours (at most {high:.2f}); "
-            f"max_gpu_hours is {cap:g}",
-            hint=Hint(
-                f"Raise the cap, or {advice}:" if advice else "Raise the cap:",
-                Call("submit_train", {**call, "max_gpu_hours": sufficient_cap}),
-            ),
-            field="max_gpu_hours",
-        )
+    if figures.gpu_hours.likely > cap:
+        raise _over_cap(figures, cap, call)
     total_cap = home.user_config().max_gpu_hours_total
-    hours_left = math.inf
     if total_cap is not None:
         hours_left = max(0.0, total_cap - store.committed_hours())
-    if likely > hours_left:
-        raise UserError(
-            "BUDGET",
-            f"the run likely takes {likely:.2f} GPU-hours; {hours_left:.2f} are left of this "
-            f"home's max_gpu_hours_total = {total_cap:g}",
-            hint=f"The owner may raise max_gpu_hours_total in {home.config_file}"
-            + (f"; or {advice}." if advice else "."),
-            field="max_gpu_hours",  # the call has no argument for the total
-        )
+        if figures.gpu_hours.likely > hours_left:
+            raise _over_total(home, figures, total_cap, hours_left)
+    high = figures.gpu_hours.high
     if high > cap:
         return [f"at worst the run takes {high:.2f} GPU-hours; it is stopped at {cap:g}"]
     return []
+
+
+def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserError:
+    """The error for a run that likely takes more than `cap` GPU-hours, its max_gpu_hours.
+
+    Its hint is the submit_train call `call` with a sufficient cap.
+    """
+    likely = figures.gpu_hours.likely
+    high = figures.gpu_hours.high
+    sufficient_cap = math.ceil(10 * high) / 10  # rounded up to a tenth of an hour
+    advice = "Raise the cap:"
+    if figures.lower_this:
+        advice = f"Raise the cap, or lower {figures.lower_this}:"
+    return UserError(
+        "BUDGET",
+        f"the run likely takes {likely:.2f} GPU-hours (at most {high:.2f}); "
+        f"max_gpu_hours is {cap:g}",
+        hint=Hint(advice, Call("submit_train", {**call, "max_gpu_hours": sufficient_cap})),
+        field="max_gpu_hours",
+    )
+
+
+def _over_total(home: Home, figures: Estimate, total_cap: float, hours_left: float) -> UserError:
+    """The error for a run that likely takes more GPU-hours than are left of the home's total."""
+    hint = f"The owner may raise max_gpu_hours_total in {home.config_file}"
+    if figures.lower_this:
+        hint += f"; or lower {figures.lower_this}"
+    return UserError(
+        "BUDGET",
+        f"the run likely takes {figures.gpu_hours.likely:.2f} GPU-hours; {hours_left:.2f} are left "
+        f"of this home's max_gpu_hours_total = {total_cap:g}",
+        hint=f"{hint}.",
+        field="max_gpu_hours",  # the call has no argument for the total
+    )
 
 
 def _hours_by_level(

@@ -194,18 +194,8 @@ class SamplingPlan:
         if level == "likely" and self.seen.turns is not None:
             measured_turns = min(turns, self.seen.turns)
             turns = max(1.0, measured_turns)
-        reference_tokens = self._reference_turn_tokens()
-        longest_turn = float(limit)
-        if level == "low":
-            turn_tokens = reference_tokens
-            longest_turn = 1.5 * reference_tokens
-        elif level == "high":
-            turn_tokens = float(limit)
-        elif self.seen.answer_length_share is not None:
-            # It is measured per episode, in multiples of max_tokens.
-            turn_tokens = self.seen.answer_length_share * limit / turns
-        else:
-            turn_tokens = 1.5 * reference_tokens
+        turn_tokens = self._turn_tokens(level, turns)
+        longest_turn = 1.5 * turn_tokens if level == "low" else float(limit)
         mean_prompt = _mean([row.prompt for row in self.env.lengths])
         return Lengths(
             prompt=mean_prompt or self.unknown_prompt,  # 0: no prompt was counted
@@ -213,6 +203,21 @@ class SamplingPlan:
             longest_turn=min(longest_turn, limit),
             turns=turns,
         )
+
+    def _turn_tokens(self, level: str, turns: float) -> float:
+        """Mean tokens of a turn at a level ("low", "likely", "high"), not yet cut at max_tokens.
+
+        `turns` is how many turns an episode has.
+        """
+        reference_tokens = self._reference_turn_tokens()
+        if level == "low":
+            return reference_tokens
+        if level == "high":
+            return float(self.limits.max_tokens)
+        if self.seen.answer_length_share is not None:
+            # It is measured per episode, in multiples of max_tokens.
+            return self.seen.answer_length_share * self.limits.max_tokens / turns
+        return 1.5 * reference_tokens
 
     def _reference_turn_tokens(self) -> float:
         """Mean tokens of a turn of the reference answers; without these half of max_tokens."""
@@ -365,10 +370,7 @@ class Plan:
         if isinstance(settings, DPOSettings):
             totals, supervised = self._pair_lengths()
         else:
-            loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
-            rows = [row for row in self.env.lengths if row.turns]
-            totals = [row.total for row in rows]
-            supervised = [row.supervised(loss_on, limit) for row in rows]
+            totals, supervised = self._answer_lengths()
         if not totals:
             return Lengths(prompt=limit / 2, turn_tokens=limit / 2, longest_turn=limit / 2)
         cut_lengths = [min(total, limit) for total in totals]
@@ -381,6 +383,15 @@ class Plan:
             turn_tokens=mean_supervised,
             longest_turn=max(cut_lengths),
         )
+
+    def _answer_lengths(self) -> tuple[list[int], list[int]]:
+        """Of all rows with an answer: (their tokens, those that carry loss within max_length)."""
+        settings = self.settings
+        loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
+        rows = [row for row in self.env.lengths if row.turns]
+        totals = [row.total for row in rows]
+        supervised = [row.supervised(loss_on, settings.max_length) for row in rows]
+        return totals, supervised
 
     def _pair_lengths(self) -> tuple[list[int], list[int]]:
         """Of both answers of all pairs: (their tokens with the prompt, those without it)."""
@@ -403,29 +414,33 @@ def rollouts(
         episode: the lengths of a typical episode.
         batches: the least number of batches in which the episodes are sampled.
     """
-    loaded = plan.loaded
-    model = loaded.model
     context = min(episode.total, plan.limits.max_length)
-    # Two operations, a multiplication and an addition, for each parameter.
-    operations_per_token = 2 * (model.linear_params + model.head_params) + 2 * loaded.adapter
     tokens_written = rows * episode.turn_tokens * episode.turns
-    attention_per_token = 4 * model.attention_width * context
     # Every turn after the first reads the conversation so far again.
     tokens_read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
     # A batch takes as many steps as its longest answer has tokens.
     batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
     steps = batch_count * episode.longest_turn * episode.turns
-    cache_bytes_per_token = model.cached_numbers * loaded.width
-    decode_operations = tokens_written * (operations_per_token + attention_per_token)
-    read_operations = 2 * model.linear_params * tokens_read
+    decode_operations = tokens_written * _decode_operations_per_token(plan.loaded, context)
+    read_operations = 2 * plan.loaded.model.linear_params * tokens_read
     # A step reads all weights once, and for every row the cache of its tokens so far.
+    cache_bytes_per_token = plan.loaded.model.cached_numbers * plan.loaded.width
     cache_bytes = tokens_written * context * cache_bytes_per_token
     return Work(
         sample_operations=decode_operations + read_operations,
         decode_steps=steps,
-        moved_bytes=steps * loaded.weights + cache_bytes,
+        moved_bytes=steps * plan.loaded.weights + cache_bytes,
         scores=rows,
     )
+
+
+def _decode_operations_per_token(loaded: LoadedModel, context: float) -> float:
+    """Operations of sampling one token that attends to `context` tokens."""
+    model = loaded.model
+    # Two operations, a multiplication and an addition, for each parameter.
+    layers_and_head = 2 * (model.linear_params + model.head_params) + 2 * loaded.adapter
+    attention = 4 * model.attention_width * context
+    return layers_and_head + attention
 
 
 def update_work(plan: Plan, rows: float, tokens: float, length: float, supervised: float) -> Work:

@@ -9,7 +9,7 @@ from engine.cost import memory as footprint
 from engine.cost.flops import Plan
 from engine.cost.run_work import works
 from engine.cost.throughput import Speed
-from engine.records.settings import DPOSettings, RowSettings
+from engine.records.settings import DPOSettings, RowSettings, TrainSettings
 
 Fit = Literal["fits", "tight", "too_big"]
 _Lowering = tuple[str, object, object]  # name of a setting, its value, the value to lower it to
@@ -120,8 +120,20 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
     if its smaller value is over 90 % of the value, or if a group would get too small. Gradient
     checkpointing is a candidate if it is off, as ("gradient_checkpointing", False, True).
     """
-    settings = plan.settings
     needed = _needed_lengths(plan)
+    candidates: list[tuple[str, int, int]] = []
+    for name, value in _lowerable_settings(plan.settings).items():
+        smaller_value = max(value // 2, needed.get(name, 1))
+        least_value = _LEAST_GROUP if name == "group_size" else 1
+        if least_value <= smaller_value <= _WORTHWHILE * value:
+            candidates.append((name, value, smaller_value))
+    if not plan.settings.gradient_checkpointing:
+        candidates.append(("gradient_checkpointing", False, True))
+    return candidates
+
+
+def _lowerable_settings(settings: TrainSettings) -> dict[str, int]:
+    """The numbers among the settings that cost memory or time, by name, in order of preference."""
     if isinstance(settings, RowSettings):
         values = {
             "steps": settings.steps,
@@ -136,16 +148,7 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
             "prompts_per_step": settings.prompts_per_step,
             "max_length": settings.max_length,
         }
-    values |= {"lora_rank": settings.lora_rank, "eval_rows": settings.eval_rows}
-    candidates: list[tuple[str, int, int]] = []
-    for name, value in values.items():
-        smaller_value = max(value // 2, needed.get(name, 1))
-        least_value = _LEAST_GROUP if name == "group_size" else 1
-        if least_value <= smaller_value <= _WORTHWHILE * value:
-            candidates.append((name, value, smaller_value))
-    if not settings.gradient_checkpointing:
-        candidates.append(("gradient_checkpointing", False, True))
-    return candidates
+    return values | {"lora_rank": settings.lora_rank, "eval_rows": settings.eval_rows}
 
 
 def _needed_lengths(plan: Plan) -> dict[str, int]:

@@ -29,27 +29,16 @@ def memory(plan: Plan) -> PeakMemory:
     Training and sampling alternate, so only the larger of the two counts in the total. The total
     never gets smaller when rows, batch, rank or group get larger.
     """
-    settings = plan.settings
-    longest_sequence = _longest_trained_sequence(plan)
-    if plan.packed:  # the rows of a step fill microbatches; a longer row goes alone
-        largest_microbatch = max(longest_sequence, microbatch_tokens(plan))
-        tokens_at_once = min(_batch_tokens(plan), largest_microbatch)
-    else:  # each row is a forward pass of its own
-        tokens_at_once = longest_sequence
+    tokens_at_once = _largest_pass_tokens(plan)
     activations = _activation_bytes(plan, tokens_at_once, _usual_length(plan))
     logits = _trained_logit_bytes(plan, tokens_at_once)
     kv_cache, sampled_logits = _sampling_bytes(plan, _longest_sampled_sequence(plan))
-    copy_bytes = _weight_copy_bytes(plan)
     training_peak = activations + logits
     sampling_peak = kv_cache + sampled_logits
     # Two copies: one with the adapter merged in, one in the layout for sampling. The C library
     # keeps the memory of the latter during training.
-    weights = plan.loaded.weights + 2 * copy_bytes + plan.teacher_weights
-    adapter = plan.loaded.adapter * _ADAPTER_BYTES
-    if isinstance(settings, GRPOSettings) and settings.async_sampling:
-        adapter += plan.loaded.adapter * 4  # the copy that samples
-    if plan.teacher is not None:
-        adapter += plan.loaded.adapter * 4  # the teacher's, taken to be of the same shape
+    weights = plan.loaded.weights + 2 * _weight_copy_bytes(plan) + plan.teacher_weights
+    adapter = _adapter_bytes(plan)
     model_bytes = weights + adapter + max(training_peak, sampling_peak)
     overhead = _overhead_bytes(plan, model_bytes)
     logits_at_peak = logits if training_peak >= sampling_peak else sampled_logits
@@ -62,6 +51,27 @@ def memory(plan: Plan) -> PeakMemory:
         overhead=int(overhead),
         total=int(model_bytes + overhead),
     )
+
+
+def _largest_pass_tokens(plan: Plan) -> float:
+    """The most tokens that one forward pass of training reads."""
+    longest_sequence = _longest_trained_sequence(plan)
+    if not plan.packed:  # each row is a forward pass of its own
+        return longest_sequence
+    # The rows of a step fill microbatches; a longer row goes alone.
+    largest_microbatch = max(longest_sequence, microbatch_tokens(plan))
+    return min(_batch_tokens(plan), largest_microbatch)
+
+
+def _adapter_bytes(plan: Plan) -> int:
+    """Bytes of the adapters: the trained one with its optimizer, and the float32 copies of it."""
+    settings = plan.settings
+    adapter_bytes = plan.loaded.adapter * _ADAPTER_BYTES
+    if isinstance(settings, GRPOSettings) and settings.async_sampling:
+        adapter_bytes += plan.loaded.adapter * 4  # the copy that samples
+    if plan.teacher is not None:
+        adapter_bytes += plan.loaded.adapter * 4  # the teacher's, taken to be of the same shape
+    return adapter_bytes
 
 
 def _trained_logit_bytes(plan: Plan, tokens: float) -> float:
@@ -108,7 +118,7 @@ def _usual_length(plan: Plan) -> float:
 
 
 def _episode_level(plan: Plan) -> str:
-    """The level at which episodes are assumed, "high" or "likely".
+    """Which estimate of an episode's length the memory is planned with, "high" or "likely".
 
     It is "likely" only if finished runs of the base model have measured how long its answers are.
     """

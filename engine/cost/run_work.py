@@ -7,12 +7,14 @@ import math
 from dataclasses import replace
 
 from engine.cost.flops import (
+    Battery,
     Plan,
     Work,
     forward_operations,
     rollouts,
     update_work,
 )
+from engine.models.model_files import ModelFacts
 from engine.records.settings import DistillSettings, DPOSettings, GRPOSettings, RowSettings
 
 # Share of the completions in groups whose rewards differ; only these are trained on.
@@ -73,32 +75,51 @@ def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
     resample_uniform times.
     """
     episode = plan.episode(level)
-    effective_share = _EFFECTIVE[level]
-    if plan.seen.effective_share is not None and level == "likely":
-        effective_share = plan.seen.effective_share
-    # Uniform groups, whose rewards are all equal, teach nothing. Each round of sampling leaves the
-    # same share of the groups uniform.
-    uniform_share = (1 - effective_share) ** (1 + settings.resample_uniform)
-    trained_rows = plan.rows * (1 - uniform_share)
+    step = _grpo_update_work(plan, settings, level).times(settings.updates_per_batch)
+    if settings.kl_coef > 0:  # the reference model reads every completion once
+        step += Work(train_operations=forward_operations(plan, plan.rows, episode.total))
+    rounds = _sampling_rounds(settings, level)
+    prompts = settings.prompts_per_step * rounds
+    sampled_rows = plan.rows * rounds
+    return step + rollouts(plan.sampling, prompts, sampled_rows, episode, batches=math.ceil(rounds))
+
+
+def _grpo_update_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
+    """The work of one update of GRPO; only groups with different rewards are trained on."""
+    episode = plan.episode(level)
+    trained_rows = plan.rows * _trained_share(plan, settings, level)
     # The prompt of a group goes through the model once, not once for each of its rows.
     rows_without_prompt = trained_rows * (1 - 1 / settings.group_size)
     saved_tokens = rows_without_prompt * episode.prompt
-    update = update_work(
+    return update_work(
         plan,
         trained_rows,
         tokens=trained_rows * episode.total - saved_tokens,
         length=episode.total,
         supervised=episode.turn_tokens * episode.turns,
     )
-    step = update.times(settings.updates_per_batch)
-    if settings.kl_coef > 0:  # the reference model reads every completion once
-        step += Work(train_operations=forward_operations(plan, plan.rows, episode.total))
-    # Rounds of sampling, in multiples of a whole batch: each repeats the uniform groups only.
+
+
+def _trained_share(plan: Plan, settings: GRPOSettings, level: str) -> float:
+    """The share of a batch's groups that are trained on, after all rounds of sampling.
+
+    Uniform groups, whose rewards are all equal, teach nothing. Each round of sampling leaves the
+    same share of the groups uniform.
+    """
+    effective_share = _EFFECTIVE[level]
+    if plan.seen.effective_share is not None and level == "likely":
+        effective_share = plan.seen.effective_share
+    uniform_share = (1 - effective_share) ** (1 + settings.resample_uniform)
+    return 1 - uniform_share
+
+
+def _sampling_rounds(settings: GRPOSettings, level: str) -> float:
+    """The rounds of sampling in a step, in multiples of a whole batch.
+
+    Every round after the first repeats the uniform groups only, so it is less than a batch.
+    """
     repeats = range(1, settings.resample_uniform + 1)
-    rounds = 1 + sum(_UNIFORM[level] ** number for number in repeats)
-    prompts = settings.prompts_per_step * rounds
-    sampled_rows = plan.rows * rounds
-    return step + rollouts(plan.sampling, prompts, sampled_rows, episode, batches=math.ceil(rounds))
+    return 1 + sum(_UNIFORM[level] ** number for number in repeats)
 
 
 def _distill_step_work(plan: Plan, settings: DistillSettings, level: str) -> Work:
@@ -111,12 +132,23 @@ def _distill_step_work(plan: Plan, settings: DistillSettings, level: str) -> Wor
     supervised = episode.turn_tokens * episode.turns
     step = update_work(plan, plan.rows, tokens=tokens, length=episode.total, supervised=supervised)
     if plan.teacher is not None:
-        per_token = (
-            2 * plan.teacher.linear_params + 2 * plan.teacher.attention_width * episode.total
-        )
-        head = 2 * plan.teacher.head_params * supervised * plan.rows
-        step += Work(train_operations=tokens * per_token + head)
+        step += _teacher_work(plan.teacher, tokens, episode.total, supervised, plan.rows)
     return step + rollouts(plan.sampling, settings.prompts_per_step, plan.rows, episode)
+
+
+def _teacher_work(
+    teacher: ModelFacts, tokens: float, length: float, supervised: float, rows: float
+) -> Work:
+    """The work of the teacher, which reads `tokens` tokens and scores the supervised ones.
+
+    Args:
+        length: tokens of a typical sequence.
+        supervised: tokens of a typical sequence that carry loss.
+        rows: number of sequences.
+    """
+    operations_per_token = 2 * teacher.linear_params + 2 * teacher.attention_width * length
+    output_layer = 2 * teacher.head_params * supervised * rows
+    return Work(train_operations=tokens * operations_per_token + output_layer)
 
 
 def evaluation_work(plan: Plan, level: str) -> Work:
@@ -131,10 +163,7 @@ def evaluation_work(plan: Plan, level: str) -> Work:
         return Work()
     work = Work()
     if isinstance(plan.settings, RowSettings):
-        row = plan.trained_row()
-        layers = forward_operations(plan, rows, row.total)
-        output_layer = 2 * plan.model.head_params * row.turn_tokens * rows
-        work += Work(train_operations=layers + output_layer)
+        work += _heldout_loss_work(plan, rows)
     if plan.env.scored:
         # One batch for each half: two at step 0, one at each evaluation, one at the end.
         episode = plan.episode(level)
@@ -142,15 +171,29 @@ def evaluation_work(plan: Plan, level: str) -> Work:
             plan.sampling, prompts=rows, rows=rows, episode=episode, batches=plan.evaluations + 3
         )
     for battery in plan.batteries:
-        questions = 2 * battery.tasks  # asked at step 0 and at the end
-        answer = battery.answer
-        if plan.seen.answer_length_share is not None and level == "likely":
-            share_of_limit = min(1.0, plan.seen.answer_length_share)
-            answer = replace(answer, turn_tokens=share_of_limit * answer.longest_turn)
-        work += rollouts(
-            plan.sampling, prompts=questions, rows=questions, episode=answer, batches=2
-        )
+        work += _battery_work(plan, battery, level)
     return work
+
+
+def _heldout_loss_work(plan: Plan, rows: float) -> Work:
+    """The work of reading `rows` held-out answers to compute their loss."""
+    row = plan.trained_row()
+    layers = forward_operations(plan, rows, row.total)
+    output_layer = 2 * plan.model.head_params * row.turn_tokens * rows
+    return Work(train_operations=layers + output_layer)
+
+
+def _battery_work(plan: Plan, battery: Battery, level: str) -> Work:
+    """The work of asking a battery's questions at step 0 and at the end.
+
+    If finished runs measured how long answers get, the likely answer is of that length.
+    """
+    questions = 2 * battery.tasks
+    answer = battery.answer
+    if plan.seen.answer_length_share is not None and level == "likely":
+        share_of_limit = min(1.0, plan.seen.answer_length_share)
+        answer = replace(answer, turn_tokens=share_of_limit * answer.longest_turn)
+    return rollouts(plan.sampling, prompts=questions, rows=questions, episode=answer, batches=2)
 
 
 def save_work(plan: Plan) -> Work:

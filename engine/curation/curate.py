@@ -144,20 +144,14 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     attempts = [attempt for source in sources for attempt in source.attempts]
     # A rule may use every metric that any attempt has.
     rule = Rule(choices.where, {metric for attempt in attempts for metric in attempt.metrics})
-    records = {source.record.hash: source.record for source in sources}
-    tasks = {env_hash: _tasks_to_curate(record) for env_hash, record in sorted(records.items())}
+    tasks = _tasks_by_version(sources)
     groups = groups_of(attempts, choices.pool_models)
     outcome = _keep_or_drop(groups, tasks, rule, choices)
     reply = _reply_of(outcome, groups, tasks, sources, _redactor_of_sources(home, sources))
     warnings = _warnings(outcome, choices.select, sources)
     if not preview:
         if not outcome.kept:
-            raise UserError(
-                "BAD_ARGUMENT",
-                f"nothing is left to save: {_counts_text(reply.dropped) or 'no attempts'}",
-                hint=_advice_without_rows(outcome, sources),
-                field="where" if outcome.dropped.get("where") else "source_ids",
-            )
+            raise _nothing_to_save(outcome, reply.dropped, sources)
         chosen = Chosen(outcome.kept, outcome.worse)
         pushed = save_dataset(home, name, chosen, tasks, sources, choices)
         reply = replace(reply, env_id=pushed.env_id)
@@ -208,6 +202,12 @@ def _reply_of(
     )
 
 
+def _tasks_by_version(sources: Sequence[Source]) -> dict[str, list[TaskRow]]:
+    """The task rows of each environment version of the sources, by the version's hash, sorted."""
+    records = {source.record.hash: source.record for source in sources}
+    return {env_hash: _tasks_to_curate(record) for env_hash, record in sorted(records.items())}
+
+
 def _tasks_to_curate(record: registry.EnvRecord) -> list[TaskRow]:
     """The rows of a version; of large data, which nothing scores, those that models were asked."""
     return list(registry.read_tasks(record, "heldout" if record.version.data else None))
@@ -239,21 +239,31 @@ def _keep_or_drop(
     outcome.unindexed = heldout.unindexed
     for (env_hash, task, _model), group in groups.items():
         split = split_of_task.get((env_hash, task))
-        if split != "train":  # None: the version has no task of this id
+        if split == "train":
+            _keep_or_drop_group(group, rule, choices, heldout, outcome)
+        else:  # None: the version has no task of this id
             outcome.drop("heldout" if split == "heldout" else "unknown_task", group)
-            continue
-        # A rule may count attempts with an error (n_error), so it is asked before they are dropped.
-        rule_holds = rule.matches(group)
-        outcome.drop("error", [attempt for attempt in group if attempt.error is not None])
-        without_error = [attempt for attempt in group if attempt.error is None]
-        if not rule_holds:
-            outcome.drop("where", without_error)
-            continue
-        if choices.select == PAIRS:
-            _keep_pairs(without_error, choices, heldout, outcome)
-        else:
-            _keep_best(without_error, choices, heldout, outcome)
     return outcome
+
+
+def _keep_or_drop_group(
+    group: Sequence[Attempt],
+    rule: Rule,
+    choices: Choices,
+    heldout: HeldOut,
+    outcome: _Outcome,
+) -> None:
+    """Decide for the attempts of one group at a training task, into `outcome`."""
+    # A rule may count attempts with an error (n_error), so it is asked before they are dropped.
+    rule_holds = rule.matches(group)
+    outcome.drop("error", [attempt for attempt in group if attempt.error is not None])
+    without_error = [attempt for attempt in group if attempt.error is None]
+    if not rule_holds:
+        outcome.drop("where", without_error)
+    elif choices.select == PAIRS:
+        _keep_pairs(without_error, choices, heldout, outcome)
+    else:
+        _keep_best(without_error, choices, heldout, outcome)
 
 
 def _keep_pairs(
@@ -397,6 +407,21 @@ def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list
     return warnings
 
 
+def _nothing_to_save(
+    outcome: _Outcome, dropped: Mapping[str, int], sources: Sequence[Source]
+) -> UserError:
+    """The error for a call that should save a dataset, but keeps no attempt.
+
+    `dropped` counts the attempts by reason, in the order of REASONS.
+    """
+    return UserError(
+        "BAD_ARGUMENT",
+        f"nothing is left to save: {_counts_text(dropped) or 'no attempts'}",
+        hint=_advice_without_rows(outcome, sources),
+        field="where" if outcome.dropped.get("where") else "source_ids",
+    )
+
+
 def _advice_without_rows(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
     """What to do if no attempt is kept: play training tasks, loosen `where`, or preview."""
     dropped_count = sum(outcome.dropped.values())
@@ -448,15 +473,7 @@ def _next_calls(
     - A preview that keeps none: no call.
     """
     if reply.env_id:
-        models = {model for source in sources for model in source.models}
-        algorithm = "dpo" if choices.select == PAIRS else "sft"
-        training = {"env_id": reply.env_id, "algorithm": algorithm}
-        if len(models) == 1:
-            [model] = models
-            # "": the answers do not name their model.
-            if model and len(model) < _LONGEST_MODEL:
-                training["model"] = model
-        return [Call("submit_train", training)]
+        return [_training_call(reply.env_id, choices, sources)]
     if not reply.kept:
         return []
     # Choices that have their default are left out; `source_ids` is in every call, and comes first.
@@ -473,6 +490,20 @@ def _next_calls(
         "preview": False,
     }
     return [Call("curate", arguments)]
+
+
+def _training_call(env_id: str, choices: Choices, sources: Sequence[Source]) -> Call:
+    """The call that trains on the saved dataset, from the model that gave the answers if there is
+    only one."""
+    algorithm = "dpo" if choices.select == PAIRS else "sft"
+    training = {"env_id": env_id, "algorithm": algorithm}
+    models = {model for source in sources for model in source.models}
+    if len(models) == 1:
+        [model] = models
+        # "": the answers do not name their model.
+        if model and len(model) < _LONGEST_MODEL:
+            training["model"] = model
+    return Call("submit_train", training)
 
 
 def _shortened_to_fit(reply: CurationReply) -> CurationReply:

@@ -160,9 +160,7 @@ def _dataset_rows(
     Args:
         tasks, records: the task rows and the record of each environment version, by its hash.
     """
-    prefixes = dict.fromkeys(records, "")  # of the ids, by the version's hash
-    if len(records) > 1:
-        prefixes = {env_hash: f"{env_hash[:6]}/" for env_hash in records}
+    prefixes = _id_prefixes(records)
     heldout = [
         _heldout_row(row, records[env_hash], prefixes[env_hash])
         for env_hash, rows in tasks.items()
@@ -171,10 +169,7 @@ def _dataset_rows(
     ]
     used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
     train = []
-    heldout_tasks: set[tuple[str, str]] = set()  # tasks whose pairs are held out
-    if chosen.worse:
-        answered_tasks = {(attempt.env_hash, attempt.task) for attempt in chosen.attempts}
-        heldout_tasks = set(sorted(answered_tasks)[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY])
+    heldout_tasks = _tasks_of_heldout_pairs(chosen)
     # `worse` is empty without pairs.
     for attempt, worse in itertools.zip_longest(chosen.attempts, chosen.worse):
         row_id = _take_free_id(f"{prefixes[attempt.env_hash]}{attempt.task}", used_ids)
@@ -186,6 +181,22 @@ def _dataset_rows(
         else:
             train.append(row)
     return train, heldout
+
+
+def _id_prefixes(records: Mapping[str, EnvRecord]) -> dict[str, str]:
+    """What the ids of the rows of each environment version begin with, by the version's hash."""
+    if len(records) > 1:
+        return {env_hash: f"{env_hash[:6]}/" for env_hash in records}
+    return dict.fromkeys(records, "")
+
+
+def _tasks_of_heldout_pairs(chosen: Chosen) -> set[tuple[str, str]]:
+    """The tasks whose pairs are held out, as (hash of the version, task): every fifth that has a
+    pair. Empty if the attempts are no pairs."""
+    if not chosen.worse:
+        return set()
+    answered_tasks = {(attempt.env_hash, attempt.task) for attempt in chosen.attempts}
+    return set(sorted(answered_tasks)[_HELD_OUT_EVERY - 1 :: _HELD_OUT_EVERY])
 
 
 def _write_rows(path: Path, rows: Sequence[DatasetRow]) -> None:

@@ -107,9 +107,15 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
         with Store(home) as store:
             row = store.get_run(run_id)
         sources.append(_load_source(home, ref, row, step_name))
+    _refuse_run_beside_its_steps(sources)
+    return sources
+
+
+def _refuse_run_beside_its_steps(sources: Sequence[Source]) -> None:
+    """Raise UserError BAD_ARGUMENT if a whole run is named beside single steps of it."""
     run_ids = [source.row.run_id for source in sources]
     repeated = [source.ref for source in sources if run_ids.count(source.row.run_id) > 1]
-    # Single steps of a run may stand side by side, but not the whole run (without an @) beside one.
+    # A reference without an @ means the whole run.
     if any("@" not in ref for ref in repeated):
         raise UserError(
             "BAD_ARGUMENT",
@@ -117,7 +123,6 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
             hint="Name a run once, or only single steps of it.",
             field="source_ids",
         )
-    return sources
 
 
 @dataclass(frozen=True)
@@ -323,18 +328,8 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
             field="regrade",
             retryable=True,
         )
-    settings = config.settings
-    # A regraded evaluation has its settings as a plain dict.
-    sampling = settings if isinstance(settings, dict) else settings.model_dump()
-    warnings: list[str] = []
-    if not isinstance(config, TrainConfig):
-        files = [(model, run.model_evals(index)) for index, model in enumerate(config.model_refs)]
-    elif split == "train":
-        steps = _spread_steps(run.rollout_steps(), best=None)
-        files = [(f"{row.run_id}, rollouts of step {step}", run.rollouts(step)) for step in steps]
-    else:
-        files, warnings = _heldout_files(run, config.model)
-        sampling |= _evaluation_sampling(run)
+    files, warnings = _files_to_regrade(run, config, split)
+    sampling = _sampling_of(run, config, split)
     answers_by_ref = {ref: Answer.read_all(path) for ref, path in files}
     all_answers = [answer for answers in answers_by_ref.values() for answer in answers]
     scored = [answer for answer in all_answers if answer.reward is not None]
@@ -356,6 +351,29 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
         sampling=sampling,
         warnings=warnings,
     )
+
+
+def _files_to_regrade(
+    run: RunDir, config: RunConfig, split: str
+) -> tuple[list[tuple[str, Path]], list[str]]:
+    """The files of answers that `stored_answers` reads, each with its model, and the warnings."""
+    if not isinstance(config, TrainConfig):
+        models = enumerate(config.model_refs)
+        return [(model, run.model_evals(index)) for index, model in models], []
+    if split == "train":
+        steps = _spread_steps(run.rollout_steps(), best=None)
+        return [(f"{run.id}, rollouts of step {step}", run.rollouts(step)) for step in steps], []
+    return _heldout_files(run, config.model)
+
+
+def _sampling_of(run: RunDir, config: RunConfig, split: str) -> JsonObject:
+    """The settings that the answers of `split` were sampled with."""
+    settings = config.settings
+    # A regraded evaluation has its settings as a plain dict.
+    sampling = settings if isinstance(settings, dict) else settings.model_dump()
+    if isinstance(config, TrainConfig) and split != "train":
+        sampling |= _evaluation_sampling(run)
+    return sampling
 
 
 def _attempts_per_task(config: RunConfig, split: str) -> int:

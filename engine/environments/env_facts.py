@@ -10,7 +10,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -250,7 +250,11 @@ def env_facts(
         with contextlib.suppress(OSError):  # a full disk: the next call counts again
             cache_file.parent.mkdir(exist_ok=True)
             write_json(cache_file, counts.to_json(), fsync=False)
-    lengths = tuple(_lengths_of(*stored) for stored in counts.lengths)
+    return _facts_of(record, counts)
+
+
+def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts:
+    """The facts of an environment whose rows were counted."""
     return EnvFacts(
         env_id=record.env_id,
         kind=record.kind,
@@ -258,7 +262,7 @@ def env_facts(
         train_rows=counts.train_rows,
         heldout_rows=counts.heldout_rows,
         answered_rows=counts.answered_rows,
-        lengths=lengths,
+        lengths=tuple(_lengths_of(*stored) for stored in counts.lengths),
         duplicate_share=counts.duplicate_share,
         refused=counts.refused,
         refusal=counts.refusal,
@@ -325,51 +329,105 @@ def _count_rows(
     Rows that the chat template refuses get no lengths; `refused` is their number, and `refusal` has
     the template's message for the first one.
     """
-    is_large = bool(record.version.data)  # then each row is read when it is asked for
-    if is_large:
-        train = registry.read_tasks(record, "train")
-        heldout = registry.read_tasks(record, "heldout")
-    else:
-        rows = registry.read_tasks(record)
-        train = [row for row in rows if row["split"] == "train"]
-        heldout = [row for row in rows if row["split"] == "heldout"]
+    train, heldout = _rows_by_split(record)
     sample = train
     if len(train) > SAMPLE:
         sample = random.Random(0).sample(train, SAMPLE)
-    lengths: list[_StoredLengths] = []
-    refused = without_reasoning = 0
-    first_refusal = ""
+    counted = _SampleLengths()
     for row in sample:
-        try:
-            lengths.append(_stored_lengths(row, record.tools, tokenizer, thinking))
-        except NoReasoning:
-            without_reasoning += 1
-        except TemplateError as error:
-            refused += 1
-            if not first_refusal:
-                first_refusal = f"row {row['id']}: {error}"
-    if is_large:
-        # Counted when the files were read, where each row had an answer or was a preference.
-        distinct_prompts = record.version.distinct_prompts
-        answered = len(train) if record.kind == "sft" else 0
-        paired_in_sample = sum(1 for row in sample if pair_of(row))
-        paired = round(len(train) * paired_in_sample / max(1, len(sample)))
+        counted.count(row, record.tools, tokenizer, thinking)
+    if record.version.data:
+        kinds = _large_data_kinds(record, len(train), sample)
     else:
-        distinct_prompts = len({json.dumps(row["prompt"], sort_keys=True) for row in train})
-        answered = sum(1 for row in train if row.get("gold"))
-        paired = sum(1 for row in train if pair_of(row))
+        kinds = _row_kinds(train)
     return _CachedCounts(
         train_rows=len(train),
         heldout_rows=len(heldout),
-        answered_rows=answered,
-        paired_rows=paired,
+        answered_rows=kinds.answered,
+        paired_rows=kinds.paired,
         heldout_pairs=sum(1 for row in heldout if pair_of(row)),
-        lengths=lengths,
-        duplicate_share=1 - distinct_prompts / len(train) if train else 0.0,
-        refused=refused,
-        refusal=first_refusal[:_REFUSAL_CHARS],
-        without_reasoning=without_reasoning,
+        lengths=counted.lengths,
+        duplicate_share=1 - kinds.distinct_prompts / len(train) if train else 0.0,
+        refused=counted.refused,
+        refusal=counted.first_refusal[:_REFUSAL_CHARS],
+        without_reasoning=counted.without_reasoning,
         reasoned=sum(1 for row in sample if row.get("gold") and has_reasoning(row["gold"])),
+    )
+
+
+def _rows_by_split(
+    record: "registry.EnvRecord",
+) -> tuple[Sequence[TaskRow], Sequence[TaskRow]]:
+    """The train rows and the held-out rows of a version."""
+    if record.version.data:  # large data: each row is read when it is asked for
+        return registry.read_tasks(record, "train"), registry.read_tasks(record, "heldout")
+    rows = registry.read_tasks(record)
+    train = [row for row in rows if row["split"] == "train"]
+    heldout = [row for row in rows if row["split"] == "heldout"]
+    return train, heldout
+
+
+@dataclass
+class _SampleLengths:
+    """The token counts of a sample of rows, and how many of the rows could not be counted.
+
+    Attributes:
+        refused: number of rows that the chat template refuses.
+        first_refusal: the template's message for the first of them; "" if there are none.
+        without_reasoning: number of rows that lack the reasoning that is required.
+    """
+
+    lengths: list[_StoredLengths] = field(default_factory=list)
+    refused: int = 0
+    first_refusal: str = ""
+    without_reasoning: int = 0
+
+    def count(
+        self,
+        row: TaskRow,
+        tools: list[ToolSchema],
+        tokenizer: tokens.ChatTokenizer,
+        thinking: bool | Reasoning,
+    ) -> None:
+        """Count the tokens of one more row, or note why that cannot be done."""
+        try:
+            self.lengths.append(_stored_lengths(row, tools, tokenizer, thinking))
+        except NoReasoning:
+            self.without_reasoning += 1
+        except TemplateError as error:
+            self.refused += 1
+            if not self.first_refusal:
+                self.first_refusal = f"row {row['id']}: {error}"
+
+
+@dataclass(frozen=True)
+class _RowKinds:
+    """How many train rows have an answer, how many a pair, and how many prompts differ."""
+
+    answered: int
+    paired: int
+    distinct_prompts: int
+
+
+def _row_kinds(train: Sequence[TaskRow]) -> _RowKinds:
+    """Count the kinds of all train rows."""
+    return _RowKinds(
+        distinct_prompts=len({json.dumps(row["prompt"], sort_keys=True) for row in train}),
+        answered=sum(1 for row in train if row.get("gold")),
+        paired=sum(1 for row in train if pair_of(row)),
+    )
+
+
+def _large_data_kinds(
+    record: "registry.EnvRecord", train_count: int, sample: Sequence[TaskRow]
+) -> _RowKinds:
+    """The kinds of `train_count` rows of large data, the pairs as estimated from a sample."""
+    paired_in_sample = sum(1 for row in sample if pair_of(row))
+    return _RowKinds(
+        # Counted when the files were read, where each row had an answer or was a preference.
+        distinct_prompts=record.version.distinct_prompts,
+        answered=train_count if record.kind == "sft" else 0,
+        paired=round(train_count * paired_in_sample / max(1, len(sample))),
     )
 
 
@@ -400,14 +458,18 @@ def _stored_lengths(
     pair = _pair_lengths(row, tools, chat)
     if not row.get("gold"):
         return prompt, [], pair
-    if thinking is True:
-        reasoning: Reasoning = "keep"
-    elif thinking is False:
-        reasoning = "drop"
-    else:
-        reasoning = thinking
-    shapes = [tokenized.shape for tokenized in chat.rows(row["gold"], tools, reasoning)]
+    tokenized_rows = chat.rows(row["gold"], tools, _treatment_of_reasoning(thinking))
+    shapes = [tokenized.shape for tokenized in tokenized_rows]
     return prompt, [(shape.length, shape.known, list(shape.turns)) for shape in shapes], pair
+
+
+def _treatment_of_reasoning(thinking: bool | Reasoning) -> Reasoning:
+    """What to do with the reasoning of answers under the setting `thinking`."""
+    if thinking is True:
+        return "keep"
+    if thinking is False:
+        return "drop"
+    return thinking
 
 
 def _pair_lengths(

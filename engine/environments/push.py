@@ -28,6 +28,7 @@ from engine.environments import (
     task_rows,
 )
 from engine.environments.draft import Draft, database_row, publish, staging
+from engine.environments.indexed.build import Indexed
 from engine.environments.registry import AUDIT, FACTS, SOURCE, TASKS
 from engine.evidence.stats import overlap
 from engine.home.database import reports_unwritable_disk
@@ -40,7 +41,7 @@ from engine.records.env_version import EnvVersion, PushProblem
 from envs.config import push_limits
 from envs.config.problem import EnvProblem
 from envs.config.settings import EnvSettings, read_settings
-from envs.json_types import EnvDescription
+from envs.json_types import EnvDescription, TaskRow
 
 _AUDIT_KEYS_IN_REPLY = ("verdict", "headline", "risks", "share", "fresh_process")
 _NAME_CHARS = 40  # that NAME allows
@@ -127,28 +128,45 @@ def push_env(
         name = _version_name(name, dataset.origin.name)
     large = push_large.find(home, source, deadline)
     with staging(home, name) as folder:
-        referenced = {file.name: file.sha256 for file in large.facts.files} if large else None
-        copied = snapshot.take(source, folder / SOURCE, referenced)
+        copied = snapshot.take(source, folder / SOURCE, _hashes_of_large_files(large))
         try:
             settings = read_settings(folder / SOURCE)
             draft = Draft(home, name, folder, copied, settings, deadline)
-            version_folder = home.env(name, draft.hash)
-            if database_row(version_folder) is not None:
-                _push_again(draft, version_folder, install, check_settings)
-            else:
-                if check_settings is not None:
-                    check_settings(draft.settings)
-                if large:
-                    push_large.build_version(draft, large)
-                else:
-                    _build_version(draft, install)
-                _publish_version(draft, version_folder)
+            _store_version(draft, large, install, check_settings)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
     reply = _reply(registry.find_env(home, f"{name}@{copied.digest[:12]}"), copied)
     if dataset is None:
         return reply
     return replace(reply, summary=f"{reply.summary} {dataset.origin.in_words()}")
+
+
+def _hashes_of_large_files(large: Indexed | None) -> dict[str, str] | None:
+    """SHA-256 by name of the files that stay where they are; None if all files are copied."""
+    if large is None:
+        return None
+    return {file.name: file.sha256 for file in large.facts.files}
+
+
+def _store_version(
+    draft: Draft, large: Indexed | None, install: bool, check_settings: SettingsCheck | None
+) -> None:
+    """Store the draft as a new version, or push the version again that has the same content.
+
+    `large` is its data if that is too large to copy; `install` and `check_settings` are those of
+    `push_env`.
+    """
+    version_folder = draft.home.env(draft.name, draft.hash)
+    if database_row(version_folder) is not None:
+        _push_again(draft, version_folder, install, check_settings)
+        return
+    if check_settings is not None:
+        check_settings(draft.settings)
+    if large:
+        push_large.build_version(draft, large)
+    else:
+        _build_version(draft, install)
+    _publish_version(draft, version_folder)
 
 
 def _push_again(
@@ -209,9 +227,7 @@ def _build_version(draft: Draft, install: bool) -> None:
     draft.python = _interpreter(draft, install)
     with draft.process() as env, draft.process() as second_env:
         description, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
-        # What the push can spare, but never more than the environment's own limit.
-        spare_seconds = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
-        tasks_limit = min(env.limits.start_seconds, spare_seconds)
+        tasks_limit = _seconds_for_tasks(draft, env.limits.start_seconds)
         rows, tasks_seconds = draft.timed(tasks_limit, lambda: env.tasks(tasks_limit))
         first_rows = [dict(row) for row in rows]  # copies: the rows are changed below
         # For checks that need a process that has scored nothing; it starts when it is used.
@@ -224,14 +240,26 @@ def _build_version(draft: Draft, install: bool) -> None:
         audit = push_audit.run_audit(env, rows, description["kind"], second_process, draft)
         isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()
-    train = [row for row in rows if row["split"] == "train"]
-    heldout = [row for row in rows if row["split"] == "heldout"]
-    scan_s = min(overlap.BUDGET_S, draft.seconds_left)
-    contamination = overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
+    contamination = _contamination(rows, draft.seconds_left)
     task_rows.write(draft.folder / TASKS, rows)
     write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(audit))
     version = _env_version(draft, {**description, "kind": kind}, split, contamination, isolation)
     version.write(draft.folder / FACTS)  # last, because it makes the folder a version
+
+
+def _seconds_for_tasks(draft: Draft, start_seconds: float) -> float:
+    """The limit of a call of `tasks()`: what the push can spare, but at most `start_seconds`, the
+    environment's own limit."""
+    spare_seconds = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
+    return min(start_seconds, spare_seconds)
+
+
+def _contamination(rows: list[TaskRow], seconds_left: float) -> dict[str, Any]:
+    """What the train rows share with the held-out rows, searched for in the seconds left."""
+    train = [row for row in rows if row["split"] == "train"]
+    heldout = [row for row in rows if row["split"] == "heldout"]
+    scan_s = min(overlap.BUDGET_S, seconds_left)
+    return overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
 
 
 def _env_version(
@@ -347,18 +375,9 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
     `record` is the stored version, `copied` tells which files were copied.
     """
     audit = record.audit.as_written()
-    warnings = push_audit.warnings_of(record)
-    if record.audit.verdict != "ok":
-        warnings.insert(0, f"reward audit: {record.audit.headline}")
-    contamination = record.contamination
-    if contamination.get("verdict", "clean") != "clean":
-        warnings.insert(0, f"contamination: {contamination['headline']}")
     train = record.rows["train"]
     heldout = record.rows["heldout"]
     redact = Redactor({name: os.environ.get(name, "") for name in record.secrets})
-    dry_run_arguments: JsonObject = {"env_id": record.env_id}
-    if not record.scored:  # the default, grpo, would only be refused
-        dry_run_arguments["algorithm"] = "dpo" if record.kind == "preference" else "sft"
     return PushReply(
         env_id=record.env_id,
         kind=record.kind,
@@ -375,9 +394,28 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         network=record.limits.network,
         summary=f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, "
         f"{record.kind}, audit {record.audit.verdict}.",
-        next=[Call("dry_run", dry_run_arguments)],
-        warnings=[redact.text(warning) for warning in warnings],
+        next=[_dry_run_call(record)],
+        warnings=[redact.text(warning) for warning in _reply_warnings(record)],
     )
+
+
+def _reply_warnings(record: registry.EnvRecord) -> list[str]:
+    """Warnings of a stored version; first that its rows overlap, then what its audit found."""
+    warnings = push_audit.warnings_of(record)
+    if record.audit.verdict != "ok":
+        warnings.insert(0, f"reward audit: {record.audit.headline}")
+    contamination = record.contamination
+    if contamination.get("verdict", "clean") != "clean":
+        warnings.insert(0, f"contamination: {contamination['headline']}")
+    return warnings
+
+
+def _dry_run_call(record: registry.EnvRecord) -> Call:
+    """The dry run that follows a push, by an algorithm that the environment is made for."""
+    arguments: JsonObject = {"env_id": record.env_id}
+    if not record.scored:  # the default, grpo, would only be refused
+        arguments["algorithm"] = "dpo" if record.kind == "preference" else "sft"
+    return Call("dry_run", arguments)
 
 
 def _version_name(requested: str, folder_name: str) -> str:

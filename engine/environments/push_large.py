@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from engine.core.errors import UserError
-from engine.core.files import sync_folder, write_json
+from engine.core.files import JsonObject, sync_folder, write_json
 from engine.environments import registry
 from engine.environments.draft import Draft
 from engine.environments.indexed import build
@@ -51,23 +51,31 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
     Raises UserError DATASET_INVALID if a file changed while it was read.
     """
     facts = indexed.facts
-    env_id = f"{draft.name}@{draft.hash}"
-    check_files(facts.files, env_id)
-    shutil.copyfile(indexed.folder / build.HELDOUT_ROWS, draft.folder / registry.TASKS)
-    try:  # the index never changes, so one file serves the cache and the version
-        os.link(indexed.folder / ROWS_INDEX, draft.folder / ROWS_INDEX)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(indexed.folder / ROWS_INDEX, draft.folder / ROWS_INDEX)
-    sync_folder(draft.folder)
+    check_files(facts.files, f"{draft.name}@{draft.hash}")
+    _copy_index(indexed.folder, draft.folder)
     train = IndexedRows(facts.files, draft.folder / ROWS_INDEX)
     heldout = list(registry.read_rows(draft.folder / registry.TASKS))
     scan_s = min(overlap.BUDGET_S, draft.seconds_left)
     contamination = overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
     write_json(draft.folder / registry.AUDIT, {**unscored(facts.rows, seed=0)})
-    size = sum(file.size for file in facts.files)
-    stays = f"{', '.join(file.name for file in facts.files)} ({size >> 20} MB) stay where they are"
-    version = EnvVersion(
-        env_id=env_id,
+    version = _env_version(draft, facts, contamination)
+    version.write(draft.folder / registry.FACTS)
+
+
+def _copy_index(source: Path, target: Path) -> None:
+    """Put the held-out rows and the index of the rows from `source` into the folder `target`."""
+    shutil.copyfile(source / build.HELDOUT_ROWS, target / registry.TASKS)
+    try:  # the index never changes, so one file serves the cache and the version
+        os.link(source / ROWS_INDEX, target / ROWS_INDEX)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source / ROWS_INDEX, target / ROWS_INDEX)
+    sync_folder(target)
+
+
+def _env_version(draft: Draft, facts: DataIndex, contamination: JsonObject) -> EnvVersion:
+    """The content of env.json for data that stays where it is."""
+    return EnvVersion(
+        env_id=f"{draft.name}@{draft.hash}",
         name=draft.name,
         hash=draft.hash,
         digest=draft.shot.digest,
@@ -85,9 +93,15 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
         limits=draft.settings.limits,
         secrets=draft.settings.secrets,
         isolation=_NO_CODE,
-        warnings=(*facts.warnings, f"{stays}: keep them, the version holds their hashes alone"),
+        warnings=(*facts.warnings, _keep_files_warning(facts)),
     )
-    version.write(draft.folder / registry.FACTS)
+
+
+def _keep_files_warning(facts: DataIndex) -> str:
+    """The warning that the files of the data must be kept, as they were not copied."""
+    size = sum(file.size for file in facts.files)
+    stays = f"{', '.join(file.name for file in facts.files)} ({size >> 20} MB) stay where they are"
+    return f"{stays}: keep them, the version holds their hashes alone"
 
 
 def _refuse_bad_lines(facts: DataIndex) -> None:

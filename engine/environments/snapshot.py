@@ -78,19 +78,29 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
             hint="Pass the folder that holds environment.py.",
         ) from error
     if not is_inside:
-        allowed = ", ".join(str(root) for root in roots or []) or "none"
-        raise UserError(
-            "PATH_OUTSIDE_ROOTS",
-            f"{shown!r} lies outside the folders this server may read ({allowed})",
-            field="path",
-            hint=_hint_for_outside(text),
-        )
-    if folder.is_dir():
-        return folder
+        raise _outside_roots(text, roots or [])
+    if not folder.is_dir():
+        raise _no_folder(shown, folder)
+    return folder
+
+
+def _outside_roots(path: str, roots: list[Path]) -> UserError:
+    """The error for a path that lies in none of the `roots`."""
+    allowed = ", ".join(str(root) for root in roots) or "none"
+    return UserError(
+        "PATH_OUTSIDE_ROOTS",
+        f"{path[:_SHOWN_CHARS]!r} lies outside the folders this server may read ({allowed})",
+        field="path",
+        hint=_hint_for_outside(path),
+    )
+
+
+def _no_folder(shown: str, path: Path) -> UserError:
+    """The error for a path that is no folder; `shown` is how the caller wrote it."""
     fault, advice = "does not exist", ""
-    if folder.is_file():
-        fault, advice = "is a file", f" Pass its folder {str(folder.parent)!r}."
-    raise UserError(
+    if path.is_file():
+        fault, advice = "is a file", f" Pass its folder {str(path.parent)!r}."
+    return UserError(
         "ENV_INVALID",
         f"the folder {shown!r} {fault}",
         field="path",
@@ -137,17 +147,22 @@ def take(source: Path, target: Path, by_reference: Mapping[str, str] | None = No
         ) from error
     if copier.size > MAX_PACKED:  # else it is not larger when compressed either
         _check_packed(target, sorted(copier.digests))
-    # With its length before each name, no two different folders give the same bytes to hash.
+    return Snapshot(
+        digest=_content_hash({**copier.digests, **referenced}),
+        files=sorted(copier.digests),
+        size=copier.size,
+        left_out=_shortened_list(copier.left_out),
+    )
+
+
+def _content_hash(digests: Mapping[str, str]) -> str:
+    """The SHA-256 in hex of a folder's content, from the digest of each file by its path."""
     content_hash = hashlib.sha256()
-    for name, digest in sorted({**copier.digests, **referenced}.items()):
+    # With its length before each name, no two different folders give the same bytes to hash.
+    for name, digest in sorted(digests.items()):
         encoded = name.encode()
         content_hash.update(b"%d:%s:%s\n" % (len(encoded), encoded, digest.encode()))
-    return Snapshot(
-        content_hash.hexdigest(),
-        sorted(copier.digests),
-        copier.size,
-        _shortened_list(copier.left_out),
-    )
+    return content_hash.hexdigest()
 
 
 class _Copier:
@@ -182,30 +197,38 @@ class _Copier:
             raise _too_large(f"its folders are nested deeper than {MAX_DEPTH}")
         (self.target / prefix).mkdir(mode=0o700)
         for name in sorted(os.listdir(fd)):
-            path = prefix + name
-            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            is_folder = stat.S_ISDIR(info.st_mode)
-            reason = _reason_to_leave_out(name)
-            # A virtual environment has a pyvenv.cfg, whatever its folder is called.
-            if not reason and is_folder and _folder_contains(fd, name, "pyvenv.cfg"):
-                reason = "a virtual environment"
-            if reason:
-                printable = path.encode("utf-8", "backslashreplace").decode()
-                self.left_out.append(f"{printable}{'/' if is_folder else ''} ({reason})")
-            elif is_folder:
-                subfolder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
-                try:
-                    self.folder(subfolder, path + "/")
-                finally:
-                    os.close(subfolder)
-            elif path in self.by_reference:
-                continue
-            elif stat.S_ISREG(info.st_mode):
-                self.file(fd, name, path)
-            else:
-                is_link = stat.S_ISLNK(info.st_mode)
-                kind = "a link" if is_link else "a device, socket or pipe"
-                raise _invalid_file(f"{path} is {kind}; a push takes regular files alone")
+            self.entry(fd, name, prefix + name)
+
+    def entry(self, folder: int, name: str, path: str) -> None:
+        """Copy a file or a folder with everything in it, or note why it is left out.
+
+        The arguments and errors are those of `file`. A link, a device, a socket or a pipe is an
+        error too.
+        """
+        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        is_folder = stat.S_ISDIR(info.st_mode)
+        reason = _reason_to_leave_out(name)
+        # A virtual environment has a pyvenv.cfg, whatever its folder is called.
+        if not reason and is_folder and _folder_contains(folder, name, "pyvenv.cfg"):
+            reason = "a virtual environment"
+        if reason:
+            printable = path.encode("utf-8", "backslashreplace").decode()
+            self.left_out.append(f"{printable}{'/' if is_folder else ''} ({reason})")
+        elif is_folder:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            subfolder = os.open(name, flags, dir_fd=folder)
+            try:
+                self.folder(subfolder, path + "/")
+            finally:
+                os.close(subfolder)
+        elif path in self.by_reference:
+            return
+        elif stat.S_ISREG(info.st_mode):
+            self.file(folder, name, path)
+        else:
+            is_link = stat.S_ISLNK(info.st_mode)
+            kind = "a link" if is_link else "a device, socket or pipe"
+            raise _invalid_file(f"{path} is {kind}; a push takes regular files alone")
 
     def file(self, folder: int, name: str, path: str) -> None:
         """Copy and hash one file.

@@ -3,6 +3,7 @@
 import difflib
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from engine.core.format import counted
 from engine.core.hints import Call, Hint
 from engine.core.reply import ReplyBase
 from engine.environments.registry import FACTS, EnvRecord, find_env, prefix_meant
-from engine.home.rows import OPEN
+from engine.home.rows import OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.install import env_packages
@@ -101,33 +102,42 @@ def diff(home: Home, before: str, after: str) -> VersionDiff:
     new = find_env(home, after)
     old_files = _read_files(old)
     new_files = _read_files(new)
-    files: dict[str, str] = {}
+    changes = _changes(old_files, new_files)
     lines: list[str] = []
-    for name in sorted({*old_files, *new_files}):
-        if name not in new_files:
-            files[name] = "removed"
-        elif name not in old_files:
-            files[name] = "added"
-        elif old_files[name] != new_files[name]:
-            files[name] = "changed"
-        else:
-            continue
+    for name in changes:
         lines += _diff_lines(name, old_files.get(name, b""), new_files.get(name, b""))
-    count_by_kind = Counter(files.values())
-    changes = ", ".join(
-        f"{count_by_kind[kind]} {kind}"
-        for kind in ("added", "removed", "changed")
-        if count_by_kind[kind]
-    )
     warnings = []
     if len(lines) > DIFF_LINES:
         warnings = [f"{counted(len(lines) - DIFF_LINES, 'line')} left out"]
     return VersionDiff(
-        files=files,
+        files=changes,
         rows={old.env_id: old.rows, new.env_id: new.rows},
         diff="\n".join(lines[:DIFF_LINES]),
-        summary=f"{old.env_id} and {new.env_id}: {changes or 'no file'}.",
+        summary=f"{old.env_id} and {new.env_id}: {_counted_changes(changes) or 'no file'}.",
         warnings=warnings,
+    )
+
+
+def _changes(old_files: Mapping[str, bytes], new_files: Mapping[str, bytes]) -> dict[str, str]:
+    """The files that differ, sorted by path, each as "added", "removed" or "changed"."""
+    changes: dict[str, str] = {}
+    for name in sorted({*old_files, *new_files}):
+        if name not in new_files:
+            changes[name] = "removed"
+        elif name not in old_files:
+            changes[name] = "added"
+        elif old_files[name] != new_files[name]:
+            changes[name] = "changed"
+    return changes
+
+
+def _counted_changes(changes: Mapping[str, str]) -> str:
+    """How many files have each change, such as "1 added, 2 changed"; "" without any."""
+    files_with_change = Counter(changes.values())
+    return ", ".join(
+        f"{files_with_change[change]} {change}"
+        for change in ("added", "removed", "changed")
+        if files_with_change[change]
     )
 
 
@@ -178,15 +188,7 @@ def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     record = find_env(home, ref)
     with Store(home) as store:
         runs = [row for row in store.list_runs(_ALL_RUNS) if row.env_id == record.env_id]
-        open_runs = [row.run_id for row in runs if row.state in OPEN]
-        if open_runs:
-            wait_call = Call("wait_run", {"run_id": open_runs[0]})
-            raise _in_use(
-                record, open_runs, Hint("Wait for them or cancel them, then delete it.", wait_call)
-            )
-        if runs and not force:
-            run_ids = [row.run_id for row in runs]
-            raise _in_use(record, run_ids, "Keep it, or delete it with --force.")
+        _refuse_if_used(record, runs, force)
         # This file goes first: without it the folder counts as no version.
         (record.dir / FACTS).unlink(missing_ok=True)
         store.delete_env(record.env_id)
@@ -197,6 +199,20 @@ def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
         summary=f"{record.env_id} is gone.",
         warnings=prefix_meant(ref, record) + use_warnings,
     )
+
+
+def _refuse_if_used(record: EnvRecord, runs: list[RunRow], force: bool) -> None:
+    """Raise UserError RUN_STATE if one of the `runs` that use the version has not ended, or if any
+    run uses it and `force` is not given."""
+    open_runs = [row.run_id for row in runs if row.state in OPEN]
+    if open_runs:
+        wait_call = Call("wait_run", {"run_id": open_runs[0]})
+        raise _in_use(
+            record, open_runs, Hint("Wait for them or cancel them, then delete it.", wait_call)
+        )
+    if runs and not force:
+        run_ids = [row.run_id for row in runs]
+        raise _in_use(record, run_ids, "Keep it, or delete it with --force.")
 
 
 def _agent_files(left_out: list[str], folder: str, names: list[str]) -> list[str]:

@@ -28,6 +28,8 @@ _log = logging.getLogger("honesmith")
 _ID = re.compile(r"(.+)-(\d+)")  # name and number of a run
 _LOG = re.compile(r"attempt_(\d+)\.log")
 _STATUS_BYTES = 100_000  # more than any STATUS.md has
+# Columns about the end of a run that STATUS.md holds too.
+_END_COLUMNS = ("state", "reason_kind", "reason", "hint", "verdict")
 _MOST_BYTES = 100_000_000  # of events that are read; no run writes more
 # A row of the database: column name to value. The schema says which columns there are.
 Columns = dict[str, Any]
@@ -143,11 +145,7 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
         return None
     base = str(config.get("base_name") or config["base_path"])
     is_alive = is_locked(folder.alive)
-    served_models = ready.get("models")
-    if isinstance(served_models, list):  # the paths of their adapters are not written anywhere
-        adapters = [{"name": str(name), "path": ""} for name in served_models if name != base]
-    else:  # not ready yet: only the adapters that it was started with are known
-        adapters = configured_adapters(config)
+    adapters = _known_adapters(config, ready, base)
     created = folder.config.stat().st_mtime
     row: Columns = {
         "deployment_id": folder.id,
@@ -160,10 +158,27 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
         "memory_bytes": _whole_number(config.get("memory_bytes")),
         "created": created,
     }
-    if is_alive:
-        return row
+    return row if is_alive else row | _ended_deployment_columns(folder)
+
+
+def _known_adapters(config: JsonObject, ready: JsonObject, base: str) -> list[dict[str, str]]:
+    """The adapters of a deployment: {"name", "path"} each.
+
+    Args:
+        config: its config.json.
+        ready: what it wrote when it was ready; {} if it is not.
+        base: the name of its base model.
+    """
+    served_models = ready.get("models")
+    if isinstance(served_models, list):  # the paths of their adapters are not written anywhere
+        return [{"name": str(name), "path": ""} for name in served_models if name != base]
+    return configured_adapters(config)  # not ready yet: only those it was started with are known
+
+
+def _ended_deployment_columns(folder: DeployDir) -> Columns:
+    """The columns of a deployment whose process has ended."""
     failure = str(read_object(folder.failed).get("message") or "")
-    return row | {
+    return {
         "state": "failed" if failure else "stopped",
         "adapters": [],
         "serve_base": False,
@@ -202,7 +217,6 @@ def _run_row(run: RunDir, config: "RunConfig") -> Columns:
     4. otherwise the run is "queued".
     """
     created = run.config.stat().st_mtime
-    train_config = config if config.kind == "train" else None
     start_record = read_object(run.started_record)
     status = _read_status(run)
     # Each of these files may be missing or lag behind; the highest number is the latest attempt.
@@ -211,18 +225,10 @@ def _run_row(run: RunDir, config: "RunConfig") -> Columns:
     )
     row: Columns = {
         "run_id": run.id,
-        "kind": config.kind,
-        "algorithm": config.algorithm,
         "created": created,
         "queued": created,
         "attempt": attempt,
-        "env_id": config.env_id,
-        "model": ", ".join(config.model_refs),
-        "note": train_config.note if train_config else "",
-        "expect": train_config.expect if train_config else "",
-        "parent": train_config.parent if train_config else "",
-        "max_gpu_hours": config.max_gpu_hours or 0.0,
-        "estimated_hours": train_config.estimate.gpu_hours.likely if train_config else 0.0,
+        **_config_columns(config),
         "spent_hours": max(status.spent_hours, _hours_in_events(run)),
         "state": "queued",
     }
@@ -230,6 +236,22 @@ def _run_row(run: RunDir, config: "RunConfig") -> Columns:
         # `_end_columns` below replaces this state where the files say how the run ended.
         row |= {"started": float(start_record.get("time") or created), "state": "interrupted"}
     return row | _end_columns(run, status, attempt)
+
+
+def _config_columns(config: "RunConfig") -> Columns:
+    """The columns of a run's row that its config.json holds; some only training runs have."""
+    train_config = config if config.kind == "train" else None
+    return {
+        "kind": config.kind,
+        "algorithm": config.algorithm,
+        "env_id": config.env_id,
+        "model": ", ".join(config.model_refs),
+        "note": train_config.note if train_config else "",
+        "expect": train_config.expect if train_config else "",
+        "parent": train_config.parent if train_config else "",
+        "max_gpu_hours": config.max_gpu_hours or 0.0,
+        "estimated_hours": train_config.estimate.gpu_hours.likely if train_config else 0.0,
+    }
 
 
 @dataclass(frozen=True)
@@ -275,24 +297,29 @@ def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
     `attempt` is the run's latest: what the files say of an earlier attempt's end does not count.
     """
     exit_record = read_object(run.exit_record)
-    columns: Columns = {}
     if exit_record.get("state") in TERMINAL and exit_record.get("attempt") == attempt:
-        columns |= {
-            key: str(exit_record.get(key) or "") for key in ("state", "reason_kind", "reason")
-        }
-        columns["hint"] = Hint.from_json(exit_record.get("hint")).dump()
-        columns |= {
-            "verdict": str(exit_record.get("verdict") or ""),
-            "ended": float(exit_record.get("time") or run.config.stat().st_mtime),
-        }
-    elif status.state == "stopping" and status.attempt == attempt:
+        return _exit_columns(run, exit_record)
+    if status.state == "stopping" and status.attempt == attempt:
         # The reason to stop must be kept: a run that was cancelled is not to be continued.
-        columns |= _status_columns(status, "state", "reason_kind", "reason")
-    elif status.state in TERMINAL or status.state == "queued":
-        columns |= _status_columns(status, "state", "reason_kind", "reason", "hint", "verdict")
-        if status.state in TERMINAL:
-            columns["ended"] = run.status_md.stat().st_mtime
-    return columns
+        return _status_columns(status, "state", "reason_kind", "reason")
+    if status.state == "queued":
+        return _status_columns(status, *_END_COLUMNS)
+    if status.state in TERMINAL:
+        columns = _status_columns(status, *_END_COLUMNS)
+        return columns | {"ended": run.status_md.stat().st_mtime}
+    return {}
+
+
+def _exit_columns(run: RunDir, exit_record: JsonObject) -> Columns:
+    """The columns of a run's end, from the content of its exit.json."""
+    return {
+        "state": str(exit_record.get("state") or ""),
+        "reason_kind": str(exit_record.get("reason_kind") or ""),
+        "reason": str(exit_record.get("reason") or ""),
+        "hint": Hint.from_json(exit_record.get("hint")).dump(),
+        "verdict": str(exit_record.get("verdict") or ""),
+        "ended": float(exit_record.get("time") or run.config.stat().st_mtime),
+    }
 
 
 def _status_columns(status: _StatusFile, *names: str) -> Columns:

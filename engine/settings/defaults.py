@@ -214,10 +214,7 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     batch_size = 32 if rows is None else min(32, max(1, rows // 8))
     filled.default("batch_size", batch_size)
     if algorithm == "sft":
-        filled.default("loss_on", "assistant")
-        filled.default("packing", True)
-        every_answer_reasons = env is not None and 0 < env.reasoned == env.answered_lengths
-        filled.default("thinking", "require" if every_answer_reasons else "keep")
+        _sft_defaults(filled, env)
     else:
         filled.default("beta", 0.1)
     if filled.values.get("steps") is None:
@@ -230,6 +227,14 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     _length_default(filled, facts, longest_row or _UNKNOWN_ROW_LENGTH)
     if filled["batch_size"] > _LARGE_BATCH:
         filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
+
+
+def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
+    """Set what is SFT's alone. Reasoning is required if every counted answer has it."""
+    filled.default("loss_on", "assistant")
+    filled.default("packing", True)
+    every_answer_reasons = env is not None and 0 < env.reasoned == env.answered_lengths
+    filled.default("thinking", "require" if every_answer_reasons else "keep")
 
 
 def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:

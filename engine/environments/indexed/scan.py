@@ -9,12 +9,13 @@ import json
 import os
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.core.split import NAMES, prompt_key
 from engine.records.data_index import FaultyLine, IndexedSample
-from envs.base import Task
+from envs.base import Message, Task
 from envs.dataset import TOO_LONG, check_answer, jsonl_lines, parse_line
 from envs.row_shapes import shape_of, to_task
 
@@ -141,20 +142,13 @@ def scan(part: Part) -> PartFacts:
 
 def _add_row(facts: PartFacts, task: Task, file_name: str, line: int) -> None:
     """Add the hashes and lengths of a good row, which stands in this line of the file."""
-    prompt = task.messages
     # A row of preferences without an answer of its own has two answers, of which the better one is
     # measured.
     preference = None if task.answer_messages else task.preference
     answers = preference or (task.answer_messages,)
     learnt = answers[0]
-    key = prompt_key([message.to_dict() for message in prompt])
-    facts.prompts.append(int(key[:16], 16))  # 64 bits
-    answer_dicts = [[message.to_dict() for message in answer] for answer in answers]
-    facts.rows.append(_hash64(key + json.dumps(answer_dicts, sort_keys=True)))
-    facts.ids.append(_hash64(task.id))
-    facts.turns[sum(message.role == "assistant" for message in learnt)] += 1
-    facts.prompt_chars[sum(len(message.content) for message in prompt)] += 1
-    facts.answer_chars[sum(len(message.content) for message in learnt)] += 1
+    _add_hashes(facts, task, answers)
+    _add_lengths(facts, task.messages, learnt)
     if task.metadata.get("tools"):
         facts.with_tools += 1
     if preference is not None:
@@ -165,15 +159,34 @@ def _add_row(facts: PartFacts, task: Task, file_name: str, line: int) -> None:
             fault = FaultyLine(file=file_name, line=line, message="has no answer to learn from")
             facts.unanswered_lines.append(fault)
     if len(facts.sample) < SAMPLE_ROWS:
-        last_answer = learnt[-1].content if learnt else ""
-        facts.sample.append(
-            IndexedSample(
-                id=task.id,
-                prompt=task.prompt_text[:_SAMPLE_CHARS],
-                answer=last_answer[:_SAMPLE_CHARS],
-                split=task.split,
-            )
-        )
+        facts.sample.append(_sample_of(task, learnt))
+
+
+def _add_hashes(facts: PartFacts, task: Task, answers: Sequence[Sequence[Message]]) -> None:
+    """Add the hashes of a row's prompt, of its prompt with its answers, and of its id."""
+    key = prompt_key([message.to_dict() for message in task.messages])
+    facts.prompts.append(int(key[:16], 16))  # 64 bits
+    answer_dicts = [[message.to_dict() for message in answer] for answer in answers]
+    facts.rows.append(_hash64(key + json.dumps(answer_dicts, sort_keys=True)))
+    facts.ids.append(_hash64(task.id))
+
+
+def _add_lengths(facts: PartFacts, prompt: Sequence[Message], answer: Sequence[Message]) -> None:
+    """Count a row by the turns of its answer, and by the characters of its prompt and answer."""
+    facts.turns[sum(message.role == "assistant" for message in answer)] += 1
+    facts.prompt_chars[sum(len(message.content) for message in prompt)] += 1
+    facts.answer_chars[sum(len(message.content) for message in answer)] += 1
+
+
+def _sample_of(task: Task, answer: Sequence[Message]) -> IndexedSample:
+    """The beginning of a row's prompt and of the last message of its answer, to be shown."""
+    last_answer = answer[-1].content if answer else ""
+    return IndexedSample(
+        id=task.id,
+        prompt=task.prompt_text[:_SAMPLE_CHARS],
+        answer=last_answer[:_SAMPLE_CHARS],
+        split=task.split,
+    )
 
 
 def _side_of(task: Task) -> int:

@@ -56,11 +56,7 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
     moved_rows = 0
     for low, high in portions(len(prompts)):  # so that sets of prompts stay small
         rows = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
-        all_prompts = {prompts[row] for row in rows}
-        if names_heldout:
-            candidates = {prompts[row] for row in rows if named[row] == HELDOUT}
-        else:
-            candidates = all_prompts - {prompts[row] for row in rows if named[row] == TRAIN}
+        candidates = _candidates(rows, prompts, named)
         rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
         asked_prompts = chooser.choose(rows_of_prompt)
         heldout_prompts = candidates if names_heldout else asked_prompts
@@ -69,7 +65,7 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
                 sides.of_row[row] = IN_HELDOUT if prompts[row] in asked_prompts else OUTSIDE
                 if named[row] == TRAIN:
                     moved_rows += 1
-        sides.distinct_prompts += len(all_prompts) - len(heldout_prompts)
+        sides.distinct_prompts += len({prompts[row] for row in rows}) - len(heldout_prompts)
     nothing_chosen = not names_heldout and not chooser.taken_rows
     if nothing_chosen and chooser.smallest and chooser.seen_prompts > 1:
         # Every prompt has more rows than shall be held out: the one with the fewest is.
@@ -78,6 +74,17 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
         sides.distinct_prompts -= 1
     sides.warnings += _warnings(sides, named, moved_rows)
     return sides
+
+
+def _candidates(rows: Sequence[int], prompts: Sequence[int], named: bytes) -> set[int]:
+    """The prompts of `rows` that may be held out, by their hashes.
+
+    Those that a row names as held out, if any row of the dataset names one; else those of which no
+    row names the training side.
+    """
+    if HELDOUT in named:
+        return {prompts[row] for row in rows if named[row] == HELDOUT}
+    return {prompts[row] for row in rows} - {prompts[row] for row in rows if named[row] == TRAIN}
 
 
 def _source(named: bytes) -> str:
@@ -144,12 +151,11 @@ def _heldout_target(prompts: Sequence[int], named: bytes) -> int:
 
 
 def _hold_out(sides: Sides, prompts: Sequence[int], prompt: int) -> None:
-    """Hold out the rows of one prompt; NAMED_MOST of them at most are asked."""
-    asked_rows = 0
-    for row, key in enumerate(prompts):
-        if key == prompt:
-            sides.of_row[row] = IN_HELDOUT if asked_rows < NAMED_MOST else OUTSIDE
-            asked_rows += 1
+    """Hold out the rows of one prompt: its first NAMED_MOST rows are asked, the others are on no
+    side."""
+    rows_of_prompt = (row for row, key in enumerate(prompts) if key == prompt)
+    for number, row in enumerate(rows_of_prompt):
+        sides.of_row[row] = IN_HELDOUT if number < NAMED_MOST else OUTSIDE
 
 
 def _warnings(sides: Sides, named: bytes, moved_rows: int) -> list[str]:

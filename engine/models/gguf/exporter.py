@@ -15,7 +15,7 @@ llama.cpp's convert_hf_to_gguf.py.
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,27 +76,39 @@ def export_gguf(folder: Path, file: Path, kind: str) -> None:
         for key, value in metadata.items():
             add_value(writer, key, value)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"])
-        # The file describes all tensors before the values of the first: both loops in one order.
-        for tensor in tensors:
-            name, storage = _gguf_name(tensor.name), _storage(tensor.shape, kind)
-            _describe_tensor(writer, name, tensor.shape, storage)
-        if rope_factors is not None:
-            shape = rope_factors.shape
-            _describe_tensor(writer, names.ROPE_FACTORS, shape, GGMLQuantizationType.F32)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for tensor in tensors:
-            storage = _storage(tensor.shape, kind)
-            writer.write_tensor_data(gguf.quantize(_read(tensor), storage))
-        if rope_factors is not None:
-            writer.write_tensor_data(rope_factors)
+        _write_tensors(writer, tensors, rope_factors, kind)
         writer.flush()
         writer.close()
         os.replace(aside, file)
         sync_folder(file.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _write_tensors(
+    writer: GGUFWriter,
+    tensors: Sequence[_StoredTensor],
+    rope_factors: np.ndarray | None,
+    kind: str,
+) -> None:
+    """Write the header, the metadata that the writer has, and all tensors; `kind` is one of KINDS.
+
+    The file describes all tensors before the values of the first, in the same order.
+    """
+    for tensor in tensors:
+        name, storage = _gguf_name(tensor.name), _storage(tensor.shape, kind)
+        _describe_tensor(writer, name, tensor.shape, storage)
+    if rope_factors is not None:
+        shape = rope_factors.shape
+        _describe_tensor(writer, names.ROPE_FACTORS, shape, GGMLQuantizationType.F32)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in tensors:
+        storage = _storage(tensor.shape, kind)
+        writer.write_tensor_data(gguf.quantize(_read(tensor), storage))
+    if rope_factors is not None:
+        writer.write_tensor_data(rope_factors)
 
 
 def _sizes(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObject:
@@ -121,17 +133,27 @@ def _sizes(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObje
         "rope.freq_base": float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
         "vocab_size": facts.vocab,
     }
-    scaling = rope.get("rope_type", rope.get("type", "default"))
-    if scaling in ("linear", "yarn"):
-        sizes |= {"rope.scaling.type": scaling, "rope.scaling.factor": float(rope["factor"])}
-        if scaling == "yarn":
-            original = rope.get("original_max_position_embeddings", facts.max_positions)
-            sizes["rope.scaling.original_context_length"] = int(original)
-    elif scaling not in ("default", "llama3"):  # Llama 3's is a tensor of the file: `_rope_factors`
-        raise NotExportable(f"its rotary positions are scaled by {scaling!r}")
+    sizes |= _rope_scaling(rope, facts.max_positions)
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         raise NotExportable(f"it looks back {config['sliding_window']} tokens only")
     return {f"{architecture}.{key}": value for key, value in sizes.items()}
+
+
+def _rope_scaling(rope: JsonObject, max_positions: int) -> JsonObject:
+    """The scaling of the rotary positions, under GGUF's keys; {} if the keys hold none.
+
+    `rope` is the part of config.json that has it. Raises NotExportable for an unknown scaling.
+    """
+    scaling = rope.get("rope_type", rope.get("type", "default"))
+    if scaling in ("default", "llama3"):  # Llama 3's is a tensor of the file: `_rope_factors`
+        return {}
+    if scaling not in ("linear", "yarn"):
+        raise NotExportable(f"its rotary positions are scaled by {scaling!r}")
+    keys = {"rope.scaling.type": scaling, "rope.scaling.factor": float(rope["factor"])}
+    if scaling == "yarn":
+        original = rope.get("original_max_position_embeddings", max_positions)
+        keys["rope.scaling.original_context_length"] = int(original)
+    return keys
 
 
 def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
@@ -155,7 +177,8 @@ def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
 
 def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Iterator[_StoredTensor]:
     """The tensors to write; an output layer that shares the embedding is left out."""
-    reordered_heads: dict[str, int] = {}  # by the name of a projection
+    # Projections whose rows GGUF stores in another order -> their number of heads.
+    reordered_heads: dict[str, int] = {}
     if architecture == "llama":
         reordered_heads = {"q_proj": facts.heads, "k_proj": facts.kv_heads}
     for file_name in model_files.weight_files(folder):

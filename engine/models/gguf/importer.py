@@ -60,14 +60,9 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
         NotImportable: the file is damaged, or something is missing or unknown.
     """
     # Imported late, so that control processes can read this module's names without numpy.
-    from gguf import GGUFReader, LlamaFileType  # noqa: PLC0415
+    from gguf import LlamaFileType  # noqa: PLC0415
 
-    try:
-        reader = GGUFReader(file)
-    except (ValueError, KeyError, IndexError, OSError, OverflowError, struct.error) as error:
-        raise NotImportable(f"{file.name} is no complete GGUF file ({error})") from error
-    if reader.byte_order == "S":
-        raise NotImportable("its bytes are in the order of another kind of machine (big-endian)")
+    reader = _open(file)
     values = _Metadata(reader)
     _require_whole_model(values)
     file_type = int(values.number("general.file_type", default=-1))  # -1: the file names none
@@ -80,12 +75,7 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
     try:
         tokenizer.write(aside, values)
         _write_json(aside / "config.json", config)
-        end_of_turn = values.number("tokenizer.ggml.eot_token_id", default=-1)
-        end_tokens = {config["eos_token_id"], end_of_turn} - {-1}  # -1: the file names none
-        _write_json(
-            aside / "generation_config.json",
-            {"bos_token_id": config["bos_token_id"], "eos_token_id": sorted(end_tokens)},
-        )
+        _write_json(aside / "generation_config.json", _generation_config(config, values))
         weights.write(aside / "model.safetensors", stored)
         origin = ModelOrigin(
             source=source or str(file),
@@ -103,6 +93,20 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
         sync_folder(folder.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _open(file: Path) -> "GGUFReader":
+    """A reader of the GGUF file. Raises NotImportable if the file is damaged or big-endian."""
+    # Imported late, as in `import_gguf`.
+    from gguf import GGUFReader  # noqa: PLC0415
+
+    try:
+        reader = GGUFReader(file)
+    except (ValueError, KeyError, IndexError, OSError, OverflowError, struct.error) as error:
+        raise NotImportable(f"{file.name} is no complete GGUF file ({error})") from error
+    if reader.byte_order == "S":
+        raise NotImportable("its bytes are in the order of another kind of machine (big-endian)")
+    return reader
 
 
 class _Metadata:
@@ -171,10 +175,7 @@ def _config(values: _Metadata, reader: "GGUFReader") -> JsonObject:
     architecture, model_type = names.ARCHITECTURES[kind]
     heads = values.number(f"{kind}.attention.head_count")
     hidden = values.number(f"{kind}.embedding_length")
-    head_dim = values.number(f"{kind}.attention.key_length", hidden // max(heads, 1))
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if values.number(f"{kind}.{key}", head_dim) != head_dim:
-            raise NotImportable(f"{kind}.{key} differs from the size of a head, {head_dim}")
+    head_dim = _head_dim(values, kind, hidden // max(heads, 1))
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if "token_embd.weight" not in tensors:
         raise NotImportable("the file has no tensor token_embd.weight")
@@ -199,14 +200,36 @@ def _config(values: _Metadata, reader: "GGUFReader") -> JsonObject:
         "rope_parameters": _rope(values, kind, tensors.get(names.ROPE_FACTORS)),
         "dtype": "float16",
     }
-    token_count = len(values.get("tokenizer.ggml.tokens") or [])
-    if token_count > config["vocab_size"]:
-        raise NotImportable(
-            f"{token_count} tokens have {config['vocab_size']} rows in token_embd.weight"
-        )
+    _require_embedding_of_tokens(values, config["vocab_size"])
     if config["bos_token_id"] == -1:  # the file names none
         config["bos_token_id"] = None
     return config
+
+
+def _head_dim(values: _Metadata, kind: str, usual: int) -> int:
+    """The size of an attention head: that of its keys, or `usual` if the file has none.
+
+    `kind` is the architecture. Raises NotImportable if values or rotary positions have another.
+    """
+    head_dim = values.number(f"{kind}.attention.key_length", usual)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if values.number(f"{kind}.{key}", head_dim) != head_dim:
+            raise NotImportable(f"{kind}.{key} differs from the size of a head, {head_dim}")
+    return head_dim
+
+
+def _require_embedding_of_tokens(values: _Metadata, rows: int) -> None:
+    """Raise NotImportable if the file has more tokens than the embedding has rows."""
+    token_count = len(values.get("tokenizer.ggml.tokens") or [])
+    if token_count > rows:
+        raise NotImportable(f"{token_count} tokens have {rows} rows in token_embd.weight")
+
+
+def _generation_config(config: JsonObject, values: _Metadata) -> JsonObject:
+    """transformers' generation_config.json: the tokens that begin and end an answer."""
+    end_of_turn = values.number("tokenizer.ggml.eot_token_id", default=-1)
+    end_tokens = {config["eos_token_id"], end_of_turn} - {-1}  # -1: the file names none
+    return {"bos_token_id": config["bos_token_id"], "eos_token_id": sorted(end_tokens)}
 
 
 def _require_known(values: _Metadata, kind: str) -> None:

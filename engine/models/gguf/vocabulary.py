@@ -39,23 +39,40 @@ def read(folder: Path, rows: int) -> JsonObject:
         raise NotExportable(f"its tokenizer has the id {max(texts)}, its embedding {rows} rows")
     tokens = [texts.get(number, f"[PAD{number}]") for number in range(rows)]
     types = [_type_of(number, texts, added) for number in range(rows)]
-    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     values: JsonObject = {
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.add_bos_token": False,  # the chat template writes it
         "tokenizer.chat_template": model_files.chat_template(folder),
     }
     if model.get("byte_fallback"):  # SentencePiece writes unknown characters as tokens of bytes
-        values |= _sentence_piece(state, tokens, merges)
-        types = [
-            _BYTE if _is_byte(token) else kind for token, kind in zip(tokens, types, strict=True)
-        ]
+        values |= _sentence_piece(state, tokens, _merges(model))
+        types = _with_byte_tokens(types, tokens)
     else:
-        values["tokenizer.ggml.model"] = "gpt2"
-        values["tokenizer.ggml.pre"] = _rule(state)
-        values["tokenizer.ggml.merges"] = [" ".join(merge) for merge in merges]
+        values |= _byte_level(state, _merges(model))
     values["tokenizer.ggml.token_type"] = types
     return values | _special_ids(folder, {text: number for number, text in texts.items()})
+
+
+def _merges(model: JsonObject) -> list[list[str]]:
+    """The two texts of each merge, which files store as a pair or as one text with a space."""
+    return [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+
+
+def _with_byte_tokens(types: list[int], tokens: list[str]) -> list[int]:
+    """The types of the tokens, with that of a byte for tokens such as "<0x0A>"."""
+    return [_BYTE if _is_byte(token) else kind for token, kind in zip(tokens, types, strict=True)]
+
+
+def _byte_level(state: JsonObject, merges: list[list[str]]) -> JsonObject:
+    """The values of a tokenizer whose tokens are made of bytes, as GPT-2's are.
+
+    `state` is the content of tokenizer.json. Raises NotExportable if its rule has no name in GGUF.
+    """
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": _rule(state),
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
+    }
 
 
 def _type_of(number: int, texts: dict[int, str], added: dict[int, JsonObject]) -> int:

@@ -53,9 +53,8 @@ def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[StoredTenso
     for tensor in reader.tensors:
         if tensor.name == names.ROPE_FACTORS:  # becomes a part of config.json
             continue
-        shape = tuple(int(size) for size in tensor.shape[::-1])  # GGUF names the inputs first
         if tensor.name in names.TOP_NAMES:
-            stored.append(StoredTensor(tensor, names.TOP_NAMES[tensor.name], _dtype(tensor), shape))
+            stored.append(_stored(tensor, names.TOP_NAMES[tensor.name]))
             continue
         match = names.LAYER_TENSOR.fullmatch(tensor.name)
         if match is None or match[2] not in names.LAYER_NAMES:
@@ -63,11 +62,16 @@ def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[StoredTenso
         layer, part, ending = match.groups()
         tensors_of_layer.setdefault(int(layer), set()).add(f"{part}.{ending}")
         name = f"model.layers.{layer}.{names.LAYER_NAMES[part]}.{ending}"
-        heads = _reordered_heads(config, part)
-        stored.append(StoredTensor(tensor, name, _dtype(tensor), shape, heads))
+        stored.append(_stored(tensor, name, _reordered_heads(config, part)))
     _require_layers(config, tensors_of_layer)
     _require_shapes(config, stored)
     return stored
+
+
+def _stored(tensor: "ReaderTensor", name: str, reordered_heads: int = 0) -> StoredTensor:
+    """The tensor as it is stored under the name that transformers gives it."""
+    shape = tuple(int(size) for size in tensor.shape[::-1])  # GGUF names the inputs first
+    return StoredTensor(tensor, name, _dtype(tensor), shape, reordered_heads)
 
 
 def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -> None:
@@ -95,11 +99,28 @@ def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -
 def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
     """Raise NotImportable if a tensor has another shape than the sizes in `config` say, or if the
     last norm is missing."""
+    shapes = _matrix_shapes(config)
+    for each in stored:
+        part = each.name.split(".")[-2]
+        # Norms of the hidden state are not in the table.
+        shape = shapes.get(part, (config["hidden_size"],))
+        if each.name.endswith(".bias"):
+            shape = shape[:1]  # the outputs of its matrix
+        if each.shape != shape:
+            raise NotImportable(
+                f"the tensor {each.source.name} is {list(each.shape)}, the sizes say {list(shape)}"
+            )
+    if "model.norm.weight" not in {each.name for each in stored}:
+        raise NotImportable("the file has no tensor output_norm.weight")
+
+
+def _matrix_shapes(config: JsonObject) -> dict[str, tuple[int, ...]]:
+    """The shapes of the matrices, and of the norms of queries and keys, by transformers' names."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     inner = config["intermediate_size"]  # width of the MLP
     query = config["num_attention_heads"] * config["head_dim"]
     key = config["num_key_value_heads"] * config["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {
+    return {
         "embed_tokens": (vocab, hidden),
         "lm_head": (vocab, hidden),
         "q_proj": (query, hidden),
@@ -112,17 +133,6 @@ def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
         "q_norm": (config["head_dim"],),
         "k_norm": (config["head_dim"],),
     }
-    for each in stored:
-        part = each.name.split(".")[-2]
-        shape = shapes.get(part, (hidden,))  # norms of the hidden state are not in the table
-        if each.name.endswith(".bias"):
-            shape = shape[:1]  # the outputs of its matrix
-        if each.shape != shape:
-            raise NotImportable(
-                f"the tensor {each.source.name} is {list(each.shape)}, the sizes say {list(shape)}"
-            )
-    if "model.norm.weight" not in {each.name for each in stored}:
-        raise NotImportable("the file has no tensor output_norm.weight")
 
 
 def _reordered_heads(config: JsonObject, part: str) -> int:
@@ -146,25 +156,30 @@ def write(path: Path, stored: list[StoredTensor]) -> None:
 
     Raises NotImportable if a weight is not finite or does not fit its type.
     """
-    header: JsonObject = {"__metadata__": {"format": "pt"}}
+    header = _header(stored)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        for array in map(_array, stored):
+            file.write(array.tobytes())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(stored: list[StoredTensor]) -> bytes:
+    """The header of a safetensors file: type, shape and place of each tensor, as JSON."""
+    entries: JsonObject = {"__metadata__": {"format": "pt"}}
     offset = 0
     for each in stored:
         bytes_per_number = 4 if each.dtype == "F32" else 2
         end = offset + prod(each.shape) * bytes_per_number
-        header[each.name] = {
+        entries[each.name] = {
             "dtype": each.dtype,
             "shape": each.shape,
             "data_offsets": [offset, end],
         }
         offset = end
-    header_bytes = json.dumps(header, separators=(",", ":")).encode()
-    header_bytes += b" " * (-len(header_bytes) % 8)  # the data must begin at a multiple of 8
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(header_bytes)) + header_bytes)
-        for array in map(_array, stored):
-            file.write(array.tobytes())
-        file.flush()
-        os.fsync(file.fileno())
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    return header + b" " * (-len(header) % 8)  # the data must begin at a multiple of 8
 
 
 def _array(stored: StoredTensor) -> "np.ndarray":

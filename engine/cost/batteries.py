@@ -1,0 +1,69 @@
+"""The batteries of a run: sets of questions that show what a model forgets."""
+
+import contextlib
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.core.errors import UserError
+from engine.cost import flops
+from engine.cost.flops import Battery, Lengths
+from engine.environments import env_facts, registry
+from engine.environments.env_facts import RowLengths
+from engine.home.run_dir import Home
+from engine.models import catalog, tokens
+
+
+def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
+    """The batteries that a run on this base model is asked. A battery is a set of questions that
+    shows what the model forgets.
+
+    The worker chooses the same ones:
+    - for pebble our own questions, which are also assumed if `base_path` is None (unknown);
+    - for any other base model the questions in English;
+    - the user's environment "keep", if there is one. Its lengths need a tokenizer, so it is left
+      out if `base_path` is None.
+    """
+    chosen = []
+    if base_path is None or base_path == catalog.BUILTIN["pebble"]:
+        chosen.append(flops.PEBBLE_SKILLS)
+    else:
+        with contextlib.suppress(UserError):  # a tokenizer that cannot be read
+            chosen.append(_language_battery(tokens.load(base_path)))
+    if base_path is not None and home.db.is_file():
+        with contextlib.suppress(UserError):  # usually there is no such environment
+            record = registry.find_env(home, flops.KEEP)
+            # The look-up also completes prefixes, so this may be another environment.
+            if record.name == flops.KEEP and record.scored:
+                lengths = env_facts.env_facts(home, record, base_path).lengths
+                chosen.append(_keep_battery(lengths))
+    return tuple(chosen)
+
+
+def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
+    """The questions of the user's environment "keep", from the lengths of its rows."""
+    if rows:
+        mean_prompt = statistics.fmean([row.prompt for row in rows])
+        mean_reference = statistics.fmean([row.total - row.prompt for row in rows])
+    else:  # no rows were counted
+        mean_prompt, mean_reference = 32.0, 16.0
+    # A model writes more than the reference answer.
+    usual_answer = 1.5 * mean_reference
+    lengths = Lengths(
+        prompt=mean_prompt,
+        turn_tokens=max(8.0, usual_answer),
+        longest_turn=max(16.0, 2 * usual_answer),
+    )
+    task_count = max(1, len(rows))
+    return Battery(tasks=min(task_count, flops.KEEP_TASKS), answer=lengths)
+
+
+def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
+    """The questions in English, in tokens of one model; one question stands for all.
+
+    A model may write 24 tokens, as the worker allows; a sentence of 12 is taken as usual.
+    """
+    question = [{"role": "user", "content": flops.LANGUAGE_QUESTION}]
+    prompt = len(tokenizer.format().prompt(question))
+    lengths = Lengths(prompt=prompt, turn_tokens=12, longest_turn=24)
+    return Battery(tasks=flops.LANGUAGE_TASKS, answer=lengths)
