@@ -165,7 +165,7 @@ class Renderer:
 
     def token_text(self, ids: Sequence[int]) -> str:
         """The text of `ids` as they stand, special tokens written out."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     @property
     def opens_thought(self) -> bool:
