@@ -55,22 +55,22 @@ CASES = {
     ),
     "smollm2": Case(
         env="booking_fields",
-        start={"max_examples": 24, "batch_size": 8, "steps": 3, "eval_every": 3, "eval_rows": 80},
+        start={"max_examples": 24, "batch_size": 8, "steps": 3, "eval_every": 3, "eval_rows": 24},
         teacher_algorithm="sft",
         teacher={
             "max_examples": 104,
             "batch_size": 8,
             "steps": 13,
             "eval_every": 13,
-            "eval_rows": 80,
+            "eval_rows": 48,
         },
         student={
-            "steps": 12,
+            "steps": 8,
             "prompts_per_step": 8,
             "group_size": 2,
             "max_tokens": 48,
-            "eval_every": 12,
-            "eval_rows": 80,
+            "eval_every": 8,
+            "eval_rows": 96,
         },
     ),
 }

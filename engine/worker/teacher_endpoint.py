@@ -145,6 +145,7 @@ class EndpointTeacher:
             "logprobs": 1,
         }
         reply = self._post(body)
+        logprobs: dict[str, Any] = {}
         try:
             logprobs = reply["choices"][0]["logprobs"]
             numbers = logprobs["token_logprobs"][1 : len(ids)]

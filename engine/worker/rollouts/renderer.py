@@ -168,7 +168,7 @@ class Renderer:
 
     def token_text(self, ids: Sequence[int]) -> str:
         """The text of `ids` as they stand, special tokens written out."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     @cached_property
     def opens_thought(self) -> bool:

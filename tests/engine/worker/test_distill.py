@@ -5,7 +5,19 @@ from typing import Any
 
 import pytest
 from chat_server import chat_server
-from loops import DISTILL, SFT, curve, go, go_until, make_run, metrics, push, save_teacher, weights
+from loops import (
+    DISTILL,
+    SFT,
+    curve,
+    go,
+    go_until,
+    make_run,
+    metrics,
+    push,
+    save_random_model,
+    save_teacher,
+    weights,
+)
 
 from engine.home.run_dir import Home
 from engine.records.lines.event import read_events
@@ -89,6 +101,19 @@ def test_a_teacher_on_loopback_teaches_what_it_teaches_in_this_process(
         for name in ("reverse_kl", "teacher_logprob", "grad_norm"):
             assert theirs[name] == pytest.approx(ours[name], abs=1e-4), name
     assert "sesame" not in there.config.read_text() + there.events.read_text()
+
+
+def test_a_teacher_of_another_shape_is_loaded_beside_the_policy(
+    home: Home, env_id: str, tmp_path: Path
+) -> None:
+    folder = save_random_model(tmp_path / "other")
+    run = make_run(
+        home, env_id, "distill", DISTILL | {"steps": 2, "eval_rows": 2, "teacher": str(folder)}
+    )
+    go(run)
+    (message,) = (e.message for e in read_events(run.events) if e.event == "teacher")
+    assert message == f"{folder}, a model of its own"
+    assert all(line["reverse_kl"] > 1 for line in metrics(run)[1:])  # it knows nothing of sums
 
 
 def test_an_adapter_of_another_base_does_not_teach(home: Home, env_id: str) -> None:

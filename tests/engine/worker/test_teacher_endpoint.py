@@ -43,7 +43,7 @@ def server(answer: Answer) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
@@ -79,7 +79,7 @@ def test_a_deployment_rates_as_the_same_model_in_this_process_does(home: Home) -
     with chat_server(home) as (_, url):
         teacher = EndpointTeacher(Endpoint(url, "pebble", "sesame"), go_on)
         ids = base.tokenizer.encode(SAMPLE, add_special_tokens=False)
-        teacher.check_tokens(ids, base.tokenizer.decode, "pebble")
+        teacher.check_tokens(ids, lambda ids: str(base.tokenizer.decode(list(ids))), "pebble")
         over_http = teacher.logprobs(talk(), 0)
         here = NetworkTeacher(base.network, None).logprobs(talk(), 1000)
         assert [len(numbers) for numbers in over_http] == [4, 4]
