@@ -83,10 +83,11 @@ def _trained_logit_bytes(plan: Plan, tokens: float) -> float:
 
 
 def _weight_copy_bytes(plan: Plan) -> float:
-    """Bytes of one copy of the layers' weights; 0 if the worker makes none.
+    """Bytes of one copy of the weights that are multiplied with; 0 if the worker makes none.
 
     On a CPU with enough memory our own forward keeps a copy with the adapter merged in for
-    training, and makes another one in its own layout for sampling.
+    training, and makes another one in its own layout for sampling. Of the output layer it keeps a
+    copy for the forward and one for the backward pass.
     """
     if not plan.model.own_forward or plan.device.kind != "cpu":
         return 0.0
@@ -94,7 +95,8 @@ def _weight_copy_bytes(plan: Plan) -> float:
     has_room = 4 * plan.loaded.weights < plan.device.memory_total
     if not has_room:
         return 0.0
-    return plan.model.linear_params * plan.loaded.width
+    output_layer = plan.model.vocab * plan.model.hidden
+    return (plan.model.linear_params + output_layer) * plan.loaded.width
 
 
 def _batch_tokens(plan: Plan) -> float:
