@@ -56,8 +56,8 @@ PLANS = {
     # SFT teaches the form of the answer; about a third of the sums is right afterwards.
     "pebble": Plan(
         env="arithmetic",
-        sft={"max_examples": 64, "batch_size": 8, "steps": 22, "eval_rows": 100},
-        tasks=400,
+        sft={"max_examples": 128, "batch_size": 8, "steps": 48, "eval_rows": 100},
+        tasks=500,
         attempts=8,
         max_per_task=1,
         exam=400,
@@ -192,7 +192,7 @@ def judged(home: Home, prepared: Prepared, run_id: str) -> Reply:
         "success": [side["value"] for side in compared["arms"]],
         "interval": pair["interval"],
         "verdict": compared["verdict"],
-        "heldout_loss": [loss["before"]["value"], loss["after"]["value"]],
+        "heldout_loss": [loss[side].get("value") for side in ("before", "after")],
         "last_step": dict(zip(logs["columns"], logs["rows"][-1], strict=True)),
         "minutes": round(60 * status["spent_hours"], 2),
     }
