@@ -169,7 +169,7 @@ async def test_a_key_cannot_ask_which_files_there_are(home: Home, tmp_path: Path
                     told.setdefault(key, set()).add(text)
                 for teacher in (str(tmp_path / "folder"), "http://127.0.0.1:9/v1"):
                     asked = {"env_id": "plain", "algorithm": "distill"}
-                    asked["settings"] = {"teacher": teacher, "teacher_model": "m"}
+                    asked["settings"] = {"teacher": teacher}
                     result = await client.call_tool("estimate_cost", asked)
                     taught.setdefault(key, []).append(json.loads(result.content[0].text))
     (said,) = told[token]
@@ -177,8 +177,7 @@ async def test_a_key_cannot_ask_which_files_there_are(home: Home, tmp_path: Path
     assert len(told[owner]) == 3, "the owner is told what is wrong"
     # A teacher is a model; and to which servers this machine speaks is the owner's to say.
     assert [reply["code"] for reply in taught[token]] == ["MODEL_NOT_FOUND"] * 2
-    assert taught[owner][0]["code"] == "SETTING_NOT_APPLICABLE"
-    assert taught[owner][1]["fits"]
+    assert taught[owner][1]["code"] == "SETTING_INVALID", "the owner lacks a model's name alone"
 
 
 @pytest.mark.timeout(90)
