@@ -294,7 +294,7 @@ def prefix_buckets(layout: Layout) -> list[Bucket]:
 def continuations(layout: Layout) -> list[Continuation]:
     """The suffixes by their prompt, without empty ones."""
     starts = start_offsets(layout.prefixes, offset=0)
-    found: list[Continuation] = []
+    groups: list[Continuation] = []
     offset = sum(layout.prefixes)
     for owner in sorted(set(layout.owners)):
         pairs = zip(layout.owners, layout.suffixes, strict=True)
@@ -302,9 +302,9 @@ def continuations(layout: Layout) -> list[Continuation]:
         if lengths:
             bucket = _padded_bucket(lengths, offset)
             start = starts[owner]
-            found.append(Continuation(start, start + layout.prefixes[owner], bucket))
+            groups.append(Continuation(start, start + layout.prefixes[owner], bucket))
             offset = bucket.stop
-    return found
+    return groups
 
 
 def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
