@@ -123,8 +123,8 @@ def test_missing_layers_are_named(tmp_path: Path):
         write(
             tmp_path,
             {name: shape for name, shape in shapes.items() if ".layers.1." not in name},
-            architectures=["Olmo2ForCausalLM"],
-            model_type="olmo2",
+            architectures=["Olmo3ForCausalLM"],
+            model_type="olmo3",
         )
     assert "weights of 2 layers expected, 1 there" in caught.value.message
 

@@ -26,7 +26,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"head_dim": 8, "final_logit_softcapping": 5.0, "sliding_window": 8},
     "cohere": {"logit_scale": 0.2, "tie_word_embeddings": True},
     "granitemoe": {"logits_scaling": 3.0, "embedding_multiplier": 2.0},
-    "olmo2": {},
+    "olmo3": {"sliding_window": 8},
     "stablelm": {},
     "mistral": {"sliding_window": 4},
 }
