@@ -65,14 +65,15 @@ def dpo_loss(
 
 def gains(
     policy: Policy, pairs: Sequence[Pair], *, training: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """How much likelier the policy makes each answer than the reference does: the difference of
     their log-probabilities, summed over the answer's trained tokens.
 
     Args:
         training: whether the result is to carry gradients, and dropout acts.
 
-    Returns (of the better answers, of the worse ones), both [pairs] float32.
+    Returns (of the better answers, of the worse ones, the mean log-probability of a token of the
+    better answers), each [pairs] float32.
     """
     rows = [row for pair in pairs for row in pair.rows]
     batch = policy.collate(rows).to(policy.device)
@@ -82,8 +83,10 @@ def gains(
     else:
         logprobs, _ = policy.base.network.logprobs(batch, policy.adapter)
     sums = torch.zeros(len(rows), device=policy.device)
-    sums = sums.index_add(0, batch.row, logprobs - reference)
-    return sums[0::2], sums[1::2]
+    gained = sums.index_add(0, batch.row, logprobs - reference)
+    likelihoods = sums.index_add(0, batch.row, logprobs)[0::2]
+    lengths = torch.tensor([sum(pair.chosen.loss_mask) for pair in pairs], device=policy.device)
+    return gained[0::2], gained[1::2], likelihoods / lengths
 
 
 def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list[int]]:
@@ -119,19 +122,27 @@ class PreferenceSums:
 class PreferencePass:
     """Forward and backward over the pairs of one step; a `BatchPass` (memory_retry.py)."""
 
-    def __init__(self, policy: Policy, pairs: Sequence[Pair], beta: float) -> None:
-        """Prepare passes over `pairs`, which add to the gradients of `policy`."""
+    def __init__(
+        self, policy: Policy, pairs: Sequence[Pair], beta: float, sft_weight: float
+    ) -> None:
+        """Prepare passes over `pairs`, which add to the gradients of `policy`. The other arguments
+        are the settings."""
         self.policy = policy
         self.pairs = pairs
         self.beta = beta
+        self.sft_weight = sft_weight
 
     def run(self, tokens: int) -> PreferenceSums:
         """Add the gradients of the step's loss to the adapter, in microbatches of at most `tokens`
         tokens. The loss is the mean over all pairs of the step."""
         sums = PreferenceSums()
         for members in split_pairs(self.policy, self.pairs, tokens):
-            chosen, rejected = gains(self.policy, [self.pairs[i] for i in members], training=True)
+            members_pairs = [self.pairs[i] for i in members]
+            chosen, rejected, likelihood = gains(self.policy, members_pairs, training=True)
             loss = dpo_loss(chosen, rejected, self.beta, len(self.pairs)).sum()
+            # The pairs alone are also told apart by making both answers less likely; this keeps
+            # the better one likely (arXiv 2404.19733, equation 1).
+            loss = loss - self.sft_weight * likelihood.sum() / len(self.pairs)
             loss.backward()
             sums = PreferenceSums(
                 loss=sums.loss + loss.item(),
