@@ -247,6 +247,13 @@ class DPOSettings(RowSettings):
         gt=0,
         le=10,
     )
+    sft_weight: float = _setting(
+        "Weight of the better answers' own loss per token, which keeps them likely.",
+        "0",
+        default=0.0,
+        ge=0,
+        le=10,
+    )
 
 
 class RolloutSettings(CommonSettings):

@@ -217,6 +217,7 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         _sft_defaults(filled, env)
     else:
         filled.default("beta", 0.1)
+        filled.default("sft_weight", 0.0)
     if filled.values.get("steps") is None:
         filled.default("epochs", 3 if algorithm == "sft" else 1)
         steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])

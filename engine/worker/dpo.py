@@ -2,7 +2,8 @@
 
 Minimises, over batches of pairs of a better and a worse answer to one task, the mean of
 -log sigmoid(beta ((log p(better) - log q(better)) - (log p(worse) - log q(worse)))), with p the
-policy and q the reference, the policy that the run started from (arXiv 2305.18290). The
+policy and q the reference, the policy that the run started from (arXiv 2305.18290), plus
+sft_weight times the mean of the better answers' negative log-probability per token. The
 log-probability of an answer is the sum over its tokens, its end token included; of an answer of
 several turns that the chat template splits into rows, over its last turn. Every pair is seen
 once per epoch; the last batch of an epoch may be smaller and is divided by its own pairs.
@@ -86,7 +87,9 @@ def train(job: Job[DPOConfig]) -> Result:
             began = time.monotonic()  # includes neither evaluations nor checkpoints
             indices = rows_of_step(step, len(pairs), settings.batch_size, settings.seed)
             batch = [pairs[i] for i in indices]
-            preference_pass = PreferencePass(training.policy, batch, settings.beta)
+            preference_pass = PreferencePass(
+                training.policy, batch, settings.beta, settings.sft_weight
+            )
             sums = training.within_memory(step, budget, preference_pass)
             rows = [row for pair in batch for row in pair.rows]
             training.meter.count_microbatch(rows)
@@ -220,7 +223,7 @@ class PairLoss:
         pairs = [pair for pair in self.pairs if pair.task_id in tasks]
         measured: list[MeasuredLoss] = []
         for members in split_pairs(policy, pairs, budget):
-            chosen, rejected = gains(policy, [pairs[i] for i in members], training=False)
+            chosen, rejected, _ = gains(policy, [pairs[i] for i in members], training=False)
             values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1)
             for index, loss in zip(members, values.tolist(), strict=True):
                 pair = pairs[index]

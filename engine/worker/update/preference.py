@@ -67,14 +67,15 @@ def dpo_loss(
 
 def gains(
     policy: Policy, pairs: Sequence[Pair], *, training: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gain of each answer, by which the policy makes it likelier than the reference does: the
     difference of their log-probabilities, summed over the answer's trained tokens.
 
     Args:
         training: whether the result carries gradients and dropout acts.
 
-    Returns (the gains of the better answers, those of the worse ones), both [pairs] float32.
+    Returns (the gains of the better answers, those of the worse ones, the mean log-probability of a
+    token of each better answer), all [pairs] float32.
     """
     rows = [row for pair in pairs for row in pair.rows]
     batch = policy.collate(rows).to(policy.device)
@@ -83,9 +84,12 @@ def gains(
         logprobs, _ = policy.logprobs(batch)
     else:
         logprobs, _ = policy.base.network.logprobs(batch, policy.adapter)
-    row_gains = torch.zeros(len(rows), device=policy.device)
-    row_gains = row_gains.index_add(0, batch.row, logprobs - reference)
-    return row_gains[0::2], row_gains[1::2]  # the rows alternate: better, worse
+    zeros = torch.zeros(len(rows), device=policy.device)
+    row_gains = zeros.index_add(0, batch.row, logprobs - reference)
+    # The rows alternate: better, worse.
+    better_logprobs = zeros.index_add(0, batch.row, logprobs)[0::2]
+    lengths = torch.tensor([sum(pair.chosen.loss_mask) for pair in pairs], device=policy.device)
+    return row_gains[0::2], row_gains[1::2], better_logprobs / lengths
 
 
 def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list[int]]:
@@ -122,20 +126,27 @@ class PreferenceSums:
 class PreferencePass:
     """Forward and backward over the pairs of one step; a `BatchPass` (memory_retry.py)."""
 
-    def __init__(self, policy: Policy, pairs: Sequence[Pair], beta: float) -> None:
-        """Prepare passes over `pairs`, which add to the gradients of `policy`."""
+    def __init__(
+        self, policy: Policy, pairs: Sequence[Pair], beta: float, sft_weight: float
+    ) -> None:
+        """Prepare passes over `pairs`, which add to the gradients of `policy`. The other arguments
+        are the settings."""
         self.policy = policy
         self.pairs = pairs
         self.beta = beta
+        self.sft_weight = sft_weight
 
     def run(self, tokens: int) -> PreferenceSums:
         """Add the gradients of the step's loss, the mean over all its pairs, to the adapter, in
         microbatches of at most `tokens` tokens."""
         sums = PreferenceSums()
         for members in split_pairs(self.policy, self.pairs, tokens):
-            chosen, rejected = gains(self.policy, [self.pairs[i] for i in members], training=True)
+            microbatch = [self.pairs[i] for i in members]
+            chosen, rejected, mean_logprobs = gains(self.policy, microbatch, training=True)
             losses = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=len(self.pairs))
-            loss = losses.sum()
+            # The pairs alone are also told apart by making both answers less likely; this keeps
+            # the better one likely (arXiv 2404.19733, equation 1).
+            loss = losses.sum() - self.sft_weight * mean_logprobs.sum() / len(self.pairs)
             loss.backward()
             sums = PreferenceSums(
                 loss=sums.loss + loss.item(),

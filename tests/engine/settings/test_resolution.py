@@ -201,6 +201,7 @@ def test_what_cannot_work_is_refused_with_a_hint(
         ("grpo", "per_device_train_batch_size", "prompts_per_step"),
         ("sft", "per_device_train_batch_size", "batch_size"),
         ("grpo", "max_new_tokens", "max_tokens"),
+        ("dpo", "rpo_alpha", "sft_weight"),
         ("sft", "num_train_epochs", "epochs"),
         ("sft", "target_modules", "lora_targets"),
         ("evaluate", "temprature", "temperature"),

@@ -45,8 +45,10 @@ def some_pairs(seed: int, count: int = 4) -> list[Pair]:
     return pairs
 
 
-def exactly(model: Plain, policy: Policy, pairs: list[Pair]) -> tuple[float, Tensors]:
-    """The loss as the paper writes it, and its gradient."""
+def exactly(
+    model: Plain, policy: Policy, pairs: list[Pair], sft_weight: float
+) -> tuple[float, Tensors]:
+    """The loss as the papers write it, and its gradient."""
     leaf = leaves(policy.adapter.state())
     scale = policy.adapter.spec.scale
     loss = torch.zeros((), dtype=torch.float64)
@@ -60,21 +62,24 @@ def exactly(model: Plain, policy: Policy, pairs: list[Pair]) -> tuple[float, Ten
             gains.append(by_policy.sum() - by_base.sum())
         margin = BETA * (gains[0] - gains[1])
         loss = loss + torch.log1p(torch.exp(-margin)) / len(pairs)
+        better = pair.chosen
+        own_tokens, _ = model.logprobs(better.ids, better.loss_mask, leaf, scale, vocab=VOCAB)
+        loss = loss - sft_weight * own_tokens.mean() / len(pairs)
     loss.backward()
     return float(loss.detach()), gradients(leaf)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("budget", [10**6, 40, 1])
-def test_loss_and_gradient_are_those_of_the_paper_however_the_pairs_are_split(
-    family: str, budget: int
+@pytest.mark.parametrize(("budget", "sft_weight"), [(10**6, 0.0), (40, 0.7), (1, 0.0), (1, 2.0)])
+def test_loss_and_gradient_are_those_of_the_papers_however_the_pairs_are_split(
+    family: str, budget: int, sft_weight: float
 ) -> None:
     model = tiny(family)
     exact = Plain(model)
     policy = policy_on(own(model))
     pairs = some_pairs(3)
-    loss, slopes = exactly(exact, policy, pairs)
-    step = PreferencePass(policy, pairs, BETA)
+    loss, slopes = exactly(exact, policy, pairs, sft_weight)
+    step = PreferencePass(policy, pairs, BETA, sft_weight)
     sums = step.run(budget)
     assert sums.loss == pytest.approx(loss, rel=1e-5)
     assert apart(policy.adapter.gradients(), slopes) < 3e-5

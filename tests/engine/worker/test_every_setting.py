@@ -37,7 +37,8 @@ CHANGES: dict[str, dict[str, Any]] = {
         "packing": False,
         "loss_on": "all",
     },
-    "dpo": BOTH | {"lr_schedule": "linear", "max_length": 28, "batch_size": 5, "beta": 0.5},
+    "dpo": BOTH
+    | {"lr_schedule": "linear", "max_length": 28, "batch_size": 5, "beta": 0.5, "sft_weight": 1.0},
     "grpo": BOTH
     | {
         "lr_schedule": "cosine",
