@@ -55,16 +55,23 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     for row in rows_by_id.values():
         _require_ended(home, row)
         _require_unused(home, row, others)
-        dependents = [other.run_id for other in others if _depends_on(home, other, row)]
-        dependents += _deployments_using(home, row)
-        dependents += _datasets_from(home, row, all_ids)
+        dependents = [
+            *(other.run_id for other in others if _depends_on(home, other, row)),
+            *_deployments_using(home, row),
+            *_datasets_from(home, row, all_ids),
+        ]
         if dependents and not force:
-            hint = "Keep it, or delete it with --force; what is built on it stays as it is."
-            reason = f"is what {_names_in_words(dependents)} came from"
-            raise _not_deletable_error(row, reason, hint)
+            raise _built_on_error(row, dependents)
         if dependents:
             warnings.append(f"{_names_in_words(dependents)} came from {row.run_id}")
     return list(rows_by_id), warnings
+
+
+def _built_on_error(row: RunRow, dependents: Sequence[str]) -> UserError:
+    """The error for a run on which something was built: the runs, deployments and datasets named
+    `dependents`."""
+    hint = "Keep it, or delete it with --force; what is built on it stays as it is."
+    return _not_deletable_error(row, f"is what {_names_in_words(dependents)} came from", hint)
 
 
 @reports_unwritable_disk
