@@ -104,25 +104,33 @@ def command(plan: Plan, address: Path) -> list[str]:
     argv += ["--uds", str(address), "--disable-uvicorn-access-log"]
     argv += ["--dtype", plan.dtype, "--max-model-len", str(plan.max_length)]
     argv += ["--max-num-seqs", str(plan.rows)]
-    # Requests and answers are token ids. Log-probabilities are those of the distribution that was
-    # sampled from, temperature included. The model's own sampling defaults are ignored.
-    argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
-    argv += ["--generation-config", "vllm", "--enable-prefix-caching"]
-    if plan.lora_rank:
-        argv += ["--enable-lora", "--max-lora-rank", str(rank_limit(plan.lora_rank))]
-        # One more fits on the CPU: a new version is loaded before the old one is removed.
-        argv += ["--max-loras", str(plan.adapters), "--max-cpu-loras", str(plan.adapters + 1)]
+    argv += ["--enable-scale-out"]  # requests and answers are token ids
+    # Log-probabilities are those of the distribution that was sampled from, temperature included.
+    argv += ["--logprobs-mode", "processed_logprobs"]
+    argv += ["--generation-config", "vllm"]  # the model's own sampling defaults are ignored
+    argv += ["--enable-prefix-caching"]
+    return [*argv, *_adapter_options(plan), *_device_options(plan)]
+
+
+def _adapter_options(plan: Plan) -> list[str]:
+    """The options of the server for LoRA adapters; [] for a plan without any."""
+    if not plan.lora_rank:
+        return []
+    argv = ["--enable-lora", "--max-lora-rank", str(rank_limit(plan.lora_rank))]
+    # One more fits on the CPU: a new version is loaded before the old one is removed.
+    return [*argv, "--max-loras", str(plan.adapters), "--max-cpu-loras", str(plan.adapters + 1)]
+
+
+def _device_options(plan: Plan) -> list[str]:
+    """The options of the server for the device that it runs on."""
     if plan.device == "cpu":
         # On a CPU a seeded request whose prompt is read in parts crashes the engine ("CPU Generator
-        # does not use offset"), so prompts are read in one part. Compiling gains nothing there.
+        # does not use offset"), so prompts are read in one part.
         batch_tokens = max(plan.max_length, 4096)
-        argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batch_tokens)]
-        argv += ["--enforce-eager"]
-    else:
-        argv += ["--gpu-memory-utilization", f"{plan.memory:.3f}"]
-        if plan.sleeps:
-            argv += ["--enable-sleep-mode"]
-    return argv
+        argv = ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batch_tokens)]
+        return [*argv, "--enforce-eager"]  # compiling gains nothing there
+    sleep_options = ["--enable-sleep-mode"] if plan.sleeps else []
+    return ["--gpu-memory-utilization", f"{plan.memory:.3f}", *sleep_options]
 
 
 def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[str, str]:
