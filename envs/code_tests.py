@@ -138,7 +138,7 @@ def _run(source: str, calls: list[str] | None, stdin: str, timeout_s: float, mem
         return printed
 
 
-def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> dict[str, Any]:
+def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, object]:
     """What the runner's job says beside the code: the limits on it, and what it may reach.
 
     Args:

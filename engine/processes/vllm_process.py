@@ -104,25 +104,33 @@ def command(plan: Plan, address: Path) -> list[str]:
     argv += ["--uds", str(address), "--disable-uvicorn-access-log"]
     argv += ["--dtype", plan.dtype, "--max-model-len", str(plan.max_length)]
     argv += ["--max-num-seqs", str(plan.rows)]
-    # Requests and answers are token ids. Log-probabilities are those of the distribution that was
-    # sampled from, temperature included. The model's own sampling defaults are ignored.
-    argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
-    argv += ["--generation-config", "vllm", "--enable-prefix-caching"]
-    if plan.lora_rank:
-        argv += ["--enable-lora", "--max-lora-rank", str(rank_limit(plan.lora_rank))]
-        # One more fits on the CPU: a new version is loaded before the old one is removed.
-        argv += ["--max-loras", str(plan.adapters), "--max-cpu-loras", str(plan.adapters + 1)]
+    argv += ["--enable-scale-out"]  # requests and answers are token ids
+    # Log-probabilities are those of the distribution that was sampled from, temperature included.
+    argv += ["--logprobs-mode", "processed_logprobs"]
+    argv += ["--generation-config", "vllm"]  # the model's own sampling defaults are ignored
+    argv += ["--enable-prefix-caching"]
+    return [*argv, *_adapter_options(plan), *_device_options(plan)]
+
+
+def _adapter_options(plan: Plan) -> list[str]:
+    """The options of the server for LoRA adapters; [] for a plan without any."""
+    if not plan.lora_rank:
+        return []
+    argv = ["--enable-lora", "--max-lora-rank", str(rank_limit(plan.lora_rank))]
+    # One more fits on the CPU: a new version is loaded before the old one is removed.
+    return [*argv, "--max-loras", str(plan.adapters), "--max-cpu-loras", str(plan.adapters + 1)]
+
+
+def _device_options(plan: Plan) -> list[str]:
+    """The options of the server for the device that it runs on."""
     if plan.device == "cpu":
         # On a CPU a seeded request whose prompt is read in parts crashes the engine ("CPU Generator
-        # does not use offset"), so prompts are read in one part. Compiling gains nothing there.
+        # does not use offset"), so prompts are read in one part.
         batch_tokens = max(plan.max_length, 4096)
-        argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batch_tokens)]
-        argv += ["--enforce-eager"]
-    else:
-        argv += ["--gpu-memory-utilization", f"{plan.memory:.3f}"]
-        if plan.sleeps:
-            argv += ["--enable-sleep-mode"]
-    return argv
+        argv = ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batch_tokens)]
+        return [*argv, "--enforce-eager"]  # compiling gains nothing there
+    sleep_options = ["--enable-sleep-mode"] if plan.sleeps else []
+    return ["--gpu-memory-utilization", f"{plan.memory:.3f}", *sleep_options]
 
 
 def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[str, str]:
@@ -186,23 +194,30 @@ class VllmProcess:
         server_command = [*argv, str(self.address)] if argv else command(plan, self.address)
         lifeline, self._lifeline = os.pipe()
         try:
-            with open(log, "ab") as output:
-                self._keeper = subprocess.Popen(
-                    [*KEEPER, str(lifeline), str(self.folder), *server_command],
-                    cwd=self.folder,
-                    env=_with_our_path(variables(plan, self.key, os.environ)),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    pass_fds=(lifeline,),
-                )
+            self._keeper = self._start_keeper(lifeline, server_command)
         except OSError:
             os.close(self._lifeline)
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         finally:
             os.close(lifeline)
+
+    def _start_keeper(
+        self, lifeline: int, server_command: Sequence[str]
+    ) -> subprocess.Popen[bytes]:
+        """Start the keeper, which runs `server_command` until it ends or the pipe `lifeline` is
+        closed at its other end. Raises OSError."""
+        with open(self.log, "ab") as output:
+            return subprocess.Popen(
+                [*KEEPER, str(lifeline), str(self.folder), *server_command],
+                cwd=self.folder,
+                env=_with_our_path(variables(self.plan, self.key, os.environ)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                pass_fds=(lifeline,),
+            )
 
     @property
     def is_alive(self) -> bool:
@@ -301,27 +316,11 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
     # Only the pipe ends the keeper, so that it always tidies up.
     for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signal_number, lambda *_: None)
-    # The end of the child is a signal too, which writes to `wakeup`: `select` below then returns.
-    child_signal, wakeup = os.pipe()
-    os.set_blocking(wakeup, False)
-    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    child_signal = _open_child_signal()
     status = 1  # unless the server can be started
     try:
-        child = subprocess.Popen(
-            list(argv),
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-            stdin=subprocess.DEVNULL,
-            process_group=0,
-            # The kernel binds it to the thread that forks; the keeper has only one.
-            preexec_fn=kernel.die_with_parent if kernel.LINUX else None,
-        )
-        while child.poll() is None:
-            readable = select.select([lifeline, child_signal], [], [])[0]
-            if child_signal in readable:
-                os.read(child_signal, 4096)  # emptied, so that the next `select` waits again
-            if lifeline in readable and not os.read(lifeline, 1):  # the other end is closed
-                break
+        child = _start_server(argv)
+        _wait_for_end(child, lifeline, child_signal)
         status = child.poll() or 0  # None: the server still runs
         _end(child)
     except OSError as error:
@@ -330,6 +329,45 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
         _end_adopted()
         shutil.rmtree(folder, ignore_errors=True)
     return status
+
+
+def _open_child_signal() -> int:
+    """A descriptor that becomes readable when a child of this process ends, so that `select` can
+    wait for it."""
+    child_signal, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    # The end of a child is a signal, and each signal that has a handler writes to `wakeup`.
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return child_signal
+
+
+def _start_server(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the server in a process group of its own; it dies with this process. Raises OSError."""
+    return subprocess.Popen(
+        list(argv),
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        # The kernel binds it to the thread that forks; the keeper has only one.
+        preexec_fn=kernel.die_with_parent if kernel.LINUX else None,
+    )
+
+
+def _wait_for_end(child: subprocess.Popen[bytes], lifeline: int, child_signal: int) -> None:
+    """Wait until the server has ended, or the other end of the lifeline is closed.
+
+    Args:
+        child: the server.
+        lifeline: descriptor of a pipe whose other end the client holds.
+        child_signal: descriptor that is readable when a child has ended.
+    """
+    while child.poll() is None:
+        readable = select.select([lifeline, child_signal], [], [])[0]
+        if child_signal in readable:
+            os.read(child_signal, 4096)  # emptied, so that the next `select` waits again
+        if lifeline in readable and not os.read(lifeline, 1):  # the other end is closed
+            break
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -55,16 +55,23 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     for row in rows_by_id.values():
         _require_ended(home, row)
         _require_unused(home, row, others)
-        dependents = [other.run_id for other in others if _depends_on(home, other, row)]
-        dependents += _deployments_using(home, row)
-        dependents += _datasets_from(home, row, all_ids)
+        dependents = [
+            *(other.run_id for other in others if _depends_on(home, other, row)),
+            *_deployments_using(home, row),
+            *_datasets_from(home, row, all_ids),
+        ]
         if dependents and not force:
-            hint = "Keep it, or delete it with --force; what is built on it stays as it is."
-            reason = f"is what {_names_in_words(dependents)} came from"
-            raise _not_deletable_error(row, reason, hint)
+            raise _built_on_error(row, dependents)
         if dependents:
             warnings.append(f"{_names_in_words(dependents)} came from {row.run_id}")
     return list(rows_by_id), warnings
+
+
+def _built_on_error(row: RunRow, dependents: Sequence[str]) -> UserError:
+    """The error for a run on which something was built: the runs, deployments and datasets named
+    `dependents`."""
+    hint = "Keep it, or delete it with --force; what is built on it stays as it is."
+    return _not_deletable_error(row, f"is what {_names_in_words(dependents)} came from", hint)
 
 
 @reports_unwritable_disk
@@ -185,22 +192,41 @@ def _remove_contents(run: RunDir) -> list[str]:
     Files with evaluation answers are only emptied, so that it can still be seen at which steps the
     run was evaluated. The report stays, because it could not be written again.
     """
-    to_truncate = [run.evals(step) for step in run.eval_steps()]
-    config = run.find_config()  # None if damaged; such a run can be deleted too
-    models = config.models if isinstance(config, AskingConfig) else ()
-    answer_files = [run.model_evals(index) for index in range(len(models))]
-    to_truncate += [path for path in answer_files if path.exists()]
-    folder_of_model_adapters = run.model_adapter(0).parent
-    to_remove = [run.checkpoints, run.rollouts_dir, run.logs, run.start_adapter]
-    to_remove += [folder_of_model_adapters, run.sampled_adapters]
-    to_remove += [run.metrics, run.events, run.rescored, run.kept("before"), run.kept("after")]
+    to_truncate = [*(run.evals(step) for step in run.eval_steps()), *_answer_files(run)]
     # If the folder of evaluations is a link, the link is removed first. Otherwise files would be
     # emptied in the folder that it leads to, which does not belong to the run.
     links_first = [run.evals_dir] if run.evals_dir.is_symlink() else []
-    warnings = [warning for path in (*links_first, *to_remove) for warning in _remove(path)]
+    to_remove = [*links_first, *_removable_paths(run)]
+    warnings = [warning for path in to_remove for warning in _remove(path)]
     for path in to_truncate:
         warnings += _truncate(path)
     return warnings
+
+
+def _answer_files(run: RunDir) -> list[Path]:
+    """The files with the answers of each model that an evaluation, a regrade or a probe asked."""
+    config = run.find_config()  # None if damaged; such a run can be deleted too
+    models = config.models if isinstance(config, AskingConfig) else ()
+    paths = [run.model_evals(index) for index in range(len(models))]
+    return [path for path in paths if path.exists()]
+
+
+def _removable_paths(run: RunDir) -> list[Path]:
+    """The files and folders of a run that go as a whole when it is deleted."""
+    folder_of_model_adapters = run.model_adapter(0).parent
+    return [
+        run.checkpoints,
+        run.rollouts_dir,
+        run.logs,
+        run.start_adapter,
+        folder_of_model_adapters,
+        run.sampled_adapters,
+        run.metrics,
+        run.events,
+        run.rescored,
+        run.kept("before"),
+        run.kept("after"),
+    ]
 
 
 def _remove(path: Path) -> list[str]:

@@ -196,24 +196,28 @@ def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
     folder = home.deployment(row.deployment_id)
     folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_text(folder.key, secrets.token_urlsafe(32) + "\n")
-    write_json(
-        folder.config,
-        {
-            "base_path": row.base_path,
-            "base_name": row.base_name,
-            "adapters": [_adapter_entry(target)] if target.adapter else [],
-            "port": 0,  # the server picks one
-            "idle_stop_minutes": home.user_config().idle_stop_minutes,
-            "thinking": target.thinking,
-            "serve_with": chosen.engine,
-            "memory_share": round(chosen.memory_bytes / chosen.device.memory_total, 3),
-            "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
-            "memory_bytes": chosen.memory_bytes,
-            "asker": asker.name,
-        },
-    )
+    write_json(folder.config, _server_config(home, row, target, chosen, asker))
     _spawn(home, folder, chosen.device)
     return row
+
+
+def _server_config(
+    home: Home, row: DeploymentRow, target: Target, chosen: placement.Placement, asker: Asker
+) -> Reply:
+    """The content of config.json of a new deployment, which its server reads."""
+    return {
+        "base_path": row.base_path,
+        "base_name": row.base_name,
+        "adapters": [_adapter_entry(target)] if target.adapter else [],
+        "port": 0,  # the server picks one
+        "idle_stop_minutes": home.user_config().idle_stop_minutes,
+        "thinking": target.thinking,
+        "serve_with": chosen.engine,
+        "memory_share": round(chosen.memory_bytes / chosen.device.memory_total, 3),
+        "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
+        "memory_bytes": chosen.memory_bytes,
+        "asker": asker.name,
+    }
 
 
 def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
@@ -324,20 +328,7 @@ def _stop(home: Home, ref: str) -> Reply:
     reply then offers the calls that stop the run's models. Raises UserError MODEL_* if there is no
     such model, run or deployment.
     """
-    stopped = False
-    for row in deployments.living(home):
-        if ref == row.deployment_id:
-            adapters, serve_base = [], False
-        elif ref in deployments.served(home, row):
-            adapters = [adapter for adapter in row.adapters if adapter["name"] != ref]
-            serve_base = row.serve_base and ref != row.base_name
-        else:
-            continue
-        stopped = True
-        if adapters or serve_base:
-            _update(home, row, adapters=adapters, serve_base=serve_base)
-        else:
-            deployments.stop(home, row, "stopped on request")
+    stopped = _stop_living(home, ref)
     reply = {"model": ref, "state": "stopped", "next": [], "warnings": []}
     if stopped:
         return reply | {"summary": f"{ref} is no longer served."}
@@ -354,6 +345,26 @@ def _stop(home: Home, ref: str) -> Reply:
         "summary": f"Nothing was stopped: {ref} was not being served{note}.",
         "next": [call.to_json() for call in stop_calls],
     }
+
+
+def _stop_living(home: Home, ref: str) -> bool:
+    """Stop serving the model or the deployment `ref`, as `_stop` does. Returns whether there was
+    one."""
+    stopped = False
+    for row in deployments.living(home):
+        if ref == row.deployment_id:
+            adapters, serve_base = [], False
+        elif ref in deployments.served(home, row):
+            adapters = [adapter for adapter in row.adapters if adapter["name"] != ref]
+            serve_base = row.serve_base and ref != row.base_name
+        else:
+            continue
+        stopped = True
+        if adapters or serve_base:
+            _update(home, row, adapters=adapters, serve_base=serve_base)
+        else:
+            deployments.stop(home, row, "stopped on request")
+    return stopped
 
 
 def _how_it_ended(home: Home, ref: str) -> str:

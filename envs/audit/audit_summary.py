@@ -40,6 +40,17 @@ def headline(
             gold += f", the best degenerate answer ({best['probe']}) {best['mean']:.2f}"
         return f"ok: {gold} ({covered})"
     level = "risk" if risks else "warn"
+    return f"{level}: {gold}, but {_causes(names, means, failing)} ({covered})"
+
+
+def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int, int]) -> str:
+    """What is wrong, in words.
+
+    Args:
+        names: of the probes or other findings that are risks, or weaknesses.
+        means: each probe's mean reward.
+        failing: how many reference answers fail, and how many there are.
+    """
     causes = []
     if GOLD in names:  # how many references fail says more than their mean reward
         failing_count, gold_count = failing
@@ -47,7 +58,7 @@ def headline(
     others = [name for name in names if name != GOLD]
     if others:
         causes.append(f"look at: {', '.join(_with_means(name, means) for name in others)}")
-    return f"{level}: {gold}, but {'; '.join(causes)} ({covered})"
+    return "; ".join(causes)
 
 
 def _with_means(name: str, means: Mapping[str, float]) -> str:

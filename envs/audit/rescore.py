@@ -71,12 +71,23 @@ def score_again(
         _ask_third_process(progress.changed, start_process, clock)
     except EnvProblem as problem:
         why = str(problem)[:ERROR_CHARS]
+    return _rescoring(len(answers), progress, why)
+
+
+def _rescoring(asked: int, progress: "_Progress", why: str) -> Rescoring:
+    """What came of scoring answers again.
+
+    Args:
+        asked: how many answers were to be scored.
+        progress: what was found.
+        why: why not all of them were scored; "" if they were.
+    """
     changed = progress.changed
     failed = sum(item.failed for item in changed)
     # Confirmed ones come first: False sorts before True.
     first_examples = sorted(changed, key=lambda item: not item.confirmed)[:SHOWN]
     return {
-        "asked": len(answers),
+        "asked": asked,
         "scored": progress.scored,
         "differing": len(changed) - failed,
         "failed": failed,

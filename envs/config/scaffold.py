@@ -26,12 +26,7 @@ def copy_template(name: str, target: Path) -> list[Path]:
     """
     template = name.replace("-", "_")
     if template not in TEMPLATES:
-        close_names = difflib.get_close_matches(template, TEMPLATES, 1)
-        suggestion = f"; did you mean {close_names[0]}?" if close_names else ""
-        known = ", ".join(f"{key} ({description})" for key, description in TEMPLATES.items())
-        raise EnvProblem(
-            "BAD_ARGUMENT", f"no template {name!r}{suggestion}", hint=f"There are {known}."
-        )
+        raise _unknown_template(name, template)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise EnvProblem(
             "BAD_ARGUMENT", f"{target} is in use", hint="Name a folder that is new or empty."
@@ -45,3 +40,18 @@ def copy_template(name: str, target: Path) -> list[Path]:
             shutil.copyfile(path, copy)
             copies.append(copy)
     return copies
+
+
+def _unknown_template(name: str, template: str) -> EnvProblem:
+    """The problem of a template that does not exist, with those that do.
+
+    Args:
+        name: what was given.
+        template: the same with underscores, as templates are named.
+    """
+    close_names = difflib.get_close_matches(template, TEMPLATES, 1)
+    suggestion = f"; did you mean {close_names[0]}?" if close_names else ""
+    known = ", ".join(f"{key} ({description})" for key, description in TEMPLATES.items())
+    return EnvProblem(
+        "BAD_ARGUMENT", f"no template {name!r}{suggestion}", hint=f"There are {known}."
+    )

@@ -90,6 +90,27 @@ def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
     task; the message names the first bad one. `folder` is used to give its place in the code.
     """
     source = type(env).tasks  # errors name the line of this function
+    tasks = _called_tasks(env, folder)
+    rows = []
+    index_of_id = {}
+    needs_answer = kind_of(env) == "sft"
+    for index, task in enumerate(tasks):
+        problem = task_problem(task, index, index_of_id, needs_answer)
+        if problem is not None:
+            message, hint = problem
+            raise _problem_at(source, folder, message, hint)
+        index_of_id[task.id] = index
+        rows.append(task.to_row())
+    return rows
+
+
+def _called_tasks(env: Env, folder: Path) -> list[Any]:
+    """What `env.tasks()` returns, as a list of 1 to MAX_TASKS items of any type.
+
+    Raises EnvProblem ENV_INVALID if it raises or returns anything else; `folder` is used to give
+    the place in the code.
+    """
+    source = type(env).tasks
     returned = _guarded(env.tasks, folder, "tasks()", "ENV_INVALID")
     # A text or a dict can be iterated too, but is no list of tasks.
     if not isinstance(returned, Iterable) or isinstance(returned, str | dict):
@@ -105,17 +126,7 @@ def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
         raise _problem_at(
             source, folder, message, "Return a sample of them, drawn with a fixed seed."
         )
-    rows = []
-    index_of_id = {}
-    needs_answer = kind_of(env) == "sft"
-    for index, task in enumerate(tasks):
-        problem = task_problem(task, index, index_of_id, needs_answer)
-        if problem is not None:
-            message, hint = problem
-            raise _problem_at(source, folder, message, hint)
-        index_of_id[task.id] = index
-        rows.append(task.to_row())
-    return rows
+    return tasks
 
 
 def check_tools(tools: Any) -> None:
@@ -136,19 +147,28 @@ def check_tools(tools: Any) -> None:
                 'Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.',
                 ENTRY,
             )
-        try:
-            size += len(json.dumps(tool, ensure_ascii=False, allow_nan=False).encode())
-        except UnicodeEncodeError:
-            message = f"a text of tools[{index}] has half of a surrogate pair in it"
-            raise EnvProblem("ENV_INVALID", message, file=ENTRY) from None
-        # TypeError: no JSON type; ValueError: nan or a circle; RecursionError: nested too deep.
-        except (TypeError, ValueError, RecursionError) as error:
-            raise EnvProblem(
-                "ENV_INVALID", f"tools[{index}] is not JSON: {error}", file=ENTRY
-            ) from error
+        size += _json_size(tool, index)
         if size > MAX_TOOLS_BYTES:
             too_large = f"the schemas of tools take more than {MAX_TOOLS_BYTES >> 20} MB"
             raise EnvProblem("ENV_INVALID", too_large, "Describe them in less.", ENTRY)
+
+
+def _json_size(tool: Any, index: int) -> int:
+    """How many bytes a tool's schema takes as JSON.
+
+    Raises EnvProblem ENV_INVALID if it is no JSON; `index` is its place in the list, for the
+    message.
+    """
+    try:
+        return len(json.dumps(tool, ensure_ascii=False, allow_nan=False).encode())
+    except UnicodeEncodeError:
+        message = f"a text of tools[{index}] has half of a surrogate pair in it"
+        raise EnvProblem("ENV_INVALID", message, file=ENTRY) from None
+    # TypeError: no JSON type; ValueError: nan or a circle; RecursionError: nested too deep.
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EnvProblem(
+            "ENV_INVALID", f"tools[{index}] is not JSON: {error}", file=ENTRY
+        ) from error
 
 
 def where(error: BaseException, folder: Path) -> tuple[str, int]:
@@ -323,6 +343,11 @@ def task_problem(
     answer = task.answer_messages
     if answer and not any(message.role == "assistant" for message in answer):
         return f"the answer of task {task.id!r} has no assistant message", ""
+    return _json_problem(task)
+
+
+def _json_problem(task: Task) -> tuple[str, str] | None:
+    """Why a task cannot be stored as JSON, as (message, hint); None if it can."""
     try:
         json.dumps(task.to_row(), ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:

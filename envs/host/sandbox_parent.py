@@ -296,13 +296,7 @@ def _run_child(
         kernel.die_with_parent()
         if os.getppid() != parent:  # it died before that was set
             return
-        hello = {
-            "level": confinement.level,
-            "isolation": ", ".join(confinement.holds),
-            "gaps": confinement.gaps,
-            "pid": pid,
-        }
-        _send(replies, {"hello": hello})
+        _send(replies, {"hello": _hello(confinement, pid)})
         problem = sandbox.refusal(confinement, launch.sandbox)
         if problem is None and launch.install is None:
             problem = _problem_of_packages(launch)
@@ -317,6 +311,17 @@ def _run_child(
     finally:
         sys.stdout.flush()
         os._exit(0)
+
+
+def _hello(confinement: sandbox.Confinement, pid: int | None) -> Reply:
+    """The content of the first message to the client: how this process is isolated, and its pid as
+    the client sees it."""
+    return {
+        "level": confinement.level,
+        "isolation": ", ".join(confinement.holds),
+        "gaps": confinement.gaps,
+        "pid": pid,
+    }
 
 
 def _separate(work: Path, output: int) -> None:

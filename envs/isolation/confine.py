@@ -8,7 +8,7 @@ import os
 import pwd
 import random
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from envs.config.settings import Limits
@@ -148,11 +148,7 @@ def _expose(folders: set[Path], box: Path) -> bool:
     try:
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
         _cover_private_parents(unreachable, covered)
-        for path, descriptor in descriptors.items():
-            path.mkdir(parents=True, exist_ok=True)
-            kernel.mount(
-                f"/proc/self/fd/{descriptor}", str(path), None, kernel.MS_BIND | kernel.MS_REC
-            )
+        _mount_again(descriptors)
         is_exposed = _is_exposed(folders, box)
     except OSError:
         pass  # the mounts so far are undone below
@@ -163,6 +159,13 @@ def _expose(folders: set[Path], box: Path) -> bool:
             for private in reversed(covered):
                 kernel.libc().umount2(os.fsencode(private), kernel.MNT_DETACH)
     return is_exposed
+
+
+def _mount_again(descriptors: Mapping[Path, int]) -> None:
+    """Make folders that were covered visible at their paths again; each has an open descriptor."""
+    for path, descriptor in descriptors.items():
+        path.mkdir(parents=True, exist_ok=True)
+        kernel.mount(f"/proc/self/fd/{descriptor}", str(path), None, kernel.MS_BIND | kernel.MS_REC)
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:

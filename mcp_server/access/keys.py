@@ -220,13 +220,7 @@ def add_key(
         UserError: BAD_ARGUMENT, the name is not allowed or in use, or a scope is unknown.
             HOME_UNUSABLE, the keys cannot be read or locked.
     """
-    if not NAME.fullmatch(name) or name in RESERVED_NAMES:
-        raise _bad_argument(
-            "name", name, "Use up to 40 of a-z, 0-9, dot, - and _; not owner, stdio or local."
-        )
-    for scope in scopes:
-        if scope not in SCOPES:
-            raise _bad_argument("scope", scope, f"Choose of {', '.join(SCOPES)}.")
+    _check_name_and_scopes(name, scopes)
     token = secrets.token_urlsafe(32)
     now = time.time()
     key = Key(
@@ -240,14 +234,30 @@ def add_key(
         gpu_hours_per_day=gpu_hours_per_day,
         max_deployments=max_deployments,
     )
+    _store_new_key(home, key)
+    return key, token
+
+
+def _check_name_and_scopes(name: str, scopes: Sequence[str]) -> None:
+    """Raise UserError BAD_ARGUMENT for a name that no key may have, or an unknown scope."""
+    if not NAME.fullmatch(name) or name in RESERVED_NAMES:
+        raise _bad_argument(
+            "name", name, "Use up to 40 of a-z, 0-9, dot, - and _; not owner, stdio or local."
+        )
+    for scope in scopes:
+        if scope not in SCOPES:
+            raise _bad_argument("scope", scope, f"Choose of {', '.join(SCOPES)}.")
+
+
+def _store_new_key(home: Home, key: Key) -> None:
+    """Add a key to those of the home. Raise UserError BAD_ARGUMENT if one has its name already."""
     with hold_keys_lock(home):
         keys = list_keys(home)
-        if any(other.name == name for other in keys):
+        if any(other.name == key.name for other in keys):
             raise _bad_argument(
-                "name", name, f"There is a key of that name: honesmith key remove {name}."
+                "name", key.name, f"There is a key of that name: honesmith key remove {key.name}."
             )
         _write_keys(home, [*keys, key])
-    return key, token
 
 
 def remove_key(home: Home, name: str) -> None:

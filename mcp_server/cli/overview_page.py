@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from engine.core.errors import UserError
 from engine.core.files import write_text
 from engine.core.format import counted
 from engine.evidence.report.html_report import write_report
-from engine.home.rows import TERMINAL, RunRow
+from engine.home.rows import TERMINAL, EnvRow, RunRow
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_value
 from engine.home.store import Store
@@ -61,16 +61,7 @@ def write_page(home: Home) -> Reply:
         envs = store.list_envs(MAX_ROWS)
     _write_missing_reports(home, run_rows)
     runs = [_template_fields(home, row) for row in run_rows]
-    env_rows = [
-        {
-            "id": env.env_id,
-            "kind": env.kind,
-            "train": env.info.get("rows", {}).get("train", 0),
-            "heldout": env.info.get("rows", {}).get("heldout", 0),
-            "audit": env.info.get("audit", ""),
-        }
-        for env in envs
-    ]
+    env_rows = [_env_fields(env) for env in envs]
     # autoescape: names and notes are text that strangers wrote, and must not become HTML.
     text = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
     context = clean_value(
@@ -89,6 +80,17 @@ def _write_missing_reports(home: Home, rows: Sequence[RunRow]) -> None:
         with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError):
             if row.state in TERMINAL and not home.run(row.run_id).report.exists():
                 write_report(home, row.run_id)
+
+
+def _env_fields(env: EnvRow) -> Mapping[str, object]:
+    """What the page shows of an environment version, by the names that the template uses."""
+    return {
+        "id": env.env_id,
+        "kind": env.kind,
+        "train": env.info.get("rows", {}).get("train", 0),
+        "heldout": env.info.get("rows", {}).get("heldout", 0),
+        "audit": env.info.get("audit", ""),
+    }
 
 
 def _template_fields(home: Home, row: RunRow) -> dict[str, str]:

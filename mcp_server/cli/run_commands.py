@@ -101,23 +101,27 @@ def delete_runs(
     located_home = home_of(home)
     deletable = verbs.deletable_runs(located_home, run_ids, force)
     replies, failures = _delete_each(located_home, deletable["run_ids"])
-    warnings = [*deletable.get("warnings", []), *failures]
-    for each in replies:
-        warnings += each.get("warnings", [])
-    freed_bytes = sum(reply["bytes"] for reply in replies)
-    bytes_by_run = {reply["run_id"]: reply["bytes"] for reply in replies}
-    reply: Reply = {
-        "summary": f"{counted(len(replies), 'run')} deleted, {size(freed_bytes)} freed; "
-        "settings, results and spent hours stay on record.",
-        "deleted": bytes_by_run,
-        "bytes": freed_bytes,
-        "warnings": warnings,
-    }
+    reply = _deletion_reply(replies, [*deletable.get("warnings", []), *failures])
     if not as_json:  # people see only the ids: the summary names the bytes already
-        reply["deleted"] = list(bytes_by_run)
+        reply["deleted"] = list(reply["deleted"])
         reply["bytes"] = ""  # is not shown
     show(reply, as_json)
     return FAILED if failures else OK
+
+
+def _deletion_reply(replies: Sequence[Reply], warnings: Sequence[str]) -> Reply:
+    """Sum up the replies about deleted runs. `warnings` come before those of the replies."""
+    freed_bytes = sum(reply["bytes"] for reply in replies)
+    return {
+        "summary": f"{counted(len(replies), 'run')} deleted, {size(freed_bytes)} freed; "
+        "settings, results and spent hours stay on record.",
+        "deleted": {reply["run_id"]: reply["bytes"] for reply in replies},
+        "bytes": freed_bytes,
+        "warnings": [
+            *warnings,
+            *(warning for reply in replies for warning in reply.get("warnings", [])),
+        ],
+    }
 
 
 def _delete_each(home: Home, run_ids: Sequence[str]) -> tuple[list[Reply], list[str]]:

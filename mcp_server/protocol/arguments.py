@@ -45,27 +45,41 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
     schemas: Mapping[str, Any] = tool.parameters.get("properties", {})
     for name in arguments:
         if name not in schemas:
-            hint_text = did_you_mean(name, list(schemas)) + _settings_hint(name, schemas)
-            raise UserError(
-                "UNKNOWN_ARGUMENT",
-                f"{tool.name} has no argument {name!r}",
-                hint=Hint(hint_text, change=_correction(name, arguments[name], schemas)),
-                field=name,
-            )
+            raise _unknown_argument(tool.name, name, arguments[name], schemas)
     given_arguments = without_nulls(arguments)
     for name, value in given_arguments.items():
-        json_type = str(schemas[name].get("type"))
-        if json_type in _CHECKED_TYPES and not _has_json_type(json_type, value):
-            raise UserError(
-                "BAD_ARGUMENT",
-                f"{name}={compact_value(value)} is not {_CHECKED_TYPES[json_type]}",
-                hint=_expected(schemas[name]),
-                field=name,
-            )
+        _check_json_type(name, value, schemas[name])
     try:
         tool.fn_metadata.validate_arguments(given_arguments)
     except ValidationError as error:
         raise _bad_argument(tool.name, schemas, error) from None
+
+
+def _unknown_argument(tool: str, name: str, value: Any, schemas: Mapping[str, Any]) -> UserError:
+    """Make the UNKNOWN_ARGUMENT error for the argument `name`, with the nearest name as hint.
+
+    `schemas`: the schemas of the tool's arguments, by name.
+    """
+    hint_text = did_you_mean(name, list(schemas)) + _settings_hint(name, schemas)
+    return UserError(
+        "UNKNOWN_ARGUMENT",
+        f"{tool} has no argument {name!r}",
+        hint=Hint(hint_text, change=_correction(name, value, schemas)),
+        field=name,
+    )
+
+
+def _check_json_type(name: str, value: Any, schema: Mapping[str, Any]) -> None:
+    """Raise UserError BAD_ARGUMENT for another value where the schema wants a boolean or a
+    number."""
+    json_type = str(schema.get("type"))
+    if json_type in _CHECKED_TYPES and not _has_json_type(json_type, value):
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{name}={compact_value(value)} is not {_CHECKED_TYPES[json_type]}",
+            hint=_expected(schema),
+            field=name,
+        )
 
 
 def _has_json_type(json_type: str, value: Any) -> bool:

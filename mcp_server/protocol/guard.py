@@ -139,12 +139,7 @@ class GuardedServer(MCPServer[Any]):
                 arguments = without_nulls(arguments)
                 # Only a submit that names no cap, by a key whose hours are limited, gets one.
                 cap = await self._check_and_lock_quota(quota_lock, caller, name, arguments)
-                if cap is not None:
-                    arguments["max_gpu_hours"] = cap.hours
-                elif arguments.get("resume") and "max_gpu_hours" not in arguments:
-                    # The resumed run keeps its cap; the tool would fill in its default.
-                    run_id = str(arguments["resume"])
-                    arguments["max_gpu_hours"] = await self._cap_of_resumed_run(run_id)
+                arguments |= await self._missing_cap(cap, arguments)
                 data = await tool.run(arguments, context)
                 if isinstance(data, InputRequiredResult):  # nothing is done before the answer
                     record.result = "asked"
@@ -153,6 +148,21 @@ class GuardedServer(MCPServer[Any]):
                 if cap is not None and cap.warning:
                     data["warnings"] = [*data["warnings"], cap.warning]
         return data
+
+    async def _missing_cap(
+        self, cap: "Cap | None", arguments: Mapping[str, Any]
+    ) -> Mapping[str, float]:
+        """The argument `max_gpu_hours` of a call that needs it and does not name it; otherwise {}.
+
+        `cap` is that of the caller's quota, None where the quota gives the call none.
+        """
+        if cap is not None:
+            return {"max_gpu_hours": cap.hours}
+        if arguments.get("resume") and "max_gpu_hours" not in arguments:
+            # The resumed run keeps its cap; the tool would fill in its default.
+            run_id = str(arguments["resume"])
+            return {"max_gpu_hours": await self._cap_of_resumed_run(run_id)}
+        return {}
 
     def answer(self, data: Any, caller: Key = LOCAL) -> CallToolResult:
         """Make the result of a call that succeeded.

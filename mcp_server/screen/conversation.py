@@ -87,12 +87,7 @@ def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
         _say("(stopped; the question is forgotten)")
         return before, False
     stream.end()
-    for answer in reply["answers"]:
-        for call in answer.get("tool_calls", []):
-            function = call["function"]
-            _say(clean_text(f"(calls {function['name']} with {function['arguments']})"))
-    for warning in reply["warnings"]:
-        _say(clean_text(f"! {warning}"))
+    _say_calls_and_warnings(reply)
     is_cut = any(answer["finish_reason"] in ("length", "timeout") for answer in reply["answers"])
     if is_cut:
         _say("(an empty line goes on)")
@@ -101,6 +96,16 @@ def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
     if not conversation:  # too long to be kept, as a warning has said
         return before, False
     return replace(before, conversation=conversation, system="", messages=()), is_cut
+
+
+def _say_calls_and_warnings(reply: Reply) -> None:
+    """Show the tools that the answers of a reply call, and its warnings."""
+    for answer in reply["answers"]:
+        for call in answer.get("tool_calls", []):
+            function = call["function"]
+            _say(clean_text(f"(calls {function['name']} with {function['arguments']})"))
+    for warning in reply["warnings"]:
+        _say(clean_text(f"! {warning}"))
 
 
 def _chat(home: Home, request: ChatRequest, listener: Listener) -> Reply:

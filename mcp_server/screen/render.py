@@ -284,10 +284,7 @@ def plan(data: Any) -> None:
     if checks_to_mend:
         # False sorts first: the checks that fail, then those that warn.
         out.print(checks(sorted(checks_to_mend, key=lambda item: item["status"] != "fail")))
-    for status, heading in (("pass", "passed"), ("skip", "skipped")):
-        names = ", ".join(str(item["name"]) for item in all_checks if item["status"] == status)
-        if names:
-            out.print(Text(f"{MARKS[status]} {heading}: {names}", style="dim"))
+    _print_check_names(out, all_checks)
     _print_user_settings(out, data.get("settings", {}), data.get("sources", {}))
     if data.get("probe"):
         out.print(field("probe", data["probe"]))
@@ -297,6 +294,14 @@ def plan(data: Any) -> None:
         warning for warning in data.get("warnings", []) if warning not in printed_warnings
     ]
     _print_advice(out, {"warnings": other_warnings, "next": data.get("next", [])})
+
+
+def _print_check_names(out: Console, all_checks: Sequence[Mapping[str, Any]]) -> None:
+    """Print the names of the checks that pass, and of those that were skipped, a line each."""
+    for status, heading in (("pass", "passed"), ("skip", "skipped")):
+        names = ", ".join(str(item["name"]) for item in all_checks if item["status"] == status)
+        if names:
+            out.print(Text(f"{MARKS[status]} {heading}: {names}", style="dim"))
 
 
 def _print_user_settings(

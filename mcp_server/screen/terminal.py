@@ -96,41 +96,56 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
     is a dataclass (a bundle) stands for several arguments or options: typer sees one for each
     field, the function gets the object.
     """
-    bundles: dict[str, type[Any]] = {
-        name: bundle
-        for name, bundle in function.__annotations__.items()
-        if isinstance(bundle, type) and is_dataclass(bundle)
-    }
+    bundles = _bundles_of(function)
 
     @functools.wraps(function)
     def run(**arguments: Any) -> None:
         """Call the function, print its error if it raises one, and exit with the status."""
         as_json = bool(arguments.get("as_json"))
-        # typer passes the fields of each bundle one by one: make the object of them again.
+        # typer passes each field of a bundle as an argument of its own: rebuild the bundle of them.
         for name, bundle in bundles.items():
             values = {option.name: arguments.pop(option.name) for option in fields(bundle)}
             arguments[name] = bundle(**values)
-        try:
-            status = function(**arguments)
-        except UserError as error:
-            print_error(error, as_json)
-            # A home that cannot be used counts as wrong input, because the user has named it.
-            has_work_failed = error.code in _WORK_FAILED and error.field != "home"
-            status = FAILED if has_work_failed else WRONG
-        except KeyboardInterrupt:
-            sys.stderr.write("\nstopped; runs go on\n")
-            status = INTERRUPTED
-        except BrokenPipeError:  # the reader has left, as in `honesmith logs | head`
-            sys.stderr.close()  # or Python would complain there that stdout is broken
-            status = OK
-        except Exception as error:  # noqa: BLE001  the outermost handler of every command
-            print_error(_internal_error(function.__name__, error, arguments.get("home")), as_json)
-            status = FAILED
+        status = _call_and_print_error(function, arguments, as_json)
         raise typer.Exit(status or OK)
 
     if bundles:
         _flatten_signature(run, bundles)
     return run
+
+
+def _bundles_of(function: Callable[..., int | None]) -> dict[str, type[Any]]:
+    """The parameters of a function whose type is a dataclass: name -> that type."""
+    return {
+        name: bundle
+        for name, bundle in function.__annotations__.items()
+        if isinstance(bundle, type) and is_dataclass(bundle)
+    }
+
+
+def _call_and_print_error(
+    function: Callable[..., int | None], arguments: Mapping[str, Any], as_json: bool
+) -> int | None:
+    """Call the function of a command, and print its error if it raises one.
+
+    Returns the exit status; None, which means OK, where the function returned that.
+    """
+    try:
+        return function(**arguments)
+    except UserError as error:
+        print_error(error, as_json)
+        # A home that cannot be used counts as wrong input, because the user has named it.
+        has_work_failed = error.code in _WORK_FAILED and error.field != "home"
+        return FAILED if has_work_failed else WRONG
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped; runs go on\n")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has left, as in `honesmith logs | head`
+        sys.stderr.close()  # or Python would complain there that stdout is broken
+        return OK
+    except Exception as error:  # noqa: BLE001  the outermost handler of every command
+        print_error(_internal_error(function.__name__, error, arguments.get("home")), as_json)
+        return FAILED
 
 
 def _flatten_signature(run: Callable[..., None], bundles: Mapping[str, type[Any]]) -> None:

@@ -100,13 +100,11 @@ def _compare_all(home: Home, exam: EnvRecord, trainings: Sequence[_Training]) ->
     Environment versions that are gone or unreadable are left out and named in the headline.
     """
     overlaps, gone_env_ids = _overlaps(home, exam, [training.env_id for training in trainings])
-    sources: list[Mapping[str, object]] = []
-    for training in trainings:
-        if training.env_id in overlaps:
-            origin = {name: text for name, text in asdict(training).items() if text}
-            overlap = dict(overlaps[training.env_id])
-            del overlap["leaked"]  # listed once for all sources
-            sources.append(origin | overlap)
+    sources = [
+        _source(training, overlaps[training.env_id])
+        for training in trainings
+        if training.env_id in overlaps
+    ]
     leaked = sorted({task for overlap in overlaps.values() for task in overlap["leaked"]})
     if overlaps:
         worst = max(overlaps.values(), key=_severity)
@@ -116,6 +114,13 @@ def _compare_all(home: Home, exam: EnvRecord, trainings: Sequence[_Training]) ->
     if gone_env_ids:
         headline += f"; {', '.join(gone_env_ids)[:120]} is gone and was not compared"
     return Contamination(verdict, leaked, sources, headline)
+
+
+def _source(training: _Training, overlap: Overlap) -> Mapping[str, object]:
+    """A training with its overlap, as an entry of `sources` of a `Contamination`."""
+    origin = {name: text for name, text in asdict(training).items() if text}
+    # The leaked tasks are listed once for all sources.
+    return origin | {name: value for name, value in overlap.items() if name != "leaked"}
 
 
 def _overlaps(

@@ -6,7 +6,7 @@ It is on the disk before the row is written, so a row never points at nothing.
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,14 +68,22 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
         copied = _link_folder(home, files.teacher_adapter, run.teacher_adapter)
         config["teacher"] = {**config["teacher"], "adapter": str(copied)}
     if files.model_adapters:
-        models = [dict(entry) for entry in config["models"]]
-        for index, source in files.model_adapters.items():
-            models[index]["adapter"] = str(_link_folder(home, source, run.model_adapter(index)))
-        config["models"] = models
+        config["models"] = _with_own_adapters(run, config["models"], files.model_adapters)
     if files.contamination is not None:
         write_json(run.contamination, asdict(files.contamination))
     write_json(run.config, config)  # last: it names the other files
     sync_folder(home.runs)
+
+
+def _with_own_adapters(
+    run: RunDir, models: Sequence[Mapping[str, Any]], adapters: Mapping[int, Path]
+) -> list[dict[str, object]]:
+    """Copy the adapters of the models into the run's folder; returns the entries of the models with
+    the paths of the copies. `adapters`: by the models' places in the list."""
+    entries = [dict(entry) for entry in models]
+    for index, source in adapters.items():
+        entries[index]["adapter"] = str(_link_folder(run.home, source, run.model_adapter(index)))
+    return entries
 
 
 def adapters_of(models: list[ModelRef]) -> dict[int, Path]:

@@ -89,15 +89,8 @@ def run_demo(
     Raises:
         UserError: BAD_ARGUMENT for a model that no demo trains.
     """
-    if model not in PLANS:
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"there is no demo of {model!r}",
-            hint=f"Choose one of {', '.join(PLANS)}.",
-            field="model",
-        )
-    demo_home = Home.locate(home)
-    scene = Scene(demo_home, PLANS[model], seed)
+    _check_model(model)
+    scene = Scene(Home.locate(home), PLANS[model], seed)
     console = stage_console(quiet=as_json)
     started = time.monotonic()
     try:
@@ -122,6 +115,17 @@ def run_demo(
     if as_json:
         show(scene.facts, as_json=True)
     return OK if better else FAILED
+
+
+def _check_model(model: str) -> None:
+    """Raise UserError BAD_ARGUMENT for a model that no demo trains."""
+    if model not in PLANS:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"there is no demo of {model!r}",
+            hint=f"Choose one of {', '.join(PLANS)}.",
+            field="model",
+        )
 
 
 async def _run_with_client(scene: Scene, console: Console) -> None:
@@ -163,8 +167,7 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None
     await caller.call("read_rollouts", {"run_id": last.run_id, "pick": "best", "limit": 1})
     comparisons = await _judge(caller, scene, trainings)
     chats = await _ask(caller, scene, trainings)
-    last_of_env = {training.env_id: training for training in trainings}
-    reports = [str(write_report(scene.home, training.run_id)) for training in last_of_env.values()]
+    reports = _write_reports(scene, trainings)
     scene.facts |= {
         "env_id": last.env_id,
         "runs": {each.plan.algorithm: each.run for each in trainings},
@@ -175,6 +178,12 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None
         "reports": reports,
         "report": reports[-1],
     }
+
+
+def _write_reports(scene: Scene, trainings: Sequence["_FinishedTraining"]) -> list[str]:
+    """Write the report of the last run on each environment; returns their paths."""
+    last_of_env = {training.env_id: training for training in trainings}
+    return [str(write_report(scene.home, training.run_id)) for training in last_of_env.values()]
 
 
 @dataclass(frozen=True)

@@ -77,14 +77,7 @@ def show_result(console: Console, plan: DemoPlan, facts: Reply) -> None:
     """
     console.print()
     for name in ("sft", "grpo"):
-        comparison = facts["compared"][name]
-        verdict = str(comparison.get("verdict", "unknown"))
-        line = Text(f"{name:<5}", style="bold")
-        line.append(verdict.replace("_", " "), style=VERDICTS.get(verdict, ""))
-        line.append(f"  {comparison['summary']}")
-        console.print(line, soft_wrap=True)
-        if skills_sentence := facts["kept_skills"][name]:
-            console.print(Text(f"{'':<5} {skills_sentence}", style="dim"), soft_wrap=True)
+        _print_comparison(console, name, facts)
     for training in plan.trainings:
         if training.question:
             console.print()
@@ -98,6 +91,19 @@ def show_result(console: Console, plan: DemoPlan, facts: Reply) -> None:
     for report in facts["reports"]:
         console.print(f"Report:  {report}", soft_wrap=True)
     console.print(f"Time:    {duration(facts['seconds'])}")
+
+
+def _print_comparison(console: Console, algorithm: str, facts: Reply) -> None:
+    """Print how the run of this algorithm compares with its start, and whether other skills
+    suffered, if that was looked at. `facts` is the field of `Scene`."""
+    comparison = facts["compared"][algorithm]
+    verdict = str(comparison.get("verdict", "unknown"))
+    line = Text(f"{algorithm:<5}", style="bold")
+    line.append(verdict.replace("_", " "), style=VERDICTS.get(verdict, ""))
+    line.append(f"  {comparison['summary']}")
+    console.print(line, soft_wrap=True)
+    if skills_sentence := facts["kept_skills"][algorithm]:
+        console.print(Text(f"{'':<5} {skills_sentence}", style="dim"), soft_wrap=True)
 
 
 def _answers(chat: Reply) -> Table:
