@@ -188,6 +188,14 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
             settings_of[candidate.label] = making.choices() | dict(making.setting_values)
     if len(settings_of) < 2:
         return {}
+    return _differing_values(settings_of)
+
+
+def _differing_values(settings_of: Mapping[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+    """Setting -> label -> value, for each setting that is not the same under all labels.
+
+    `settings_of` maps label -> setting -> value, and holds at least two labels.
+    """
     # A dict instead of a set, to keep the order.
     setting_names = dict.fromkeys(name for settings in settings_of.values() for name in settings)
     table: dict[str, dict[str, object]] = {}

@@ -243,10 +243,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     start = better_start(run_dir, config, sides.step, verdict)
     expected, as_expected = _expectation(expect, verdict)
     warnings = [
-        *damaged_answers_warning(run_dir, steps=(0, sides.step or 0)),
-        *contamination_warnings(run_dir),
-        *forgotten,
-        *rescored_warnings(run_dir),
+        *_warnings_about_answers(run_dir, sides, forgotten),
         *_no_halves_warning(sides, checkpoint_count),
         *_cautions(comparison, config, sides.half),
         *reuse_warning(uses, verdict, comparison.outcome.p),
@@ -274,6 +271,19 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
             kept_skills=skills,
         ),
     )
+
+
+def _warnings_about_answers(run_dir: RunDir, sides: Sides, forgotten: Sequence[str]) -> list[str]:
+    """What is wrong with the answers that a training run is judged by.
+
+    `forgotten` are sentences on skills that were lost; they stand between the others.
+    """
+    return [
+        *damaged_answers_warning(run_dir, steps=(0, sides.step or 0)),
+        *contamination_warnings(run_dir),
+        *forgotten,
+        *rescored_warnings(run_dir),
+    ]
 
 
 def _compare_sides(sides: Sides) -> Comparison:
