@@ -265,9 +265,9 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     texts = [reader.shown_line(line.text) for line in lines]
     if position.offset is None:  # the first page, which begins at the end of the file
         texts += _unfinished_lines(reader, path)
+    prints_nothing = not texts and not cursor and reader.matches is None
     next_calls: list[Call] = []
-    if not texts and not cursor and reader.matches is None and row.kind == "train":
-        # A training run may print nothing; its curves show what it did.
+    if prints_nothing and row.kind == "train":  # the curves show what it did
         next_calls = [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
     links = _cursors_of_page(reader, cursor, page, path, position.attempt)
     return ConsolePage(

@@ -304,15 +304,16 @@ class _Finder:
         """
         offers = []
         for other in self.ids:
-            row = self._run_with_id(other.partition("@")[0])
+            run_id, _, _ = other.partition("@")  # without the checkpoint
+            row = self._run_with_id(run_id)
             if row is None or row.kind != "train" or row.model != ref:
                 continue
             run = self.home.run(row.run_id)
             if _reported_rows(run, 0):
-                offers.append(self._start_evaluation(run, row, ref))
+                offers.append(self._offer_of_step_0(run, row, ref))
         return offers
 
-    def _start_evaluation(self, run: RunDir, row: RunRow, ref: str) -> Offer:
+    def _offer_of_step_0(self, run: RunDir, row: RunRow, ref: str) -> Offer:
         """The evaluation at step 0 of a training run, as an offer of its start model `ref`."""
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 

@@ -429,9 +429,9 @@ def _worse_after(facts: Facts, step: int) -> bool:
         return False
     rise = mean(after) - mean(before)
     worsening = rise if has_rows else -rise  # a loss gets worse by rising
-    noise = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
-    # Two standard errors of the difference of two means over so many steps.
-    return worsening > 2 * noise * (2 / limits.LEAST) ** 0.5
+    deviation = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
+    two_standard_errors = 2 * deviation * (2 / limits.LEAST) ** 0.5  # of two means' difference
+    return worsening > two_standard_errors
 
 
 def _values_up_to(points: Sequence[tuple[int, float]], step: int) -> list[float]:
