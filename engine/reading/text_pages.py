@@ -361,7 +361,6 @@ def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
     hint = row.hint or Hint.from_json(recorded.get("hint"))
     hint = Hint(clip(hint.text, _MESSAGE_CHARS), hint.call)
     checkpoint = reader.run.latest_checkpoint()
-    exit_record = read_object(reader.run.exit_record)
     return ShownFailure(
         kind=redact.text(kind),
         message=redact.text(clip(message, _MESSAGE_CHARS)),
@@ -369,10 +368,16 @@ def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
         hint=redact.text(str(hint)),
         call=Call.from_json(redact.value(hint.call.to_json())) if hint.call else None,
         last_checkpoint=checkpoint.name if checkpoint else "",
-        exit=ExitStatus(
-            rc=redact.value(exit_record.get("rc")),
-            signal=redact.value(exit_record.get("signal")),
-        ),
+        exit=_exit_status(reader),
+    )
+
+
+def _exit_status(reader: TextReader) -> ExitStatus:
+    """How the trainer's process ended; its values are None if that was not recorded."""
+    exit_record = read_object(reader.run.exit_record)
+    return ExitStatus(
+        rc=reader.redact.value(exit_record.get("rc")),
+        signal=reader.redact.value(exit_record.get("signal")),
     )
 
 

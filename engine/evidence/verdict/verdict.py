@@ -342,13 +342,7 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     ]
     if len(models) < 2 or measure is None:
         reason = _reason_for_no_comparison(run_dir, model_count=len(models))
-        return Verdict(
-            comparison=without_evidence(measure, reason),
-            summary=_level_sentence(levels, measure),
-            warnings=common_warnings,
-            next_calls=[Call("read_rollouts", {"run_id": run_dir.id})],
-            evaluation=EvaluationFacts(levels),
-        )
+        return _verdict_on_levels(run_dir.id, levels, measure, reason, common_warnings)
     evaluation_counts = _counts_of_evaluations(run_dir, config, list(models))
     comparisons = _comparisons_with_first(models, list(evaluation_counts.values()))
     main = max(comparisons, key=lambda item: item.comparison.lead)
@@ -367,6 +361,23 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
             main=main,
             flips=flips_of(main.comparison, models[main.against], models[main.model], redact),
         ),
+    )
+
+
+def _verdict_on_levels(
+    run_id: str,
+    levels: Sequence[ModelLevel],
+    measure: Measure | None,
+    reason: str,
+    warnings: list[str],
+) -> Verdict:
+    """The verdict "unknown" on an evaluation in which nothing can be compared, for `reason`."""
+    return Verdict(
+        comparison=without_evidence(measure, reason),
+        summary=_level_sentence(levels, measure),
+        warnings=warnings,
+        next_calls=[Call("read_rollouts", {"run_id": run_id})],
+        evaluation=EvaluationFacts(levels),
     )
 
 
