@@ -99,8 +99,7 @@ def curves_page(
     metrics = load_metrics(run.metrics)
     selected_columns = _selected_columns(metrics, keys, matches)
     shown_columns = selected_columns[:_MOST_KEYS]
-    shows_heldout = any(name.startswith("heldout_") for name in shown_columns)
-    heldout = choosing(run) if shows_heldout else None
+    heldout = _half_behind(run, shown_columns)
     lines = thin(metrics.lines, shown_columns, min(POINTS, limit))
     curves = {name: metrics.curve(name) for name in shown_columns}
     hidden_columns = [clean_text(name) for name in metrics.columns if name not in shown_columns]
@@ -124,6 +123,12 @@ def curves_page(
         warnings=_curve_warnings(metrics, selected_count=len(selected_columns)),
     )
     return _shorten_to_fit(page)
+
+
+def _half_behind(run: RunDir, columns: Sequence[str]) -> ChoosingHalf | None:
+    """The tasks that `heldout_*` is measured on; None if no such metric is among `columns`."""
+    shows_heldout = any(name.startswith("heldout_") for name in columns)
+    return choosing(run) if shows_heldout else None
 
 
 def _selected_columns(metrics: Metrics, keys: Sequence[str], matches: Matches | None) -> list[str]:

@@ -82,11 +82,7 @@ def sft_row(
     # Lazily: of a large dataset a row is read when it is asked for.
     rows_with_answer = (row for row in rows if row["split"] == "train" and row.get("gold"))
     for row in islice(rows_with_answer, _MAX_ROWS):
-        tools_of_row = (row.get("metadata") or {}).get("tools") or tools
-        try:
-            chats = tokenizer.format().rows(row["gold"], tools_of_row, settings.thinking)
-        except TemplateError:
-            continue
+        chats = _tokenized_turns(row, tools, tokenizer, settings)
         too_long = [chat for chat in chats if len(chat.ids) > settings.max_length]
         if chats and (preview is None or too_long):
             shown_chat = too_long[0] if too_long else chats[-1]
@@ -96,6 +92,20 @@ def sft_row(
         if too_long:
             break
     return preview
+
+
+def _tokenized_turns(
+    row: TaskRow, tools: list[ToolSchema], tokenizer: tokens.ChatTokenizer, settings: SFTSettings
+) -> list[TokenizedChat]:
+    """What is trained of one conversation; [] where the chat template refuses it.
+
+    `tools` are the tool schemas of a row that has none of its own.
+    """
+    tools_of_row = (row.get("metadata") or {}).get("tools") or tools
+    try:
+        return tokenizer.format().rows(row["gold"], tools_of_row, settings.thinking)
+    except TemplateError:
+        return []
 
 
 def _preview(

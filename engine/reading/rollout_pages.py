@@ -180,11 +180,19 @@ def fit(
     if shown_items and chars_of(page_of(shown_items)) > max_chars:
         shown_items = [shorten(shown_items[0], max_chars - _CUT_CHARS)]
         warnings = ["One rollout alone was too long and is cut; see max_chars."]
-    next_cursor = ""
-    next_skip = reading.start.skip + len(shown_items)
-    if shown_items and next_skip < total:
-        next_cursor = f"{reading.query.pick}:{step_mark}:{next_skip}"
+    next_cursor = _cursor_after(reading, len(shown_items), total, step_mark)
     return Fitted(shown_items, warnings, next_cursor)
+
+
+def _cursor_after(reading: Reading, shown_count: int, total: int, step_mark: str) -> str:
+    """The cursor of the page after one with `shown_count` items; "" if nothing follows.
+
+    `total` and `step_mark` are those of `fit`.
+    """
+    next_skip = reading.start.skip + shown_count
+    if not shown_count or next_skip >= total:
+        return ""
+    return f"{reading.query.pick}:{step_mark}:{next_skip}"
 
 
 def mark_of(step: int, *, all_steps: bool = False) -> str:

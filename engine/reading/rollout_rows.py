@@ -85,12 +85,14 @@ def source_of(reading: Reading) -> Source:
     """Read the rows that the query chooses from.
 
     These are the rows of all training steps if the cursor says so, or if the query names no step
-    but its filter uses `step`; else the rows of one step. Raises UserError NO_EVALUATION if there
-    are none yet, BAD_ARGUMENT for a step without rows.
+    but its filter uses `step`. Else, and for a run without rollouts of training, they are the rows
+    of one step. Raises UserError NO_EVALUATION if there are none yet, BAD_ARGUMENT for a step
+    without rows.
     """
-    query, start = reading.query, reading.start
-    all_steps = start.all_steps or (start.step == -1 and _filters_by_step(query.where))
-    if all_steps and reading.run.rollout_steps():
+    start = reading.start  # where the page begins: from the cursor, else from the query
+    names_no_step = start.step == -1
+    wants_all_steps = start.all_steps or (names_no_step and _filters_by_step(reading.query.where))
+    if wants_all_steps and reading.run.rollout_steps():
         return _rollouts_of_all_steps(reading)
     return _rows_of_one_step(reading)
 

@@ -146,18 +146,26 @@ def _summary(
     """
     rows_text = _name_of_picked_rows(reading.query.pick, source.description)
     sentence = f"{shown_count} of {picked_count} {rows_text} in {reading.row.run_id}"
-    rewards = rewards_of(matching_rows)
-    failed_count = sum(bool(row.error) for row in matching_rows)
+    return f"{sentence}{_reward_text(matching_rows, trained=source.trained)}."
+
+
+def _reward_text(rows: Sequence[Row], *, trained: bool) -> str:
+    """The mean reward and the failed scorings of rows, as the end of a sentence.
+
+    Training (`trained`) leaves rows that could not be scored out of the mean; an evaluation counts
+    each as reward 0.
+    """
+    text = ""
+    rewards = rewards_of(rows)
+    failed_count = sum(bool(row.error) for row in rows)
     if rewards:
-        # Rows that could not be scored: training leaves them out of the mean, an evaluation counts
-        # each as reward 0.
-        mean_count = len(rewards) if source.trained else len(rewards) + failed_count
-        sentence += f"; mean reward {math.fsum(rewards) / mean_count:.3g} over {mean_count}"
+        mean_count = len(rewards) if trained else len(rewards) + failed_count
+        text += f"; mean reward {math.fsum(rewards) / mean_count:.3g} over {mean_count}"
     if failed_count:
-        sentence += f"; {failed_count} could not be scored"
+        text += f"; {failed_count} could not be scored"
     if failed_count and rewards:
-        sentence += " (left out)" if source.trained else " (reward 0)"
-    return sentence + "."
+        text += " (left out)" if trained else " (reward 0)"
+    return text
 
 
 def _name_of_picked_rows(pick: str, description: str) -> str:

@@ -265,9 +265,9 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     texts = [reader.shown_line(line.text) for line in lines]
     if position.offset is None:  # the first page, which begins at the end of the file
         texts += _unfinished_lines(reader, path)
+    prints_nothing = not texts and not cursor and reader.matches is None
     next_calls: list[Call] = []
-    if not texts and not cursor and reader.matches is None and row.kind == "train":
-        # A training run may print nothing; its curves show what it did.
+    if prints_nothing and row.kind == "train":  # the curves show what it did
         next_calls = [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
     links = _cursors_of_page(reader, cursor, page, path, position.attempt)
     return ConsolePage(
@@ -361,7 +361,6 @@ def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
     hint = row.hint or Hint.from_json(recorded.get("hint"))
     hint = Hint(clip(hint.text, _MESSAGE_CHARS), hint.call)
     checkpoint = reader.run.latest_checkpoint()
-    exit_record = read_object(reader.run.exit_record)
     return ShownFailure(
         kind=redact.text(kind),
         message=redact.text(clip(message, _MESSAGE_CHARS)),
@@ -369,10 +368,16 @@ def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
         hint=redact.text(str(hint)),
         call=Call.from_json(redact.value(hint.call.to_json())) if hint.call else None,
         last_checkpoint=checkpoint.name if checkpoint else "",
-        exit=ExitStatus(
-            rc=redact.value(exit_record.get("rc")),
-            signal=redact.value(exit_record.get("signal")),
-        ),
+        exit=_exit_status(reader),
+    )
+
+
+def _exit_status(reader: TextReader) -> ExitStatus:
+    """How the trainer's process ended; its values are None if that was not recorded."""
+    exit_record = read_object(reader.run.exit_record)
+    return ExitStatus(
+        rc=reader.redact.value(exit_record.get("rc")),
+        signal=reader.redact.value(exit_record.get("signal")),
     )
 
 

@@ -192,11 +192,7 @@ class _Finder:
         # The id of an evaluation run stands for all models of that evaluation, and for no other.
         if row is not None and row.kind != "train" and not files_deleted:
             return [self._offer_of_evaluation(row, self.home.run(name).find_config())]
-        offers = [
-            self._offer_of_evaluation(evaluation, config, only_model=ref)
-            for evaluation, config in self.evaluations
-            if config is not None and ref in config.model_refs
-        ]
+        offers = self._offers_of_evaluations(ref)
         if row is not None and row.kind == "train" and not files_deleted:
             # First in the list, so that a run's own evaluation is preferred.
             offers = self._own_evaluation_offers(row, checkpoint) + offers
@@ -208,6 +204,14 @@ class _Finder:
             run_id = self.store.get_run(name).run_id  # or RUN_NOT_FOUND, naming the nearest id
             return self.offers(f"{run_id}@{checkpoint}" if checkpoint else run_id)
         raise self._not_evaluated(ref, row, files_deleted)
+
+    def _offers_of_evaluations(self, ref: str) -> list[Offer]:
+        """The past evaluation runs that asked the model `ref`, each as an offer of it alone."""
+        return [
+            self._offer_of_evaluation(evaluation, config, only_model=ref)
+            for evaluation, config in self.evaluations
+            if config is not None and ref in config.model_refs
+        ]
 
     def _not_evaluated(self, ref: str, row: RunRow, files_deleted: bool) -> UserError:
         """The error for a model without evaluation; `row` is the run of `ref`.
@@ -304,15 +308,16 @@ class _Finder:
         """
         offers = []
         for other in self.ids:
-            row = self._run_with_id(other.partition("@")[0])
+            run_id, _, _ = other.partition("@")  # without the checkpoint
+            row = self._run_with_id(run_id)
             if row is None or row.kind != "train" or row.model != ref:
                 continue
             run = self.home.run(row.run_id)
             if _reported_rows(run, 0):
-                offers.append(self._start_evaluation(run, row, ref))
+                offers.append(self._offer_of_step_0(run, row, ref))
         return offers
 
-    def _start_evaluation(self, run: RunDir, row: RunRow, ref: str) -> Offer:
+    def _offer_of_step_0(self, run: RunDir, row: RunRow, ref: str) -> Offer:
         """The evaluation at step 0 of a training run, as an offer of its start model `ref`."""
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 

@@ -203,9 +203,7 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
         UserError: BAD_ARGUMENT (too few or too many ids or models), RUN_NOT_FOUND, NO_EVALUATION,
             or NOT_COMPARABLE (environments or sampling settings differ).
     """
-    candidates, warnings = find_candidates(home, _checked_ids(ids), env_id)
-    candidates, contamination_notes = _without_contaminated(home, candidates)
-    candidates = with_seeds_joined(home, candidates)
+    candidates, warnings = _candidates_to_compare(home, ids, env_id)
     first, others = candidates[0], candidates[1:]
     measure = measure_of(*(candidate.rows for candidate in candidates))
     evaluation_counts = [_times_compared(home, first, other) for other in others]
@@ -224,7 +222,6 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
         flips=flip_examples(main.comparison, first.rows, main.other.rows, redact),
         warnings=[
             *warnings,
-            *contamination_notes,
             *more_evidence.notes,
             *pair_warnings(max(evaluation_counts)),
             *_cautions(home, candidates, [contest.comparison for contest in contests]),
@@ -232,6 +229,15 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
         next_calls=[*more_evidence.calls, show_flips],
     )
     return _within_limit(standing)
+
+
+def _candidates_to_compare(
+    home: Home, ids: Sequence[str], env_id: str
+) -> tuple[list[Candidate], list[str]]:
+    """(the candidates, warnings), without contaminated tasks and with the seeds joined."""
+    candidates, warnings = find_candidates(home, _checked_ids(ids), env_id)
+    candidates, contamination_notes = _without_contaminated(home, candidates)
+    return with_seeds_joined(home, candidates), [*warnings, *contamination_notes]
 
 
 def _contests(
@@ -426,11 +432,8 @@ def _larger_evaluation(
     if split != "heldout":  # else it is the default
         arguments["split"] = split
     if split_size is None or len(_asked_tasks(home, first, other)) < split_size:
-        # Twice as many as now, where it is not known how many it takes.
-        rows_wanted = max(_FEWEST_ROWS, rows_needed or 2 * comparison.outcome.n)
-        most_rows = _MOST_ROWS if split_size is None else split_size
-        rows_to_ask = min(rows_wanted, most_rows)
-        return Evidence(calls=[Call("evaluate", arguments | {"rows": rows_to_ask})])
+        rows = _rows_to_ask(rows_needed, comparison.outcome.n, split_size)
+        return Evidence(calls=[Call("evaluate", arguments | {"rows": rows})])
     all_used = f"All {split_size} rows of the {split} split are used"
     attempts = _attempts_needed(first, other, measure, comparison.outcome.margin)
     if attempts is not None:
@@ -440,6 +443,16 @@ def _larger_evaluation(
     split_name = "held-out" if split == "heldout" else split
     rows_to_add = more_rows(rows_needed, split_size, split_name)
     return Evidence([f"{all_used}: {rows_to_add}."], [Call("push_env", {"path": "..."})])
+
+
+def _rows_to_ask(needed: int | None, compared: int, split_size: int | None) -> int:
+    """How many rows another evaluation should ask; no more than the split has.
+
+    `needed` is how many would decide, `compared` how many were compared. Where it is not known how
+    many are needed, twice as many as now.
+    """
+    wanted = max(_FEWEST_ROWS, needed or 2 * compared)
+    return min(wanted, _MOST_ROWS if split_size is None else split_size)
 
 
 def _evaluated_split(home: Home, candidate: Candidate) -> str:

@@ -57,14 +57,32 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
     several_seeds = len(members_before) > 1 or len(members_after) > 1
     if not several_seeds or comparison.outcome.diff is None or measure is None:
         return comparison
+    outcomes = _verdicts_over_seeds(comparison, measure, members_before, members_after)
+    # A verdict over seeds has no reason. One with a reason is still that of the rows, for which it
+    # is known already whether failed rows decide.
+    is_verdict_of_rows = bool(outcomes[0].reason)
+    errors_decide = comparison.errors_decide and is_verdict_of_rows
+    comparison = replace(comparison, outcome=outcomes[0], errors_decide=errors_decide)
+    return inconclusive_if_errors_decide(comparison, outcomes[-1])
+
+
+def _verdicts_over_seeds(
+    comparison: Comparison,
+    measure: Measure,
+    members_before: Sequence[Candidate],
+    members_after: Sequence[Candidate],
+) -> list[PairedVerdict]:
+    """The verdict on several seeds for each value that a failed row can be counted as.
+
+    Left out first, then 0, if any row failed. If the verdicts differ, the failed rows decide.
+    `comparison` is the one of the rows.
+    """
     # A common task id can only be given to the rows of all members at once.
     members = (*members_before, *members_after)
     rows_of_members = with_one_id_per_prompt(*(member.rows for member in members))
     rows_before = rows_of_members[: len(members_before)]
     rows_after = rows_of_members[len(members_before) :]
-    # One verdict for each value that a failed row can be counted as: left out first, then 0. If
-    # they differ, the failed rows decide.
-    outcomes = [
+    return [
         _verdict_over_seeds(
             comparison,
             means_before=[_task_means(rows, measure, value_of_failure) for rows in rows_before],
@@ -72,12 +90,6 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
         )
         for value_of_failure in values_of_failures(measure, *rows_of_members)
     ]
-    # A verdict over seeds has no reason. One with a reason is still that of the rows, for which it
-    # is known already whether failed rows decide.
-    is_verdict_of_rows = bool(outcomes[0].reason)
-    errors_decide = comparison.errors_decide and is_verdict_of_rows
-    comparison = replace(comparison, outcome=outcomes[0], errors_decide=errors_decide)
-    return inconclusive_if_errors_decide(comparison, outcomes[-1])
 
 
 def _configuration_key(home: Home, candidate: Candidate) -> str:

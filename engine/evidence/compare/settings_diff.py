@@ -188,6 +188,14 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
             settings_of[candidate.label] = making.choices() | dict(making.setting_values)
     if len(settings_of) < 2:
         return {}
+    return _differing_values(settings_of)
+
+
+def _differing_values(settings_of: Mapping[str, dict[str, object]]) -> dict[str, dict[str, object]]:
+    """Setting -> label -> value, for each setting that is not the same under all labels.
+
+    `settings_of` maps label -> setting -> value, and holds at least two labels.
+    """
     # A dict instead of a set, to keep the order.
     setting_names = dict.fromkeys(name for settings in settings_of.values() for name in settings)
     table: dict[str, dict[str, object]] = {}
@@ -215,21 +223,29 @@ def _trainings_between(
     if first_making.run_id and first_making.run_id == second_making.run_id:
         same_checkpoint = (first.step, first.label) == (second.step, second.label)
         return [] if same_checkpoint else ["checkpoint"]
-    for descendant, ancestor, ancestor_label in (
-        (first_making, second_making, second.label),
-        (second_making, first_making, first.label),
-    ):
-        ancestor_names = ancestors(home, descendant)
-        name = ancestor.run_id or ancestor_label  # a base model has no run
-        if name in ancestor_names:
-            runs_between = ancestor_names[: ancestor_names.index(name)]
-            return [f"training of {run_id}" for run_id in runs_between]
+    trainings = _trainings_since(home, first_making, second_making.run_id or second.label)
+    if trainings is None:
+        trainings = _trainings_since(home, second_making, first_making.run_id or first.label)
+    if trainings is not None:
+        return trainings
     if first_making.config and second_making.config:
         return None
     trainings = [
         f"training of {making.run_id}" for making in (first_making, second_making) if making.config
     ]
     return ["base model", *trainings]
+
+
+def _trainings_since(home: Home, descendant: Making, ancestor: str) -> list[str] | None:
+    """The trainings that a model went through since an ancestor; None where it is no ancestor.
+
+    `ancestor` is the id of a run, or the name of a base model.
+    """
+    ancestor_names = ancestors(home, descendant)
+    if ancestor not in ancestor_names:
+        return None
+    runs_between = ancestor_names[: ancestor_names.index(ancestor)]
+    return [f"training of {run_id}" for run_id in runs_between]
 
 
 def _was_chosen(making: Making, name: str) -> bool:

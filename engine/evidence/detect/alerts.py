@@ -126,26 +126,34 @@ class Watch:
         self.lines.append({"step": step, **values})
         self._add_view(view_of(step, rollouts, self.settings))
         self._trim()
-        if self._beginning is None:  # read once: step 0 was evaluated before the first step
-            exam = first_exam(self.run, self.settings)
-            self._beginning = _Beginning(exam, gold_tokens(self.run))
+        beginning = self._read_beginning()
         if evaluated:
             self._against_start = evaluation_against_start(
                 self.run, step, evaluated, planned=self._planned_evaluations()
             )
-        facts = Facts(
+        findings = find_all(self._facts(beginning), live=True)
+        return self._update_alerts({finding.id: finding for finding in findings})
+
+    def _read_beginning(self) -> _Beginning:
+        """What step 0 shows; read once, as it was evaluated before the first step."""
+        if self._beginning is None:
+            exam = first_exam(self.run, self.settings)
+            self._beginning = _Beginning(exam, gold_tokens(self.run))
+        return self._beginning
+
+    def _facts(self, beginning: _Beginning) -> Facts:
+        """What the detectors read: all that is known of the run so far."""
+        return Facts(
             self.algorithm,
             self.settings,
             self.lines,
             self.views,
             exam_tasks=self.exam_tasks,
             training_rows=self.training_rows,
-            exam_start=self._beginning.exam,
+            exam_start=beginning.exam,
             against_start=self._against_start,
-            gold_tokens=self._beginning.gold_tokens,
+            gold_tokens=beginning.gold_tokens,
         )
-        findings = find_all(facts, live=True)
-        return self._update_alerts({finding.id: finding for finding in findings})
 
     def _update_alerts(
         self, findings_now: Mapping[str, Finding]

@@ -241,8 +241,12 @@ def _chosen_steps(run: RunDir) -> list[int]:
     mean_bytes = max(1, sum(file_bytes[step] for step in middle_steps) // len(middle_steps))
     steps_that_fit = bytes_left // mean_bytes
     count = min(len(middle_steps), steps_that_fit)
-    chosen_middle = {middle_steps[i * len(middle_steps) // count] for i in range(count)}
-    return sorted(always_read | chosen_middle)
+    return sorted(always_read | _evenly_chosen(middle_steps, count))
+
+
+def _evenly_chosen(steps: Sequence[int], count: int) -> set[int]:
+    """`count` of the steps, at even distances; none for 0."""
+    return {steps[i * len(steps) // count] for i in range(count)}
 
 
 def _rollout_bytes(run: RunDir, step: int) -> int:

@@ -178,15 +178,8 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
 
     None where the run has learnt to solve a good part of its tasks: that costs entropy too.
     """
-    entropies = facts.series("entropy")
-    if len(entropies) < limits.WINDOW + limits.ENTROPY_FLAT_STEPS:
-        return None
-    entropy_start, entropy = mean(entropies[:START_STEPS]), mean(entropies[-limits.LEAST :])
-    low_entropy = limits.ENTROPY_LEFT * entropy_start
-    if entropy_start < limits.ENTROPY_FROM or entropy >= low_entropy:
-        return None
-    steps_since = _steps_since_below(entropies, low_entropy)
-    if steps_since < limits.ENTROPY_FLAT_STEPS:
+    fall = _lasting_entropy_fall(facts.series("entropy"))
+    if fall is None:
         return None
     solved_shares = facts.view_values("solved_share") or facts.series("heldout_success")
     if len(solved_shares) < 2:
@@ -195,23 +188,49 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
     solved_end = mean(solved_shares[-limits.LEAST :])
     if _went_a_good_part(solved_start, solved_end) or _nearly_all_solved(solved_end):
         return None
-    if _still_rising(facts, steps_since):
+    if _still_rising(facts, fall.steps_since):
         return None
     evidence = {
-        "entropy_start": entropy_start,
-        "entropy": entropy,
-        "entropy_left": entropy / entropy_start,
-        "flat_steps": steps_since,
+        "entropy_start": fall.start,
+        "entropy": fall.end,
+        "entropy_left": fall.end / fall.start,
+        "flat_steps": fall.steps_since,
         "solved_start": solved_start,
         "solved": solved_end,
         "distinct_in_group": recent_mean(facts.view_values("distinct_share")),
     }
     sentence = (
-        f"Entropy fell to {entropy / entropy_start:.0%} of its start, and in the {steps_since} "
-        f"steps since the share of right answers stays at {solved_end:.0%}."
+        f"Entropy fell to {fall.end / fall.start:.0%} of its start, and in the "
+        f"{fall.steps_since} steps since the share of right answers stays at {solved_end:.0%}."
     )
     lever = _lower_rate(facts, parts=2, why="and go on from a step before the fall")
     return Finding("entropy_collapse", sentence, evidence, lever, playbook="stalls", pick="group")
+
+
+@dataclass(frozen=True)
+class _EntropyFall:
+    """The entropy at the start and at the end, and the steps since it fell."""
+
+    start: float
+    end: float
+    steps_since: int
+
+
+def _lasting_entropy_fall(entropies: Sequence[float]) -> _EntropyFall | None:
+    """The fall of an entropy that was high enough, fell and stayed low for long; else None.
+
+    `entropies` has a value for each step.
+    """
+    if len(entropies) < limits.WINDOW + limits.ENTROPY_FLAT_STEPS:
+        return None
+    start, end = mean(entropies[:START_STEPS]), mean(entropies[-limits.LEAST :])
+    low_entropy = limits.ENTROPY_LEFT * start
+    if start < limits.ENTROPY_FROM or end >= low_entropy:
+        return None
+    steps_since = _steps_since_below(entropies, low_entropy)
+    if steps_since < limits.ENTROPY_FLAT_STEPS:
+        return None
+    return _EntropyFall(start, end, steps_since)
 
 
 def _went_a_good_part(solved_start: float, solved_end: float) -> bool:

@@ -109,12 +109,10 @@ def too_short(facts: Facts) -> Finding | None:
     if not solved_shares or max(solved_shares) > limits.SOLVED_NEVER:
         return None
     curve = facts.curve("heldout_loss")
-    if len(curve) < limits.OVERFIT_EVALS:
-        return None
     losses = [loss for _, loss in curve]
-    first_loss, halfway_loss, last_loss = losses[0], losses[(len(losses) - 1) // 2], losses[-1]
-    if last_loss > min(losses) or last_loss > (1 - limits.STILL_FALLING) * halfway_loss:
+    if not _still_falls(losses):
         return None
+    first_loss, halfway_loss, last_loss = losses[0], _halfway(losses), losses[-1]
     last_step, _ = curve[-1]
     evidence = {
         "heldout_loss_start": first_loss,
@@ -130,6 +128,23 @@ def too_short(facts: Facts) -> Finding | None:
     )
     lever = setting_lever("steps", facts.settings.steps, 2 * last_step, "nothing says it is done")
     return Finding("too_short", sentence, evidence, lever, playbook="sft", pick="best")
+
+
+def _still_falls(losses: Sequence[float]) -> bool:
+    """Whether the last loss is the lowest, and clearly below the one halfway.
+
+    False where there are too few losses to tell.
+    """
+    if len(losses) < limits.OVERFIT_EVALS:
+        return False
+    last_loss = losses[-1]
+    is_lowest = last_loss <= min(losses)
+    return is_lowest and last_loss <= (1 - limits.STILL_FALLING) * _halfway(losses)
+
+
+def _halfway(values: Sequence[float]) -> float:
+    """The value in the middle of a series; of two in the middle the earlier one."""
+    return values[(len(values) - 1) // 2]
 
 
 def no_update(facts: Facts) -> Finding | None:
@@ -414,9 +429,9 @@ def _worse_after(facts: Facts, step: int) -> bool:
         return False
     rise = mean(after) - mean(before)
     worsening = rise if has_rows else -rise  # a loss gets worse by rising
-    noise = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
-    # Two standard errors of the difference of two means over so many steps.
-    return worsening > 2 * noise * (2 / limits.LEAST) ** 0.5
+    deviation = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
+    two_standard_errors = 2 * deviation * (2 / limits.LEAST) ** 0.5  # of two means' difference
+    return worsening > two_standard_errors
 
 
 def _values_up_to(points: Sequence[tuple[int, float]], step: int) -> list[float]:

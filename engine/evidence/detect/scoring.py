@@ -40,25 +40,34 @@ def reward_errors(facts: Facts) -> Finding | None:
     Judged are the last steps of a run that samples (all steps while they are few), and the last
     held-out answers of other runs. None where scoring works.
     """
-    if facts.algorithm in SAMPLING_ALGORITHMS:
-        error_shares = facts.recent("reward_errors") or facts.series("reward_errors")
-    else:
-        view = facts.last_answers
-        error_shares = [view.error_share] if view is not None else []
+    error_shares = _scoring_error_shares(facts)
     error_share = mean(error_shares) if error_shares else 0.0
     scoring_ended_run = facts.failure_kind == "reward"
     if not scoring_ended_run and error_share <= limits.REWARD_ERRORS:
         return None
     evidence: dict[str, object] = {"reward_errors": error_share}
-    if scoring_ended_run and facts.failure is not None:
-        evidence["error"] = facts.failure.evidence[:_ERROR_CHARS]
     sentence = f"Scoring failed on {error_share:.0%} of the answers of the last steps."
-    if scoring_ended_run and not error_shares:
-        sentence = "Scoring failed on too many answers before a step was done."
+    if scoring_ended_run:
+        if facts.failure is not None:
+            evidence["error"] = facts.failure.evidence[:_ERROR_CHARS]
+        if not error_shares:
+            sentence = "Scoring failed on too many answers before a step was done."
     lever = edit_lever("score(): mend it for the answers shown, push again")
     return Finding(
         "reward_errors", sentence, evidence, lever, playbook="rewards", pick="error", root=True
     )
+
+
+def _scoring_error_shares(facts: Facts) -> list[float]:
+    """The shares of answers whose scoring failed, by step, of the steps that are judged.
+
+    Of a run that samples these are the last steps, or all of them while they are few. Other runs
+    have one share, of their last held-out answers; [] where nothing was answered.
+    """
+    if facts.algorithm in SAMPLING_ALGORITHMS:
+        return facts.recent("reward_errors") or facts.series("reward_errors")
+    view = facts.last_answers
+    return [view.error_share] if view is not None else []
 
 
 def scorer_moves(facts: Facts) -> Finding | None:

@@ -165,7 +165,7 @@ def _contamination_text(overlap: Contamination) -> str:
 def _sources_table(sources: Sequence[SharedRows]) -> blocks.Table:
     """The table of what was trained on, with how many held-out tasks each kind of match is of."""
     matches = ("same text", "same words", "long sequence")  # in the order of `KINDS`
-    heads = ("trained on", "by", "rows", "tasks held out", *matches)
+    heads = ("trained on", "by", "rows", "tasks held out", *matches)  # by: which run
     styles = ("name", "", "num rest", "num", "num", "num", "num")
     return blocks.Table(heads, [_source_row(source) for source in sources], styles)
 
@@ -287,7 +287,8 @@ def provenance(dossier: Dossier) -> Section | None:
         blocks.Steps(links, "chain"),
         blocks.Paragraph(line_in_markdown, shown_in="markdown"),
     ]
-    return Section(title="", short="Chain", blocks=section_blocks)  # goes on below the lineage
+    # No title: on the page this continues the section on the lineage.
+    return Section(title="", short="Chain", blocks=section_blocks)
 
 
 def hashes(dossier: Dossier) -> Section | None:

@@ -1,8 +1,9 @@
 """Numbers without a judgement: intervals, tests, power, rows as sides, shared rows. The ground of
 the other folders of the evidence; start with `inference.py` and `results.py`.
 
+    bootstrap.py      a mean over tasks, with interval and p by resampling
     distributions.py  normal, binomial, on the standard library
-    inference.py      Wilson, McNemar, bootstrap, smallest detectable gap, the paired verdict
+    inference.py      Wilson, McNemar, Tango, smallest detectable gap, the paired verdict
     learnability.py   what sampled answers of a base say about training on them
     overlap.py        held-out tasks in training rows: exact, normalised, by word sequences
     power.py          how many tasks or attempts would show a change worth having

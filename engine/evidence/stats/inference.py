@@ -7,25 +7,17 @@ scipy and against simulation in tests/engine/evidence/stats/test_inference.py.
 """
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from engine.evidence.stats.distributions import (
-    binomial_cdf,
-    log_binomial,
-    normal_quantile,
-    normal_tail,
-    t_cdf,
-    t_quantile,
-)
+from engine.evidence.stats.bootstrap import RESAMPLES, paired_bootstrap
+from engine.evidence.stats.distributions import binomial_cdf, log_binomial, normal_quantile
 
 ALPHA = 0.05
 POWER = 0.8
 MARGIN = 0.05  # a difference this small (5 points, or 5 % of the rewards' span) is no difference
 MAX_ERROR_SHARE = 0.05  # above it the scorer is being measured, not the model
-RESAMPLES = 4000  # about a hundred of them lie beyond each end of a 95 % interval
 NEGLIGIBLE = 1e-9  # the end of an interval this near to 0 is rounding
 FEWEST_TASKS = 10  # below it a bootstrap interval means nothing
 
@@ -52,16 +44,6 @@ class Interval:
     def with_zero(self) -> "Interval":
         """The interval, extended so that it contains 0; unchanged where it does already."""
         return Interval(min(self.low, 0.0), max(self.high, 0.0))
-
-
-@dataclass(frozen=True)
-class Bootstrap:
-    """A mean over tasks with its bootstrap interval and two-sided p for a mean of 0."""
-
-    mean: float
-    low: float
-    high: float
-    p: float
 
 
 def wilson(k: int, n: int, confidence: float = 0.95) -> Interval:
@@ -143,72 +125,6 @@ def _score_bound(b: int, c: int, n: int, z: float, *, low: float, high: float) -
         else:
             high = middle
     return 0.5 * (low + high)
-
-
-def paired_bootstrap(
-    diffs_by_task: Mapping[str, Sequence[float]],
-    seed: int = 0,
-    *,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-) -> Bootstrap:
-    """The mean paired difference over tasks, with interval and p value by a bootstrap over tasks.
-
-    The attempts of a task are averaged first: more attempts sharpen a task's own value but are
-    no new tasks. The percentile interval is widened to what Student's t asks for at this number of
-    tasks (the expanded percentile interval, Hesterberg 2015), and p comes from the same scale.
-
-    Where all tasks differ by the same amount there is nothing to resample. Both ends of the
-    interval are then that amount, and p is 0; p is 1 for a single task or an amount of 0.
-
-    Args:
-        diffs_by_task: task id -> one difference per attempt, at least one.
-        seed: of the resampling. The same seed gives the same result in whatever order the tasks
-            come.
-        confidence: coverage of the interval, 0.95 for a 95 % interval.
-        resamples: how many means are drawn.
-
-    Raises ValueError without tasks.
-    """
-    means = [
-        math.fsum(diffs_by_task[task]) / len(diffs_by_task[task]) for task in sorted(diffs_by_task)
-    ]
-    n = len(means)
-    if n == 0:
-        raise ValueError("paired_bootstrap needs at least one task")
-    centre = math.fsum(means) / n
-    if n == 1 or min(means) == max(means):
-        p = 0.0 if n > 1 and centre != 0.0 else 1.0
-        return Bootstrap(centre, low=centre, high=centre, p=p)
-    draw = random.Random(seed).choices
-    drawn_means = sorted(sum(draw(means, k=n)) / n for _ in range(resamples))
-    widening = math.sqrt(n / (n - 1))
-    # The share of resamples beyond each end of the widened interval.
-    tail = normal_tail(t_quantile(0.5 + confidence / 2.0, n - 1) * widening)
-    low, high = _quantile(drawn_means, tail), _quantile(drawn_means, 1.0 - tail)
-    t = normal_quantile(_share_below_zero(drawn_means)) / widening
-    p = min(1.0, 2.0 * t_cdf(-abs(t), n - 1))
-    return Bootstrap(centre, low, high, p)
-
-
-def _share_below_zero(drawn_means: Sequence[float]) -> float:
-    """The share of the resampled means that lie below 0; a mean of exactly 0 counts half.
-
-    Never 0 or 1: at least half a resample is taken to lie on each side, because a finite number of
-    them cannot show a p of 0.
-    """
-    resamples = len(drawn_means)
-    negative = sum(mean < 0.0 for mean in drawn_means)
-    below_zero = negative + 0.5 * sum(mean == 0.0 for mean in drawn_means)
-    return min(max(below_zero, 0.5), resamples - 0.5) / resamples
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie, interpolated linearly."""
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
 def smallest_detectable_gap(
@@ -424,28 +340,14 @@ def paired_verdict(
         alpha: level of the test; the interval has confidence 1 - alpha.
         seed: of the bootstrap.
     """
-    # A side may list a task without any value.
-    shared = sorted(
-        task for task in before.values if before.values[task] and after.values.get(task)
-    )
-    tasks_of_either = {task for side in (before, after) for task in side.values}
-    counts = _Counts(
-        n=len(shared),
-        unpaired=len(tasks_of_either) - len(shared),
-        errors=(before.errors, after.errors),
-    )
+    shared = _shared_tasks(before, after)
+    counts = _Counts.of(before, after, shared)
     refusal = _reason_for_no_verdict(before, after, counts)
     if refusal:
         return counts.unknown_verdict(refusal)
     means_before = {task: _mean(before.values[task]) for task in shared}
     means_after = {task: _mean(after.values[task]) for task in shared}
-    if {*means_before.values(), *means_after.values()} <= {0.0, 1.0}:
-        test = _binary_test(means_before, means_after, alpha)
-    else:
-        test = _mean_test(means_before, means_after, alpha, seed)
-    if test.p >= alpha and test.interval.excludes_zero:
-        method = f"{test.method}, drawn to 0 with the test"
-        test = replace(test, interval=test.interval.with_zero(), method=method)
+    test = _test_of_means(means_before, means_after, alpha, seed)
     sign = 1.0 if higher_is_better else -1.0
     gained, lost = _changed_tasks(means_before, means_after, sign)
     used_margin = test.span * MARGIN if margin is None else margin
@@ -478,6 +380,16 @@ class _Counts:
     unpaired: int  # tasks with values on one side only
     errors: tuple[int, int]  # failed scorings before and after
 
+    @staticmethod
+    def of(before: Side, after: Side, shared_tasks: Sequence[str]) -> "_Counts":
+        """The counts of two sides; `shared_tasks` have values on both."""
+        tasks_of_either = {task for side in (before, after) for task in side.values}
+        return _Counts(
+            n=len(shared_tasks),
+            unpaired=len(tasks_of_either) - len(shared_tasks),
+            errors=(before.errors, after.errors),
+        )
+
     def unknown_verdict(self, reason: str) -> PairedVerdict:
         """The verdict "unknown" with these counts; all statistics are None."""
         return PairedVerdict(
@@ -499,6 +411,30 @@ class _Test:
     detectable: float
     method: str
     span: float
+
+
+def _shared_tasks(before: Side, after: Side) -> list[str]:
+    """The ids of the tasks that have values on both sides, sorted."""
+    # A side may list a task without any value.
+    return sorted(task for task in before.values if before.values[task] and after.values.get(task))
+
+
+def _test_of_means(
+    before: Mapping[str, float], after: Mapping[str, float], alpha: float, seed: int
+) -> _Test:
+    """The test that suits the values, with an interval that agrees with it.
+
+    Both mappings are task id -> value, of the same tasks; `seed` is that of a bootstrap. Where the
+    test is not significant although the interval excludes 0, the interval is extended to 0.
+    """
+    if {*before.values(), *after.values()} <= {0.0, 1.0}:
+        test = _binary_test(before, after, alpha)
+    else:
+        test = _mean_test(before, after, alpha, seed)
+    if test.p >= alpha and test.interval.excludes_zero:
+        method = f"{test.method}, drawn to 0 with the test"
+        return replace(test, interval=test.interval.with_zero(), method=method)
+    return test
 
 
 def _changed_tasks(
@@ -562,8 +498,7 @@ def _mean_test(
     values = [*before.values(), *after.values()]
     span = max(values) - min(values)
     n = len(before)
-    variance = math.fsum((diff - boot.mean) ** 2 for diff in diffs.values()) / max(1, n - 1)
-    sd = math.sqrt(variance)
+    sd = _deviation(list(diffs.values()), boot.mean)
     if sd == 0.0:  # all tasks changed by the same amount: 0 would promise to detect anything
         # The spread that one more task with a change of the whole span would bring.
         sd = span / math.sqrt(n + 1)
@@ -575,6 +510,12 @@ def _mean_test(
         method=f"bootstrap over tasks ({RESAMPLES} resamples)",
         span=span,
     )
+
+
+def _deviation(values: Sequence[float], mean: float) -> float:
+    """The standard deviation of a sample around its mean; 0 for a single value."""
+    variance = math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
+    return math.sqrt(variance)
 
 
 def _word_of_test(

@@ -227,20 +227,30 @@ def _solve_rate_prior(solve_counts: Sequence[tuple[int, int]]) -> tuple[float, f
     mean = sum(solved for _, solved in solve_counts) / total if total else 0.0
     if not 0.0 < mean < 1.0:
         return 0.0, 0.0
-    samples_per_task = total / len(solve_counts)
-    correlation = 0.5  # of two samples of one task; one sample per task does not show it
-    if samples_per_task > 1:
-        variance_of_rates = _mean([(solved / n - mean) ** 2 for n, solved in solve_counts])
-        variance_of_sample = mean * (1.0 - mean)
-        # Even between equal tasks the rates of n samples vary by 1 / n of a sample's variance.
-        variance_by_chance = 1.0 / samples_per_task
-        correlation = (variance_of_rates / variance_of_sample - variance_by_chance) / (
-            1.0 - variance_by_chance
-        )
+    correlation = _correlation_within_tasks(solve_counts, mean)
     # Away from 0 and 1, where the sum of a and b would be infinite or 0.
     correlation = min(max(correlation, 1e-3), 0.999)
     a_plus_b = 1.0 / correlation - 1.0
     return mean * a_plus_b, (1.0 - mean) * a_plus_b
+
+
+def _correlation_within_tasks(solve_counts: Sequence[tuple[int, int]], mean: float) -> float:
+    """The correlation of two samples of one task.
+
+    1 if they always agree, 0 if they agree no more often than samples of two tasks do. 0.5 with one
+    sample per task, which does not show it. `solve_counts` holds (samples, solved samples) of each
+    task; `mean` is the share of solved samples, above 0 and below 1.
+    """
+    samples_per_task = sum(n for n, _ in solve_counts) / len(solve_counts)
+    if samples_per_task <= 1:
+        return 0.5
+    variance_of_rates = _mean([(solved / n - mean) ** 2 for n, solved in solve_counts])
+    variance_of_sample = mean * (1.0 - mean)
+    # Even between equal tasks the rates of n samples vary by 1 / n of a sample's variance.
+    variance_by_chance = 1.0 / samples_per_task
+    return (variance_of_rates / variance_of_sample - variance_by_chance) / (
+        1.0 - variance_by_chance
+    )
 
 
 def advice(result: ProbeResult) -> list[Advice]:

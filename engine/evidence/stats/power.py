@@ -43,18 +43,14 @@ def attempts_needed(before: Side, after: Side, margin: float) -> int | None:
 
     More attempts average out the chance in each answer, but not the differences between tasks.
     """
-    repeated_tasks = [
-        task
-        for task in before.values
-        if len(before.values[task]) > 1 and len(after.values.get(task, ())) > 1
-    ]
+    repeated_tasks = _tasks_with_several_attempts(before, after)
     if len(repeated_tasks) < 2:
         return None
-    gaps = [fmean(after.values[task]) - fmean(before.values[task]) for task in repeated_tasks]
     attempt_values = [side.values[task] for task in repeated_tasks for side in (before, after)]
     # What a single attempt on each side adds to the variance of a task's gap: that of two attempts.
     attempt_variance = fmean([variance(values) for values in attempt_values]) * 2
     fewest_attempts = min(len(values) for values in attempt_values)
+    gaps = [fmean(after.values[task]) - fmean(before.values[task]) for task in repeated_tasks]
     # What the tasks themselves vary by: the rest, once the chance in the attempts is taken off.
     task_variance = max(0.0, variance(gaps) - attempt_variance / fewest_attempts)
     for attempts in range(fewest_attempts + 1, MOST_ATTEMPTS + 1):
@@ -62,6 +58,15 @@ def attempts_needed(before: Side, after: Side, margin: float) -> int | None:
         if smallest_detectable_mean(len(repeated_tasks), sd) <= margin:
             return attempts
     return None
+
+
+def _tasks_with_several_attempts(before: Side, after: Side) -> list[str]:
+    """The tasks with at least two scored attempts on both sides, in the order of the first."""
+    return [
+        task
+        for task in before.values
+        if len(before.values[task]) > 1 and len(after.values.get(task, ())) > 1
+    ]
 
 
 def split_rows(home: Home, env_id: str, split: str = "heldout") -> int | None:

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from engine.core.files import read_lines
 from engine.core.format import counted
 from engine.core.split import prompt_key
-from engine.evidence.stats.inference import NEGLIGIBLE, Interval, Side, paired_bootstrap, wilson
+from engine.evidence.stats.bootstrap import paired_bootstrap
+from engine.evidence.stats.inference import NEGLIGIBLE, Interval, Side, wilson
 from engine.home.run_dir import RunDir
 from engine.records.lines.answer import Answer
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
@@ -109,11 +110,11 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
     Returns one list per argument, in the same order. The common id is the smallest of the ids.
     """
     row_lists = [list(rows) for rows in row_sets]
+    all_rows = list(itertools.chain.from_iterable(row_lists))
+    if any(_has_messages_of_environment(row) for row in all_rows):
+        return row_lists
     prompt_of_task: dict[str, str] = {}
-    for row in itertools.chain.from_iterable(row_lists):
-        # Only the environment writes messages with another role after the prompt.
-        if any(message.get("role") != "assistant" for message in row.messages or ()):
-            return row_lists
+    for row in all_rows:
         if row.prompt and row.task not in prompt_of_task:
             prompt_of_task[row.task] = prompt_key(row.prompt)
     common_id: dict[str, str] = {}  # prompt -> the smallest id of its tasks
@@ -126,6 +127,11 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
         [row.model_copy(update={"task": new_ids.get(row.task, row.task)}) for row in rows]
         for rows in row_lists
     ]
+
+
+def _has_messages_of_environment(row: EvaluationRow) -> bool:
+    """Whether the environment wrote messages after the prompt: any whose role is no assistant's."""
+    return any(message.get("role") != "assistant" for message in row.messages or ())
 
 
 def side(

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from engine.evidence.stats.results import VALIDATION, in_half, measure_of, selection_score, show
+from engine.evidence.stats.results import (
+    VALIDATION,
+    Measure,
+    in_half,
+    measure_of,
+    selection_score,
+    show,
+)
 from engine.home.run_dir import Home, RunDir
 from engine.records.lines.evaluation_row import read_evaluation
 from engine.records.run_config import TrainConfig
@@ -89,11 +96,15 @@ def _start_not_beaten(run_dir: RunDir, model: str, best_step: int | None) -> Sta
     best_mean, _ = best_score
     if best_mean > start_mean:
         return None
-    sign = -1.0 if measure == "loss" else 1.0  # the selection score of a loss is negated
-    best_level = show(sign * best_mean, measure)
-    start_level = show(sign * start_mean, measure)
+    best_level, start_level = _level_text(best_mean, measure), _level_text(start_mean, measure)
     return Start(
         model,
         f"No checkpoint beat the start ({best_level} at best against {start_level}, on the half "
         f"that chooses): go on with {model}.",
     )
+
+
+def _level_text(selection_mean: float, measure: Measure) -> str:
+    """The level behind the first number of a selection score, as text."""
+    sign = -1.0 if measure == "loss" else 1.0  # the selection score of a loss is negated
+    return show(sign * selection_mean, measure)

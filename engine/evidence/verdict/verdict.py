@@ -243,10 +243,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     start = better_start(run_dir, config, sides.step, verdict)
     expected, as_expected = _expectation(expect, verdict)
     warnings = [
-        *damaged_answers_warning(run_dir, steps=(0, sides.step or 0)),
-        *contamination_warnings(run_dir),
-        *forgotten,
-        *rescored_warnings(run_dir),
+        *_warnings_about_answers(run_dir, sides, forgotten),
         *_no_halves_warning(sides, checkpoint_count),
         *_cautions(comparison, config, sides.half),
         *reuse_warning(uses, verdict, comparison.outcome.p),
@@ -274,6 +271,19 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
             kept_skills=skills,
         ),
     )
+
+
+def _warnings_about_answers(run_dir: RunDir, sides: Sides, forgotten: Sequence[str]) -> list[str]:
+    """What is wrong with the answers that a training run is judged by.
+
+    `forgotten` are sentences on skills that were lost; they stand between the others.
+    """
+    return [
+        *damaged_answers_warning(run_dir, steps=(0, sides.step or 0)),
+        *contamination_warnings(run_dir),
+        *forgotten,
+        *rescored_warnings(run_dir),
+    ]
 
 
 def _compare_sides(sides: Sides) -> Comparison:
@@ -332,13 +342,7 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     ]
     if len(models) < 2 or measure is None:
         reason = _reason_for_no_comparison(run_dir, model_count=len(models))
-        return Verdict(
-            comparison=without_evidence(measure, reason),
-            summary=_level_sentence(levels, measure),
-            warnings=common_warnings,
-            next_calls=[Call("read_rollouts", {"run_id": run_dir.id})],
-            evaluation=EvaluationFacts(levels),
-        )
+        return _verdict_on_levels(run_dir.id, levels, measure, reason, common_warnings)
     evaluation_counts = _counts_of_evaluations(run_dir, config, list(models))
     comparisons = _comparisons_with_first(models, list(evaluation_counts.values()))
     main = max(comparisons, key=lambda item: item.comparison.lead)
@@ -357,6 +361,23 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
             main=main,
             flips=flips_of(main.comparison, models[main.against], models[main.model], redact),
         ),
+    )
+
+
+def _verdict_on_levels(
+    run_id: str,
+    levels: Sequence[ModelLevel],
+    measure: Measure | None,
+    reason: str,
+    warnings: list[str],
+) -> Verdict:
+    """The verdict "unknown" on an evaluation in which nothing can be compared, for `reason`."""
+    return Verdict(
+        comparison=without_evidence(measure, reason),
+        summary=_level_sentence(levels, measure),
+        warnings=warnings,
+        next_calls=[Call("read_rollouts", {"run_id": run_id})],
+        evaluation=EvaluationFacts(levels),
     )
 
 
