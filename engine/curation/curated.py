@@ -127,22 +127,26 @@ def save_dataset(
     """
     records = {source.record.hash: source.record for source in sources}
     train, heldout = _dataset_rows(chosen, tasks, records)
+    card = _card_text(choices, sources)
+    with tempfile.TemporaryDirectory(prefix=".curate-", dir=home.cache) as temporary_folder:
+        dataset_folder = Path(temporary_folder) / name
+        (dataset_folder / "datasets").mkdir(parents=True)
+        (dataset_folder / "environment.py").write_text(_ENVIRONMENT, "utf-8")
+        (dataset_folder / CARD).write_text(card, "utf-8")
+        _write_rows(dataset_folder / "datasets" / "train.jsonl", train)
+        if heldout:  # else the dataset has no file of that name
+            _write_rows(dataset_folder / "datasets" / "heldout.jsonl", heldout)
+        return push.push_env(home, dataset_folder, name=name)
+
+
+def _card_text(choices: Choices, sources: Sequence[Source]) -> str:
+    """The content of the dataset's curation.json."""
     card = {
         "made_by": "curate",
         **as_json(choices),
         "sources": [as_json(source.summary(with_files=True)) for source in sources],
     }
-    with tempfile.TemporaryDirectory(prefix=".curate-", dir=home.cache) as temporary_folder:
-        dataset_folder = Path(temporary_folder) / name
-        (dataset_folder / "datasets").mkdir(parents=True)
-        (dataset_folder / "environment.py").write_text(_ENVIRONMENT, "utf-8")
-        (dataset_folder / CARD).write_text(
-            json.dumps(card, indent=1, sort_keys=True) + "\n", "utf-8"
-        )
-        _write_rows(dataset_folder / "datasets" / "train.jsonl", train)
-        if heldout:  # else the dataset has no file of that name
-            _write_rows(dataset_folder / "datasets" / "heldout.jsonl", heldout)
-        return push.push_env(home, dataset_folder, name=name)
+    return json.dumps(card, indent=1, sort_keys=True) + "\n"
 
 
 def _dataset_rows(
