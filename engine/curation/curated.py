@@ -165,12 +165,7 @@ def _dataset_rows(
         tasks, records: the task rows and the record of each environment version, by its hash.
     """
     prefixes = _id_prefixes(records)
-    heldout = [
-        _heldout_row(row, records[env_hash], prefixes[env_hash])
-        for env_hash, rows in tasks.items()
-        for row in rows
-        if row["split"] == "heldout"
-    ]
+    heldout = _heldout_rows(tasks, records, prefixes)
     used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
     train = []
     heldout_tasks = _tasks_of_heldout_pairs(chosen)
@@ -185,6 +180,23 @@ def _dataset_rows(
         else:
             train.append(row)
     return train, heldout
+
+
+def _heldout_rows(
+    tasks: Mapping[str, list[TaskRow]],
+    records: Mapping[str, EnvRecord],
+    prefixes: Mapping[str, str],
+) -> list[DatasetRow]:
+    """The dataset rows of the held-out tasks.
+
+    All arguments are by the hash of the environment version: task rows, record, beginning of ids.
+    """
+    return [
+        _heldout_row(row, records[env_hash], prefixes[env_hash])
+        for env_hash, rows in tasks.items()
+        for row in rows
+        if row["split"] == "heldout"
+    ]
 
 
 def _id_prefixes(records: Mapping[str, EnvRecord]) -> dict[str, str]:
