@@ -236,13 +236,10 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
         return Chunk([], damaged=0, end=0)
     with file:
         size = os.fstat(file.fileno()).st_size
-        start = min(max(cursor, 0), size)
-        file.seek(max(start - 1, 0))  # the byte before the cursor must be a newline
-        if start and file.read(1) != b"\n":  # the cursor lies inside a line
-            rest_of_line = file.readline()
-            if not rest_of_line.endswith(b"\n"):
-                return Chunk([], damaged=0, end=start)
-            start += len(rest_of_line)
+        position = min(max(cursor, 0), size)
+        start = _seek_line_start(file, position)
+        if start is None:
+            return Chunk([], damaged=0, end=position)
         data = file.read(max(max_bytes, 1))
         if b"\n" not in data:  # one line that is longer than `max_bytes`
             data += file.readline()
@@ -251,6 +248,18 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
     parsed = [_parse_line(line) for line in lines]
     rows = [row for row in parsed if row is not None]
     return Chunk(rows, damaged=len(lines) - len(rows), end=start + complete_bytes)
+
+
+def _seek_line_start(file: BinaryIO, position: int) -> int | None:
+    """Move the file to the first line that begins at byte `position` or later; returns its byte.
+
+    None if `position` lies inside the last line, which has no newline yet.
+    """
+    file.seek(max(position - 1, 0))  # the byte before the line must be a newline
+    if position == 0 or file.read(1) == b"\n":
+        return position
+    rest_of_line = file.readline()
+    return position + len(rest_of_line) if rest_of_line.endswith(b"\n") else None
 
 
 def keep_lines(path: Path, should_keep: Callable[[JsonObject], bool]) -> None:

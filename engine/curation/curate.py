@@ -193,13 +193,18 @@ def _reply_of(
         heldout_rows=sum(row["split"] == "heldout" for rows in tasks.values() for row in rows),
         env_id="",
         examples=[_example(redact, attempt) for attempt in outcome.kept[:_EXAMPLES]],
-        dropped_examples={
-            reason: replace(_example(redact, outcome.first_dropped[reason]), why=why)
-            for reason, why in REASONS.items()
-            if reason in outcome.first_dropped
-        },
+        dropped_examples=_dropped_examples(outcome, redact),
         contaminated=outcome.overlaps or None,
     )
+
+
+def _dropped_examples(outcome: _Outcome, redact: Redactor) -> dict[str, Example]:
+    """The first attempt that was dropped for each reason, in the order of REASONS."""
+    return {
+        reason: replace(_example(redact, outcome.first_dropped[reason]), why=why)
+        for reason, why in REASONS.items()
+        if reason in outcome.first_dropped
+    }
 
 
 def _tasks_by_version(sources: Sequence[Source]) -> dict[str, list[TaskRow]]:

@@ -127,22 +127,26 @@ def save_dataset(
     """
     records = {source.record.hash: source.record for source in sources}
     train, heldout = _dataset_rows(chosen, tasks, records)
+    card = _card_text(choices, sources)
+    with tempfile.TemporaryDirectory(prefix=".curate-", dir=home.cache) as temporary_folder:
+        dataset_folder = Path(temporary_folder) / name
+        (dataset_folder / "datasets").mkdir(parents=True)
+        (dataset_folder / "environment.py").write_text(_ENVIRONMENT, "utf-8")
+        (dataset_folder / CARD).write_text(card, "utf-8")
+        _write_rows(dataset_folder / "datasets" / "train.jsonl", train)
+        if heldout:  # else the dataset has no file of that name
+            _write_rows(dataset_folder / "datasets" / "heldout.jsonl", heldout)
+        return push.push_env(home, dataset_folder, name=name)
+
+
+def _card_text(choices: Choices, sources: Sequence[Source]) -> str:
+    """The content of the dataset's curation.json."""
     card = {
         "made_by": "curate",
         **as_json(choices),
         "sources": [as_json(source.summary(with_files=True)) for source in sources],
     }
-    with tempfile.TemporaryDirectory(prefix=".curate-", dir=home.cache) as temporary_folder:
-        dataset_folder = Path(temporary_folder) / name
-        (dataset_folder / "datasets").mkdir(parents=True)
-        (dataset_folder / "environment.py").write_text(_ENVIRONMENT, "utf-8")
-        (dataset_folder / CARD).write_text(
-            json.dumps(card, indent=1, sort_keys=True) + "\n", "utf-8"
-        )
-        _write_rows(dataset_folder / "datasets" / "train.jsonl", train)
-        if heldout:  # else the dataset has no file of that name
-            _write_rows(dataset_folder / "datasets" / "heldout.jsonl", heldout)
-        return push.push_env(home, dataset_folder, name=name)
+    return json.dumps(card, indent=1, sort_keys=True) + "\n"
 
 
 def _dataset_rows(
@@ -161,12 +165,7 @@ def _dataset_rows(
         tasks, records: the task rows and the record of each environment version, by its hash.
     """
     prefixes = _id_prefixes(records)
-    heldout = [
-        _heldout_row(row, records[env_hash], prefixes[env_hash])
-        for env_hash, rows in tasks.items()
-        for row in rows
-        if row["split"] == "heldout"
-    ]
+    heldout = _heldout_rows(tasks, records, prefixes)
     used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
     train = []
     heldout_tasks = _tasks_of_heldout_pairs(chosen)
@@ -181,6 +180,23 @@ def _dataset_rows(
         else:
             train.append(row)
     return train, heldout
+
+
+def _heldout_rows(
+    tasks: Mapping[str, list[TaskRow]],
+    records: Mapping[str, EnvRecord],
+    prefixes: Mapping[str, str],
+) -> list[DatasetRow]:
+    """The dataset rows of the held-out tasks.
+
+    All arguments are by the hash of the environment version: task rows, record, beginning of ids.
+    """
+    return [
+        _heldout_row(row, records[env_hash], prefixes[env_hash])
+        for env_hash, rows in tasks.items()
+        for row in rows
+        if row["split"] == "heldout"
+    ]
 
 
 def _id_prefixes(records: Mapping[str, EnvRecord]) -> dict[str, str]:

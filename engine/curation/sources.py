@@ -165,12 +165,7 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
         digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
         hashes[str(file.path.relative_to(run.path))] = digest
     if not attempts:
-        raise UserError(
-            "NO_EVALUATION",
-            f"{ref} has no rollouts to choose from (it is {row.state})",
-            hint=_how_to_get_rollouts(row),
-            field="source_ids",
-        )
+        raise _no_rollouts(ref, row)
     record = registry.find_env(home, row.env_id)
     return Source(
         ref=ref,
@@ -180,6 +175,16 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
         files=hashes,
         skipped=skipped,
         config=config,
+    )
+
+
+def _no_rollouts(ref: str, row: RunRow) -> UserError:
+    """The error for a run without answers; `ref` is the reference as the caller wrote it."""
+    return UserError(
+        "NO_EVALUATION",
+        f"{ref} has no rollouts to choose from (it is {row.state})",
+        hint=_how_to_get_rollouts(row),
+        field="source_ids",
     )
 
 
@@ -321,25 +326,14 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     run = home.run(row.run_id)
     config = run.read_config()
     if row.kind != "train" and row.state not in TERMINAL:
-        raise UserError(
-            "RUN_STATE",
-            f"{row.run_id} is {row.state}: its answers are not complete",
-            hint=Hint("Wait for it, then regrade.", Call("wait_run", {"run_id": row.run_id})),
-            field="regrade",
-            retryable=True,
-        )
+        raise _not_ended(row)
     files, warnings = _files_to_regrade(run, config, split)
     sampling = _sampling_of(run, config, split)
     answers_by_ref = {ref: Answer.read_all(path) for ref, path in files}
     all_answers = [answer for answers in answers_by_ref.values() for answer in answers]
     scored = [answer for answer in all_answers if answer.reward is not None]
     if not scored:
-        raise UserError(
-            "NO_EVALUATION",
-            f"{row.run_id} has no stored answers to score again (it is {row.state})",
-            hint="Name an evaluation, or a run whose environment scores.",
-            field="regrade",
-        )
+        raise _nothing_to_regrade(row)
     return Stored(
         run_id=row.run_id,
         env_id=row.env_id,
@@ -350,6 +344,27 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
         attempts=_attempts_per_task(config, split),
         sampling=sampling,
         warnings=warnings,
+    )
+
+
+def _not_ended(row: RunRow) -> UserError:
+    """The error for a run that may still store answers."""
+    return UserError(
+        "RUN_STATE",
+        f"{row.run_id} is {row.state}: its answers are not complete",
+        hint=Hint("Wait for it, then regrade.", Call("wait_run", {"run_id": row.run_id})),
+        field="regrade",
+        retryable=True,
+    )
+
+
+def _nothing_to_regrade(row: RunRow) -> UserError:
+    """The error for a run without an answer that was scored."""
+    return UserError(
+        "NO_EVALUATION",
+        f"{row.run_id} has no stored answers to score again (it is {row.state})",
+        hint="Name an evaluation, or a run whose environment scores.",
+        field="regrade",
     )
 
 

@@ -90,20 +90,25 @@ def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataRep
         is_large = file.suffix.lower() in LINE_FORMATS and build.is_large([file])
     except OSError:  # `datasets.inspect` says what is wrong
         is_large = False
+    rows: Sequence[TaskRow] = ()
     if is_large:
         wait_s = max(0.0, deadline - time.monotonic())
         indexed = build.read_once(home, [file], file.parent, wait_s=wait_s)
         report = _large_report(file, indexed.facts)
         if model_folder is not None:
             rows = IndexedRows(indexed.facts.files, indexed.folder / ROWS_INDEX)
-            return replace(report, tokens=_count_tokens(rows, model, model_folder))
+    else:
+        report = datasets.inspect(file)
+        if model_folder is not None:
+            rows = _task_rows(file)
+    if model_folder is None:
         return report
-    report = datasets.inspect(file)
-    if model_folder is not None:
-        tasks = datasets.valid_tasks(file)
-        rows = [stored_row(task.to_row(), "train") for task in tasks]
-        return replace(report, tokens=_count_tokens(rows, model, model_folder))
-    return report
+    return replace(report, tokens=_count_tokens(rows, model, model_folder))
+
+
+def _task_rows(file: Path) -> list[TaskRow]:
+    """The valid rows of a data file as they would be stored."""
+    return [stored_row(task.to_row(), "train") for task in datasets.valid_tasks(file)]
 
 
 def _large_report(file: Path, facts: DataIndex) -> DataReport:

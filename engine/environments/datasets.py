@@ -124,9 +124,6 @@ def inspect(path: str | Path) -> DataReport:
     tasks, shapes, invalid_rows = _valid_tasks(data.rows, file)
     bad_rows = sorted([*data.bad, *invalid_rows], key=lambda bad_row: bad_row.line)
     splits, warnings = _rows_per_split(tasks)
-    assistant_turns = [
-        sum(message.role == "assistant" for message in task.answer_messages) for task in tasks
-    ]
     report = DataReport(
         path=str(file),
         hash=_short_hash(file),
@@ -138,16 +135,26 @@ def inspect(path: str | Path) -> DataReport:
         shapes=dict(shapes),
         with_answer=sum(1 for task in tasks if task.answer_messages or task.preference),
         with_tools=sum(1 for task in tasks if task.metadata.get("tools")),
-        turns=spread(assistant_turns),
+        turns=spread([_assistant_turns(task) for task in tasks]),
         duplicates=_duplicates(tasks),
         splits=splits,
-        lengths=Lengths(
-            prompt=spread([_count_characters(task.messages) for task in tasks]),
-            answer=spread([_count_characters(task.answer_messages) for task in tasks]),
-        ),
+        lengths=_character_lengths(tasks),
         sample=[_sample_row(task) for task in tasks[:SAMPLE_ROWS]],
     )
     return with_summary_and_warnings(report, warnings)
+
+
+def _assistant_turns(task: Task) -> int:
+    """Number of assistant turns in the reference answer."""
+    return sum(message.role == "assistant" for message in task.answer_messages)
+
+
+def _character_lengths(tasks: Sequence[Task]) -> Lengths:
+    """The spread of the characters of prompts and of answers."""
+    return Lengths(
+        prompt=spread([_count_characters(task.messages) for task in tasks]),
+        answer=spread([_count_characters(task.answer_messages) for task in tasks]),
+    )
 
 
 def with_summary_and_warnings(report: DataReport, warnings: list[str]) -> DataReport:

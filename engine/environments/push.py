@@ -120,8 +120,7 @@ def push_env(
     places = [Path(), *(roots or [])]
     dataset = hub_data.named_dataset(home, path, places, deadline - _AFTER_FETCHING_S)
     if dataset is None:
-        allowed_roots = None if roots is None else [*roots, *_root_of_stored_version(home, path)]
-        source = snapshot.resolve_inside(path, allowed_roots)
+        source = _allowed_folder(home, path, roots)
         name = _version_name(name, source.name)
     else:  # its files are data, in a folder of ours
         source = dataset.folder
@@ -139,6 +138,13 @@ def push_env(
     if dataset is None:
         return reply
     return replace(reply, summary=f"{reply.summary} {dataset.origin.in_words()}")
+
+
+def _allowed_folder(home: Home, path: str | Path, roots: list[Path] | None) -> Path:
+    """The folder `path`, which must lie inside one of `roots` (None: anywhere) or hold the files of
+    a stored version. Raises UserError as `snapshot.resolve_inside` does."""
+    allowed_roots = None if roots is None else [*roots, *_root_of_stored_version(home, path)]
+    return snapshot.resolve_inside(path, allowed_roots)
 
 
 def _hashes_of_large_files(large: Indexed | None) -> dict[str, str] | None:
@@ -328,15 +334,7 @@ def _interpreter(draft: Draft, install: bool) -> str:
     if not missing:
         return sys.executable  # our own interpreter happens to have all of them
     if not install:
-        raise UserError(
-            "ENV_DEPS",
-            f"packages are missing: {', '.join(missing)}",
-            hint=Hint(
-                "Push again; the packages get an environment of their own, once.",
-                change=Change(arguments={"install": True}),
-            ),
-            field="install",
-        )
+        raise _packages_missing(missing)
     seconds = min(push_limits.INSTALL_SECONDS, draft.seconds_left)
     python = env_packages.install(draft.home, needed, seconds)
     if draft.seconds_left < push_limits.START_SECONDS:
@@ -347,6 +345,19 @@ def _interpreter(draft: Draft, install: bool) -> str:
             retryable=True,
         )
     return str(python)
+
+
+def _packages_missing(missing: list[str]) -> UserError:
+    """The error for an environment whose packages are not installed; its hint is to install."""
+    return UserError(
+        "ENV_DEPS",
+        f"packages are missing: {', '.join(missing)}",
+        hint=Hint(
+            "Push again; the packages get an environment of their own, once.",
+            change=Change(arguments={"install": True}),
+        ),
+        field="install",
+    )
 
 
 def _publish_version(draft: Draft, version_folder: Path) -> None:

@@ -153,12 +153,17 @@ def repeat_audit(draft: Draft, version_folder: Path) -> None:
             repeat_warnings=[],
         )
         report = run_audit(env, rows, record.kind, second_process, draft)
+    _keep_old_audit(version_folder)
+    write_json(version_folder / AUDIT, Redactor(draft.secrets).value(report))
+
+
+def _keep_old_audit(version_folder: Path) -> None:
+    """Copy the audit of a version into the folder EARLIER, under its hash."""
     old_audit = (version_folder / AUDIT).read_bytes()
     copy = version_folder / EARLIER / f"{hashlib.sha256(old_audit).hexdigest()}.json"
     copy.parent.mkdir(exist_ok=True)
     write_text(copy, old_audit.decode())
     sync_folder(copy.parent)
-    write_json(version_folder / AUDIT, Redactor(draft.secrets).value(report))
 
 
 def warnings_of(record: registry.EnvRecord) -> list[str]:

@@ -116,19 +116,29 @@ def find_env(home: Home, ref: str) -> EnvRecord:
             raise _not_found(ref, store.list_envs())
     newest = matches[0]
     is_exact = ref in (newest.env_id, newest.name)
-    if "@" in ref:  # a prefix with an @ must fit a single version
+    if not is_exact:
+        _require_single_meaning(ref, matches)
+    return read_version(home, newest.name, newest.hash)
+
+
+def _require_single_meaning(prefix: str, matches: Sequence[EnvRow]) -> None:
+    """Raise UserError ENV_AMBIGUOUS if a prefix fits several environments.
+
+    A prefix with an @ must fit a single version. One without must fit a single name, and means the
+    newest version of that name.
+    """
+    if "@" in prefix:
         candidates = {match.env_id for match in matches}
-    else:  # one without must fit a single name, and means the newest version of that name
+    else:
         candidates = {match.name for match in matches}
-    if not is_exact and len(candidates) > 1:
+    if len(candidates) > 1:
         names = ", ".join(sorted(candidates)[:5])
         raise UserError(
             "ENV_AMBIGUOUS",
-            f"{ref!r} begins more than one environment: {names}",
+            f"{prefix!r} begins more than one environment: {names}",
             field="env_id",
             hint="Pass a longer prefix or the whole id.",
         )
-    return read_version(home, newest.name, newest.hash)
 
 
 def prefix_meant(ref: str, record: EnvRecord) -> list[str]:

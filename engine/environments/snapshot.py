@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from engine.core.errors import UserError
 
@@ -242,14 +243,8 @@ class _Copier:
         """
         if len(self.digests) >= MAX_FILES:
             raise _too_large(f"it has more than {MAX_FILES:,} files")
-        # O_NONBLOCK: a pipe put in the file's place must not block the open.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-
-        def open_in_folder(file_name: str, _: int) -> int:
-            return os.open(file_name, flags, dir_fd=folder)
-
         digest = hashlib.sha256()
-        with open(name, "rb", opener=open_in_folder) as source:
+        with _open_without_links(folder, name) as source:
             info = os.fstat(source.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise _invalid_file(f"{path} is no regular file")
@@ -268,6 +263,17 @@ class _Copier:
         """Raise UserError ENV_LIMITS if the copy would be too large with `more_bytes` of `path`."""
         if self.size + more_bytes > MAX_BYTES:
             raise _too_large(f"it is larger than {MAX_BYTES >> 20} MB (at {path})")
+
+
+def _open_without_links(folder: int, name: str) -> BinaryIO:
+    """Open the file `name` in the open folder `folder` for reading; a link is an OSError."""
+    # O_NONBLOCK: a pipe put in the file's place must not block the open.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+    def open_in_folder(file_name: str, _: int) -> int:
+        return os.open(file_name, flags, dir_fd=folder)
+
+    return open(name, "rb", opener=open_in_folder)
 
 
 def _reason_to_leave_out(name: str) -> str:

@@ -84,6 +84,11 @@ def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> N
                 row["gold"] = _replay(env, row)
             except EpisodeFailed as error:
                 failures.append(f"{row['id']}: {error}")
+    _warn_of_replays(draft, failures, not_replayed)
+
+
+def _warn_of_replays(draft: Draft, failures: list[str], not_replayed: int) -> None:
+    """Add warnings to the draft about replays that failed, and about those without time."""
     if failures:
         first_failure = failures[0][:_WARNING_CHARS]
         draft.warnings.append(

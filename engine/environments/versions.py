@@ -153,20 +153,7 @@ def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
     record = find_env(home, ref)
     # A stranger's files must not land where coding agents look for instructions.
     refuse_folder_of_agent_files(folder.absolute(), "folder")
-    try:
-        is_usable = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-        if not is_usable:
-            raise _bad_folder(
-                folder, "exists and is not empty", "Name a new folder; nothing is replaced."
-            )
-        left_out: list[str] = []
-        shutil.copytree(
-            record.source, folder, dirs_exist_ok=True, ignore=partial(_agent_files, left_out)
-        )
-    except OSError as error:
-        raise _bad_folder(
-            folder, f"cannot be written: {error.strerror or error}", "Name another."
-        ) from error
+    left_out = _copy_without_agent_files(record.source, folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return PulledVersion(
         env_id=record.env_id,
@@ -175,6 +162,25 @@ def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
         warnings=[f"left out, coding agents would obey it: {name}" for name in left_out],
         next=[Call("push_env", {"path": str(folder)})],
     )
+
+
+def _copy_without_agent_files(source: Path, folder: Path) -> list[str]:
+    """Copy `source` into `folder`, which must be new or empty, without files that coding agents
+    would obey; returns the names of these. Raises UserError BAD_ARGUMENT if `folder` cannot be
+    used."""
+    left_out: list[str] = []
+    try:
+        is_usable = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+        if not is_usable:
+            raise _bad_folder(
+                folder, "exists and is not empty", "Name a new folder; nothing is replaced."
+            )
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=partial(_agent_files, left_out))
+    except OSError as error:
+        raise _bad_folder(
+            folder, f"cannot be written: {error.strerror or error}", "Name another."
+        ) from error
+    return left_out
 
 
 def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:

@@ -102,25 +102,37 @@ def status_text(run: RunDir, row: RunRow) -> str:
     """The text of STATUS.md: a heading such as `# sums-grpo-3: running`, a list of facts, and when
     it was written. engine/home/recovery.py reads it back."""
     progress = read_progress(run, row)
-    step = progress.step if progress.step is not None else "-"
-    of_total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
     lines = [
         f"# {row.run_id}: {row.state}",
         "",
         f"- {row.algorithm} of {row.model} on {row.env_id}",
         f"- attempt {row.attempt}, device {row.device or 'none yet'}",
-        f"- step {step}{of_total}",
+        f"- step {_steps_done(progress)}",
         f"- device hours spent: {row.spent_hours:.3f}",
+        *_end_lines(row),
     ]
+    lines += [f"- alert: {alert.get('message', '')}" for alert in progress.alerts]
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    return "\n".join([*lines, "", f"Written {stamp}; the database has the last word.", ""])
+
+
+def _steps_done(progress: Progress) -> str:
+    """The step of a run and how many it has, such as "3 of 20"; "-" before the first step."""
+    step = progress.step if progress.step is not None else "-"
+    of_total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
+    return f"{step}{of_total}"
+
+
+def _end_lines(row: RunRow) -> list[str]:
+    """The lines of STATUS.md about the verdict, the reason of the end and what to do next."""
+    lines = []
     if row.verdict:
         lines.append(f"- verdict: {row.verdict}")
     if row.reason:
         lines.append(f"- reason ({row.reason_kind}): {row.reason}")
     if row.hint:
         lines.append(f"- next: {row.hint}")
-    lines += [f"- alert: {alert.get('message', '')}" for alert in progress.alerts]
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    return "\n".join([*lines, "", f"Written {stamp}; the database has the last word.", ""])
+    return lines
 
 
 def _as_whole_number(value: Any) -> int | None:

@@ -20,6 +20,20 @@ _SETTABLE = frozenset(_RUN_COLUMNS) - {"rowid", "run_id", "state", "created", "k
 _COPIED = tuple(item.name for item in fields(NewRun) if item.name not in ("name", "body"))
 
 
+def _not_resumable(row: RunRow) -> UserError:
+    """The error for resuming a run that is done or has not ended."""
+    if row.state == "done":
+        hint = "Submit a new run with model=<this run> to train its result further."
+    else:
+        hint = "Wait for it, or cancel it first."
+    return UserError(
+        "RUN_STATE",
+        f"run {row.run_id} is {row.state}; only a failed, cancelled or interrupted run "
+        "can be resumed",
+        hint=hint,
+    )
+
+
 class RunTable(Connection):
     """Runs: queued, leased to a device, changed by whoever runs them."""
 
@@ -238,14 +252,7 @@ class RunTable(Connection):
                 check()
             row = self._run(run_id)
             if row.state not in ("failed", "cancelled", "interrupted"):
-                raise UserError(
-                    "RUN_STATE",
-                    f"run {run_id} is {row.state}; only a failed, cancelled or interrupted run "
-                    "can be resumed",
-                    hint="Submit a new run with model=<this run> to train its result further."
-                    if row.state == "done"
-                    else "Wait for it, or cancel it first.",
-                )
+                raise _not_resumable(row)
             values = {
                 "attempt": row.attempt + 1,
                 "queued": self._queue_time(time.time()),

@@ -161,19 +161,7 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
     if venv.is_ready():
         return venv.python
     builder = _start_builder(venv, requirements)
-    deadline = time.monotonic() + patience_s
-    while not venv.outcome.exists():
-        # Our builder ended without a result, and no other one is at work: it was killed.
-        if builder.poll() is not None and not venv.outcome.exists() and not is_locked(venv.lock):
-            break
-        if time.monotonic() > deadline:
-            raise UserError(
-                "ENV_DEPS",
-                f"the packages are still being installed ({venv.log})",
-                hint="Push again in a minute; the installation goes on meanwhile.",
-                retryable=True,
-            )
-        time.sleep(POLL_S)
+    _wait_for_outcome(venv, builder, patience_s)
     with contextlib.suppress(subprocess.TimeoutExpired):
         builder.wait(5)  # the result is there; this only collects its exit status
     if venv.is_ready():
@@ -184,6 +172,26 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
         f"the packages could not be installed: {error}",
         hint=f"{hint or f'Correct {FILE}.'} pip's whole output is in {venv.log}.",
     )
+
+
+def _wait_for_outcome(venv: Venv, builder: subprocess.Popen[bytes], patience_s: float) -> None:
+    """Wait until the outcome of an installation is there, or until its builder was killed.
+
+    Raises UserError ENV_DEPS, retryable, if neither happens in `patience_s` seconds.
+    """
+    deadline = time.monotonic() + patience_s
+    while not venv.outcome.exists():
+        # Our builder ended without a result, and no other one is at work: it was killed.
+        if builder.poll() is not None and not venv.outcome.exists() and not is_locked(venv.lock):
+            return
+        if time.monotonic() > deadline:
+            raise UserError(
+                "ENV_DEPS",
+                f"the packages are still being installed ({venv.log})",
+                hint="Push again in a minute; the installation goes on meanwhile.",
+                retryable=True,
+            )
+        time.sleep(POLL_S)
 
 
 def _start_builder(venv: Venv, requirements: list[Requirement]) -> subprocess.Popen[bytes]:
@@ -232,6 +240,23 @@ def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
     Returns the isolation that pip ran in, in words. Raises EnvProblem, Fault or UserError if
     anything fails.
     """
+    # The sandbox asks for an environment's folder; pip needs none, so it gets an empty one.
+    with tempfile.TemporaryDirectory() as empty_folder:
+        pipe = _pipe_to_pip(home, venv, requirements, Path(empty_folder))
+        try:
+            # The process carries out the whole order before it greets.
+            isolation, _ = pipe.greet(BUILD_S)
+        finally:
+            pipe.close()  # ends every process of the sandbox, so nobody changes the folder now
+            _take_ownership(venv.folder)
+    return str(isolation)
+
+
+def _pipe_to_pip(home: Home, venv: Venv, requirements: list[str], empty_folder: Path) -> Pipe:
+    """A sandboxed process with the order to install `requirements` into the folder of `venv`.
+
+    It may read pip and local indexes, write to that folder, and connect to the ports of indexes.
+    """
     config = home.user_config()
     pip = _pip_path()
     index = pip_index.read(pip)
@@ -245,25 +270,16 @@ def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
     reach = Reach(
         readable=(str(pip), *index.paths), writable=(str(venv.folder),), ports=index.ports
     )
-    sandbox = Sandbox(config.sandbox, config.allow_root, hidden=(str(home.root),))
-    # The sandbox asks for an environment's folder; pip needs none, so it gets an empty one.
-    with tempfile.TemporaryDirectory() as empty_folder:
-        pipe = Pipe(
-            source=Path(empty_folder),
-            packages=packages_of(sys.executable),
-            limits=replace(LIMITS, network=bool(index.ports)),
-            secrets={},
-            log=venv.log,
-            sandbox=sandbox,
-            install=order,
-            reach=reach,
-        )
-        try:
-            isolation, _ = pipe.greet(BUILD_S)
-        finally:
-            pipe.close()  # ends every process of the sandbox, so nobody changes the folder now
-            _take_ownership(venv.folder)
-    return str(isolation)
+    return Pipe(
+        source=empty_folder,
+        packages=packages_of(sys.executable),
+        limits=replace(LIMITS, network=bool(index.ports)),
+        secrets={},
+        log=venv.log,
+        sandbox=Sandbox(config.sandbox, config.allow_root, hidden=(str(home.root),)),
+        install=order,
+        reach=reach,
+    )
 
 
 def _pip_path() -> Path:
@@ -299,27 +315,34 @@ def _take_ownership(folder: Path) -> None:
 
     Special files are removed, and links that lead out of the folder, unless to this Python.
     """
-    uid, gid = os.geteuid(), os.getegid()
-    python_folder = Path(sys.base_prefix).resolve()
+    allowed_targets = (folder.resolve(), Path(sys.base_prefix).resolve())
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            path = Path(parent, name)
-            mode = path.lstat().st_mode
-            if stat.S_ISLNK(mode):
-                target = path.resolve()
-                allowed_targets = (folder.resolve(), python_folder)
-                if any(target.is_relative_to(allowed) for allowed in allowed_targets):
-                    os.lchown(path, uid, gid)
-                else:
-                    path.unlink()
-            elif stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-                os.chown(path, uid, gid, follow_symlinks=False)
-                is_executable = stat.S_ISDIR(mode) or mode & 0o100
-                path.chmod(0o755 if is_executable else 0o644)
-            else:
-                path.unlink()
-    os.chown(folder, uid, gid)
+            _take_ownership_of_entry(Path(parent, name), allowed_targets)
+    os.chown(folder, os.geteuid(), os.getegid())
     folder.chmod(0o755)
+
+
+def _take_ownership_of_entry(path: Path, allowed_targets: tuple[Path, ...]) -> None:
+    """Make this user the owner of a file, folder or link, and let all users read it.
+
+    A link that leads into none of the folders `allowed_targets` is removed, and so is any special
+    file.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        target = path.resolve()
+        if any(target.is_relative_to(allowed) for allowed in allowed_targets):
+            os.lchown(path, uid, gid)
+        else:
+            path.unlink()
+    elif stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        os.chown(path, uid, gid, follow_symlinks=False)
+        is_executable = stat.S_ISDIR(mode) or mode & 0o100
+        path.chmod(0o755 if is_executable else 0o644)
+    else:
+        path.unlink()
 
 
 def _pip_error(log: Path) -> str:

@@ -102,16 +102,21 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
         _install(python, packages, uv, device, run, say)
         _make_honesmith_importable(python)
         say("Checking it")
-        if not works(python, proof):
-            raise UserError(
-                "NO_TORCH",
-                "the new environment cannot import torch, transformers, peft and gguf",
-                hint=f"Try: {python} -c {proof.split(';')[0]!r}",
-            )
+        _prove(python, proof)
         venvs.take_place(home.train_venv)
     finally:
         shutil.rmtree(build_folder, ignore_errors=True)
     return _reply(home, f"Built for {device}.")
+
+
+def _prove(python: Path, proof: str) -> None:
+    """Raise UserError NO_TORCH if the new environment's `python` cannot run the code `proof`."""
+    if not works(python, proof):
+        raise UserError(
+            "NO_TORCH",
+            "the new environment cannot import torch, transformers, peft and gguf",
+            hint=f"Try: {python} -c {proof.split(';')[0]!r}",
+        )
 
 
 def _install(

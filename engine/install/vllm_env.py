@@ -94,15 +94,23 @@ def setup_vllm(
             return _reply(home, "It was there.")
         venvs.require_space(home.root, NEEDED[device])
         say(f"Building vLLM's environment for {device} in {home.vllm_venv}")
-        python = venvs.python_of(build_folder)
-        if not python.is_file():
-            venv.create(build_folder, with_pip=True, symlinks=True, clear=True)
-        _install(python, device, run, say)
-        say("Checking it; importing vLLM takes a while")
-        _prove(python, proof)
-        write_json(build_folder / MARKER, {"device": device, "packages": list(PACKAGES[device])})
+        _build(build_folder, device, run, say, proof)
         venvs.take_place(home.vllm_venv)
         return _reply(home, f"Built for {device}.")
+
+
+def _build(build_folder: Path, device: str, run: Run, say: Say, proof: str) -> None:
+    """Build the environment for `device` in `build_folder`, or go on with a half-built one there.
+
+    The marker is written last: it says that the environment is complete.
+    """
+    python = venvs.python_of(build_folder)
+    if not python.is_file():
+        venv.create(build_folder, with_pip=True, symlinks=True, clear=True)
+    _install(python, device, run, say)
+    say("Checking it; importing vLLM takes a while")
+    _prove(python, proof)
+    write_json(build_folder / MARKER, {"device": device, "packages": list(PACKAGES[device])})
 
 
 def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]], list[str]]:

@@ -5,6 +5,7 @@ hub. One of ours says in honesmith.json which weights its base had.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +71,15 @@ def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
     _require_plain(config, folder)
     # PEFT writes a single target as a text.
     names = [targets] if isinstance(targets, str) else [str(name) for name in targets]
+    return AdapterFacts(rank, int(alpha), _adapted_projections(folder, names, base))
+
+
+def _adapted_projections(folder: Path, names: list[str], base: ModelFacts) -> tuple[str, ...]:
+    """The projections of the base model that the adapter's `names` of targets mean.
+
+    "all-linear" means all that are trained here. Raises UserError ADAPTER_MISMATCH for a target
+    that is not trained here, or if there is none.
+    """
     if "all-linear" in names:
         projections = list(base.targets)
     else:
@@ -77,7 +87,7 @@ def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
     unknown = sorted(set(names) - set(projections) - {"all-linear"})
     if unknown or not projections:
         raise mismatch(f"{folder} adapts {', '.join(unknown)}, which are not trained here")
-    return AdapterFacts(rank, int(alpha), tuple(projections))
+    return tuple(projections)
 
 
 def _require_plain(config: JsonObject, folder: Path) -> None:
@@ -115,15 +125,30 @@ def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
                 tensor.shape for key, tensor in tensors.items() if f".{name}.{matrix}." in key
             ]
             # Layers of one model may have different sizes.
-            if Counter(stored_shapes) == Counter(expected):
-                continue
-            message = (
-                f"{folder} does not fit its base: {len(expected)} {name}.{matrix} of "
-                f"{list(expected[0])} expected, {len(stored_shapes)} there"
-            )
-            if stored_shapes:
-                message += f", the first {list(stored_shapes[0])}"
-            raise mismatch(message)
+            if Counter(stored_shapes) != Counter(expected):
+                raise _no_fit(folder, f"{name}.{matrix}", expected, stored_shapes)
+
+
+def _no_fit(
+    folder: Path,
+    matrix: str,
+    expected: Sequence[tuple[int, ...]],
+    stored: Sequence[tuple[int, ...]],
+) -> UserError:
+    """The error for an adapter that does not fit its base model.
+
+    Args:
+        matrix: the matrix at fault, such as "q_proj.lora_A".
+        expected: its shape in each layer, as the base model asks for it.
+        stored: its shape in each layer that the adapter has.
+    """
+    message = (
+        f"{folder} does not fit its base: {len(expected)} {matrix} of "
+        f"{list(expected[0])} expected, {len(stored)} there"
+    )
+    if stored:
+        message += f", the first {list(stored[0])}"
+    return mismatch(message)
 
 
 def named_base(folder: Path) -> NamedBase:

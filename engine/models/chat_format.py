@@ -209,19 +209,26 @@ class ChatFormat:
             last_id: the last id of the turn as it was sampled; None: its end token.
         """
         turn_end, rest = self._rest(history, stand_in, mark, replies, tools)
-        if turn_end and rest.startswith(turn_end):
+        if not turn_end:
+            return self._after_opening(rest, last_id)
+        if rest.startswith(turn_end):
             after_end = self.encode(rest[len(turn_end) :])
             if self._is_end(last_id):
                 return after_end
             return [*self.encode(turn_end), *after_end]
-        if turn_end:
-            # Within a conversation the template ends turns with another token (gpt-oss), whose
-            # place the sampled one has taken.
-            marker = _MARKER.match(rest)
-            if marker and len(self.encode(marker.group())) == 1 and self._is_end(last_id):
-                rest = rest[marker.end() :]
-            return self.encode(rest)
-        # The turn ends with the opening of the next message (GLM), which may have been sampled.
+        # Within a conversation the template ends turns with another token (gpt-oss), whose place
+        # the sampled one has taken.
+        marker = _MARKER.match(rest)
+        if marker and len(self.encode(marker.group())) == 1 and self._is_end(last_id):
+            rest = rest[marker.end() :]
+        return self.encode(rest)
+
+    def _after_opening(self, rest: str, last_id: int | None) -> list[int]:
+        """The token ids of `rest`, which follows a turn that no end token ends.
+
+        Such a turn ends with the opening of the next message (GLM). If `last_id`, the last id of
+        the turn as it was sampled, is that opening, it is left out.
+        """
         opening = next((stop for stop in self.stop_texts if rest.startswith(stop)), "")
         if opening and (last_id is None or self.encode(opening) == [last_id]):
             return self.encode(rest[len(opening) :])

@@ -61,9 +61,7 @@ def abilities(render: Render) -> Abilities:
     Each holds a word that no template writes by itself; the text has it if the template writes the
     part where it stands.
     """
-    parameters = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}}
-    function = {"name": _LISTED, "description": "what it does", "parameters": parameters}
-    tools: list[ToolSchema] = [{"type": "function", "function": function}]
+    tools = [_listed_tool()]
     question: ChatMessage = {"role": "user", "content": "?"}
     answer: ChatMessage = {"role": "assistant", "content": "!"}
     result: ChatMessage = {
@@ -100,6 +98,13 @@ def abilities(render: Render) -> Abilities:
         takes_system=writes(_RULE, [{"role": "system", "content": _RULE}, question]),
         text_arguments=takes_text and not takes_object,
     )
+
+
+def _listed_tool() -> ToolSchema:
+    """A tool whose name no template writes by itself, with one parameter."""
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}}
+    function = {"name": _LISTED, "description": "what it does", "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def needs_abilities(messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> bool:

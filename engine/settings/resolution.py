@@ -368,12 +368,10 @@ def _invalid_values_error(
         given: all values that were given.
     """
     names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
-    problems = []
-    for name in names[:_EXPLAINED]:
-        value_text = repr(given[name])
-        if len(value_text) > _VALUE_CHARS:
-            value_text = value_text[: _VALUE_CHARS - 3] + "..."
-        problems.append(f"{name} = {value_text} is not {expects(schema.model_fields[name])}")
+    problems = [
+        f"{name} = {_shortened_value(given[name])} is not {expects(schema.model_fields[name])}"
+        for name in names[:_EXPLAINED]
+    ]
     first_name = names[0]
     hint = _value_hint(
         first_name,
@@ -387,6 +385,12 @@ def _invalid_values_error(
         hint=Hint(hint, change=_type_correction({name: given[name] for name in names})),
         field=f"settings.{first_name}",
     )
+
+
+def _shortened_value(value: object) -> str:
+    """The value as Python writes it, cut to what a message has room for."""
+    text = repr(value)
+    return text if len(text) <= _VALUE_CHARS else text[: _VALUE_CHARS - 3] + "..."
 
 
 def _value_hint(name: str, value: object, expected: str, problem: str) -> str:

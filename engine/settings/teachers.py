@@ -79,6 +79,25 @@ def check_given(given: GivenSettings) -> None:
         )
 
 
+def _endpoint_teacher(settings: DistillSettings) -> EndpointTeacher:
+    """The teacher at a URL. Raises UserError ENV_SECRETS if its key is not set."""
+    entry = EndpointTeacher(
+        url=settings.teacher.rstrip("/"),
+        model=settings.teacher_model,
+        key_env=settings.teacher_key_env,
+    )
+    missing = missing_key(entry, os.environ)
+    if missing:
+        raise UserError(
+            "ENV_SECRETS",
+            f"the teacher's key is not here: {missing} is not set in this server's environment",
+            hint="Set it where the server is started (never in a tool argument), then call again.",
+            field="settings.teacher_key_env",
+            retryable=True,
+        )
+    return entry
+
+
 def resolve_teacher(
     home: Home, settings: TrainSettings, student: ModelRef
 ) -> ResolvedTeacher | None:
@@ -90,22 +109,7 @@ def resolve_teacher(
     if not isinstance(settings, DistillSettings):
         return None
     if is_url(settings.teacher):
-        entry = EndpointTeacher(
-            url=settings.teacher.rstrip("/"),
-            model=settings.teacher_model,
-            key_env=settings.teacher_key_env,
-        )
-        missing = missing_key(entry, os.environ)
-        if missing:
-            raise UserError(
-                "ENV_SECRETS",
-                f"the teacher's key is not here: {missing} is not set in this server's environment",
-                hint="Set it where the server is started (never in a tool argument), then call "
-                "again.",
-                field="settings.teacher_key_env",
-                retryable=True,
-            )
-        return ResolvedTeacher(entry)
+        return ResolvedTeacher(_endpoint_teacher(settings))
     try:
         teacher = catalog.resolve_model(home, settings.teacher)
     except UserError as error:  # its field is that of the argument `model`

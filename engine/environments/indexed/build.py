@@ -115,13 +115,7 @@ def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) ->
     Raises UserError: DATASET_READING, retryable, if it is not done by then; DATASET_INVALID if the
     process ended without a result.
     """
-    splits = splits_of(files)
-    request = _Request(
-        files=tuple(
-            _RequestedFile(path=str(path), name=path.relative_to(folder).as_posix(), split=split)
-            for path, split in zip(files, splits, strict=True)
-        )
-    )
+    request = _request_for(files, folder)
     results = home.cache / "data" / _key(request)
     deadline = time.monotonic() + wait_s
     while True:
@@ -136,6 +130,16 @@ def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) ->
         if time.monotonic() >= deadline:
             raise _not_ready(results, files)
         time.sleep(_POLL_S)
+
+
+def _request_for(files: Sequence[Path], folder: Path) -> _Request:
+    """What the process is asked to read: the files, by their paths within the dataset's folder."""
+    return _Request(
+        files=tuple(
+            _RequestedFile(path=str(path), name=path.relative_to(folder).as_posix(), split=split)
+            for path, split in zip(files, splits_of(files), strict=True)
+        )
+    )
 
 
 def _start(results: Path, request: _Request) -> None:
@@ -244,19 +248,7 @@ class _Reading:
     def run(self) -> None:
         """Read everything and write the results, index.json last."""
         for file in self.request.files:
-            path = Path(file.path)
-            info = path.stat()
-            parts, digest = scan.parts_of(path, file.name, file.split)
-            self.parts += parts
-            self.files.append(
-                IndexedFile(
-                    path=file.path,
-                    name=file.name,
-                    size=info.st_size,
-                    mtime_ns=info.st_mtime_ns,
-                    sha256=digest,
-                )
-            )
+            self._cut_into_parts(file)
         self._scan_parts()
         self._refuse_repeated_ids()
         decided = sides.decide(self.prompts.values(), bytes(self.sides.values()))
@@ -268,6 +260,22 @@ class _Reading:
             (self.folder / name).unlink()
         sync_folder(self.folder)
 
+    def _cut_into_parts(self, file: _RequestedFile) -> None:
+        """Read a file once to hash it and to cut it into parts, not yet looking into its rows."""
+        path = Path(file.path)
+        info = path.stat()
+        parts, digest = scan.parts_of(path, file.name, file.split)
+        self.parts += parts
+        self.files.append(
+            IndexedFile(
+                path=file.path,
+                name=file.name,
+                size=info.st_size,
+                mtime_ns=info.st_mtime_ns,
+                sha256=digest,
+            )
+        )
+
     def _scan_parts(self) -> None:
         """Read all parts, several at once, and add up what they hold, in order."""
         done_bytes = 0
@@ -275,17 +283,21 @@ class _Reading:
         processes = min(scan.workers(), max(1, len(self.parts)))  # a pool takes no 0
         with ProcessPoolExecutor(processes) as pool:
             for part, facts in zip(self.parts, pool.map(scan.scan, self.parts), strict=True):
-                self.offsets.extend(facts.offsets)
-                self.lines.extend(facts.lines)
-                self.prompts.extend(facts.prompts)
-                self.rows.extend(facts.rows)
-                self.ids.extend(facts.ids)
-                self.sides.extend(facts.sides)
+                self._extend_columns(facts)
                 row_counts[part.name] += len(facts.offsets)
                 _add(self.total, facts)
                 done_bytes += part.end - part.start
                 (self.folder / _DONE).write_text(str(done_bytes))
         self.rows_of_file = [row_counts[file.name] for file in self.files]
+
+    def _extend_columns(self, facts: scan.PartFacts) -> None:
+        """Append the numbers of a part's rows to the columns."""
+        self.offsets.extend(facts.offsets)
+        self.lines.extend(facts.lines)
+        self.prompts.extend(facts.prompts)
+        self.rows.extend(facts.rows)
+        self.ids.extend(facts.ids)
+        self.sides.extend(facts.sides)
 
     def _refuse_repeated_ids(self) -> None:
         """Count every row whose id an earlier row has as bad, and name the first ones."""

@@ -60,11 +60,10 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
         rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
         asked_prompts = chooser.choose(rows_of_prompt)
         heldout_prompts = candidates if names_heldout else asked_prompts
-        for row in rows:
-            if prompts[row] in heldout_prompts:
-                sides.of_row[row] = IN_HELDOUT if prompts[row] in asked_prompts else OUTSIDE
-                if named[row] == TRAIN:
-                    moved_rows += 1
+        heldout_rows = [row for row in rows if prompts[row] in heldout_prompts]
+        for row in heldout_rows:
+            sides.of_row[row] = IN_HELDOUT if prompts[row] in asked_prompts else OUTSIDE
+        moved_rows += sum(named[row] == TRAIN for row in heldout_rows)
         sides.distinct_prompts += len({prompts[row] for row in rows}) - len(heldout_prompts)
     nothing_chosen = not names_heldout and not chooser.taken_rows
     if nothing_chosen and chooser.smallest and chooser.seen_prompts > 1:

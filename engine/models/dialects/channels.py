@@ -62,15 +62,21 @@ def harmony(text: str, _tools: Sequence[ToolSchema]) -> Found:
         if not part.recipient or part.recipient in ("user", "assistant"):
             contents.append(part.text)
             continue
-        name = part.recipient.removeprefix("functions.")
         try:
-            value, end = json_value(part.text, at=0)
-            if skip_space(part.text, end) < len(part.text):
-                raise Malformed(f"text after the arguments of {name}: {shown(part.text[end:])}")
-            calls.append(FoundCall(name, arguments_from(value, name)))
+            calls.append(_call_of(part))
         except Malformed as fault:
             faults.append(str(fault))
     return Found("\n".join(each for each in contents if each), tuple(calls), tuple(faults))
+
+
+def _call_of(part: _Part) -> FoundCall:
+    """The call that a message to a function is. Raises Malformed if it holds anything but one JSON
+    object of arguments."""
+    name = part.recipient.removeprefix("functions.")
+    value, end = json_value(part.text, at=0)
+    if skip_space(part.text, end) < len(part.text):
+        raise Malformed(f"text after the arguments of {name}: {shown(part.text[end:])}")
+    return FoundCall(name, arguments_from(value, name))
 
 
 def muse(text: str, tools: Sequence[ToolSchema]) -> Found:

@@ -131,18 +131,21 @@ def _mistral_body(text: str, at: int) -> tuple[list[FoundCall], int]:
     if not name_match:
         raise Malformed(f"a list of calls or a name should follow, not {shown(text[at:])}")
     name = name_match.group(1)
-    at = name_match.end()
-    call_id = ""
-    if text.startswith("[CALL_ID]", at):
-        id_match = _NAME.match(text, at + len("[CALL_ID]"))
-        if not id_match:
-            raise Malformed(f"no id after [CALL_ID]: {shown(text[at:])}")
-        call_id = id_match.group(1)
-        at = id_match.end()
+    call_id, at = _mistral_call_id(text, name_match.end())
     if text.startswith("[ARGS]", at):
         at += len("[ARGS]")
     value, at = json_value(text, at)
     return [FoundCall(name, arguments_from(value, name), call_id)], at
+
+
+def _mistral_call_id(text: str, at: int) -> tuple[str, int]:
+    """The id of a call, if one stands at `at`, and the position after it; "" if there is none."""
+    if not text.startswith("[CALL_ID]", at):
+        return "", at
+    id_match = _NAME.match(text, at + len("[CALL_ID]"))
+    if not id_match:
+        raise Malformed(f"no id after [CALL_ID]: {shown(text[at:])}")
+    return id_match.group(1), id_match.end()
 
 
 def _deepseek_body(text: str, at: int) -> tuple[list[FoundCall], int]:
@@ -153,9 +156,14 @@ def _deepseek_body(text: str, at: int) -> tuple[list[FoundCall], int]:
         raise Malformed(f"no <｜tool▁sep｜> in {shown(text[at:])}")
     type_or_name = text[at:separator].strip()
     at = separator + len("<｜tool▁sep｜>")
-    if text.startswith("{", skip_space(text, at)):
+    if text.startswith("{", skip_space(text, at)):  # so what stood before is the name
         value, at = json_value(text, at)
         return [FoundCall(type_or_name, arguments_from(value, type_or_name))], at
+    return _deepseek_fenced_call(text, at)
+
+
+def _deepseek_fenced_call(text: str, at: int) -> tuple[list[FoundCall], int]:
+    """The call at `at`: a name, and its arguments in a fence of JSON."""
     name_match = _NAME.match(text, at)
     fence = _DEEPSEEK_FENCE.match(text, name_match.end()) if name_match else None
     if not name_match or not fence:

@@ -85,13 +85,18 @@ def between_marks(text: str, opening: str, closing: str, body: Body) -> Found:
             calls += body_calls
         except Malformed as fault:
             faults.append(str(fault))
-            # Go on after the next closing mark; without one the rest of the text is the fault's.
-            end = text.find(closing, at) if closing else -1
-            at = len(text) if end < 0 else end + len(closing)
+            at = _end_of_fault(text, at, closing)
     contents.append(text[at:])
     if not calls and not faults:
         return Found(text)
     return Found("".join(contents).strip(), tuple(calls), tuple(faults))
+
+
+def _end_of_fault(text: str, at: int, closing: str) -> int:
+    """Where to go on after a call that could not be read: after the next closing mark, or without
+    one at the end of the text, all of which is then the fault's."""
+    end = text.find(closing, at) if closing else -1
+    return len(text) if end < 0 else end + len(closing)
 
 
 def skip_mark(text: str, at: int, mark: str) -> int:

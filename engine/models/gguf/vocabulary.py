@@ -107,17 +107,21 @@ def _sentence_piece(state: JsonObject, tokens: list[str], merges: list[list[str]
     step_types = [step.get("type") for step in steps]
     if step_types not in (["Prepend", "Replace"], ["Replace"]):
         raise NotExportable(f"its tokenizer prepares text by {step_types}")
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.scores": _scores(tokens, merges),
+        "tokenizer.ggml.add_space_prefix": step_types[0] == "Prepend",
+    }
+
+
+def _scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
+    """The score of each token: the earlier a merge makes it, the higher."""
     merge_order: dict[str, int] = {}  # by the token that the merge makes
     for left, right in merges:
         merge_order.setdefault(left + right, len(merge_order))
     after_all = len(merge_order)  # for tokens that no merge makes
-    scores = [-float(merge_order.get(token, after_all)) for token in tokens]
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.scores": scores,
-        "tokenizer.ggml.add_space_prefix": step_types[0] == "Prepend",
-    }
+    return [-float(merge_order.get(token, after_all)) for token in tokens]
 
 
 def _rule(state: JsonObject) -> str:
