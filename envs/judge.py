@@ -100,7 +100,7 @@ class Rubric:
         reward = math.fsum(c.weight * values[c.id] for c in decided) / total_weight
         return self._final_score(reward, values)
 
-    def _final_score(self, reward: float, values: Mapping[str, float]) -> Score:
+    def _final_score(self, reward: float, values: dict[str, float]) -> Score:
         """The score of an answer whose criteria have the weighted mean `reward`.
 
         `values` maps the ids of the criteria that were decided to their values.
