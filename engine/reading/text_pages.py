@@ -333,7 +333,7 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     )
 
 
-def _failure_sentence(reader: TextReader, recorded: JsonObject, kind: str) -> str:
+def _failure_sentence(reader: TextReader, recorded: JsonObject, kind: str | None) -> str:
     """The summary of a failure: the run, its state, the kind of the failure and the reason.
 
     `recorded` is what the trainer wrote about its failure, {} if it wrote nothing.

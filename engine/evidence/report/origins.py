@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from engine.core.files import JsonObject
 from engine.core.format import counted, size
 from engine.evidence.report import blocks, charts
 from engine.evidence.report.blocks import Block, Cell, Code, Line, Note, Section, Tag
@@ -309,7 +309,7 @@ def hashes(dossier: Dossier) -> Section | None:
     return Section(title, short=title, blocks=[blocks.Panel(section_blocks)], folded=True)
 
 
-def _versions(manifest: JsonObject) -> list[tuple[str, str]]:
+def _versions(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, version) of the software that ran the run, and last ("machine", what it has)."""
     versions = [(str(name), str(value)) for name, value in (manifest.get("versions") or {}).items()]
     hardware = manifest.get("hardware")
