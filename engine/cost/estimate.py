@@ -496,14 +496,7 @@ def _hours_by_level(
     "model" (the table of speeds); and the number of finished runs.
     """
     if len(log_ratios) >= CALIBRATE_FROM:
-        log_middle, half_width = _prediction_interval(log_ratios)
-        likely = corrected["likely"]
-        hours = {
-            "low": likely * math.exp(log_middle - half_width),
-            "likely": likely * math.exp(log_middle),
-            "high": likely * math.exp(log_middle + half_width),
-        }
-        return hours, "measured", len(log_ratios)
+        return _interval_hours(log_ratios, corrected["likely"]), "measured", len(log_ratios)
     basis = "measured" if measured else "model"
     low_factor, high_factor = _SPREAD[basis]
     hours = {
@@ -512,6 +505,16 @@ def _hours_by_level(
         "high": corrected["high"] * high_factor,
     }
     return hours, basis, len(log_ratios)
+
+
+def _interval_hours(log_ratios: Sequence[float], likely: float) -> dict[str, float]:
+    """The hours by level from a 90 % prediction interval around the `likely` hours."""
+    log_middle, half_width = _prediction_interval(log_ratios)
+    return {
+        "low": likely * math.exp(log_middle - half_width),
+        "likely": likely * math.exp(log_middle),
+        "high": likely * math.exp(log_middle + half_width),
+    }
 
 
 def _prediction_interval(log_ratios: Sequence[float]) -> tuple[float, float]:

@@ -137,15 +137,9 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
         longest: tokens of the longest completion with its prompt.
     """
     model = plan.model
-    completions = plan.settings.eval_rows
-    if not completions:
+    if not plan.settings.eval_rows:
         return 0.0, 0.0
-    if isinstance(plan.settings, RowSettings) and not plan.env.scored:
-        # Only the questions of the batteries (see `Plan.batteries`) are answered by sampling.
-        completions = max((battery.tasks for battery in plan.batteries), default=0)
-    if isinstance(plan.settings, RolloutSettings):  # it samples rollouts too
-        completions = max(completions, plan.rows)
-    at_once = min(completions, CONCURRENT[plan.device.kind])
+    at_once = min(_sampled_completions(plan), CONCURRENT[plan.device.kind])
     # Bytes of the keys and values of one token.
     cache_per_token = model.cached_numbers * plan.loaded.width
     # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
@@ -153,6 +147,17 @@ def _sampling_bytes(plan: Plan, longest: float) -> tuple[float, float]:
     cache_bytes = at_once * longest * cache_per_token * copies
     logit_bytes = at_once * model.vocab * 4 * 3  # three float32 tensors at once
     return cache_bytes, logit_bytes
+
+
+def _sampled_completions(plan: Plan) -> int:
+    """The most completions that the run asks for at once, in an evaluation or in a step."""
+    completions = plan.settings.eval_rows
+    if isinstance(plan.settings, RowSettings) and not plan.env.scored:
+        # Only the questions of the batteries (see `Plan.batteries`) are answered by sampling.
+        completions = max((battery.tasks for battery in plan.batteries), default=0)
+    if isinstance(plan.settings, RolloutSettings):  # it samples rollouts too
+        completions = max(completions, plan.rows)
+    return completions
 
 
 def _longest_trained_sequence(plan: Plan) -> float:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, write_json
@@ -231,6 +230,38 @@ def _build_version(draft: Draft, install: bool) -> None:
     ENV_DEPS (its packages) or ENV_INVALID (a split of an unknown name).
     """
     draft.python = _interpreter(draft, install)
+    played = _play(draft)
+    contamination = _contamination(played.rows, draft.seconds_left)
+    task_rows.write(draft.folder / TASKS, played.rows)
+    write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(played.audit))
+    version = _env_version(draft, played, contamination)
+    version.write(draft.folder / FACTS)  # last, because it makes the folder a version
+
+
+@dataclass(frozen=True)
+class _Played:
+    """What a push learns by running the environment.
+
+    Attributes:
+        description: of the environment; its `kind` is that of the version.
+        rows: with their sides and the conversations of their reference answers.
+        split: how the sides were decided.
+        audit: the content of audit.json.
+        isolation: how the process was isolated, in words.
+    """
+
+    description: EnvDescription
+    rows: list[TaskRow]
+    split: Split
+    audit: JsonObject
+    isolation: str
+
+
+def _play(draft: Draft) -> _Played:
+    """Run the environment: get its rows, replay their reference answers and audit its scorer.
+
+    Raises EnvProblem for a fault of the environment, or UserError ENV_INVALID.
+    """
     with draft.process() as env, draft.process() as second_env:
         description, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
         tasks_limit = _seconds_for_tasks(draft, env.limits.start_seconds)
@@ -246,11 +277,7 @@ def _build_version(draft: Draft, install: bool) -> None:
         audit = push_audit.run_audit(env, rows, description["kind"], second_process, draft)
         isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()
-    contamination = _contamination(rows, draft.seconds_left)
-    task_rows.write(draft.folder / TASKS, rows)
-    write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(audit))
-    version = _env_version(draft, {**description, "kind": kind}, split, contamination, isolation)
-    version.write(draft.folder / FACTS)  # last, because it makes the folder a version
+    return _Played({**description, "kind": kind}, rows, split, audit, isolation)
 
 
 def _seconds_for_tasks(draft: Draft, start_seconds: float) -> float:
@@ -260,7 +287,7 @@ def _seconds_for_tasks(draft: Draft, start_seconds: float) -> float:
     return min(start_seconds, spare_seconds)
 
 
-def _contamination(rows: list[TaskRow], seconds_left: float) -> dict[str, Any]:
+def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
     """What the train rows share with the held-out rows, searched for in the seconds left."""
     train = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] == "heldout"]
@@ -268,13 +295,7 @@ def _contamination(rows: list[TaskRow], seconds_left: float) -> dict[str, Any]:
     return overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
 
 
-def _env_version(
-    draft: Draft,
-    description: EnvDescription,
-    split: Split,
-    contamination: dict[str, Any],
-    isolation: str,
-) -> EnvVersion:
+def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> EnvVersion:
     """The content of env.json, with secrets hidden in the texts of the environment."""
     redactor = Redactor(draft.secrets)
     return EnvVersion(
@@ -282,13 +303,13 @@ def _env_version(
         name=draft.name,
         hash=draft.hash,
         digest=draft.shot.digest,
-        kind=description["kind"],
-        scored=description["scored"],
-        tools=description["tools"],
+        kind=played.description["kind"],
+        scored=played.description["scored"],
+        tools=played.description["tools"],
         # Through JSON: TOML has dates, which env.json holds as text.
         params=json.loads(json.dumps(draft.settings.params, default=str)),
-        rows={name: split.sides.count(name) for name in ("train", "heldout")},
-        split=split.source,
+        rows={name: played.split.sides.count(name) for name in ("train", "heldout")},
+        split=played.split.source,
         contamination=contamination,
         files=len(draft.shot.files),
         size=draft.shot.size,
@@ -296,7 +317,7 @@ def _env_version(
         limits=draft.settings.limits,
         secrets=draft.settings.secrets,
         python=draft.python,
-        isolation=isolation,
+        isolation=played.isolation,
         warnings=tuple(redactor.text(warning) for warning in draft.warnings),
         problems=tuple(PushProblem(message=redactor.text(text)) for text in draft.problems),
     )

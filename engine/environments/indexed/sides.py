@@ -65,14 +65,19 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
             sides.of_row[row] = IN_HELDOUT if prompts[row] in asked_prompts else OUTSIDE
         moved_rows += sum(named[row] == TRAIN for row in heldout_rows)
         sides.distinct_prompts += len({prompts[row] for row in rows}) - len(heldout_prompts)
-    nothing_chosen = not names_heldout and not chooser.taken_rows
-    if nothing_chosen and chooser.smallest and chooser.seen_prompts > 1:
-        # Every prompt has more rows than shall be held out: the one with the fewest is.
+    if not names_heldout and not chooser.taken_rows:
+        _hold_out_smallest(sides, prompts, chooser)
+    sides.warnings += _warnings(sides, named, moved_rows)
+    return sides
+
+
+def _hold_out_smallest(sides: Sides, prompts: Sequence[int], chooser: "_Chooser") -> None:
+    """Hold out the prompt with the fewest rows, where every prompt has more rows than shall be held
+    out. Nothing is held out if there is only one prompt to choose from."""
+    if chooser.smallest and chooser.seen_prompts > 1:
         _rows, prompt = chooser.smallest
         _hold_out(sides, prompts, prompt)
         sides.distinct_prompts -= 1
-    sides.warnings += _warnings(sides, named, moved_rows)
-    return sides
 
 
 def _candidates(rows: Sequence[int], prompts: Sequence[int], named: bytes) -> set[int]:

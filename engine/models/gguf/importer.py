@@ -84,10 +84,7 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
             license=license_name or values.text("general.license", ""),
         )
         origin.write(aside / model_origin.FILE)
-        try:
-            model_files.read_facts(aside)  # what every user of the folder will read
-        except UserError as error:
-            raise NotImportable(str(error)) from error
+        _require_usable(aside)
         sync_folder(aside)  # before the rename, so that a power failure leaves no half model
         os.replace(aside, folder)
         sync_folder(folder.parent)
@@ -107,6 +104,15 @@ def _open(file: Path) -> "GGUFReader":
     if reader.byte_order == "S":
         raise NotImportable("its bytes are in the order of another kind of machine (big-endian)")
     return reader
+
+
+def _require_usable(folder: Path) -> None:
+    """Raise NotImportable if the facts of the model in `folder` cannot be read, as every user of
+    the model will do."""
+    try:
+        model_files.read_facts(folder)
+    except UserError as error:
+        raise NotImportable(str(error)) from error
 
 
 class _Metadata:

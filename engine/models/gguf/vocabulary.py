@@ -33,8 +33,7 @@ def read(folder: Path, rows: int) -> JsonObject:
     if model.get("type") != "BPE":
         raise NotExportable(f"its tokenizer is {model.get('type')}, not BPE")
     added = {entry["id"]: entry for entry in state.get("added_tokens") or []}
-    texts = {number: text for text, number in model["vocab"].items()}
-    texts |= {number: entry["content"] for number, entry in added.items()}
+    texts = _token_texts(model, added)
     if max(texts) >= rows:
         raise NotExportable(f"its tokenizer has the id {max(texts)}, its embedding {rows} rows")
     tokens = [texts.get(number, f"[PAD{number}]") for number in range(rows)]
@@ -51,6 +50,12 @@ def read(folder: Path, rows: int) -> JsonObject:
         values |= _byte_level(state, _merges(model))
     values["tokenizer.ggml.token_type"] = types
     return values | _special_ids(folder, {text: number for number, text in texts.items()})
+
+
+def _token_texts(model: JsonObject, added: dict[int, JsonObject]) -> dict[int, str]:
+    """The text of every token by its id; `added` are the entries beside the model's vocabulary."""
+    texts = {number: text for text, number in model["vocab"].items()}
+    return texts | {number: entry["content"] for number, entry in added.items()}
 
 
 def _merges(model: JsonObject) -> list[list[str]]:
