@@ -41,7 +41,7 @@ from engine.models import catalog, hub
 from engine.models.catalog import ModelRef
 from engine.processes import launcher
 from engine.reading import preview
-from engine.records.probe_result import ProbeResult
+from engine.records.run_result import ProbeResult
 from engine.records.settings import GivenSettings, SFTSettings
 from engine.runs import lifecycle
 from engine.runs.submit import admission, contamination

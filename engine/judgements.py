@@ -10,7 +10,7 @@ from engine.core.reply import Reply
 from engine.cost.estimate import none_fit
 from engine.environments.env_facts import TOO_MANY_CUT, EnvFacts
 from engine.evidence.stats.learnability import BROKEN
-from engine.records.probe_result import ProbeResult
+from engine.records.run_result import ProbeResult
 from engine.records.settings import (
     DPOSettings,
     RolloutSettings,

@@ -26,8 +26,8 @@ from engine.models.template_messages import has_reasoning
 from engine.records.record import DamagedRecord, Record
 from engine.records.settings import (
     DPOSettings,
-    GRPOSettings,
     Reasoning,
+    RolloutSettings,
     SFTSettings,
     TrainSettings,
 )
@@ -508,7 +508,7 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
         usable_rows = facts.paired_rows
         tokens_of = _dpo_tokens(facts, settings)
     else:
-        tokens_of = _grpo_tokens(facts, settings)
+        tokens_of = _rollout_tokens(facts, settings)
     counted = len(tokens_of.totals)
     return {
         "rows": facts.train_rows,
@@ -571,8 +571,8 @@ def _dpo_tokens(facts: EnvFacts, settings: DPOSettings) -> _RowTokens:
     )
 
 
-def _grpo_tokens(facts: EnvFacts, settings: GRPOSettings) -> _RowTokens:
-    """GRPO samples its own answers; those of the environment tell how long they may become."""
+def _rollout_tokens(facts: EnvFacts, settings: RolloutSettings) -> _RowTokens:
+    """A policy samples its own answers; those of the environment tell how long they may become."""
     rows, max_tokens = facts.lengths, settings.max_tokens
     return _RowTokens(
         prompts=[row.prompt for row in rows],

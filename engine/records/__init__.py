@@ -2,16 +2,14 @@
 above `core` may use it; start with `settings.py` and `record.py`.
 
     audit.py              what a version's scorer pays for: audit.json
-    conversation.py       what was said in a chat that can go on: chats/<id>.json
     env_version.py        what push learnt of a version: env.json
     estimate.py           what a run was expected to take
     data_index.py         the results of reading a large dataset once
     known_settings.py     the settings of a run of any kind that its readers ask for
     manifest.py           what was trained on what, with what: manifest.json
     model_origin.py       where an imported model came from: model.json beside it
-    probe_result.py       what a probe concluded: its result.json
     record.py             how a record is read and what a damaged one says
     run_config.py         what submit resolved: config.json
-    run_result.py         what the worker concluded: result.json
+    run_result.py         what the worker concluded, of a run or a probe: result.json
     settings.py           the settings of a run: names, types, ranges
 """

@@ -1,4 +1,7 @@
-"""`result.json` of a run that is done: what its worker concluded, written once, last."""
+"""`result.json` of a run that is done: what its worker concluded, written once, last. A probe has
+one of its own kind: what a model's samples say about training it by GRPO on these tasks."""
+
+from pydantic import Field
 
 from engine.core.files import JsonObject
 from engine.records.record import Record
@@ -39,3 +42,60 @@ class RunResult(Record):
     best_score: float | None = None
     measured: Measured | None = None
     evidence: JsonObject | None = None
+
+
+class Advice(Record):
+    """One thing to change before a run: the `lever` by name, and a sentence that says how."""
+
+    lever: str
+    say: str
+
+
+class FailedScores(Record):
+    """How many scores failed, of how many."""
+
+    failed: int
+    of: int
+
+
+class AnswerLengths(Record):
+    """Tokens of the sampled answers, and how many an answer was allowed."""
+
+    p50: int
+    p95: int
+    max_tokens: int
+
+
+class ProbeResult(Record):
+    """A group is the answers to one task. What has a default is missing in older files.
+
+    Attributes:
+        tasks, samples_per_task: how much was sampled.
+        effective: share of the groups whose rewards differ: those that teach.
+        too_easy, too_hard: shares of the groups with every answer right, or none.
+        intervals: 95 % intervals of these three shares, [low, high].
+        pass_at_k: chance that one of k answers is right, by k.
+        gradient_share: expected share of groups that teach, by group size.
+        solved_counts: right answers per task.
+        truncated_share: of the answers, cut at max_tokens.
+        error_share: of the scores, failed.
+        distinct_share: different answers in a group, as a share of it.
+    """
+
+    tasks: int = 0
+    samples_per_task: int = 0
+    effective: float
+    too_easy: float
+    too_hard: float
+    intervals: dict[str, list[float]] = Field(default_factory=dict)
+    pass_at_k: dict[str, float]
+    gradient_share: dict[str, float] = Field(default_factory=dict)
+    solved_counts: list[int] = Field(default_factory=list)
+    reward_mean: float | None = None
+    truncated_share: float
+    error_share: float
+    failed_scores: FailedScores | None = None
+    distinct_share: float | None = None
+    length: AnswerLengths | None = None
+    advice: list[Advice] = Field(default_factory=list)
+    summary: str = ""

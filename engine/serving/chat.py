@@ -15,7 +15,6 @@ from engine.core.reply import Reply
 from engine.home.rows import DeploymentRow
 from engine.home.run_dir import DeployDir, Home
 from engine.processes.deployments import ANYBODY, Asker, Json, Unreachable
-from engine.records.conversation import Branch, Conversation
 from engine.serving import conversations
 from engine.serving.answer_stream import Answer, Limits, RefusedByServer, sample
 from engine.serving.chat_request import (
@@ -26,6 +25,7 @@ from engine.serving.chat_request import (
     Patience,
     unheard,
 )
+from engine.serving.conversations import Branch, Conversation
 from engine.serving.messages import BadMessages, check_size, checked_messages, checked_tools
 from engine.serving.service import Target, deploy_failed, serve, target_of
 from envs.json_types import ChatMessage, ToolSchema

@@ -1,7 +1,8 @@
 """Conversations kept in the home, so that the next call goes on with the id of the last reply.
 
 They are bounded: the newest `KEPT` that were used within `KEPT_DAYS` days, each of at most
-`MAX_CHARS` characters.
+`MAX_CHARS` characters: `chats/<id>.json`. Each model that took part has a branch of its own, since
+models that are compared answer differently.
 """
 
 import contextlib
@@ -9,14 +10,49 @@ import re
 import secrets
 import time
 
+from pydantic import Field
+
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
-from engine.records.conversation import Conversation
+from engine.records.record import Record
+from envs.json_types import ChatMessage, ToolSchema
 
 KEPT = 200
 KEPT_DAYS = 7
 MAX_CHARS = 400_000  # of one conversation as JSON
 _ID = re.compile(r"c-[0-9a-f]{12}")
+
+
+class Branch(Record):
+    """What one model was asked and answered.
+
+    Attributes:
+        model: the name under which it was served.
+        messages: in OpenAI's form, the system prompt first where there is one.
+        begun: token ids of the last answer, where that was cut; it can be continued.
+    """
+
+    model: str
+    messages: list[ChatMessage]
+    begun: list[int] = Field(default_factory=list)
+
+
+class Conversation(Record):
+    """A conversation after its latest answer.
+
+    Attributes:
+        owner: name of the key that began it; nobody else can go on with it.
+        turns: how often it was answered.
+        tools: what the models may call, as OpenAI function schemas.
+        seed: of the latest answers.
+        branches: one for each model, that of the model asked first in the first place.
+    """
+
+    owner: str
+    turns: int
+    tools: list[ToolSchema]
+    seed: int
+    branches: list[Branch]
 
 
 def load(home: Home, conversation_id: str, owner: str) -> Conversation:

@@ -21,7 +21,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.judgements import judge_probe
 from engine.processes.programs import STAND_INS
-from engine.records.probe_result import ProbeResult
+from engine.records.run_result import ProbeResult
 from engine.runs import lifecycle
 from envs.config.problem import EnvProblem
 from envs.isolation.sandbox import Sandbox

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from engine.evidence.stats.distributions import pass_at_k
 from engine.evidence.stats.inference import Interval, wilson
-from engine.records.probe_result import Advice, AnswerLengths, FailedScores, ProbeResult
+from engine.records.run_result import Advice, AnswerLengths, FailedScores, ProbeResult
 
 GROUP_SIZES = (2, 4, 6, 8, 12, 16)
 _PASS_AT = (1, 2, 4, 8, 16)  # the k of the pass@k that are reported

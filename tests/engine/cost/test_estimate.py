@@ -25,7 +25,9 @@ from engine.environments.env_facts import EnvFacts, RowLengths
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.hub.repository import RemoteFile
 from engine.models import catalog, tokens
+from engine.models.hub import DownloadPlan
 from engine.models.model_files import ModelFacts
 from engine.processes import launcher
 from engine.records.estimate import Workload
@@ -271,10 +273,13 @@ def test_a_plan_that_no_row_fits_is_warned_of_and_not_offered(
     assert whole["next"][0]["tool"] == "submit_train"
 
 
-def test_disk_counts_what_is_kept_and_what_is_fetched(home: Home):
+def test_disk_counts_what_is_kept_and_what_is_fetched(home: Home, tmp_path: Path):
     resolved = resolve("sft", {})
     plain = estimate.estimate(home, resolved, SMALL, ENV, CPU).estimate
-    fetched = estimate.estimate(home, resolved, SMALL, ENV, CPU, download=10 * GB).estimate
+    weights = [RemoteFile(name="model.safetensors", size=10 * GB)]
+    plan = DownloadPlan(repo="a/b", commit="0" * 40, endpoint="http://h", weights=weights)
+    plan.write(tmp_path / "download.json")
+    fetched = estimate.estimate(home, resolved, SMALL, ENV, CPU, base_path=tmp_path).estimate
     assert fetched.disk_bytes - plain.disk_bytes == 10 * GB
     assert fetched.hours.likely > plain.hours.likely
     assert plain.disk_fits

@@ -4,8 +4,8 @@ import pytest
 
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
-from engine.records.conversation import Conversation
 from engine.serving import conversations
+from engine.serving.conversations import Conversation
 
 EMPTY = Conversation(owner="ann", turns=1, tools=[], seed=0, branches=[])
 

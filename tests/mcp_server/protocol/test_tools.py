@@ -53,7 +53,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "62678968d5ef2965dd1d7f43db0dd9ca7bb4e40bb5e67ec3d6b720009c8c8232"
+SURFACE = "6b5878f24753c6c9d7a00423d320adef9fba19ba292efcfee359bd3d872178ee"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.evidence.stats.learnability import Sample, learnability, teaching_share
-from engine.records.probe_result import AnswerLengths, FailedScores
+from engine.records.run_result import AnswerLengths, FailedScores
 
 
 def answers(*rewards: float, text: str | None = None, **more) -> list[Sample]:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.records.conversation import Branch, Conversation
 from engine.records.record import DamagedRecord
+from engine.serving.conversations import Branch, Conversation
 
 BRANCH = {"model": "pebble", "messages": [{"role": "user", "content": "hi"}]}
 FILE = '{"owner": "ann", "turns": 1, "tools": [], "seed": 3, "branches": [%s], "later": 1}'
