@@ -158,29 +158,48 @@ def check_in_sight(home: Home, ref: str) -> None:
     Raises UserError MODEL_NOT_FOUND.
     """
     ref = ref.strip()
-    is_file = ref.endswith(GGUF)
-    # Else it names a run, a model of the home or a built-in one.
-    is_path = is_file or "/" in ref or ref.startswith((".", "~"))
-    if not is_path or not _can_be_a_path(ref):  # `resolve_model` refuses the latter at once
-        return
-    is_hub_id = not is_file and HUB_ID.fullmatch(ref) is not None
+    if not _is_written_as_path(ref) or not _can_be_a_path(ref):
+        return  # a name; or a text that no path can be, which `resolve_model` refuses at once
+    may_be_hub_id = not ref.endswith(GGUF) and HUB_ID.fullmatch(ref) is not None
     try:
-        # A GGUF file is only usable here if its owner has imported it before.
-        folder = library.imported(home, _gguf_file(ref)) if is_file else _local_folder(ref)
-        if folder is not None and adapters.is_adapter(folder):
-            resolve_model(home, str(folder))
-        elif folder is not None:
-            model_files.read_facts(folder)
-        is_usable = folder is not None or is_hub_id
+        folder = _usable_local_folder(home, ref)
     # UserError: no folder, or no usable model in it. OSError: it may not be read. ValueError: a
     # name or a file that cannot be decoded. RuntimeError: "~" of an unknown user.
-    except (UserError, OSError, ValueError, RuntimeError):
-        is_usable = False
-        if is_hub_id:  # a folder of this name is unusable: the hub must have such a model
-            hub.look_up(home, ref)
-    if not is_usable:
-        hint = "Name a folder that holds a whole model."
-        raise _not_found(f"no model is at {ref!r}", hint)
+    except (UserError, OSError, ValueError, RuntimeError) as error:
+        if may_be_hub_id:
+            hub.look_up(home, ref)  # its error, where the hub has no such model either
+        raise _no_model_at(ref) from error
+    if folder is None and not may_be_hub_id:
+        raise _no_model_at(ref)
+
+
+def _is_written_as_path(ref: str) -> bool:
+    """Whether `ref` looks like a path or a hub id, not like the name of a run or of a model."""
+    return ref.endswith(GGUF) or "/" in ref or ref.startswith((".", "~"))
+
+
+def _usable_local_folder(home: Home, ref: str) -> Path | None:
+    """The folder of the model at the path `ref`, which is checked to be usable; None if there is no
+    folder. A GGUF file has one if its owner has imported it before.
+
+    Raises what the checks raise: UserError, OSError, ValueError or RuntimeError.
+    """
+    if ref.endswith(GGUF):
+        folder = library.imported(home, _gguf_file(ref))
+    else:
+        folder = _local_folder(ref)
+    if folder is None:
+        return None
+    if adapters.is_adapter(folder):
+        resolve_model(home, str(folder))
+    else:
+        model_files.read_facts(folder)
+    return folder
+
+
+def _no_model_at(ref: str) -> UserError:
+    """The error for a path at which there is no usable model, the same for every reason."""
+    return _not_found(f"no model is at {ref!r}", "Name a folder that holds a whole model.")
 
 
 @dataclass(frozen=True)
