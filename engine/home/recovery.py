@@ -18,8 +18,6 @@ from engine.core.files import JsonObject, is_locked, read_lines, read_object, re
 from engine.core.hints import Hint
 from engine.home.rows import STATES, TERMINAL
 from engine.home.run_dir import DeployDir, Home, RunDir
-from engine.records.env_version import EnvVersion
-from engine.records.record import DamagedRecord
 
 if TYPE_CHECKING:
     from engine.records.run_config import RunConfig
@@ -108,6 +106,10 @@ def env_rows(home: Home) -> list[Columns]:
 def env_row(folder: Path) -> Columns | None:
     """The columns `kind` and `info` of the row of the environment version in `folder`. None where
     its env.json is missing or damaged."""
+    # Here, because supervisors, which are to stay small, do without pydantic.
+    from engine.records.env_version import EnvVersion  # noqa: PLC0415
+    from engine.records.record import DamagedRecord  # noqa: PLC0415
+
     try:
         version = EnvVersion.read(folder / "env.json")
     except (OSError, DamagedRecord):

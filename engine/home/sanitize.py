@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from engine.home.run_dir import Home
-from engine.records.env_version import EnvVersion
-from engine.records.record import DamagedRecord
 from envs.host.redact import SecretFilter
 
 _ESCAPES = re.compile(
@@ -153,6 +151,10 @@ def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
 @functools.lru_cache(maxsize=64)  # a version folder never changes
 def _secret_names(path: str) -> tuple[str, ...]:
     """The names of secrets in the env.json at `path`; () where the file cannot be read."""
+    # Here, because supervisors, which are to stay small, do without pydantic.
+    from engine.records.env_version import EnvVersion  # noqa: PLC0415
+    from engine.records.record import DamagedRecord  # noqa: PLC0415
+
     try:
         return EnvVersion.read(Path(path)).secrets
     except (OSError, DamagedRecord):

@@ -26,9 +26,6 @@ from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import outcome, programs
-from engine.records.env_version import EnvVersion
-from engine.records.record import DamagedRecord
-from engine.records.run_config import DistillConfig, EndpointTeacher
 
 LOCK_FD = "HONESMITH_LOCK_FD"  # the run's lock, inherited by the supervisor
 _CLAIM_S = 0.05  # seconds; a process that only tests the lock holds it for less
@@ -159,6 +156,11 @@ def missing_secrets(run: RunDir) -> list[str]:
     [] also if the run's config or its environment cannot be read: then the run is started all the
     same, and its trainer reports what is wrong.
     """
+    # Here, because supervisors, which are to stay small, do without pydantic.
+    from engine.records.env_version import EnvVersion  # noqa: PLC0415
+    from engine.records.record import DamagedRecord  # noqa: PLC0415
+    from engine.records.run_config import DistillConfig, EndpointTeacher  # noqa: PLC0415
+
     config = run.find_config()
     if config is None:
         return []

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.core.errors import UserError
-from envs.dataset import FORMATS
 
 
 def names_data(env_id: str) -> bool:
     """Whether `env_id` is the path of a data file or the id of a dataset, not an environment."""
+    from envs.dataset import FORMATS  # noqa: PLC0415  a server starts without it
+
     return "/" in env_id or env_id.lower().endswith(FORMATS)
 
 

@@ -186,8 +186,8 @@ FORWARD = [
     Fault(
         "the gradient of the queries is not scaled",
         "ops/causal.py",
-        "torch.mul(dq_by_token, dim**-0.5, out=target)",
-        "torch.mul(dq_by_token, 1.0, out=target)",
+        "torch.mul(dq_by_token, dim**-0.5, out=target)\n",
+        "torch.mul(dq_by_token, 1.0, out=target)\n",
         ("ops/test_causal.py::test_it_is_the_formula_with_its_gradients[2-65]", SFT),
     ),
     Fault(
@@ -235,8 +235,8 @@ FORWARD = [
     Fault(
         "the head's gradient forgets the other tokens",
         "ops/kernels.py",
-        "torch.sub(head[labels[chunk]], mean_row, out=slopes[chunk])",
-        "torch.sub(head[labels[chunk]], 0 * mean_row, out=slopes[chunk])",
+        "torch.sub(head.weight[labels[chunk]], mean_row, out=slopes[chunk])",
+        "torch.sub(head.weight[labels[chunk]], 0 * mean_row, out=slopes[chunk])",
         ("ops/test_kernels.py::test_the_head_in_chunks_is_the_full_cross_entropy", SFT),
     ),
     Fault(

@@ -191,9 +191,9 @@ def test_what_is_trained_is_what_was_sampled(place: dict[str, Any], name: str, e
         prompts: Sequence[list[int]],
         n: int,
         params: SamplingParams,
-        on_completion: Callable[[int, int, Completion], None] | None = None,
+        done: Callable[[int, int, Completion], None] | None = None,
     ) -> Any:
-        groups = generate(prompts, n, params, on_completion)
+        groups = generate(prompts, n, params, done)
         for prompt, group in zip(prompts, groups, strict=True):
             asked.extend((list(prompt), completion) for completion in group)
         return groups

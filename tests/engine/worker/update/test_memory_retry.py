@@ -120,6 +120,8 @@ def test_a_resumed_run_keeps_the_smaller_microbatches(home, env_id, monkeypatch)
 
 
 def test_memory_that_never_suffices_is_a_failure_of_kind_oom_with_a_hint(home, env_id, monkeypatch):
+    # So many that after all halvings rows still share a microbatch.
+    monkeypatch.setattr("engine.worker.sft.microbatch_tokens", lambda *_, **__: 1 << 16)
     scarce(monkeypatch, 0)
     with pytest.raises(WorkerFailure) as caught:
         train(home, env_id, "sft", "scarce-1")
