@@ -39,7 +39,6 @@ def test_a15_nothing_but_the_routes_of_chat_can_be_reached(deployment: tuple[Dep
     root = url.removesuffix("/v1")
     with httpx.Client(timeout=30, trust_env=False) as client:
         for path in (
-            "/v1/completions",
             "/invocations",
             "/pause",
             "/update_weights",
@@ -54,9 +53,18 @@ def test_a15_nothing_but_the_routes_of_chat_can_be_reached(deployment: tuple[Dep
             for method in ("GET", "POST"):
                 answer = client.request(method, root + path, headers=KEY)
                 assert answer.status_code in (404, 405), (method, path, answer.status_code)
-        for path in ("/v1/models", "/v1/chat/completions", "/admin/adapters", "/admin/stop"):
+        for path in (
+            "/v1/models",
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/admin/adapters",
+            "/admin/stop",
+        ):
             method = "GET" if path == "/v1/models" else "POST"
             assert client.request(method, root + path).status_code == 401, path
+        # The route that rates the tokens of a prompt writes no text.
+        unrated = client.post(root + "/v1/completions", headers=KEY, json={"prompt": "Hello"})
+        assert unrated.status_code == 400
         for headers, status in (
             ({"Host": "evil.example"}, 421),
             ({"Origin": "http://evil.example"}, 403),
