@@ -1,6 +1,7 @@
 """Faults of the forward pass: attention, adapters, gradients."""
 
 from tests.mutants.fault import (
+    ALONE,
     FACTORS,
     FORMULAS,
     GROUPS,
@@ -20,7 +21,7 @@ FORWARD = [
         "ops/attention.py",
         "return x.view(bucket.rows, bucket.length, *x.shape[1:])",
         "return x.view(1, bucket.rows * bucket.length, *x.shape[1:])",
-        (SEEN + "[rectangles]",),
+        (ALONE + "[rectangles]",),
     ),
     Fault(
         "a row sees its future",
@@ -48,35 +49,35 @@ FORWARD = [
         "ops/attention.py",
         "shared = shared.index_select(0, bucket.owner)",
         "shared = shared.index_select(0, bucket.owner.flip(0))",
-        (SEEN + "[rectangles]",),
+        (GROUPS + "[rectangles]",),
     ),
     Fault(
         "a suffix sees the padding after a shorter prompt",
         "ops/packing.py",
         "seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]",
         "seen = torch.arange(longest)[None, :] <= torch.tensor(prefix_lengths)[:, None]",
-        (SEEN + "[rectangles]",),
+        (GROUPS + "[rectangles]",),
     ),
     Fault(
         "a row that continues a prompt sees its next token",
         "ops/causal.py",
         "k.transpose(1, 2)) + _future_mask(length, group)\n",
         "k.transpose(1, 2))\n",
-        (SHARED, SEEN + "[blocks]"),
+        (GROUPS + "[blocks]", SEEN + "[blocks]"),
     ),
     Fault(
         "a row continues the prompt of the first group",
         "ops/attention.py",
         "prompt = qkv[each.start : each.stop, heads:]",
         "prompt = qkv[suffixes[0].start : suffixes[0].stop, heads:]",
-        (GROUPS,),
+        (GROUPS + "[blocks]",),
     ),
     Fault(
         "a prompt learns nothing from the rows that continue it",
         "ops/attention.py",
         "dqkv[each.start : each.stop, ctx.heads :] += dprompt",
         "dqkv[each.start : each.stop, ctx.heads :] += 0 * dprompt",
-        (SHARED,),
+        (GROUPS + "[blocks]",),
     ),
     Fault(
         "a suffix sees the end of the suffix before it",

@@ -124,6 +124,14 @@ def test_temperature_divides_the_logits_and_entropies_are_those_of_the_same(
     assert distance(measured, entropy) < CLOSE
 
 
+@pytest.fixture(params=["blocks", "rectangles"])
+def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both plans of attention: short rows on a CPU take blocks, all others rectangles."""
+    if request.param == "rectangles":
+        monkeypatch.setattr(attention, "_fits_blocks", lambda *_: False)
+
+
+@pytest.mark.usefixtures("plan")
 def test_packed_is_one_by_one_is_padded() -> None:
     _, network, adapter = prepared()
     hub = HubNetwork(tiny("qwen3"), VOCAB, "asked for")
@@ -138,6 +146,7 @@ def test_packed_is_one_by_one_is_padded() -> None:
     assert apart(theirs, slopes) < CLOSE
 
 
+@pytest.mark.usefixtures("plan")
 @pytest.mark.parametrize("seed", [5, 6, 7])
 def test_a_shared_prompt_changes_no_number(seed: int) -> None:
     _, network, adapter = prepared()
@@ -147,6 +156,7 @@ def test_a_shared_prompt_changes_no_number(seed: int) -> None:
     assert apart(found, wanted) < CLOSE
 
 
+@pytest.mark.usefixtures("plan")
 def test_many_groups_of_all_lengths_share_buckets_and_nothing_else() -> None:
     _, network, adapter = prepared()
     chance = torch.Generator().manual_seed(8)
