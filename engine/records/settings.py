@@ -125,6 +125,28 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
+def _top_k() -> Any:
+    """The setting top_k, the same for training and for evaluations."""
+    return _setting(
+        "Only the so many likeliest tokens are sampled from; 0: all.",
+        "0",
+        default=0,
+        ge=0,
+        le=MAX_TOP_K,
+    )
+
+
+def _min_p() -> Any:
+    """The setting min_p, the same for training and for evaluations."""
+    return _setting(
+        "Only tokens of at least this share of the likeliest's probability are sampled; 0: all.",
+        "0",
+        default=0.0,
+        ge=0,
+        lt=1,
+    )
+
+
 class CommonSettings(Settings):
     """Settings of every trainer."""
 
@@ -295,20 +317,8 @@ class GRPOSettings(RolloutSettings):
     group_size: int = _setting("Completions of each task.", "8", ge=2, le=512)
     temperature: float = _setting("Sampling temperature.", "1", gt=0, le=2)
     top_p: float = _setting("Share of probability sampled from.", "1", gt=0, le=1)
-    top_k: int = _setting(
-        "Only the so many likeliest tokens are sampled from; 0: all.",
-        "0",
-        default=0,
-        ge=0,
-        le=MAX_TOP_K,
-    )
-    min_p: float = _setting(
-        "Only tokens of at least this share of the likeliest's probability are sampled; 0: all.",
-        "0",
-        default=0.0,
-        ge=0,
-        lt=1,
-    )
+    top_k: int = _top_k()
+    min_p: float = _min_p()
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = _setting(
         "How token losses are clipped and averaged.", "dapo"
     )
@@ -379,20 +389,8 @@ class SamplingSettings(Settings):
         "Sampling temperature; one attempt is greedy.", "0 for one attempt, else 1", ge=0, le=2
     )
     top_p: float = _setting("Share of probability sampled from.", "1", gt=0, le=1)
-    top_k: int = _setting(
-        "Only the so many likeliest tokens are sampled from; 0: all.",
-        "0",
-        default=0,
-        ge=0,
-        le=MAX_TOP_K,
-    )
-    min_p: float = _setting(
-        "Only tokens of at least this share of the likeliest's probability are sampled; 0: all.",
-        "0",
-        default=0.0,
-        ge=0,
-        lt=1,
-    )
+    top_k: int = _top_k()
+    min_p: float = _min_p()
     stop: list[StopText] = _setting(
         "Texts that end a turn, beside the end-of-turn token.", "none", max_length=8
     )
