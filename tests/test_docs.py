@@ -157,10 +157,11 @@ def test_tests_named_in_the_reliability_page_exist():
 
 
 def test_examples_templates_and_scorers_are_all_in_the_environments_page():
+    from engine.hub.benchmarks import BENCHMARKS
     from envs import rewards
     from envs.config import scaffold
 
     text = text_of(Path("docs/environments.md"))
     folders = [path.name for path in (ROOT / "envs/examples").iterdir() if path.is_dir()]
-    names = [*folders, *scaffold.TEMPLATES, *rewards.__all__]
+    names = [*folders, *scaffold.TEMPLATES, *BENCHMARKS, *rewards.__all__]
     assert [name for name in names if f"`{name}`" not in text] == []

@@ -34,6 +34,7 @@ from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor
 from engine.home.store import Store
+from engine.hub import benchmarks
 from engine.hub import data as hub_data
 from engine.install import env_packages
 from engine.records.env_version import EnvVersion, PushProblem
@@ -103,8 +104,9 @@ def push_env(
     its name, and repeats its audit if secrets that were missing then are set now.
 
     Args:
-        path: a folder inside one of `roots` (None: anywhere), the files of a stored version, or a
-            dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`), which is fetched first.
+        path: a folder inside one of `roots` (None: anywhere), the files of a stored version, a
+            dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`) or a known benchmark
+            (`benchmark:NAME`); these are fetched first.
         name: the name to push under; "" takes the folder's.
         install: build an environment from its requirements.txt if packages are missing.
         check_settings: called with the settings of environment.toml; raises UserError if they ask
@@ -116,14 +118,13 @@ def push_env(
     could not be fetched or read in the time of a push: the next push goes on from there.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
-    places = [Path(), *(roots or [])]
-    dataset = hub_data.named_dataset(home, path, places, deadline - _AFTER_FETCHING_S)
+    dataset = _fetched_dataset(home, path, roots, deadline - _AFTER_FETCHING_S)
     if dataset is None:
         source = _allowed_folder(home, path, roots)
         name = _version_name(name, source.name)
     else:  # its files are data, in a folder of ours
         source = dataset.folder
-        name = _version_name(name, dataset.origin.name)
+        name = _version_name(name, dataset.name)
     large = push_large.find(home, source, deadline)
     with staging(home, name) as folder:
         copied = snapshot.take(source, folder / SOURCE, _hashes_of_large_files(large))
@@ -137,6 +138,15 @@ def push_env(
     if dataset is None:
         return reply
     return replace(reply, summary=f"{reply.summary} {dataset.origin.in_words()}")
+
+
+def _fetched_dataset(
+    home: Home, path: str | Path, roots: list[Path] | None, deadline: float
+) -> hub_data.Dataset | None:
+    """The benchmark or dataset of the hub that `path` names; None if it names neither."""
+    places = [Path(), *(roots or [])]
+    benchmark = benchmarks.named_benchmark(home, path, deadline)
+    return benchmark or hub_data.named_dataset(home, path, places, deadline)
 
 
 def _allowed_folder(home: Home, path: str | Path, roots: list[Path] | None) -> Path:

@@ -32,10 +32,20 @@ _PREFERRED = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 
 @dataclass(frozen=True)
 class DatasetRef:
-    """A dataset as a user names it: `ORG/NAME`, or `ORG/NAME:SUBSET` for one of its subsets."""
+    """A dataset as a user names it: `ORG/NAME`, or `ORG/NAME:SUBSET` for one of its subsets.
+
+    Of its splits those in `splits` are fetched, by the names its card gives them; () means all.
+    """
 
     repo: str
     subset: str = ""
+    splits: tuple[str, ...] = ()
+
+    @property
+    def cache_name(self) -> str:
+        """The name of its folder in the cache, such as "openai--gsm8k--main"."""
+        parts = [*self.repo.split("/"), self.subset.replace("/", "-"), "+".join(self.splits)]
+        return "--".join(part for part in parts if part)
 
 
 class FetchedData(Record):
@@ -68,10 +78,14 @@ class FetchedData(Record):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A fetched dataset: `folder` holds its data files, `origin` says where they come from."""
+    """A fetched dataset: `folder` holds its data files, `origin` says where they come from.
+
+    `name` is what an environment made of it is called.
+    """
 
     folder: Path
     origin: FetchedData
+    name: str
 
 
 def parse(text: str) -> DatasetRef | None:
@@ -122,9 +136,7 @@ def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
     DATASET_READING, retryable, if it is not fetched by the deadline: the next call goes on from
     there; DISK_FULL.
     """
-    root = home.cache / "hub-data" / ref.repo.replace("/", "--")
-    if ref.subset:
-        root = root.with_name(f"{root.name}--{ref.subset.replace('/', '-')}")
+    root = home.cache / "hub-data" / ref.cache_name
     latest = _latest(root)
     if latest is not None and is_offline():
         return latest
@@ -140,8 +152,14 @@ def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
         folder = root / remote.commit
         if not (folder / _FETCHED).is_file():
             with errors_as_refusals(ref.repo, DATASET):
-                _fetch_files(remote, ref.subset, folder, deadline)
-        return Dataset(folder / "datasets", FetchedData.read(folder / _FETCHED))
+                _fetch_files(remote, ref, folder, deadline)
+        return _fetched_dataset(folder)
+
+
+def _fetched_dataset(folder: Path) -> Dataset:
+    """The complete dataset in a folder that `_fetch_files` filled."""
+    origin = FetchedData.read(folder / _FETCHED)
+    return Dataset(folder / "datasets", origin, origin.name)
 
 
 def _latest(root: Path) -> Dataset | None:
@@ -149,12 +167,13 @@ def _latest(root: Path) -> Dataset | None:
     complete = sorted(root.glob(f"*/{_FETCHED}"), key=lambda path: path.stat().st_mtime)
     if not complete:
         return None
-    return Dataset(complete[-1].parent / "datasets", FetchedData.read(complete[-1]))
+    return _fetched_dataset(complete[-1].parent)
 
 
-def _fetch_files(remote: HubVersion, subset: str, folder: Path, deadline: float) -> None:
-    """Download the files of a subset into `folder`/datasets and write fetched.json beside it."""
-    chosen = _choose_files(remote, subset)
+def _fetch_files(remote: HubVersion, ref: DatasetRef, folder: Path, deadline: float) -> None:
+    """Download the files that `ref` names into `folder`/datasets and write fetched.json beside
+    it."""
+    chosen = _choose_files(remote, ref)
     total_bytes = sum(file.size for file in chosen.values())
     data_folder = folder / "datasets"
     data_folder.mkdir(parents=True, exist_ok=True)
@@ -173,7 +192,7 @@ def _fetch_files(remote: HubVersion, subset: str, folder: Path, deadline: float)
                 raise DATASET.unusable(fault, "Call again.")
         bytes_before += file.size
     fetched_names = {file.name for file in chosen.values()}
-    write_json(folder / _FETCHED, _origin(remote, subset, fetched_names).model_dump())
+    write_json(folder / _FETCHED, _origin(remote, ref.subset, fetched_names).model_dump())
 
 
 def _origin(remote: HubVersion, subset: str, fetched_names: set[str]) -> FetchedData:
@@ -210,28 +229,40 @@ def _not_ready(repo: str, fetched_bytes: int, total_bytes: int) -> UserError:
     )
 
 
-def _choose_files(remote: HubVersion, subset: str) -> dict[str, RemoteFile]:
+def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
     """The files to fetch, by the name each gets here, which says its split.
 
     Raises UserError DATASET_INVALID if there are none, or if a subset has to be named.
     """
+    by_split = _files_by_split(remote, ref.subset)
+    if ref.splits:
+        # Where only the files' names say a split, validation and test are both "heldout".
+        wanted = {*ref.splits, *(split_of(Path(split)) for split in ref.splits)}
+        by_split = {split: names for split, names in by_split.items() if split in wanted}
+    chosen = _named_by_split(remote, by_split)
+    if not chosen:
+        of_splits = f" of the splits {', '.join(ref.splits)}" if ref.splits else ""
+        raise DATASET.unusable(
+            f"{remote.repo} has no data files{of_splits} that can be read here",
+            f"Formats that can: {', '.join(FORMATS)}.",
+        )
+    return chosen
+
+
+def _files_by_split(remote: HubVersion, subset: str) -> dict[str, list[str]]:
+    """The names of a subset's files by their split, "" for those without one.
+
+    Raises UserError DATASET_INVALID if a subset has to be named, or there is none of that name.
+    """
     configs = remote.card.get("configs")
     if isinstance(configs, list) and any(_data_files_of(config) for config in configs):
-        by_split = _declared_files(remote, _choose_subset(remote.repo, configs, subset))
-    elif subset:
+        return _declared_files(remote, _choose_subset(remote.repo, configs, subset))
+    if subset:
         raise DATASET.unusable(
             f"{remote.repo} declares no subsets, so there is no {subset!r}",
             f"Name {remote.repo} alone.",
         )
-    else:
-        by_split = _undeclared_files(remote)
-    chosen = _named_by_split(remote, by_split)
-    if not chosen:
-        raise DATASET.unusable(
-            f"{remote.repo} has no data files that can be read here",
-            f"Formats that can: {', '.join(FORMATS)}.",
-        )
-    return chosen
+    return _undeclared_files(remote)
 
 
 def _named_by_split(

@@ -64,7 +64,9 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
 
 
 def names_dataset(text: str) -> bool:
-    """Whether `text` can only be the id of a dataset on the hub, as nothing here has that path."""
-    from engine.hub import data  # noqa: PLC0415  most commands need nothing of the hub
+    """Whether `text` can only be a benchmark or the id of a dataset on the hub, as nothing here has
+    that path."""
+    from engine.hub import benchmarks, data  # noqa: PLC0415  most commands need nothing of the hub
 
-    return data.parse(text) is not None and not exists(Path(text))
+    names_one = benchmarks.names_benchmark(text) or data.parse(text) is not None
+    return names_one and not exists(Path(text))

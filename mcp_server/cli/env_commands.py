@@ -85,7 +85,9 @@ def check(folder: Folder, install: Install = False, as_json: Json = False) -> in
 def push(
     folder: Annotated[
         str,
-        typer.Argument(metavar="FOLDER", help="With environment.py or data; or a hub id of data."),
+        typer.Argument(
+            metavar="FOLDER", help="With environment.py or data; a hub id; benchmark:NAME."
+        ),
     ],
     name: Annotated[str, typer.Option(help="Default: the folder's name.")] = "",
     install: Install = False,
@@ -114,6 +116,22 @@ def _push_reply(home: Path | None, arguments: Reply, as_json: bool) -> Reply | N
                 raise
             typer.echo(error.message, err=True)
             return None
+
+
+@app.command("benchmarks")
+@command
+def benchmarks_(as_json: Json = False) -> None:
+    """Known benchmarks; `honesmith env push benchmark:NAME` fetches one."""
+    from engine.hub import benchmarks  # noqa: PLC0415  the hub is slow to load
+
+    known = benchmarks.BENCHMARKS
+    described = {name: f"{each.about} ({each.dataset})" for name, each in known.items()}
+    push_command = f"honesmith env push {benchmarks.PREFIX}NAME"
+    reply = {
+        "summary": f"{counted(len(known), 'benchmark')}: {push_command}",
+        "benchmarks": described,
+    }
+    show(reply, as_json)
 
 
 @app.command("list")

@@ -101,7 +101,10 @@ class Tools:
     def push_env(
         self,
         path: Annotated[
-            str, Field(description='Folder with environment.py or data, or a hub id, "ORG/NAME"')
+            str,
+            Field(
+                description='Folder with environment.py or data, hub id "ORG/NAME", benchmark:gsm8k'
+            ),
         ],
         ctx: Context,
         name: Annotated[str, Field(description="Default: the folder's name")] = "",

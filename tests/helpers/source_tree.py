@@ -24,8 +24,8 @@ def tree(*folders: str) -> list[Path]:
 
 @cache
 def sources() -> list[Path]:
-    """Our Python modules, without the environments that are data (templates, examples)."""
-    data = (Path("envs/templates"), Path("envs/examples"))
+    """Our Python modules, without environments that are data (templates and so on)."""
+    data = (Path("envs/templates"), Path("envs/benchmarks"), Path("envs/examples"))
     return [
         path
         for path in tree(*PACKAGES)

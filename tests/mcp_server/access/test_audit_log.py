@@ -160,6 +160,7 @@ COMMANDS = {
     "playbook": "",
     "ui": "",
     "env list": "",
+    "env benchmarks": "",
     "env diff a b": "",
     "env pull a out": "",
     "env check .": "",

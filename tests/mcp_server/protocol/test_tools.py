@@ -53,7 +53,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "6b5878f24753c6c9d7a00423d320adef9fba19ba292efcfee359bd3d872178ee"
+SURFACE = "b729d22d5a3cfd3facf7d4c11379e83f905625451f507285f2cb51a3215276a7"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):

@@ -1,0 +1,154 @@
+"""Known benchmarks by name: a dataset of the hub and the environment that scores it.
+
+`benchmark:gsm8k` names one where a folder or a dataset can be named. The environments lie in
+`envs/benchmarks`; the files of each dataset are fetched as in `data.py`.
+"""
+
+import difflib
+import hashlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import envs
+from engine.core.errors import UserError
+from engine.home.run_dir import Home
+from engine.hub import data
+from engine.hub.data import Dataset, DatasetRef
+
+PREFIX = "benchmark:"
+_ENVIRONMENTS = Path(envs.__file__).parent / "benchmarks"
+_FILE = "environment.py"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark and where its tasks come from.
+
+    Attributes:
+        repo, subset: its dataset on the hub; the subset "" where there is only one.
+        train, heldout: which splits of the dataset become ours; train "" where there is none, then
+            the version is for evaluation only.
+        environment: its folder in `envs/benchmarks`.
+        about: what is asked.
+    """
+
+    repo: str
+    subset: str
+    train: str
+    heldout: str
+    environment: str
+    about: str
+
+    @property
+    def dataset(self) -> str:
+        """The dataset as a user names it: `ORG/NAME` or `ORG/NAME:SUBSET`."""
+        return f"{self.repo}:{self.subset}" if self.subset else self.repo
+
+
+# Some test splits are closed (their answers are not published); validation stands for those. The
+# training split of MMLU is other people's questions, so its validation split is trained on.
+BENCHMARKS = {
+    "gsm8k": Benchmark("openai/gsm8k", "main", "train", "test", "number", "school word problems"),
+    "aime-2024": Benchmark(
+        "HuggingFaceH4/aime_2024", "", "", "train", "number", "30 contest problems"
+    ),
+    "math-500": Benchmark(
+        "HuggingFaceH4/MATH-500", "", "", "test", "maths", "500 competition problems"
+    ),
+    "arc-easy": Benchmark(
+        "allenai/ai2_arc", "ARC-Easy", "train", "test", "choice", "school science, easy"
+    ),
+    "arc-challenge": Benchmark(
+        "allenai/ai2_arc", "ARC-Challenge", "train", "test", "choice", "school science, hard"
+    ),
+    "openbookqa": Benchmark(
+        "allenai/openbookqa", "main", "train", "test", "choice", "elementary science"
+    ),
+    "commonsense-qa": Benchmark(
+        "tau/commonsense_qa", "", "train", "validation", "choice", "everyday knowledge"
+    ),
+    "sciq": Benchmark("allenai/sciq", "", "train", "test", "choice", "science exams"),
+    "mmlu": Benchmark("cais/mmlu", "all", "validation", "test", "choice", "57 subjects"),
+    "hellaswag": Benchmark(
+        "Rowan/hellaswag", "", "train", "validation", "choice", "how a scene goes on"
+    ),
+    "boolq": Benchmark("google/boolq", "", "train", "validation", "choice", "yes or no, passage"),
+    "mbpp": Benchmark(
+        "google-research-datasets/mbpp", "sanitized", "train", "test", "code", "Python functions"
+    ),
+}
+
+
+def names_benchmark(path: str | Path) -> bool:
+    """Whether `path` begins with "benchmark:"."""
+    return str(path).startswith(PREFIX)
+
+
+def named_benchmark(home: Home, path: str | Path, deadline: float) -> Dataset | None:
+    """The benchmark that `path` names, as a folder with its environment; None if it names none.
+
+    The version of the dataset fetched last is used where there is no network.
+
+    Args:
+        deadline: value of `time.monotonic()` by which the call must end.
+
+    Raises UserError BAD_ARGUMENT for an unknown benchmark, or as `data.fetch` does.
+    """
+    if not names_benchmark(path):
+        return None
+    name = str(path).removeprefix(PREFIX)
+    benchmark = _known_benchmark(name)
+    splits = tuple(split for split in (benchmark.train, benchmark.heldout) if split)
+    fetched = data.fetch(home, DatasetRef(benchmark.repo, benchmark.subset, splits), deadline)
+    folder = _environment_folder(home, name, benchmark, fetched)
+    return Dataset(folder, fetched.origin, name)
+
+
+def _known_benchmark(name: str) -> Benchmark:
+    """The benchmark of that name. Raises UserError BAD_ARGUMENT, which lists all of them."""
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    close_names = difflib.get_close_matches(name, BENCHMARKS, n=1)
+    suggestion = f"; did you mean {PREFIX}{close_names[0]}?" if close_names else ""
+    raise UserError(
+        "BAD_ARGUMENT",
+        f"there is no benchmark {name!r}{suggestion}",
+        hint=f"There are {', '.join(sorted(BENCHMARKS))}. Any other dataset of the hub can be "
+        "pushed by its id.",
+        field="path",
+    )
+
+
+def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Dataset) -> Path:
+    """A folder in the cache with the benchmark's environment and its data; made unless it is there.
+
+    It is named for the version of the dataset and the content of the environment.
+    """
+    source = _ENVIRONMENTS / benchmark.environment / _FILE
+    source_hash = hashlib.sha256(source.read_bytes()).hexdigest()
+    folder_name = f"{fetched.origin.commit[:12]}-{source_hash[:12]}"
+    folder = home.cache / "benchmarks" / name / folder_name
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Made aside and renamed, so that a push that is stopped leaves no half folder.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
+        new_folder = Path(scratch) / "environment"
+        (new_folder / "datasets").mkdir(parents=True)
+        shutil.copyfile(source, new_folder / _FILE)
+        for file in sorted(fetched.folder.iterdir()):
+            os.link(file, new_folder / "datasets" / _file_name(benchmark, file))
+        if not folder.is_dir():  # another push may have made it meanwhile
+            new_folder.rename(folder)
+    return folder
+
+
+def _file_name(benchmark: Benchmark, file: Path) -> str:
+    """The file's name with our name of its split, such as "test-00001.parquet" for
+    "validation-00001.parquet": everything that is not trained on is held out."""
+    split, number = file.stem.rsplit("-", maxsplit=1)
+    our_split = "train" if split == benchmark.train else "test"
+    return f"{our_split}-{number}{file.suffix}"

@@ -1,0 +1,101 @@
+"""Multiple choice: ARC, OpenBookQA, CommonsenseQA, MMLU, HellaSwag, SciQ, BoolQ.
+
+What a row may hold beside its question (`question`, `question_stem` or `ctx`):
+
+    choices {"text": [...], "label": [...]} and answerKey     ARC, OpenBookQA, CommonsenseQA
+    choices [...] and answer, the index of the right one      MMLU
+    endings [...] and label, the index of the right one       HellaSwag
+    correct_answer, distractor1, distractor2, distractor3     SciQ, with `support` to read first
+    answer true or false                                      BoolQ, with `passage` to read first
+"""
+
+import hashlib
+from pathlib import Path
+
+from envs import Score, SingleTurnEnv, Task
+from envs.dataset import data_files, read_rows, split_of
+from envs.rewards import choice
+
+LETTERS = "ABCDEFGHIJ"
+
+
+class MultipleChoice(SingleTurnEnv):
+    """One task per row of the data files; a file's name says its split."""
+
+    def tasks(self) -> list[Task]:
+        """Every question with its options by letter; the reference answer is "Answer: B"."""
+        return [
+            task_of(row, f"{path.stem}-{line}", split_of(path))
+            for path in data_files(Path(__file__).parent)
+            for line, row in read_rows(path).rows
+        ]
+
+    def score(self, task: Task, completion: str) -> Score:
+        """1 for the right letter or its text, else 0; `readable`: a letter or text of an option."""
+        options = task.metadata["options"]
+        right = choice(completion, task.metadata["letter"], options)
+        readable = any(choice(completion, letter, options) for letter in options)
+        return Score(right, success=right == 1.0, metrics={"readable": float(readable)})
+
+
+def task_of(row: dict, task_id: str, split: str | None) -> Task:
+    """The task of a row. Raises ValueError if the row has no known form."""
+    texts, right = options_of(row, task_id)
+    options = dict(zip(LETTERS, texts, strict=False))
+    question = str(row.get("question") or row.get("question_stem") or row.get("ctx") or "").strip()
+    if not question or not 0 <= right < len(options):
+        raise ValueError(f"{task_id}: no question, or no right option, in {sorted(row)}")
+    to_read = str(row.get("passage") or row.get("support") or "").strip()
+    lines = [to_read, question, *(f"{letter}) {text}" for letter, text in options.items())]
+    lines.append("End with Answer: and the letter.")
+    letter = LETTERS[right]
+    metadata = {"letter": letter, "options": options}
+    for name in ("subject", "activity_label"):  # the kinds of MMLU and HellaSwag
+        if row.get(name):
+            metadata["category"] = str(row[name])
+    return Task(
+        task_id,
+        "\n".join(line for line in lines if line),
+        answer=f"Answer: {letter}",
+        split=split,
+        metadata=metadata,
+    )
+
+
+def options_of(row: dict, task_id: str) -> tuple[list[str], int]:
+    """The options in the order they are shown, and the index of the right one.
+
+    -1 if the row says none, as in the closed test splits of some benchmarks.
+    """
+    choices = row.get("choices")
+    if isinstance(choices, dict):
+        labels = [str(label) for label in choices["label"]]
+        key = str(row.get("answerKey", ""))
+        return [str(text) for text in choices["text"]], labels.index(key) if key in labels else -1
+    if isinstance(choices, list):
+        return [str(text) for text in choices], int(row["answer"])
+    if "endings" in row:
+        label = str(row["label"])
+        return [str(text) for text in row["endings"]], int(label) if label.isdigit() else -1
+    if "correct_answer" in row:
+        return shuffled_options(row, task_id)
+    if isinstance(row.get("answer"), bool):
+        return ["yes", "no"], 0 if row["answer"] else 1
+    return [], -1
+
+
+def shuffled_options(row: dict, task_id: str) -> tuple[list[str], int]:
+    """The right answer of a SciQ row among its distractors, in an order made from the task's id."""
+    correct = str(row["correct_answer"])
+    texts = [correct, *(str(row[f"distractor{number}"]) for number in (1, 2, 3))]
+
+    def place(text: str) -> bytes:
+        return hashlib.sha256(f"{task_id} {text}".encode()).digest()
+
+    ordered = sorted(texts, key=place)
+    return ordered, ordered.index(correct)
+
+
+def load_environment() -> MultipleChoice:
+    """Takes no arguments."""
+    return MultipleChoice()

@@ -1,0 +1,73 @@
+"""Python functions under tests: MBPP.
+
+Reads `prompt` (or `text`), `code`, `test_list` and `task_id`. A test is used if it compares a call
+with a literal, as in `assert add(2, 3) == 5`; a row without such a test is left out. The code runs
+in a process of its own and never sees what is expected.
+"""
+
+import ast
+import json
+from pathlib import Path
+
+from envs import Score, SingleTurnEnv, Task
+from envs.code_tests import code
+from envs.dataset import data_files, read_rows, split_of
+
+SECONDS = 5.0  # for all tests of one answer
+
+
+class Programs(SingleTurnEnv):
+    """One task per usable row of the data files; a file's name says its split."""
+
+    def tasks(self) -> list[Task]:
+        """Every problem with the first of its tests, which names the function to write."""
+        tasks = []
+        for path in data_files(Path(__file__).parent):
+            for line, row in read_rows(path).rows:
+                tests = [test for text in row["test_list"] if (test := call_and_value(text))]
+                if tests:
+                    tasks.append(task_of(row, tests, f"{path.stem}-{line}", split_of(path)))
+        return tasks
+
+    def score(self, task: Task, completion: str) -> Score:
+        """The share of passed tests is the reward; success is that all of them passed."""
+        share = code(completion, task.metadata["tests"], timeout_s=SECONDS)
+        return Score(share, success=share == 1.0)
+
+
+def task_of(row: dict, tests: list[dict], task_id: str, split: str | None) -> Task:
+    """The task of a row, with the tests that are used."""
+    problem = str(row.get("prompt") or row["text"]).strip()
+    example = f"{tests[0]['call']} == {tests[0]['expect']!r}"
+    source = str(row["code"]).replace("\r\n", "\n").strip()
+    return Task(
+        task_id,
+        f"{problem}\nWrite it in Python. For example, {example}",
+        answer=f"```python\n{source}\n```",
+        split=split,
+        metadata={"tests": tests},
+    )
+
+
+def call_and_value(test: str) -> dict | None:
+    """`assert call == literal` as {"call", "expect"}; None if the test has another form."""
+    try:
+        [statement] = ast.parse(test.strip()).body
+        if not isinstance(statement, ast.Assert):
+            return None
+        comparison = statement.test
+        if not isinstance(comparison, ast.Compare) or not isinstance(comparison.left, ast.Call):
+            return None
+        if len(comparison.ops) != 1 or not isinstance(comparison.ops[0], ast.Eq):
+            return None
+        value = ast.literal_eval(comparison.comparators[0])
+        # Tuples become lists; a set or a complex number is no JSON, so the test is left out.
+        expected = json.loads(json.dumps(value, allow_nan=False))
+    except (ValueError, SyntaxError, TypeError):
+        return None
+    return {"call": ast.unparse(comparison.left), "expect": expected}
+
+
+def load_environment() -> Programs:
+    """Takes no arguments."""
+    return Programs()

@@ -1,0 +1,82 @@
+"""Competition mathematics whose answer is an expression in a box: MATH-500.
+
+Reads `problem`, `solution`, `answer`, `subject` and `level`. Two expressions are equal if they are
+the same number, or the same text once spacing and notation that means nothing are taken away. So
+an answer in another correct form, such as x+1 for 1+x, counts as wrong.
+"""
+
+import re
+from pathlib import Path
+
+from envs import Score, SingleTurnEnv, Task
+from envs.dataset import data_files, read_rows, split_of
+from envs.rewards import final_answer, parse_number
+
+ASKED_FORM = "Put the final answer in \\boxed{}."
+# Commands that change how a formula looks and not what it says.
+SPACING = re.compile(r"\\(?:left|right|,|;|!|:| |quad|qquad)(?![a-zA-Z])")
+TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s*\{([^{}]*)\}")
+SHORT_FRACTION = re.compile(r"\\frac\s*([0-9a-z])\s*([0-9a-z])")
+SIMPLE_FRACTION = re.compile(r"(-?)\\frac\{(\d+)\}\{(\d+)\}")
+
+
+class Mathematics(SingleTurnEnv):
+    """One task per row of the data files; a file's name says its split."""
+
+    def tasks(self) -> list[Task]:
+        """Every problem, with its solution as the reference answer."""
+        return [
+            task_of(row, f"{path.stem}-{line}", split_of(path))
+            for path in data_files(Path(__file__).parent)
+            for line, row in read_rows(path).rows
+        ]
+
+    def score(self, task: Task, completion: str) -> Score:
+        """1 for the right expression, else 0; `boxed` is whether the answer has a box."""
+        right = float(same_expression(final_answer(completion), task.metadata["expression"]))
+        boxed = float("\\boxed{" in completion)
+        return Score(right, success=right == 1.0, metrics={"boxed": boxed})
+
+
+def task_of(row: dict, task_id: str, split: str | None) -> Task:
+    """The task of a row; its category is the subject and the level."""
+    expression = str(row["answer"])
+    solution = str(row.get("solution") or "").strip()
+    if not same_expression(final_answer(solution), expression):
+        solution = f"{solution}\n\\boxed{{{expression}}}".strip()
+    category = f"{row.get('subject', '')} {row.get('level', '')}".strip()
+    return Task(
+        task_id,
+        f"{str(row['problem']).strip()}\n{ASKED_FORM}",
+        answer=solution,
+        split=split,
+        metadata={"expression": expression, "category": category},
+    )
+
+
+def same_expression(left: str, right: str) -> bool:
+    """Whether two expressions are the same number or the same text in `normal_form`."""
+    left, right = normal_form(left), normal_form(right)
+    left_number, right_number = parse_number(left), parse_number(right)
+    if left_number is not None and right_number is not None:
+        return left_number == right_number
+    return left == right and left != ""
+
+
+def normal_form(expression: str) -> str:
+    """The expression without dollar signs, spacing, units in text and other forms of fractions."""
+    text = expression.strip().strip("$").rstrip(".").replace("\\dfrac", "\\frac")
+    text = text.replace("\\tfrac", "\\frac").replace("\\%", "").replace("\\$", "")
+    text = SPACING.sub("", text)
+    text = TEXT.sub(r"\1", text)
+    text = text.replace("^\\circ", "").replace("^{\\circ}", "")
+    text = SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text)
+    fraction = SIMPLE_FRACTION.fullmatch("".join(text.split()))
+    if fraction:
+        return f"{fraction[1]}{fraction[2]}/{fraction[3]}"
+    return "".join(text.split())
+
+
+def load_environment() -> Mathematics:
+    """Takes no arguments."""
+    return Mathematics()

@@ -1,0 +1,55 @@
+"""Word problems whose answer is a number: GSM8K, AIME.
+
+Reads `question` or `problem`, and `answer`: a number, or a solution that ends with "#### number".
+"""
+
+import re
+from pathlib import Path
+
+from envs import Score, SingleTurnEnv, Task
+from envs.dataset import data_files, read_rows, split_of
+from envs.rewards import final_answer, number, parse_number
+
+# GSM8K notes sums in its solutions, as in "48/2 = <<48/2=24>>24".
+CALCULATOR_NOTE = re.compile(r"<<[^>]*>>")
+ASKED_FORM = "End with Answer: and the number."
+
+
+class NumberProblems(SingleTurnEnv):
+    """One task per row of the data files; a file's name says its split."""
+
+    def tasks(self) -> list[Task]:
+        """Every problem, with its solution as the reference answer."""
+        return [
+            task_of(row, f"{path.stem}-{line}", split_of(path))
+            for path in data_files(Path(__file__).parent)
+            for line, row in read_rows(path).rows
+        ]
+
+    def score(self, task: Task, completion: str) -> Score:
+        """1 for the right number, else 0; `readable` is whether the answer was a number at all."""
+        right = number(completion, task.metadata["number"])
+        readable = parse_number(final_answer(completion)) is not None
+        return Score(right, success=right == 1.0, metrics={"readable": float(readable)})
+
+
+def task_of(row: dict, task_id: str, split: str | None) -> Task:
+    """The task of a row. Raises ValueError if its answer is no number."""
+    solution = CALCULATOR_NOTE.sub("", str(row["answer"])).strip()
+    reasoning, _, result = solution.rpartition("####")
+    if parse_number(result) is None:
+        raise ValueError(f"{task_id}: the answer is no number: {result[-40:]!r}")
+    question = str(row.get("question") or row["problem"]).strip()
+    answer = f"{reasoning.strip()}\nAnswer: {result.strip()}".strip()
+    return Task(
+        task_id,
+        f"{question}\n{ASKED_FORM}",
+        answer=answer,
+        split=split,
+        metadata={"number": result.strip()},
+    )
+
+
+def load_environment() -> NumberProblems:
+    """Takes no arguments."""
+    return NumberProblems()
