@@ -56,7 +56,7 @@ PLANS = {
     # SFT teaches the form of the answer; about a third of the sums is right afterwards.
     "pebble": Plan(
         env="arithmetic",
-        sft={"max_examples": 128, "batch_size": 8, "steps": 48, "eval_rows": 100},
+        sft={"max_examples": 128, "batch_size": 8, "steps": 32, "eval_rows": 100},
         tasks=500,
         attempts=8,
         max_per_task=1,

@@ -1,10 +1,12 @@
-"""Is the learning rate that is chosen by itself a good one? The same run at shares of it.
+"""Are the settings that are chosen by themselves good ones? The same run with others in turn.
 
     python -m benchmarks.rates FOLDER --algorithm sft --model smollm2 [--factors 0.25,1,4]
+    python -m benchmarks.rates FOLDER --model smollm2 --settings '{"lora_rank": 4}' ...
 
 `--model` is `smollm2` or one of the random shapes of estimates.py (`random-3m`, `random-25m`). SFT
 learns 128 bookings (random shapes: sums), GRPO reviews. Prints the held-out loss or success before
-and after, and the largest gradient norm, for each share of the default rate.
+and after, and the largest gradient norm, for each share of the default rate, or for each
+`--settings`.
 """
 
 import argparse
@@ -41,7 +43,8 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="smollm2", choices=["smollm2", *SHAPES])
     parser.add_argument("--algorithm", default="sft", choices=sorted(SETTINGS))
-    parser.add_argument("--factors", default="0.25,0.5,1,2,4")
+    parser.add_argument("--factors", default="0.25,0.5,1,2,4", help="shares of the default rate")
+    parser.add_argument("--settings", action="append", default=[], help="JSON, once per run")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     home = Home.locate(asked.folder / "home")
@@ -58,15 +61,15 @@ def main() -> int:
         model, env = str(path), "arithmetic"
     env_id = push.push_env(home, str(EXAMPLES / env), roots=[EXAMPLES]).env_id
     usual = learning_rate(asked.algorithm, catalog.resolve_model(home, model).facts.hidden)
-    for factor in (float(text) for text in asked.factors.split(",")):
-        settings = SETTINGS[asked.algorithm] | {"learning_rate": factor * usual}
+    changes: list[GivenSettings] = [json.loads(text) for text in asked.settings] or [
+        {"learning_rate": float(text) * usual} for text in asked.factors.split(",")
+    ]
+    for change in changes:
+        settings = SETTINGS[asked.algorithm] | change
         run: dict[str, Any] = {"env_id": env_id, "model": model, "algorithm": asked.algorithm}
         outcome = done(home, run | {"settings": settings})
-        line = {"model": asked.model, "algorithm": asked.algorithm, "factor": factor}
-        print(
-            json.dumps(line | {"rate": factor * usual} | curves(home, outcome["run_id"])),
-            flush=True,
-        )
+        line = {"model": asked.model, "algorithm": asked.algorithm} | change
+        print(json.dumps(line | curves(home, outcome["run_id"])), flush=True)
     return 0
 
 
