@@ -90,8 +90,8 @@ FORWARD = [
         "positions run on from row to row",
         "ops/packing.py",
         "positions = [torch.arange(length) for length in prefix_lengths]",
-        "positions = [torch.arange(len(p.ids)) + s"
-        " for p, s in zip(prefixes, prefix_starts, strict=True)]",
+        "positions = [torch.arange(length) + start"
+        " for length, start in zip(prefix_lengths, order.prefix_starts, strict=True)]",
         (HAND, SEEN + "[rectangles]"),
     ),
     Fault(
