@@ -208,9 +208,8 @@ def _filled(
         row = rows[index]
         prompt = list(row.ids[: row.prefix_len])  # empty if the row shares none
         tokens_alone = len(row.ids) - 1  # the last token predicts nothing
-        added = tokens_alone
-        if prompt == last_prompt:  # the group holds the prompt already
-            added -= len(prompt)
+        # The group holds the prompt already if the row before has the same.
+        added = tokens_alone - len(prompt) if prompt == last_prompt else tokens_alone
         if groups and sizes[-1] + added <= limit:
             groups[-1].append(index)
             sizes[-1] += added

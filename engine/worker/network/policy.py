@@ -148,17 +148,27 @@ def _load_decoder_network(
         with contextlib.suppress(KeyError):
             decoder = Decoder.read(path, config, known_rope, dtype, device)
             return DecoderNetwork(decoder, vocab, choice), ""
+    decoder, choice, difference = _compared_decoder(path, vocab, device, precision, choice)
+    if difference <= TOLERANCE[decoder.dtype]:
+        kernels = choice.functions.name
+        comparisons.remember(comparisons_file, path, dtype, kernels, decoder.rotary, difference)
+        return DecoderNetwork(decoder, vocab, choice), ""
+    return None, f"logits differ from transformers' by {difference:.1e}"
+
+
+def _compared_decoder(
+    path: Path, vocab: int, device: torch.device, precision: str, choice: Choice
+) -> tuple[Decoder, Choice, float]:
+    """Load the model in `path` with transformers, make our own decoder of it, and compare their
+    logits on a few ids. Returns (the decoder, the functions that it now uses, the difference of the
+    logits relative to theirs)."""
     model, _ = load_transformers(path, device, precision)
     probe = probe_ids(vocab)
     with torch.no_grad():
         expected = model(torch.tensor([probe], device=device)).logits[0].float()
     decoder = Decoder.of(model)
     choice, difference = _choice_and_difference(decoder, choice, probe, expected)
-    if difference <= TOLERANCE[decoder.dtype]:
-        kernels = choice.functions.name
-        comparisons.remember(comparisons_file, path, dtype, kernels, decoder.rotary, difference)
-        return DecoderNetwork(decoder, vocab, choice), ""
-    return None, f"logits differ from transformers' by {difference:.1e}"
+    return decoder, choice, difference
 
 
 def _load_tokenizer_and_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:
