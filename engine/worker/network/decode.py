@@ -231,16 +231,19 @@ class _Batch:
         rows = [row for prompt in waiting for row in prompt.rows]
         prompt_indices = [index for index, prompt in enumerate(waiting) for _ in prompt.rows]
         logits = logits.index_select(0, torch.tensor(prompt_indices, device=self.device))
-        random_numbers = None  # greedy
-        if self.ending.params.temperature:
-            keys = torch.tensor([row.key for row in rows], device=self.device)
-            random_numbers = uniforms(keys, torch.zeros_like(keys))
-        token, logprob = draw(logits, self.ending.params, random_numbers)
+        token, logprob = draw(logits, self.ending.params, self._first_random_numbers(rows))
         # By identity: two rows may hold equal tokens.
         going_on = {id(row) for row in self._append_tokens(rows, token, logprob)}
         if going_on:
             groups = [[row for row in prompt.rows if id(row) in going_on] for prompt in waiting]
             self._arrange(prompts, groups)
+
+    def _first_random_numbers(self, rows: Sequence[Row]) -> torch.Tensor | None:
+        """The random number of the first token of each row, [rows]; None if sampling is greedy."""
+        if not self.ending.params.temperature:
+            return None
+        keys = torch.tensor([row.key for row in rows], device=self.device)
+        return uniforms(keys, torch.zeros_like(keys))
 
     def regroup_if_cheaper(self) -> None:
         """Move the rows that have not ended into fewer or narrower blocks, if a step then costs at
