@@ -321,17 +321,27 @@ def _joined(
     if fresh is None:
         return _selected(old, old_blocks)
     lengths = [old.lengths[i] for i in old_blocks] + [fresh.lengths[i] for i in fresh_blocks]
-    layers, _, kv_heads, _, dim = old.keys.shape
-    keys = old.keys.new_zeros(layers, len(lengths), kv_heads, max(lengths), dim)
-    values = torch.zeros_like(keys)
-    count = len(old_blocks)
-    for old_part, fresh_part, target in (
-        (old.keys, fresh.keys, keys),
-        (old.values, fresh.values, values),
-    ):
-        _copy_prompts(old_part, old_blocks, target[:, :count])
-        _copy_prompts(fresh_part, fresh_blocks, target[:, count:])
+    longest = max(lengths)
+    keys = _stacked(old.keys, old_blocks, fresh.keys, fresh_blocks, longest)
+    values = _stacked(old.values, old_blocks, fresh.values, fresh_blocks, longest)
     return Prompts(keys, values, lengths)
+
+
+def _stacked(
+    old: torch.Tensor,
+    old_numbers: Sequence[int],
+    fresh: torch.Tensor,
+    fresh_numbers: Sequence[int],
+    longest: int,
+) -> torch.Tensor:
+    """The prompts `old_numbers` of `old`, then `fresh_numbers` of `fresh`, [layers, prompts,
+    kv_heads, longest, dim], zero beyond each prompt. All are keys, or all are values."""
+    layers, _, kv_heads, _, dim = old.shape
+    count = len(old_numbers)
+    stacked = old.new_zeros(layers, count + len(fresh_numbers), kv_heads, longest, dim)
+    _copy_prompts(old, old_numbers, stacked[:, :count])
+    _copy_prompts(fresh, fresh_numbers, stacked[:, count:])
+    return stacked
 
 
 def _copy_prompts(source: torch.Tensor, indices: Sequence[int], target: torch.Tensor) -> None:

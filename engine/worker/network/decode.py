@@ -344,19 +344,15 @@ class _Batch:
         old_groups = self._alive_by_block()
         groups = [*old_groups, *fresh_groups]
         width = _best_width([len(group) for group in groups])
-        staying_blocks = self._staying_blocks(old_groups, width)
         # For each block that joins, the number of its prompt.
         fresh_blocks = [i for i, group in enumerate(fresh_groups) for _ in _parts(group, width)]
+        staying_blocks = self._staying_blocks(old_groups, width)
         if self.cache is not None and staying_blocks:
             self.cache = self.cache.rearranged(staying_blocks, fresh, fresh_blocks, width)
         else:
             assert fresh is not None  # there are rows to arrange, and none were under way
             self.cache = Cache.for_new_rows(self.forward.shape, fresh, fresh_blocks, width)
-        rows: list[Row | None] = []
-        for group in groups:
-            for part in _parts(group, width):
-                rows += [*part, *[None] * (width - len(part))]
-        self._set_rows(rows, width)
+        self._set_rows(_placed(groups, width), width)
 
     def _staying_blocks(self, groups: Sequence[Sequence[Row]], width: int) -> list[StayingBlock]:
         """The new blocks of the rows under way, as the cache needs them.
@@ -391,6 +387,16 @@ class _Batch:
 def _parts(group: Sequence[Row], width: int) -> list[list[Row]]:
     """The rows in parts of at most `width`."""
     return [list(group[start : start + width]) for start in range(0, len(group), width)]
+
+
+def _placed(groups: Sequence[Sequence[Row]], width: int) -> list[Row | None]:
+    """The rows of the groups in blocks of `width` places, each block of one group; None stands in
+    the places that a group leaves empty."""
+    places: list[Row | None] = []
+    for group in groups:
+        for part in _parts(group, width):
+            places += [*part, *[None] * (width - len(part))]
+    return places
 
 
 def _place_count(sizes: Sequence[int], width: int) -> int:

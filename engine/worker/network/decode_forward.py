@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -74,7 +75,7 @@ class Forward:
         pack = decoder.packs_weights
         self.head = decoder.output_layer(vocab).logits
         self.layers = [
-            (layer, _products(weights.of(number), pack=pack))
+            (layer, _Products.of(weights.of(number), pack=pack))
             for number, layer in enumerate(decoder.layers)
         ]
         cos, sin = decoder.rope(length)
@@ -155,16 +156,24 @@ class Forward:
         """
         angles, no_angles = self._angles(positions)
         x = self.decoder.embed(ids)
-        for number, (layer, (qkv, o, gate_up, down)) in enumerate(self.layers):
-            heads = qkv(self._normed(x, layer.norm_in))
+        for number, (layer, products) in enumerate(self.layers):
+            heads = products.qkv(self._normed(x, layer.norm_in))
             turned_by = angles if layer.rotated else no_angles
             attended = attend(number, self._rotated_heads(number, layer, heads, turned_by))
             if needed is not None and number == len(self.layers) - 1:
                 attended, x = attended.index_select(0, needed), x.index_select(0, needed)
-            x = x + self._normed(o(attended), layer.norm_attended)
-            gated = self.functions.gate(gate_up(self._normed(x, layer.norm_mid)))
-            x += self._normed(down(gated), layer.norm_mlp)
+            x = self._after_attention(layer, products, x, attended)
         return self._normed(x, self.decoder.norm)
+
+    def _after_attention(
+        self, layer: Layer, products: "_Products", x: torch.Tensor, attended: torch.Tensor
+    ) -> torch.Tensor:
+        """The residual stream after a layer, [N, hidden], from the one before it (`x`) and the
+        attention's output [N, heads * dim]."""
+        x = x + self._normed(products.o(attended), layer.norm_attended)
+        gate_up = products.gate_up(self._normed(x, layer.norm_mid))
+        x += self._normed(products.down(self.functions.gate(gate_up)), layer.norm_mlp)
+        return x
 
     def _angles(self, positions: torch.Tensor) -> tuple[Angles, Angles]:
         """The angles at these positions, and those for layers that do not rotate."""
@@ -255,9 +264,18 @@ class _Product:
         return y
 
 
-def _products(linears: LayerWeights, *, pack: bool) -> list[_Product]:
-    """The products of a layer, in the order of its matrices; `pack` as `_Product` takes it."""
-    return [_Product(adapted, pack=pack) for adapted in linears]
+class _Products(NamedTuple):
+    """The products of one layer, as `Layer` names its matrices."""
+
+    qkv: _Product
+    o: _Product
+    gate_up: _Product
+    down: _Product
+
+    @classmethod
+    def of(cls, linears: LayerWeights, *, pack: bool) -> "_Products":
+        """Those of these matrices; `pack` as `_Product` takes it."""
+        return cls(*(_Product(adapted, pack=pack) for adapted in linears))
 
 
 def _joint_b(factors: Factors, weight: torch.Tensor) -> torch.Tensor:

@@ -241,12 +241,13 @@ class HubSampler:
     def _read(self, prompts: Sequence[_Waiting]) -> tuple[_Batch, torch.Tensor]:
         """Read prompts, each once. Returns (their rows, which have drawn nothing yet; the logits
         after each row's prompt, [rows, vocab] float32)."""
+        device = self.model.device
         ids, mask = self._padded([prompt.ids for prompt in prompts])
         cache = DynamicCache(config=self.model.config)
         positions = (mask.cumsum(1) - 1).clamp(min=0)  # from 0 at the first real token
         logits = self._forward(ids, mask, positions, cache)
         rows = [row for prompt in prompts for row in prompt.rows]
-        prompt_of_row = _prompt_of_row(prompts, self.model.device)
+        prompt_of_row = _prompt_of_row(prompts, device)
         if len(rows) > len(prompts):
             _take_rows(cache, prompt_of_row)
         batch = _Batch(
@@ -255,7 +256,7 @@ class HubSampler:
             mask=mask[prompt_of_row],
             positions=positions[prompt_of_row, -1:],
             tokens=ids[prompt_of_row, -1],
-            keys=torch.tensor([row.key for row in rows], device=self.model.device),
+            keys=torch.tensor([row.key for row in rows], device=device),
         )
         return batch, logits[prompt_of_row]
 
@@ -311,18 +312,27 @@ def _drawn(batch: _Batch, logits: torch.Tensor, ending: Ending, done: Done | Non
     that ended with it; None where all did. `done` is called for those that ended."""
     steps = torch.tensor([len(row.ids) for row in batch.rows], device=logits.device)
     batch.tokens, logprobs = draw(logits, ending.params, uniforms(batch.keys, steps))
-    going_on = []  # numbers of rows in the batch
+    going_on = _append_tokens(batch, logprobs, ending, done)
+    if not going_on:
+        return None
+    if len(going_on) < len(batch.rows):
+        batch.keep(going_on)
+    return batch
+
+
+def _append_tokens(
+    batch: _Batch, logprobs: torch.Tensor, ending: Ending, done: Done | None
+) -> list[int]:
+    """Append to each row of the batch the token that it has drawn, with its log-probability.
+    Returns the numbers of the rows that go on; `done` is called for the others."""
+    going_on = []
     drawn = zip(batch.rows, batch.tokens.tolist(), logprobs.tolist(), strict=True)
     for number, (row, token, logprob) in enumerate(drawn):
         if not ending.take(row, token, logprob):
             going_on.append(number)
         elif done is not None:
             done(row.prompt, row.member, row.completion)
-    if not going_on:
-        return None
-    if len(going_on) < len(batch.rows):
-        batch.keep(going_on)
-    return batch
+    return going_on
 
 
 def _take_rows(cache: DynamicCache, index: torch.Tensor) -> None:

@@ -200,7 +200,8 @@ def _filled(
     rows: Sequence[Row], order: Sequence[int], limit: int
 ) -> tuple[list[list[int]], list[int]]:
     """Fill microbatches of at most `limit` tokens one after the other with the rows numbered in
-    `order`. Returns (the numbers of the rows of each, the tokens of each)."""
+    `order`. Returns (the numbers of the rows of each, the tokens of each). A prompt that rows share
+    counts once per microbatch."""
     groups: list[list[int]] = []
     sizes: list[int] = []
     last_prompt: list[int] = []

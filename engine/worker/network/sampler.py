@@ -214,12 +214,20 @@ def draw(
     if params.min_p:
         logprobs = without_unlikely(logprobs, params.min_p)
     if params.top_k or params.top_p < 1:
-        logprobs, ids = likeliest(logprobs, params.top_k, params.top_p)
-        index = pick(logprobs.exp(), random_numbers)  # among these
-        return _at(index, ids), _at(index, logprobs)
+        return _draw_likely(logprobs, params, random_numbers)
     probabilities = logprobs.exp() if params.min_p else logits.softmax(-1)
     token = pick(probabilities, random_numbers)
     return token, _at(token, logprobs)
+
+
+def _draw_likely(
+    logprobs: torch.Tensor, params: SamplingParams, random_numbers: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `draw`, among the tokens that top_k and top_p leave, from log-probabilities [rows,
+    vocab]."""
+    logprobs, ids = likeliest(logprobs, params.top_k, params.top_p)
+    index = pick(logprobs.exp(), random_numbers)  # among these
+    return _at(index, ids), _at(index, logprobs)
 
 
 def _at(index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

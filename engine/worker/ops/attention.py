@@ -7,7 +7,7 @@ padding on the right is never seen. On a GPU one variable-length kernel takes al
 # once_differentiable hides the parameters of a backward from the type checker.
 # pyright: reportIncompatibleMethodOverride=false
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any
@@ -178,14 +178,8 @@ class BlockAttention(torch.autograd.Function):
         heads = qkv.shape[1] - 2 * kv_heads
         out = qkv.new_empty((qkv.shape[0], heads * qkv.shape[2]))
         kept_by_bucket: list[list[torch.Tensor]] = []
-        for bucket in prefixes:
-            attended, kept = causal.attended(_padded_of(qkv, bucket), kv_heads)
+        for bucket, attended, kept in _attended_by_bucket(qkv, prefixes, suffixes, kv_heads):
             _write(attended, bucket, out)
-            kept_by_bucket.append(kept)
-        for each in suffixes:
-            prompt = qkv[each.start : each.stop, heads:]
-            attended, kept = causal.continued(prompt, _padded_of(qkv, each.suffixes), kv_heads)
-            _write(attended, each.suffixes, out)
             kept_by_bucket.append(kept)
         ctx.save_for_backward(*chain.from_iterable(kept_by_bucket))
         ctx.counts = [len(kept) for kept in kept_by_bucket]
@@ -214,6 +208,22 @@ class BlockAttention(torch.autograd.Function):
             _write(dpadded.flatten(0, 1), bucket, dqkv)
             dqkv[each.start : each.stop, ctx.heads :] += dprompt
         return dqkv, None, None, None
+
+
+def _attended_by_bucket(
+    qkv: torch.Tensor,
+    prefixes: Sequence[Bucket],
+    suffixes: Sequence[Continuation],
+    kv_heads: int,
+) -> Iterator[tuple[Bucket, torch.Tensor, list[torch.Tensor]]]:
+    """Yield for each bucket of prefixes, then for each of suffixes: the bucket, its output [rows *
+    length, heads * dim], and what its gradient needs."""
+    heads = qkv.shape[1] - 2 * kv_heads
+    for bucket in prefixes:
+        yield bucket, *causal.attended(_padded_of(qkv, bucket), kv_heads)
+    for each in suffixes:
+        prompt = qkv[each.start : each.stop, heads:]
+        yield each.suffixes, *causal.continued(prompt, _padded_of(qkv, each.suffixes), kv_heads)
 
 
 def _qkv_shape(bucket: Bucket, qkv: torch.Tensor) -> torch.Size:
