@@ -43,7 +43,8 @@ class StayingBlock(NamedTuple):
 
     Attributes:
         old_block: the number of the old block that the rows come from.
-        old_rows: the numbers of these rows in the old cache.
+        old_rows: the numbers of these rows in the old cache: if its blocks have two rows, the
+            first row of block 1 is row 2.
     """
 
     old_block: int
@@ -81,15 +82,21 @@ class Cache:
         self.window_step = WINDOW_STEP.get(self.device.type, 128)
         self.queries_per_key = shape.heads // shape.kv
         self.scale = shape.head_dim**-0.5
-        lengths = torch.tensor(prompts.lengths, device=self.device)
-        # On the device too: a captured graph reads them there.
-        self.next_column = torch.tensor([columns_written], device=self.device)
-        self.starts_on_device = torch.tensor(starts, device=self.device)
-        # [blocks * width], the position of each row's next token.
-        self.positions = lengths.repeat_interleave(width) + columns_written - self.starts_on_device
         self.generated = self._zero_columns(self._capacity(columns_written + 1))
         self.window = 0  # columns that are attended to; `widen` sets it
+        lengths = torch.tensor(prompts.lengths, device=self.device)
+        self._make_counters(lengths)
         self._make_prompt_tensors(lengths)
+
+    def _make_counters(self, lengths: torch.Tensor) -> None:
+        """Put columns and positions on the device, where a captured graph reads them. lengths:
+        [blocks], of the prompts."""
+        self.next_column = torch.tensor([self.columns_written], device=self.device)
+        self.starts_on_device = torch.tensor(self.starts, device=self.device)
+        # [blocks * width], the position of each row's next token.
+        self.positions = (
+            lengths.repeat_interleave(self.width) + self.columns_written - self.starts_on_device
+        )
 
     def _make_prompt_tensors(self, lengths: torch.Tensor) -> None:
         """Lay out the prompts' keys and values for the products of a step, with the bias that hides
@@ -240,9 +247,7 @@ class Cache:
         prompts that join.
 
         Args:
-            staying: the blocks made of rows of this cache, `width` rows each. Example: old blocks
-                have two rows, and the first row of block 1 is to stand alone. That is
-                StayingBlock(1, [2]) with `width` 1.
+            staying: the blocks made of rows of this cache, `width` rows each.
             fresh: prompts that join; None if none do.
             fresh_blocks: for each block that joins, the number of its prompt among `fresh`.
             width: rows of a block from now on.

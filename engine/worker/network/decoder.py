@@ -55,6 +55,38 @@ class Rope:
     scale: float
 
 
+class _RopeTables:
+    """Tables (cos, sin) of rotary positions, kept and made anew only for a greater length."""
+
+    def __init__(self, rope: Rope, factor: float, context: int, *, like: torch.Tensor) -> None:
+        """Make no tables yet.
+
+        Args:
+            factor: multiplies cos and sin, beside the scale of `rope`.
+            context: how many tokens the model can read at once.
+            like: a tensor of the dtype and on the device of the tables.
+        """
+        self.scale = rope.scale * factor
+        # Usually longer than asked for, so that the tables are seldom made anew.
+        self.least_length = min(context, 4096)
+        self.device, self.dtype = like.device, like.dtype
+        self.inverse_frequencies = torch.tensor(rope.inverse_frequencies, device=like.device)
+        self.tables: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def of(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tables for at least `length` positions, each [positions, 1, head_dim / 2]."""
+        if self.tables is None or self.tables[0].shape[0] < length:
+            self.tables = self._made(max(length, self.least_length))
+        return self.tables
+
+    def _made(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """New tables for exactly `length` positions."""
+        positions = torch.arange(length, device=self.device).float()
+        angles = torch.outer(positions, self.inverse_frequencies)[:, None]
+        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
+        return cos.to(self.dtype), sin.to(self.dtype)
+
+
 class Decoder:
     """Frozen weights and the forward pass over them; see the module.
 
@@ -77,18 +109,13 @@ class Decoder:
         self.functions: Pointwise = TORCH
         self.eps = float(config.rms_norm_eps)
         self.embedding = required(take, "model.embed_tokens.weight")
-        is_tied = getattr(config, "tie_word_embeddings", False)
-        head = None if is_tied else take("lm_head.weight")
-        # The embedding is the head too in a tied model, and in one without a head of its own.
-        self.head = self.embedding if head is None else head
+        self.head = _head(config, take, self.embedding)
         factors = Multipliers.of(config)
         self.embedding_factor = factors.embedding
         # The head is linear, so what divides the logits may as well scale what it reads.
         self.norm = required(take, "model.norm.weight") / factors.logits
         self.rotary = rope
-        self._rope_scale = rope.scale * factors.angles
-        self._inverse_frequencies = torch.tensor(rope.inverse_frequencies, device=self.head.device)
-        self._tables: tuple[torch.Tensor, torch.Tensor] | None = None  # made by the method `rope`
+        self._tables = _RopeTables(rope, factors.angles, self.shape.context, like=self.head)
         self._output_layer: OutputLayer | None = None  # made by the method `output_layer`
         self.layers = _layers(config, take, self.shape, factors.residual)
         self._base_weights = Weights(self)
@@ -180,18 +207,8 @@ class Decoder:
 
     def rope(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The tables (cos, sin) of the rotary positions, each [at least `length` positions, 1,
-        head_dim / 2] in the weights' dtype. Kept, and made anew only for a greater length."""
-        if self._tables is None or self._tables[0].shape[0] < length:
-            # Usually longer than asked for, so that the tables are seldom made anew.
-            usual_length = min(self.shape.context, 4096)
-            positions = torch.arange(max(length, usual_length), device=self.device).float()
-            angles = torch.outer(positions, self._inverse_frequencies)[:, None]
-            scale = self._rope_scale
-            self._tables = (
-                (angles.cos() * scale).to(self.dtype),
-                (angles.sin() * scale).to(self.dtype),
-            )
-        return self._tables
+        head_dim / 2] in the weights' dtype."""
+        return self._tables.of(length)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """The embeddings of `ids` [tokens] as the first layer reads them, [tokens, hidden]."""
@@ -406,6 +423,14 @@ class _LayerStep:
         q, k, v = qkv.split([len(q_norm), keys_width, keys_width], 1)
         q, k = self._normed(q.contiguous(), q_norm), self._normed(k.contiguous(), k_norm)
         return torch.cat([q, k, v], 1)
+
+
+def _head(config: Any, take: Take, embedding: torch.Tensor) -> torch.Tensor:
+    """The weight of the output layer, [vocab, hidden]: that of the embedding in a tied model, and
+    in one without a head of its own."""
+    is_tied = getattr(config, "tie_word_embeddings", False)
+    head = None if is_tied else take("lm_head.weight")
+    return embedding if head is None else head
 
 
 def _layers(config: Any, take: Take, shape: Shape, residual: float) -> list[Layer]:

@@ -147,15 +147,13 @@ class Packed:
 
 
 def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> Packed:
-    """Pack the rows of a microbatch: all prefixes, then all suffixes, without padding (see the
-    module). Prefixes are sorted by length, suffixes by the order of their prefixes and then by
-    length.
+    """Pack the rows of a microbatch (see the module): all prefixes, sorted by length, then all
+    suffixes in the order of their prefixes, those of one prefix by length.
 
     Args:
         rows: each with its ids, loss mask and the length of the prompt it shares.
-        grain: for a number of tokens, gives the number of which it should be a multiple
-            (matmul.py). One more sequence, which no row sees, fills the batch up to such a
-            multiple, so that matrix products come in few sizes.
+        grain: gives for a number of tokens the number of which it should be a multiple
+            (matmul.py); one more sequence, which no row sees, fills the batch up to that.
 
     Raises:
         ValueError: when a row's first token is marked as trained, since nothing predicts it.
