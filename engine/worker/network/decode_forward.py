@@ -158,8 +158,8 @@ class Forward:
         x = self.decoder.embed(ids)
         for number, (layer, products) in enumerate(self.layers):
             heads = products.qkv(self._normed(x, layer.norm_in))
-            turned_by = angles if layer.rotated else no_angles
-            attended = attend(number, self._rotated_heads(number, layer, heads, turned_by))
+            layer_angles = angles if layer.rotated else no_angles
+            attended = attend(number, self._rotated_heads(number, layer, heads, layer_angles))
             if needed is not None and number == len(self.layers) - 1:
                 attended, x = attended.index_select(0, needed), x.index_select(0, needed)
             x = self._after_attention(layer, products, x, attended)
