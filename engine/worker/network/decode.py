@@ -320,12 +320,16 @@ class _Batch:
                 going_on.append(row)
                 continue
             if rows is self.rows:
-                self.rows[position] = None
-                self.alive -= 1
-                self._some_ended = True
+                self._empty_place(position)
             if self.done is not None:
                 self.done(row.prompt, row.member, row.completion)
         return going_on
+
+    def _empty_place(self, position: int) -> None:
+        """Take the row at this place, which has ended, out of the batch."""
+        self.rows[position] = None
+        self.alive -= 1
+        self._some_ended = True
 
     def _alive_by_block(self) -> list[list[Row]]:
         """The rows that have not ended, one list for each block."""

@@ -287,8 +287,9 @@ class Decoder:
         hidden = self.hidden(
             batch, weights, computed_rows, checkpointing=checkpointing, dropout=dropout
         )
+        # TokenLogprobs takes one label for each hidden row.
         if len(rows) < len(row_of_label):
-            # A prompt's last token predicts the first token of each completion.
+            # A prompt's last token predicts the first token of each completion: repeat its row.
             hidden, labels = self._a_row_for_each_label(hidden, batch.labels, row_of_label)
             places = slice(len(row_of_label))
         else:

@@ -209,10 +209,7 @@ class HubSampler:
             if self._should_read(waiting, batch):
                 alive = len(batch.rows) if batch is not None else 0
                 fresh, logits = self._read(self._take_waiting(waiting, alive))
-                fresh = _drawn(fresh, logits, ending, done)
-                if batch is not None and fresh is not None:
-                    batch.join(fresh)
-                batch = batch or fresh
+                batch = _joined(batch, _drawn(fresh, logits, ending, done))
             elif batch is not None:
                 batch = _drawn(batch, self._step(batch), ending, done)
             yield
@@ -299,6 +296,13 @@ class HubSampler:
             input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **accepted
         )
         return out.logits[:, -1, : self.vocab].float()
+
+
+def _joined(batch: _Batch | None, fresh: _Batch | None) -> _Batch | None:
+    """The rows of both batches in one; None where there are none."""
+    if batch is not None and fresh is not None:
+        batch.join(fresh)
+    return batch or fresh
 
 
 def _prompt_of_row(prompts: Sequence[_Waiting], device: torch.device) -> torch.Tensor:

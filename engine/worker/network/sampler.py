@@ -321,14 +321,18 @@ def _pick_by_blocks(probabilities: torch.Tensor, random_numbers: torch.Tensor) -
     return block.mul_(BLOCK).add_(id_in_block)[:, 0]
 
 
-def _pick_in_block(blocks: torch.Tensor, block: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The id within the block `block` [rows, 1] of each row, [rows, 1].
+def _pick_in_block(
+    blocks: torch.Tensor, number: torch.Tensor, target: torch.Tensor
+) -> torch.Tensor:
+    """The place of the picked id within its block, [rows, 1].
 
     Args:
-        blocks: [rows, number of blocks, BLOCK], the probabilities.
-        target: [rows, 1], the sum to exceed within the block; overwritten.
+        blocks: [rows, blocks, BLOCK], the probabilities.
+        number: [rows, 1], which block each row's id is in.
+        target: [rows, 1], what the sum up to the id within the block exceeds; overwritten.
     """
-    sums = blocks.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1, dtype=torch.float64)
+    probabilities = blocks.take_along_dim(number[..., None], 1)[:, 0]
+    sums = probabilities.cumsum(-1, dtype=torch.float64)
     # Sums are rounded, so the target may lie outside the block: bring it back.
     target.clamp_min_(0).clamp_max_(sums[:, -1:] * LARGEST_UNIFORM)
     return torch.searchsorted(sums, target, right=True)
