@@ -90,8 +90,8 @@ FORWARD = [
         "positions run on from row to row",
         "ops/packing.py",
         "positions = [torch.arange(length) for length in prefix_lengths]",
-        "positions = [torch.arange(len(p.ids)) + s"
-        " for p, s in zip(prefixes, prefix_starts, strict=True)]",
+        "positions = [torch.arange(length) + start"
+        " for length, start in zip(prefix_lengths, order.prefix_starts, strict=True)]",
         (HAND, SEEN + "[rectangles]"),
     ),
     Fault(
@@ -179,14 +179,14 @@ FORWARD = [
     Fault(
         "the gradient of A is not scaled",
         "ops/kernels.py",
-        "    dlow.mul_(scale)\n",
+        "    d_low_rank.mul_(scale)\n",
         "",
         (FACTORS, SFT),
     ),
     Fault(
         "the adapter's share is lost behind a gate",
         "ops/kernels.py",
-        "            dx.addmm_(dlow, a.to(dx.dtype))\n",
+        "            dx.addmm_(d_low_rank, a.to(dx.dtype))\n",
         "            pass\n",
         ("ops/test_kernels.py::test_a_gated_layer_has_the_gradients_of_gate_layer_and_factors",),
     ),
@@ -214,7 +214,7 @@ FORWARD = [
     Fault(
         "the adapter's share of the input's gradient is lost",
         "ops/kernels.py",
-        "                dx.addmm_(dlow, a.to(dropped.dtype))\n",
+        "                dx.addmm_(d_low_rank, a.to(dropped.dtype))\n",
         "                pass\n",
         (FACTORS, PEFT.replace("True", "False")),
     ),
@@ -256,8 +256,8 @@ FORWARD = [
     Fault(
         "the head's gradient forgets the other tokens",
         "ops/kernels.py",
-        "torch.sub(head.weight[labels[chunk]], mean_row, out=slopes[chunk])",
-        "torch.sub(head.weight[labels[chunk]], 0 * mean_row, out=slopes[chunk])",
+        "torch.sub(head.weight[labels], mean_row, out=slopes)",
+        "torch.sub(head.weight[labels], 0 * mean_row, out=slopes)",
         ("ops/test_kernels.py::test_the_head_in_chunks_is_the_full_cross_entropy", SFT),
     ),
     Fault(

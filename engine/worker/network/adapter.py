@@ -76,24 +76,11 @@ class LoraSpec:
             raise WorkerFailure(
                 "config", f"The adapter in {folder.name} cannot be read.", evidence=repr(error)
             ) from error
-        extras = [name for name in NOT_PLAIN if config.get(name)]
-        if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
-            extras.append(f"{config.get('peft_type')} with bias {config.get('bias')}")
-        if extras or rank < 1:
-            raise WorkerFailure(
-                "config",
-                f"The adapter in {folder.name} is not a plain LoRA.",
-                evidence=", ".join(extras) or f"rank {rank}",
-                hint="Use an adapter trained with rank, alpha and targets alone.",
-            )
+        _require_plain(config, rank, folder)
         if config.get("use_rslora"):
             # Its scale is alpha / sqrt(rank); `scale` divides by the rank.
             alpha *= math.sqrt(rank)
-        if isinstance(target_modules, str):  # "all-linear", or a pattern
-            targets = (target_modules,)
-        else:
-            targets = tuple(sorted(target_modules))
-        return cls(rank=rank, alpha=alpha, dropout=dropout, targets=targets)
+        return cls(rank=rank, alpha=alpha, dropout=dropout, targets=_targets(target_modules))
 
     @property
     def named_targets(self) -> str | list[str]:
@@ -125,6 +112,32 @@ class LoraSpec:
             "use_rslora": False,
             "use_dora": False,
         }
+
+
+def _targets(target_modules: str | list[str]) -> tuple[str, ...]:
+    """The targets of an adapter from `target_modules` of its adapter_config.json: a list of names,
+    or a text, which is "all-linear" or a pattern."""
+    if isinstance(target_modules, str):
+        return (target_modules,)
+    return tuple(sorted(target_modules))
+
+
+def _require_plain(config: dict[str, Any], rank: int, folder: Path) -> None:
+    """Refuse the adapter in `folder` if its adapter_config.json is not that of a plain LoRA.
+
+    Raises:
+        WorkerFailure: kind config, with what it has beyond one.
+    """
+    extras = [name for name in NOT_PLAIN if config.get(name)]
+    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none":
+        extras.append(f"{config.get('peft_type')} with bias {config.get('bias')}")
+    if extras or rank < 1:
+        raise WorkerFailure(
+            "config",
+            f"The adapter in {folder.name} is not a plain LoRA.",
+            evidence=", ".join(extras) or f"rank {rank}",
+            hint="Use an adapter trained with rank, alpha and targets alone.",
+        )
 
 
 class Adapter(Protocol):
@@ -237,40 +250,38 @@ class FlatAdapter:
         """
         self.spec = spec
         self.applied: Any = None  # the decoder's layers with this adapter on them, once made
-        self.factors: list[Factors | None] = []
         targets_by_slot = [(slot, _targeted_projections(slot, spec)) for slot in slots]
-        size = 0
-        for slot, projections in targets_by_slot:
-            # For each projection A is [rank, inputs] and B is [outputs, rank].
-            size += spec.rank * (len(projections) * slot.features + _output_count(projections))
+        size = sum(_factor_size(slot, targets, spec.rank) for slot, targets in targets_by_slot)
         if not size:
             raise WorkerFailure(
                 "config", f"None of the model's layers is named {', '.join(spec.targets)}."
             )
         self.flat = torch.nn.Parameter(torch.zeros(size, device=device))
         self.flat.grad = torch.zeros_like(self.flat)
-        offset = 0
-        for slot, projections in targets_by_slot:
-            if not projections:
-                self.factors.append(None)
-                continue
-            a, offset = self._leaf(offset, len(projections) * spec.rank, slot.features)
-            b, offset = self._leaf(offset, _output_count(projections), spec.rank)
-            spans = tuple((start, stop) for _, start, stop in projections)
-            self.factors.append(Factors(a, b, spans, _parts(projections, spec.rank)))
+        self._free = 0  # where the part of the buffer begins that no factor has yet
+        self.factors: list[Factors | None] = [
+            self._next_factors(slot, projections) if projections else None
+            for slot, projections in targets_by_slot
+        ]
         self._initialise(seed)
 
-    def _leaf(self, offset: int, rows: int, columns: int) -> tuple[torch.Tensor, int]:
-        """A view [rows, columns] of the next rows * columns numbers of the buffer, from `offset`
-        on. Returns (the view, the offset after it).
+    def _next_factors(self, slot: Slot, projections: Sequence[Projection]) -> Factors:
+        """The factors of a layer with these adapted projections: the next views of the buffer."""
+        rank = self.spec.rank
+        a = self._next_leaf(len(projections) * rank, slot.features)
+        b = self._next_leaf(_output_count(projections), rank)
+        spans = tuple((start, stop) for _, start, stop in projections)
+        return Factors(a, b, spans, _parts(projections, rank))
 
-        The view is a leaf for autograd, and its gradient is a view of the buffer's gradient.
-        """
-        end = offset + rows * columns
-        leaf = self.flat.detach()[offset:end].view(rows, columns).requires_grad_()
+    def _next_leaf(self, rows: int, columns: int) -> torch.Tensor:
+        """The next rows * columns numbers of the buffer as a view [rows, columns]. It is a leaf for
+        autograd, and its gradient is a view of the buffer's gradient."""
+        place = slice(self._free, self._free + rows * columns)
+        self._free = place.stop
+        leaf = self.flat.detach()[place].view(rows, columns).requires_grad_()
         assert self.flat.grad is not None
-        leaf.grad = self.flat.grad[offset:end].view(rows, columns)
-        return leaf, end
+        leaf.grad = self.flat.grad[place].view(rows, columns)
+        return leaf
 
     def _initialise(self, seed: int) -> None:
         """Draw the A factors that PEFT would draw with this seed; the B factors stay zero."""
@@ -310,7 +321,7 @@ class FlatAdapter:
         copies."""
         tensors = {}
         for factors, part in self._adapted():
-            assert factors.a.grad is not None and factors.b.grad is not None  # made in `_leaf`
+            assert factors.a.grad is not None and factors.b.grad is not None  # made in `_next_leaf`
             tensors[f"{PREFIX}{part.module}.lora_A.weight"] = factors.a.grad[part.a]
             tensors[f"{PREFIX}{part.module}.lora_B.weight"] = factors.b.grad[part.b]
         return tensors
@@ -348,6 +359,12 @@ def _targeted_projections(slot: Slot, spec: LoraSpec) -> list[Projection]:
     if "all-linear" in spec.targets:
         return list(slot.projections)
     return [p for p in slot.projections if p.module.rsplit(".", 1)[-1] in spec.targets]
+
+
+def _factor_size(slot: Slot, projections: Sequence[Projection], rank: int) -> int:
+    """How many numbers the factors of these projections of a layer have: A is [rank, inputs] and B
+    [outputs, rank] for each of them."""
+    return rank * (len(projections) * slot.features + _output_count(projections))
 
 
 def _output_count(projections: Sequence[Projection]) -> int:

@@ -43,7 +43,8 @@ class StayingBlock(NamedTuple):
 
     Attributes:
         old_block: the number of the old block that the rows come from.
-        old_rows: the numbers of these rows in the old cache.
+        old_rows: the numbers of these rows in the old cache: if its blocks have two rows, the
+            first row of block 1 is row 2.
     """
 
     old_block: int
@@ -79,23 +80,35 @@ class Cache:
         self.columns_written = columns_written
         self.device, self.dtype = like.device, like.dtype
         self.window_step = WINDOW_STEP.get(self.device.type, 128)
-        # On the device too: a captured graph reads them there.
-        self.next_column = torch.tensor([columns_written], device=self.device)
-        self.starts_on_device = torch.tensor(starts, device=self.device)
-        lengths = torch.tensor(prompts.lengths, device=self.device)
-        # [blocks * width], the position of each row's next token.
-        self.positions = lengths.repeat_interleave(width) + columns_written - self.starts_on_device
+        self.queries_per_key = shape.heads // shape.kv
+        self.scale = shape.head_dim**-0.5
         self.generated = self._zero_columns(self._capacity(columns_written + 1))
         self.window = 0  # columns that are attended to; `widen` sets it
-        kv_heads, longest = shape.kv, prompts.keys.shape[3]
-        self.queries_per_key = shape.heads // kv_heads
-        self.scale = shape.head_dim**-0.5
+        lengths = torch.tensor(prompts.lengths, device=self.device)
+        self._make_counters(lengths)
+        self._make_prompt_tensors(lengths)
+
+    def _make_counters(self, lengths: torch.Tensor) -> None:
+        """Put columns and positions on the device, where a captured graph reads them. lengths:
+        [blocks], of the prompts."""
+        self.next_column = torch.tensor([self.columns_written], device=self.device)
+        self.starts_on_device = torch.tensor(self.starts, device=self.device)
+        # [blocks * width], the position of each row's next token.
+        self.positions = (
+            lengths.repeat_interleave(self.width) + self.columns_written - self.starts_on_device
+        )
+
+    def _make_prompt_tensors(self, lengths: torch.Tensor) -> None:
+        """Lay out the prompts' keys and values for the products of a step, with the bias that hides
+        their padding. lengths: [blocks], of the prompts."""
+        longest = self.prompts.keys.shape[3]
         padding = torch.arange(longest, device=self.device) >= lengths[:, None]
         # [blocks * kv_heads, 1, longest]
-        self.prompt_bias = _bias(padding, self.dtype).repeat_interleave(kv_heads, 0)[:, None]
+        bias = _bias(padding, self.dtype).repeat_interleave(self.shape.kv, 0)
+        self.prompt_bias = bias[:, None]
         # For each layer: [blocks * kv_heads, dim, longest] and [blocks * kv_heads, longest, dim].
-        self.prompt_keys = [k.flatten(0, 1).transpose(1, 2) for k in prompts.keys]
-        self.prompt_values = [v.flatten(0, 1) for v in prompts.values]
+        self.prompt_keys = [k.flatten(0, 1).transpose(1, 2) for k in self.prompts.keys]
+        self.prompt_values = [v.flatten(0, 1) for v in self.prompts.values]
 
     @classmethod
     def for_new_rows(
@@ -186,29 +199,42 @@ class Cache:
         Returns [rows, heads * dim].
         """
         shape, blocks, width = self.shape, self.blocks, self.width
-        kv_heads, dim, queries = shape.kv, shape.head_dim, self.queries_per_key
-        # The new keys and values go into the column that all rows write now.
-        keys_values = heads[:, shape.heads :].view(blocks, width, 2, kv_heads, 1, dim)
-        keys_values = keys_values.permute(2, 0, 3, 1, 4, 5)
-        self.writable[layer].index_copy_(4, self.next_column, keys_values)
-        q = heads[:, : shape.heads].view(blocks, width, kv_heads, queries, dim).transpose(1, 2)
-        # Scores over the prompt: one product for each block, as its rows have the same keys.
-        q = q.reshape(blocks * kv_heads, width * queries, dim)
+        self._store(layer, heads[:, shape.heads :])
+        q = heads[:, : shape.heads].view(blocks, width, shape.kv, self.queries_per_key, -1)
+        self._write_scores(layer, q.transpose(1, 2).reshape(blocks * shape.kv, -1, shape.head_dim))
+        # In place: `prompt_scores` and `generated_scores`, views of `scores`, are now the weights.
+        torch.softmax(self.scores, -1, out=self.scores)
+        return self._weighted_values(layer)
+
+    def _store(self, layer: int, keys_and_values: torch.Tensor) -> None:
+        """Write keys and values of one token per row, [rows, 2 kv_heads, dim], into the column that
+        all rows write now."""
+        shape = self.shape
+        by_place = keys_and_values.view(self.blocks, self.width, 2, shape.kv, 1, shape.head_dim)
+        by_place = by_place.permute(2, 0, 3, 1, 4, 5)
+        self.writable[layer].index_copy_(4, self.next_column, by_place)
+
+    def _write_scores(self, layer: int, q: torch.Tensor) -> None:
+        """Write the scores of the queries [blocks * kv_heads, width * queries per key, dim] over
+        prompt and generated tokens into `scores`."""
+        # Over the prompt: one product for each block, as its rows have the same keys.
         keys = self.prompt_keys[layer]
         torch.baddbmm(self.prompt_bias, q, keys, alpha=self.scale, out=self.prompt_product)
         self.prompt_scores.copy_(self.prompt_product)
-        # Scores over the generated tokens: one product for each row.
-        q = q.view(blocks * kv_heads * width, queries, dim)
+        # Over the generated tokens: one product for each row.
+        q = q.view(-1, self.queries_per_key, q.shape[2])
         keys = self.generated_keys[layer]
         torch.baddbmm(self.generated_bias, q, keys, alpha=self.scale, out=self.generated_product)
         self.generated_scores.copy_(self.generated_product)
-        # In place: `prompt_scores` and `generated_scores`, views of `scores`, are now the weights.
-        torch.softmax(self.scores, -1, out=self.scores)
+
+    def _weighted_values(self, layer: int) -> torch.Tensor:
+        """The attention's output [rows, heads * dim], once `scores` holds the weights."""
+        blocks, width, queries = self.blocks, self.width, self.queries_per_key
         out = torch.bmm(self.prompt_scores, self.prompt_values[layer])
-        by_row = out.view(blocks * kv_heads * width, queries, dim)
+        by_row = out.view(-1, queries, out.shape[2])
         by_row.baddbmm_(self.generated_scores, self.generated_values[layer])
-        out = out.view(blocks, kv_heads, width, queries, dim).transpose(1, 2)
-        return out.reshape(blocks * width, -1)
+        by_head = out.view(blocks, self.shape.kv, width, queries, -1)
+        return by_head.transpose(1, 2).reshape(blocks * width, -1)
 
     def rearranged(
         self,
@@ -221,9 +247,7 @@ class Cache:
         prompts that join.
 
         Args:
-            staying: the blocks made of rows of this cache, `width` rows each. Example: old blocks
-                have two rows, and the first row of block 1 is to stand alone. That is
-                StayingBlock(1, [2]) with `width` 1.
+            staying: the blocks made of rows of this cache, `width` rows each.
             fresh: prompts that join; None if none do.
             fresh_blocks: for each block that joins, the number of its prompt among `fresh`.
             width: rows of a block from now on.
@@ -239,11 +263,17 @@ class Cache:
         prompts = _joined(self.prompts, old_blocks, fresh, fresh_blocks)
         new = Cache(self.shape, prompts, width, starts, columns_left, like=self.generated)
         if rows:
-            moved = self._of_rows(rows, first_column)
-            # Back to [2, layers, blocks, kv_heads, width, columns, dim].
-            moved = moved.view(len(staying), width, *moved.shape[1:]).permute(2, 3, 0, 4, 1, 5, 6)
-            new.generated[:, :, : len(staying), :, :, :columns_left] = moved
+            new._take_over(self._of_rows(rows, first_column))
         return new
+
+    def _take_over(self, rows: torch.Tensor) -> None:
+        """Write keys and values [rows, 2, layers, kv_heads, columns, dim] of rows of another cache
+        into the first columns of the first rows."""
+        by_block = rows.unflatten(0, (-1, self.width))
+        # To [2, layers, blocks, kv_heads, width, columns, dim].
+        by_block = by_block.permute(2, 3, 0, 4, 1, 5, 6)
+        blocks, columns = by_block.shape[2], by_block.shape[5]
+        self.generated[:, :, :blocks, :, :, :columns] = by_block
 
     def _of_rows(self, rows: Sequence[int], first_column: int) -> torch.Tensor:
         """Keys and values of these rows in the columns written from `first_column` on, [rows, 2,
@@ -296,15 +326,27 @@ def _joined(
     if fresh is None:
         return _selected(old, old_blocks)
     lengths = [old.lengths[i] for i in old_blocks] + [fresh.lengths[i] for i in fresh_blocks]
-    layers, _, kv_heads, _, dim = old.keys.shape
-    keys = old.keys.new_zeros(layers, len(lengths), kv_heads, max(lengths), dim)
-    values = torch.zeros_like(keys)
-    count = len(old_blocks)
-    _copy_prompts(old.keys, old_blocks, keys[:, :count])
-    _copy_prompts(fresh.keys, fresh_blocks, keys[:, count:])
-    _copy_prompts(old.values, old_blocks, values[:, :count])
-    _copy_prompts(fresh.values, fresh_blocks, values[:, count:])
+    longest = max(lengths)
+    keys = _stacked(old.keys, old_blocks, fresh.keys, fresh_blocks, longest)
+    values = _stacked(old.values, old_blocks, fresh.values, fresh_blocks, longest)
     return Prompts(keys, values, lengths)
+
+
+def _stacked(
+    old: torch.Tensor,
+    old_numbers: Sequence[int],
+    fresh: torch.Tensor,
+    fresh_numbers: Sequence[int],
+    longest: int,
+) -> torch.Tensor:
+    """The prompts `old_numbers` of `old`, then `fresh_numbers` of `fresh`, [layers, prompts,
+    kv_heads, longest, dim], zero beyond each prompt. All are keys, or all are values."""
+    layers, _, kv_heads, _, dim = old.shape
+    count = len(old_numbers)
+    stacked = old.new_zeros(layers, count + len(fresh_numbers), kv_heads, longest, dim)
+    _copy_prompts(old, old_numbers, stacked[:, :count])
+    _copy_prompts(fresh, fresh_numbers, stacked[:, count:])
+    return stacked
 
 
 def _copy_prompts(source: torch.Tensor, indices: Sequence[int], target: torch.Tensor) -> None:

@@ -33,10 +33,8 @@ SOURCES = (
 
 
 def recall(file: Path | None, model: Path, dtype: torch.dtype, kernels: str) -> Rope | None:
-    """Look up an earlier comparison of our forward with transformers' on this model.
-
-    Returns the rotary positions stored with it, if the logits agreed; None if no such comparison is
-    stored, so that it has to be made.
+    """The rotary positions stored with an earlier comparison of our forward with transformers' on
+    this model, if the logits agreed; None if no such comparison is stored.
 
     Args:
         file: where results are kept; None if nowhere.
@@ -62,14 +60,10 @@ def remember(
     rope: Rope,
     difference: float,
 ) -> None:
-    """Store that our logits agree with transformers' on this model, for `recall`. Nothing is stored
-    if `file` is None or cannot be written.
+    """Store that our logits agree with transformers' on this model, for `recall`, which describes
+    the first four arguments. Nothing is stored if `file` is None or cannot be written.
 
     Args:
-        file: where results are kept.
-        model: the model's folder.
-        dtype: the number format of the weights.
-        kernels: the name of the set of functions between the matrix products (fused_ops.py).
         rope: the rotary positions that transformers computed.
         difference: how far the logits differ; within tolerance.
     """

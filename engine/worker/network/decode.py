@@ -231,16 +231,19 @@ class _Batch:
         rows = [row for prompt in waiting for row in prompt.rows]
         prompt_indices = [index for index, prompt in enumerate(waiting) for _ in prompt.rows]
         logits = logits.index_select(0, torch.tensor(prompt_indices, device=self.device))
-        random_numbers = None  # greedy
-        if self.ending.params.temperature:
-            keys = torch.tensor([row.key for row in rows], device=self.device)
-            random_numbers = uniforms(keys, torch.zeros_like(keys))
-        token, logprob = draw(logits, self.ending.params, random_numbers)
+        token, logprob = draw(logits, self.ending.params, self._first_random_numbers(rows))
         # By identity: two rows may hold equal tokens.
         going_on = {id(row) for row in self._append_tokens(rows, token, logprob)}
         if going_on:
             groups = [[row for row in prompt.rows if id(row) in going_on] for prompt in waiting]
             self._arrange(prompts, groups)
+
+    def _first_random_numbers(self, rows: Sequence[Row]) -> torch.Tensor | None:
+        """The random number of the first token of each row, [rows]; None if sampling is greedy."""
+        if not self.ending.params.temperature:
+            return None
+        keys = torch.tensor([row.key for row in rows], device=self.device)
+        return uniforms(keys, torch.zeros_like(keys))
 
     def regroup_if_cheaper(self) -> None:
         """Move the rows that have not ended into fewer or narrower blocks, if a step then costs at
@@ -317,12 +320,16 @@ class _Batch:
                 going_on.append(row)
                 continue
             if rows is self.rows:
-                self.rows[position] = None
-                self.alive -= 1
-                self._some_ended = True
+                self._empty_place(position)
             if self.done is not None:
                 self.done(row.prompt, row.member, row.completion)
         return going_on
+
+    def _empty_place(self, position: int) -> None:
+        """Take the row at this place, which has ended, out of the batch."""
+        self.rows[position] = None
+        self.alive -= 1
+        self._some_ended = True
 
     def _alive_by_block(self) -> list[list[Row]]:
         """The rows that have not ended, one list for each block."""
@@ -341,19 +348,15 @@ class _Batch:
         old_groups = self._alive_by_block()
         groups = [*old_groups, *fresh_groups]
         width = _best_width([len(group) for group in groups])
-        staying_blocks = self._staying_blocks(old_groups, width)
         # For each block that joins, the number of its prompt.
         fresh_blocks = [i for i, group in enumerate(fresh_groups) for _ in _parts(group, width)]
+        staying_blocks = self._staying_blocks(old_groups, width)
         if self.cache is not None and staying_blocks:
             self.cache = self.cache.rearranged(staying_blocks, fresh, fresh_blocks, width)
         else:
             assert fresh is not None  # there are rows to arrange, and none were under way
             self.cache = Cache.for_new_rows(self.forward.shape, fresh, fresh_blocks, width)
-        rows: list[Row | None] = []
-        for group in groups:
-            for part in _parts(group, width):
-                rows += [*part, *[None] * (width - len(part))]
-        self._set_rows(rows, width)
+        self._set_rows(_placed(groups, width), width)
 
     def _staying_blocks(self, groups: Sequence[Sequence[Row]], width: int) -> list[StayingBlock]:
         """The new blocks of the rows under way, as the cache needs them.
@@ -388,6 +391,16 @@ class _Batch:
 def _parts(group: Sequence[Row], width: int) -> list[list[Row]]:
     """The rows in parts of at most `width`."""
     return [list(group[start : start + width]) for start in range(0, len(group), width)]
+
+
+def _placed(groups: Sequence[Sequence[Row]], width: int) -> list[Row | None]:
+    """The rows of the groups in blocks of `width` places, each block of one group; None stands in
+    the places that a group leaves empty."""
+    places: list[Row | None] = []
+    for group in groups:
+        for part in _parts(group, width):
+            places += [*part, *[None] * (width - len(part))]
+    return places
 
 
 def _place_count(sizes: Sequence[int], width: int) -> int:

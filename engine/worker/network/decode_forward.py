@@ -1,12 +1,20 @@
 """The decoder's layers without gradients: prompts read at once, then one token per row and step."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from engine.worker.network.adapter import Factors
 from engine.worker.network.cache import Prompts
-from engine.worker.network.decoder import AdaptedLinear, Decoder, Weights, no_rotation
+from engine.worker.network.decoder import (
+    AdaptedLinear,
+    Decoder,
+    LayerWeights,
+    Weights,
+    no_rotation,
+)
 from engine.worker.network.shape import Shape
 from engine.worker.network.weights import Layer
 from engine.worker.ops.attention import Attention
@@ -21,6 +29,33 @@ PREFILL_TOKENS = {"cpu": 1024, "cuda": 8192}
 # Takes the number of a layer and its queries, keys (both rotated) and values, [N, heads + 2
 # kv_heads, dim]; returns the attention's output for each token, [N, heads * dim].
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
+
+# (cos [tokens, 1, head_dim], each value for both halves of a head; sin [tokens, 1, head_dim / 2])
+Angles = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _StoringAttention:
+    """The attention over packed tokens of prompts, as an `Attend` that also stores the keys and
+    values of each layer.
+
+    Attributes:
+        prompts: where they are stored.
+        numbers, positions: for each token the number of its prompt there, and its position in it.
+    """
+
+    attention: Attention
+    prompts: Prompts
+    numbers: torch.Tensor
+    positions: torch.Tensor
+
+    def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
+        """See `Attend`."""
+        kv_heads = self.prompts.keys.shape[2]
+        _, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
+        self.prompts.keys[layer][self.numbers, :, self.positions] = k
+        self.prompts.values[layer][self.numbers, :, self.positions] = v
+        return self.attention(heads.flatten(1))
 
 
 class Forward:
@@ -40,7 +75,7 @@ class Forward:
         pack = decoder.packs_weights
         self.head = decoder.output_layer(vocab).logits
         self.layers = [
-            (layer, [_Product(adapted, pack=pack) for adapted in weights.of(number)])
+            (layer, _Products.of(weights.of(number), pack=pack))
             for number, layer in enumerate(decoder.layers)
         ]
         cos, sin = decoder.rope(length)
@@ -53,48 +88,44 @@ class Forward:
     def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, torch.Tensor]:
         """Run prompts through the model, in chunks of similar lengths. Returns (their keys and
         values, the logits after the last token of each, [prompts, vocab] float32)."""
-        shape = self.shape
+        read = self._no_keys_yet([len(prompt) for prompt in prompts])
         device = self.decoder.device
-        lengths = [len(prompt) for prompt in prompts]
-        size = (shape.layers, len(prompts), shape.kv, max(lengths), shape.head_dim)
-        keys = torch.zeros(size, dtype=self.decoder.dtype, device=device)
-        values = torch.zeros_like(keys)
         logits = torch.empty((len(prompts), self.head.weight.shape[0]), device=device)
-        for chunk in _chunks(lengths, PREFILL_TOKENS[device.type]):
-            logits[chunk] = self._read_chunk(prompts, chunk, keys, values)
-        return Prompts(keys, values, lengths), logits
+        for chunk in _chunks(read.lengths, PREFILL_TOKENS[device.type]):
+            logits[chunk] = self._read_chunk(prompts, chunk, into=read)
+        return read, logits
+
+    def _no_keys_yet(self, lengths: list[int]) -> Prompts:
+        """Memory, filled with zeros, for the keys and values of prompts of these lengths."""
+        shape, decoder = self.shape, self.decoder
+        size = (shape.layers, len(lengths), shape.kv, max(lengths), shape.head_dim)
+        keys = torch.zeros(size, dtype=decoder.dtype, device=decoder.device)
+        return Prompts(keys, torch.zeros_like(keys), lengths)
 
     def _read_chunk(
-        self,
-        prompts: Sequence[Sequence[int]],
-        chunk: Sequence[int],
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        self, prompts: Sequence[Sequence[int]], chunk: Sequence[int], into: Prompts
     ) -> torch.Tensor:
         """Run the prompts with the numbers in `chunk` through the model, and write their keys and
-        values into `keys` and `values` [layers, prompts, kv_heads, longest, dim]. Returns the
-        logits after the last token of each, [chunk, vocab] float32."""
-        shape, device = self.shape, self.decoder.device
+        values to the places of these numbers in `into`. Returns the logits after the last token of
+        each, [chunk, vocab] float32."""
         lengths = [len(prompts[i]) for i in chunk]
+        device = self.decoder.device
+        ids = torch.tensor([token for i in chunk for token in prompts[i]], device=device)
+        # For every token: the number of its prompt, and its position in that prompt.
+        prompt_numbers = torch.tensor([i for i in chunk for _ in prompts[i]], device=device)
+        positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        attend = _StoringAttention(self._attention(lengths), into, prompt_numbers, positions)
+        last_tokens = torch.tensor(lengths).cumsum(0).to(device) - 1
+        return self.logits(self._hidden(ids, positions, attend, last_tokens))
+
+    def _attention(self, lengths: Sequence[int]) -> Attention:
+        """The attention over prompts of these lengths, packed one after the other."""
+        shape, decoder = self.shape, self.decoder
         # The plan of attention is cached and used in training too, where tensors that were made in
         # inference mode cannot be used.
         with torch.inference_mode(False):
             layout = Layout(prefixes=tuple(lengths), suffixes=(), owners=())
-            attention = Attention(layout, shape.heads, shape.kv, device, keys.dtype)
-        # For every token: the number of its prompt, its position in that prompt, and its id.
-        prompt_numbers = torch.tensor([i for i in chunk for _ in prompts[i]], device=device)
-        positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
-        ids = torch.tensor([token for i in chunk for token in prompts[i]], device=device)
-
-        def attend(layer: int, heads: torch.Tensor) -> torch.Tensor:
-            """See `Attend`; also stores the layer's keys and values."""
-            _, k, v = heads.split([shape.heads, shape.kv, shape.kv], 1)
-            keys[layer][prompt_numbers, :, positions] = k
-            values[layer][prompt_numbers, :, positions] = v
-            return attention(heads.flatten(1))
-
-        last_tokens = torch.tensor(lengths).cumsum(0).to(device) - 1
-        return self.logits(self._hidden(ids, positions, attend, last_tokens))
+            return Attention(layout, shape.heads, shape.kv, decoder.device, decoder.dtype)
 
     def step(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
         """The logits after one more token per row, [rows, vocab] float32.
@@ -123,44 +154,63 @@ class Forward:
             needed: indices of the tokens whose hidden states are needed; after its attention the
                 last layer computes only these. None: all tokens.
         """
-        shape, functions, eps = self.shape, self.functions, self.eps
-        cos, sin = (table.index_select(0, positions) for table in self.rope)
-        # For layers that do not rotate; not needed where every layer does.
-        no_angles = no_rotation(cos, sin) if self.has_unrotated_layers else (cos, sin)
+        angles, no_angles = self._angles(positions)
         x = self.decoder.embed(ids)
-        for number, (layer, (qkv, o, gate_up, down)) in enumerate(self.layers):
-            y = x if layer.norm_in is None else functions.plain_norm(x, layer.norm_in, eps)
-            projected = qkv(y)
-            if layer.whole_norms is not None:
-                projected = self._wholly_normed(projected, *layer.whole_norms)
-            heads = projected.view(len(x), -1, shape.head_dim)
-            angles = (cos, sin) if layer.rotated else no_angles
-            functions.plain_apply_rope(
-                heads, self.head_norms[number], shape.heads, shape.kv, *angles, eps
-            )
-            attended = attend(number, heads)
+        for number, (layer, products) in enumerate(self.layers):
+            heads = products.qkv(self._normed(x, layer.norm_in))
+            layer_angles = angles if layer.rotated else no_angles
+            attended = attend(number, self._rotated_heads(number, layer, heads, layer_angles))
             if needed is not None and number == len(self.layers) - 1:
                 attended, x = attended.index_select(0, needed), x.index_select(0, needed)
-            out = o(attended)
-            if layer.norm_attended is not None:
-                out = functions.plain_norm(out, layer.norm_attended, eps)
-            x = x + out
-            y = x if layer.norm_mid is None else functions.plain_norm(x, layer.norm_mid, eps)
-            out = down(functions.gate(gate_up(y)))
-            if layer.norm_mlp is not None:
-                out = functions.plain_norm(out, layer.norm_mlp, eps)
-            x += out
-        return functions.plain_norm(x, self.decoder.norm, eps)
+            x = self._after_attention(layer, products, x, attended)
+        return self._normed(x, self.decoder.norm)
+
+    def _after_attention(
+        self, layer: Layer, products: "_Products", x: torch.Tensor, attended: torch.Tensor
+    ) -> torch.Tensor:
+        """The residual stream after a layer, [N, hidden], from the one before it (`x`) and the
+        attention's output [N, heads * dim]."""
+        x = x + self._normed(products.o(attended), layer.norm_attended)
+        gate_up = products.gate_up(self._normed(x, layer.norm_mid))
+        x += self._normed(products.down(self.functions.gate(gate_up)), layer.norm_mlp)
+        return x
+
+    def _angles(self, positions: torch.Tensor) -> tuple[Angles, Angles]:
+        """The angles at these positions, and those for layers that do not rotate."""
+        cos, sin = (table.index_select(0, positions) for table in self.rope)
+        # Where every layer rotates, the second are never used, and not made.
+        return (cos, sin), no_rotation(cos, sin) if self.has_unrotated_layers else (cos, sin)
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """The norm of x with this weight; x itself without one."""
+        return x if weight is None else self.functions.plain_norm(x, weight, self.eps)
+
+    def _rotated_heads(
+        self,
+        number: int,
+        layer: Layer,
+        qkv: torch.Tensor,
+        angles: Angles,
+    ) -> torch.Tensor:
+        """Queries and keys, normalised and rotated as layer `number` does it, and values, [N, heads
+        + 2 kv_heads, dim], from qkv [N, (heads + 2 kv_heads) * dim]."""
+        if layer.whole_norms is not None:
+            qkv = self._wholly_normed(qkv, *layer.whole_norms)
+        shape = self.shape
+        heads = qkv.view(len(qkv), -1, shape.head_dim)
+        self.functions.plain_apply_rope(
+            heads, self.head_norms[number], shape.heads, shape.kv, *angles, self.eps
+        )
+        return heads
 
     def _wholly_normed(
-        self, heads: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
+        self, qkv: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
     ) -> torch.Tensor:
-        """Queries, keys and values [N, (heads + 2 kv_heads) * dim], with all queries of a token
-        normalised together, and so its keys."""
+        """qkv [N, (heads + 2 kv_heads) * dim], with all query heads of a token normalised as one
+        vector, and all its key heads as another."""
         keys_width = len(k_norm)
-        q, k, v = heads.split([len(q_norm), keys_width, keys_width], 1)
-        q = self.functions.plain_norm(q.contiguous(), q_norm, self.eps)
-        k = self.functions.plain_norm(k.contiguous(), k_norm, self.eps)
+        q, k, v = qkv.split([len(q_norm), keys_width, keys_width], 1)
+        q, k = self._normed(q.contiguous(), q_norm), self._normed(k.contiguous(), k_norm)
         return torch.cat([q, k, v], 1)
 
 
@@ -214,13 +264,27 @@ class _Product:
         return y
 
 
+class _Products(NamedTuple):
+    """The products of one layer, as `Layer` names its matrices."""
+
+    qkv: _Product
+    o: _Product
+    gate_up: _Product
+    down: _Product
+
+    @classmethod
+    def of(cls, linears: LayerWeights, *, pack: bool) -> "_Products":
+        """Those of these matrices; `pack` as `_Product` takes it."""
+        return cls(*(_Product(adapted, pack=pack) for adapted in linears))
+
+
 def _joint_b(factors: Factors, weight: torch.Tensor) -> torch.Tensor:
     """The factors B of all parts, transposed, in one matrix [parts * rank, out]. Each part has rows
     and columns of its own; everything else is zero. `weight` is the layer's [out, in]."""
     rank = factors.b.shape[1]
     joint = weight.new_zeros(len(factors.parts) * rank, weight.shape[0])
-    spans_and_parts = zip(factors.spans, factors.parts, strict=True)
-    for number, ((start, stop), part) in enumerate(spans_and_parts):
-        b = factors.b.detach()[part.b]
-        joint[number * rank : (number + 1) * rank, start:stop] = b.t()
+    row = 0  # of the joint matrix, the first of the next part
+    for (start, stop), part in zip(factors.spans, factors.parts, strict=True):
+        joint[row : row + rank, start:stop] = factors.b.detach()[part.b].t()
+        row += rank
     return joint

@@ -55,6 +55,38 @@ class Rope:
     scale: float
 
 
+class _RopeTables:
+    """Tables (cos, sin) of rotary positions, kept and made anew only for a greater length."""
+
+    def __init__(self, rope: Rope, factor: float, context: int, *, like: torch.Tensor) -> None:
+        """Make no tables yet.
+
+        Args:
+            factor: multiplies cos and sin, beside the scale of `rope`.
+            context: how many tokens the model can read at once.
+            like: a tensor of the dtype and on the device of the tables.
+        """
+        self.scale = rope.scale * factor
+        # Usually longer than asked for, so that the tables are seldom made anew.
+        self.least_length = min(context, 4096)
+        self.device, self.dtype = like.device, like.dtype
+        self.inverse_frequencies = torch.tensor(rope.inverse_frequencies, device=like.device)
+        self.tables: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def of(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tables for at least `length` positions, each [positions, 1, head_dim / 2]."""
+        if self.tables is None or self.tables[0].shape[0] < length:
+            self.tables = self._made(max(length, self.least_length))
+        return self.tables
+
+    def _made(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """New tables for exactly `length` positions."""
+        positions = torch.arange(length, device=self.device).float()
+        angles = torch.outer(positions, self.inverse_frequencies)[:, None]
+        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
+        return cos.to(self.dtype), sin.to(self.dtype)
+
+
 class Decoder:
     """Frozen weights and the forward pass over them; see the module.
 
@@ -77,29 +109,15 @@ class Decoder:
         self.functions: Pointwise = TORCH
         self.eps = float(config.rms_norm_eps)
         self.embedding = required(take, "model.embed_tokens.weight")
-        is_tied = getattr(config, "tie_word_embeddings", False)
-        head = None if is_tied else take("lm_head.weight")
-        # The embedding is the head too in a tied model, and in one without a head of its own.
-        self.head = self.embedding if head is None else head
+        self.head = _head(config, take, self.embedding)
         factors = Multipliers.of(config)
         self.embedding_factor = factors.embedding
         # The head is linear, so what divides the logits may as well scale what it reads.
         self.norm = required(take, "model.norm.weight") / factors.logits
         self.rotary = rope
-        self._rope_scale = rope.scale * factors.angles
-        self._inverse_frequencies = torch.tensor(rope.inverse_frequencies, device=self.head.device)
-        self._tables: tuple[torch.Tensor, torch.Tensor] | None = None  # made by the method `rope`
+        self._tables = _RopeTables(rope, factors.angles, self.shape.context, like=self.head)
         self._output_layer: OutputLayer | None = None  # made by the method `output_layer`
-        self.layers = [
-            layer_from(
-                take,
-                number,
-                self.shape.head_dim,
-                factors.residual,
-                rotated=is_rotated(config, number),
-            )
-            for number in range(self.shape.layers)
-        ]
+        self.layers = _layers(config, take, self.shape, factors.residual)
         self._base_weights = Weights(self)
 
     @classmethod
@@ -189,18 +207,8 @@ class Decoder:
 
     def rope(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The tables (cos, sin) of the rotary positions, each [at least `length` positions, 1,
-        head_dim / 2] in the weights' dtype. Kept, and made anew only for a greater length."""
-        if self._tables is None or self._tables[0].shape[0] < length:
-            # Usually longer than asked for, so that the tables are seldom made anew.
-            usual_length = min(self.shape.context, 4096)
-            positions = torch.arange(max(length, usual_length), device=self.device).float()
-            angles = torch.outer(positions, self._inverse_frequencies)[:, None]
-            scale = self._rope_scale
-            self._tables = (
-                (angles.cos() * scale).to(self.dtype),
-                (angles.sin() * scale).to(self.dtype),
-            )
-        return self._tables
+        head_dim / 2] in the weights' dtype."""
+        return self._tables.of(length)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """The embeddings of `ids` [tokens] as the first layer reads them, [tokens, hidden]."""
@@ -226,27 +234,13 @@ class Decoder:
             checkpointing: recompute each layer in the backward pass, to save memory.
             dropout: of the adapter's input.
         """
-        most_positions = max(batch.layout.prefixes) + max(batch.layout.suffixes, default=0)
-        cos, sin = self.rope(most_positions)
-        cos, sin = cos[batch.positions], sin[batch.positions]
-        attention = Attention(
-            batch.layout, self.shape.heads, self.shape.kv, self.device, self.dtype
-        )
+        shared = self._pass(batch, dropout)
         x = self.embed(batch.ids)
         # The output of a layer that has not been added to x yet: the next norm does both at once.
         delta: torch.Tensor | None = None
         for number, layer in enumerate(self.layers):
             is_last = number == len(self.layers) - 1
-            step = _LayerStep(
-                self,
-                layer,
-                weights.of(number),
-                attention,
-                cos,
-                sin,
-                rows=rows if is_last else None,
-                dropout=dropout,
-            )
+            step = _LayerStep(shared, layer, weights.of(number), rows if is_last else None)
             if checkpointing and torch.is_grad_enabled():
                 x, delta = checkpoint(step, x, delta, use_reentrant=False)  # pyright: ignore
             else:
@@ -254,6 +248,15 @@ class Decoder:
         assert delta is not None
         _, normed = AddNorm.apply(x, delta, self.norm, self.eps, self.functions)
         return normed
+
+    def _pass(self, batch: Packed, dropout: float) -> "_Pass":
+        """What all layers need to run over a batch; `dropout` is that of the adapter's input."""
+        most_positions = max(batch.layout.prefixes) + max(batch.layout.suffixes, default=0)
+        cos, sin = self.rope(most_positions)
+        attention = Attention(
+            batch.layout, self.shape.heads, self.shape.kv, self.device, self.dtype
+        )
+        return _Pass(self, attention, cos[batch.positions], sin[batch.positions], dropout)
 
     def logprobs(
         self,
@@ -279,32 +282,35 @@ class Decoder:
         # The packed tokens that predict something, each once, and which of them predicts each
         # label: an index of `rows`.
         rows, row_of_label = batch.source.unique(return_inverse=True)
-        label_count = len(row_of_label)
-        # A prompt's last token predicts the first token of each completion.
-        rows_have_several_labels = len(rows) < label_count
         # On a CPU a few more rows are computed, so that products come in few sizes.
         computed_rows = rounded_up(rows, len(batch.ids), self.grain)
         hidden = self.hidden(
             batch, weights, computed_rows, checkpointing=checkpointing, dropout=dropout
         )
-        # TokenLogprobs takes one label for each hidden row. So either a row is repeated for each of
-        # its labels, or the labels are put at their rows; rows that only fill up get label 0.
-        if rows_have_several_labels:
-            padding = -label_count % self.grain(label_count)
-            hidden = hidden.index_select(0, F.pad(row_of_label, (0, padding)))
-            labels = F.pad(batch.labels, (0, padding))
+        # TokenLogprobs takes one label for each hidden row.
+        if len(rows) < len(row_of_label):
+            # A prompt's last token predicts the first token of each completion: repeat its row.
+            hidden, labels = self._a_row_for_each_label(hidden, batch.labels, row_of_label)
+            places = slice(len(row_of_label))
         else:
-            labels = batch.labels.new_zeros(len(computed_rows))
+            labels = batch.labels.new_zeros(len(computed_rows))  # rows that only fill up get id 0
             labels.index_copy_(0, row_of_label, batch.labels)
-        # As many tokens at once, but at least 128, as have float32 logits of HEAD_BYTES in all.
-        logit_bytes = HEAD_BYTES.get(self.device.type, 2**24)  # 2**24: on any other device
-        chunk_rows = max(128, logit_bytes // (4 * vocab))
+            places = row_of_label
+        chunk_rows = _rows_at_once(self.device, vocab)
         logprobs, entropy = TokenLogprobs.apply(
             hidden, self.output_layer(vocab), labels, inverse_temperature, chunk_rows, entropies
         )
-        if rows_have_several_labels:
-            return logprobs[:label_count], entropy[:label_count]
-        return logprobs[row_of_label], entropy[row_of_label]
+        return logprobs[places], entropy[places]
+
+    def _a_row_for_each_label(
+        self, hidden: torch.Tensor, labels: torch.Tensor, row_of_label: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The hidden rows, repeated for each of their labels, and the labels; both padded so that
+        products come in few sizes."""
+        label_count = len(row_of_label)
+        padding = -label_count % self.grain(label_count)
+        hidden = hidden.index_select(0, F.pad(row_of_label, (0, padding)))
+        return hidden, F.pad(labels, (0, padding))
 
     @torch.no_grad()
     def logits(self, ids: torch.Tensor, weights: "Weights") -> torch.Tensor:
@@ -323,36 +329,36 @@ class Decoder:
         return (self.hidden(batch, weights) @ self.head.t()).float()
 
 
+@dataclass(frozen=True)
+class _Pass:
+    """What all layers need for one run over a packed batch.
+
+    Attributes:
+        attention: of the batch.
+        cos, sin: [N, 1, head_dim / 2], of the packed tokens' positions.
+        dropout: of the adapter's input.
+    """
+
+    decoder: Decoder
+    attention: Attention
+    cos: torch.Tensor
+    sin: torch.Tensor
+    dropout: float
+
+
+@dataclass(frozen=True)
 class _LayerStep:
-    """One decoder layer over packed tokens, as a function of the hidden states alone."""
+    """One decoder layer over packed tokens, as a function of the hidden states alone.
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        layer: Layer,
-        linears: "LayerWeights",
-        attention: Attention,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        rows: torch.Tensor | None,
-        dropout: float,
-    ) -> None:
-        """Keep what a call needs beside the hidden states.
+    Attributes:
+        linears: the four matrices of the layer, with the adapter if there is one.
+        rows: indices of the tokens that are computed after the attention; None for all.
+    """
 
-        Args:
-            linears: the four matrices of the layer, with the adapter if there is one.
-            attention: of the packed batch.
-            cos, sin: [N, 1, head_dim / 2], of the packed tokens' positions.
-            rows: indices of the tokens that are computed after the attention; None for all.
-            dropout: of the adapter's input.
-        """
-        self.decoder = decoder
-        self.layer = layer
-        self.linears = linears
-        self.attention = attention
-        self.cos, self.sin = cos, sin
-        self.rows = rows
-        self.dropout = dropout
+    shared: _Pass
+    layer: Layer
+    linears: "LayerWeights"
+    rows: torch.Tensor | None
 
     def __call__(
         self, x: torch.Tensor, delta: torch.Tensor | None
@@ -362,48 +368,86 @@ class _LayerStep:
 
         Returns x and delta for the next layer, for `rows` alone if these are set.
         """
-        layer, eps = self.layer, self.decoder.eps
-        shape, functions = self.decoder.shape, self.decoder.functions
-        qkv, o, gate_up, down = self.linears
-        if layer.norm_in is None:
-            x = y = x if delta is None else x + delta
-        elif delta is None:
-            y = Norm.apply(x, layer.norm_in, eps, functions)
-        else:
-            x, y = AddNorm.apply(x, delta, layer.norm_in, eps, functions)
-        heads = qkv(y, self.dropout)  # [N, (heads + 2 kv_heads) * head_dim]
-        if layer.whole_norms is not None:
-            heads = self._wholly_normed(heads, *layer.whole_norms)
-        cos, sin = self.cos, self.sin
-        if not layer.rotated:
-            cos, sin = no_rotation(cos, sin)
-        layout = HeadLayout(shape.heads, shape.kv, eps)
-        heads = HeadsRope.apply(heads, layer.q_norm, layer.k_norm, cos, sin, layout, functions)
-        attended = self.attention(heads)
+        layer, dropout = self.layer, self.shared.dropout
+        _, o, gate_up, down = self.linears
+        x, y = self._added_then_normed(x, delta, layer.norm_in)
+        attended = self.shared.attention(self._rotated_heads(y))
         if self.rows is not None:
             attended, x = PickRows.apply(attended, self.rows), PickRows.apply(x, self.rows)
-        out = o(attended, self.dropout)
-        if layer.norm_attended is not None:
-            out = Norm.apply(out, layer.norm_attended, eps, functions)
-        if layer.norm_mid is None:
-            x = y = x + out
-        else:
-            x, y = AddNorm.apply(x, out, layer.norm_mid, eps, functions)
-        out = down.gated(gate_up(y, self.dropout), self.dropout, functions)
-        if layer.norm_mlp is not None:
-            out = Norm.apply(out, layer.norm_mlp, eps, functions)
-        return x, out
+        out = self._normed(o(attended, dropout), layer.norm_attended)
+        x, y = self._added_then_normed(x, out, layer.norm_mid)
+        out = down.gated(gate_up(y, dropout), dropout, self.shared.decoder.functions)
+        return x, self._normed(out, layer.norm_mlp)
+
+    def _added_then_normed(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(x + delta, its norm with this weight). Without delta nothing is added; without a weight
+        both are the same."""
+        decoder = self.shared.decoder
+        if weight is None:
+            total = x if delta is None else x + delta
+            return total, total
+        if delta is None:
+            return x, self._normed(x, weight)
+        return AddNorm.apply(x, delta, weight, decoder.eps, decoder.functions)
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """The norm of x with this weight; x itself without one."""
+        if weight is None:
+            return x
+        decoder = self.shared.decoder
+        return Norm.apply(x, weight, decoder.eps, decoder.functions)
+
+    def _rotated_heads(self, y: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values of y [N, hidden], normalised and rotated as the layer does it,
+        [N, (heads + 2 kv_heads) * head_dim]."""
+        layer, decoder = self.layer, self.shared.decoder
+        qkv, *_ = self.linears
+        heads = qkv(y, self.shared.dropout)
+        if layer.whole_norms is not None:
+            heads = self._wholly_normed(heads, *layer.whole_norms)
+        cos, sin = self.shared.cos, self.shared.sin
+        if not layer.rotated:
+            cos, sin = no_rotation(cos, sin)
+        layout = HeadLayout(decoder.shape.heads, decoder.shape.kv, decoder.eps)
+        return HeadsRope.apply(
+            heads, layer.q_norm, layer.k_norm, cos, sin, layout, decoder.functions
+        )
 
     def _wholly_normed(
-        self, heads: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
+        self, qkv: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor
     ) -> torch.Tensor:
-        """Queries, keys and values [N, (heads + 2 kv_heads) * dim], with all queries of a token
-        normalised together, and so its keys."""
+        """qkv [N, (heads + 2 kv_heads) * dim], with all query heads of a token normalised as one
+        vector, and all its key heads as another."""
         keys_width = len(k_norm)
-        q, k, v = heads.split([len(q_norm), keys_width, keys_width], 1)
-        eps, functions = self.decoder.eps, self.decoder.functions
-        q = Norm.apply(q.contiguous(), q_norm, eps, functions)
-        return torch.cat([q, Norm.apply(k.contiguous(), k_norm, eps, functions), v], 1)
+        q, k, v = qkv.split([len(q_norm), keys_width, keys_width], 1)
+        q, k = self._normed(q.contiguous(), q_norm), self._normed(k.contiguous(), k_norm)
+        return torch.cat([q, k, v], 1)
+
+
+def _head(config: Any, take: Take, embedding: torch.Tensor) -> torch.Tensor:
+    """The weight of the output layer, [vocab, hidden]: that of the embedding in a tied model, and
+    in one without a head of its own."""
+    is_tied = getattr(config, "tie_word_embeddings", False)
+    head = None if is_tied else take("lm_head.weight")
+    return embedding if head is None else head
+
+
+def _layers(config: Any, take: Take, shape: Shape, residual: float) -> list[Layer]:
+    """The layers of a model, from the weights that `take` gives. `residual` multiplies the outputs
+    of attention and MLP."""
+    return [
+        layer_from(take, number, shape.head_dim, residual, rotated=is_rotated(config, number))
+        for number in range(shape.layers)
+    ]
+
+
+def _rows_at_once(device: torch.device, vocab: int) -> int:
+    """For how many tokens logits are computed at once: as many as have float32 logits of HEAD_BYTES
+    in all, but at least 128."""
+    logit_bytes = HEAD_BYTES.get(device.type, 2**24)  # 2**24: on any other device
+    return max(128, logit_bytes // (4 * vocab))
 
 
 def no_rotation(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from engine.models.families import NOT_ADAPTED
 from engine.worker.core.batch import Batch, Row, collate, microbatches
 from engine.worker.core.failures import WorkerFailure
+from engine.worker.core.trajectory import Completion
 from engine.worker.network.adapter import Adapter, LoraSpec, require_same_shapes
 from engine.worker.network.hub_sampler import HubSampler
 from engine.worker.network.network import Micro
@@ -225,9 +226,8 @@ class HubNetwork:
         """
         assert isinstance(batch, Batch)  # as `collate` makes it
         batch = batch.to(self.device)
-        if checkpointing and not getattr(self.model, "is_activation_checkpointing", False):
-            self.model.activation_checkpointing_enable({"use_reentrant": False})
-            self.model.enable_input_require_grads()
+        if checkpointing:
+            self._enable_checkpointing()
         with self.with_adapter(adapter):
             self.model.train(training)
             if self._head is None:
@@ -242,6 +242,12 @@ class HubNetwork:
                 entropies,
             )
 
+    def _enable_checkpointing(self) -> None:
+        """From now on activations are recomputed in the backward pass."""
+        if not getattr(self.model, "is_activation_checkpointing", False):
+            self.model.activation_checkpointing_enable({"use_reentrant": False})
+            self.model.enable_input_require_grads()
+
     @torch.no_grad()
     def _plain_head(self) -> torch.nn.Linear | None:
         """The model's head, if the logits are nothing but the head's matrix applied to the hidden
@@ -253,6 +259,10 @@ class HubNetwork:
         config = self.model.config.get_text_config()
         if any(getattr(config, name, None) for name in SCALED_LOGITS):
             return None
+        return head if self._gives_the_logits(head) else None
+
+    def _gives_the_logits(self, head: torch.nn.Linear) -> bool:
+        """Whether `head`, applied to the hidden states of a few ids, gives the model's logits."""
         self.model.eval()
         ids = torch.tensor([PROBE], device=self.device) % self.vocab
         logits = self.model(input_ids=ids, use_cache=False).logits
@@ -261,11 +271,11 @@ class HubNetwork:
         # AttributeError: `get_decoder` gives the whole model (Llama-4), which has no hidden states.
         # RuntimeError: its hidden states are of another size than the head reads.
         except (AttributeError, RuntimeError):
-            return None
+            return False
         if logits_of_head.shape != logits.shape:
-            return None
+            return False
         difference = (logits_of_head - logits).float().norm()
-        return head if difference <= SAME_LOGITS * logits.float().norm() else None
+        return bool(difference <= SAME_LOGITS * logits.float().norm())
 
     def _hidden(self, ids: torch.Tensor) -> torch.Tensor:
         """The hidden states after the last norm, [rows, length, hidden], of ids [rows, length]."""
@@ -320,15 +330,20 @@ class HubNetwork:
         gap = 0.0
         for prompt, group in zip(prompts, groups, strict=True):
             for completion in group:
-                logits = self.logits([*prompt, *completion.ids], adapter=None)
-                # Those that predict the completion's ids.
-                logits = logits[len(prompt) - 1 : -1, : self.vocab]
-                ids = torch.tensor(completion.ids, device=logits.device)
-                uncached = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].cpu()
-                cached = torch.tensor(completion.logprobs)
-                gap = max(gap, float((uncached - cached).abs().max()))
+                gap = max(gap, self._largest_gap(prompt, completion))
         if not gap <= SAME_LOGPROBS[self.dtype]:  # NaN too
             raise _not_sampled(f"log-probabilities differ by {gap:.1e}")
+
+    def _largest_gap(self, prompt: Sequence[int], completion: Completion) -> float:
+        """How far the log-probabilities of a sampled completion are from those that the base alone
+        gives it without a cache: the largest difference of a token."""
+        logits = self.logits([*prompt, *completion.ids], adapter=None)
+        # Those that predict the completion's ids.
+        logits = logits[len(prompt) - 1 : -1, : self.vocab]
+        ids = torch.tensor(completion.ids, device=logits.device)
+        uncached = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].cpu()
+        cached = torch.tensor(completion.logprobs)
+        return float((uncached - cached).abs().max())
 
     @contextmanager
     def with_adapter(self, adapter: Adapter | None) -> Iterator[None]:

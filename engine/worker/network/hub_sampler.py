@@ -86,8 +86,11 @@ class _Batch:
         self.rows = [self.rows[i] for i in numbers]
         self.mask, self.positions = self.mask[index], self.positions[index]
         self.tokens, self.keys = self.tokens[index], self.keys[index]
-        if not _is_joinable(self.cache):
-            return
+        if _is_joinable(self.cache):
+            self._drop_unseen_columns()
+
+    def _drop_unseen_columns(self) -> None:
+        """Drop the columns on the left that no row sees, once they are UNSEEN_SHARE of all."""
         unseen = self.mask.shape[1] - int(self.mask.sum(1).max())
         if unseen > UNSEEN_SHARE * self.mask.shape[1]:
             _resize(self.cache, self.mask.shape[1] - unseen)
@@ -96,17 +99,20 @@ class _Batch:
     def join(self, other: "_Batch") -> None:
         """Add the rows of another batch, which is used up by this."""
         columns = max(self.mask.shape[1], other.mask.shape[1])
-        masks = []
-        for each in (self, other):
-            _resize(each.cache, columns)
-            masks.append(F.pad(each.mask, (columns - each.mask.shape[1], 0)))
+        self._pad_to(columns)
+        other._pad_to(columns)
         for mine, theirs in zip(self.cache.layers, other.cache.layers, strict=True):
             _join_layers(mine, theirs)
         self.rows = self.rows + other.rows
-        self.mask = torch.cat(masks)
+        self.mask = torch.cat([self.mask, other.mask])
         self.positions = torch.cat([self.positions, other.positions])
         self.tokens = torch.cat([self.tokens, other.tokens])
         self.keys = torch.cat([self.keys, other.keys])
+
+    def _pad_to(self, columns: int) -> None:
+        """Bring cache and mask to this many columns by padding on the left."""
+        _resize(self.cache, columns)
+        self.mask = F.pad(self.mask, (columns - self.mask.shape[1], 0))
 
 
 class HubSampler:
@@ -203,10 +209,7 @@ class HubSampler:
             if self._should_read(waiting, batch):
                 alive = len(batch.rows) if batch is not None else 0
                 fresh, logits = self._read(self._take_waiting(waiting, alive))
-                fresh = _drawn(fresh, logits, ending, done)
-                if batch is not None and fresh is not None:
-                    batch.join(fresh)
-                batch = batch or fresh
+                batch = _joined(batch, _drawn(fresh, logits, ending, done))
             elif batch is not None:
                 batch = _drawn(batch, self._step(batch), ending, done)
             yield
@@ -241,19 +244,18 @@ class HubSampler:
         positions = (mask.cumsum(1) - 1).clamp(min=0)  # from 0 at the first real token
         logits = self._forward(ids, mask, positions, cache)
         rows = [row for prompt in prompts for row in prompt.rows]
-        copies = [number for number, prompt in enumerate(prompts) for _ in prompt.rows]
-        index = torch.tensor(copies, device=device)
+        prompt_of_row = _prompt_of_row(prompts, device)
         if len(rows) > len(prompts):
-            _take_rows(cache, index)
+            _take_rows(cache, prompt_of_row)
         batch = _Batch(
             rows,
             cache,
-            mask=mask[index],
-            positions=positions[index, -1:],
-            tokens=ids[index, -1],
+            mask=mask[prompt_of_row],
+            positions=positions[prompt_of_row, -1:],
+            tokens=ids[prompt_of_row, -1],
             keys=torch.tensor([row.key for row in rows], device=device),
         )
-        return batch, logits[index]
+        return batch, logits[prompt_of_row]
 
     def _step(self, batch: _Batch) -> torch.Tensor:
         """Run the tokens drawn last through the model. Returns the logits after them, [rows, vocab]
@@ -296,11 +298,37 @@ class HubSampler:
         return out.logits[:, -1, : self.vocab].float()
 
 
+def _joined(batch: _Batch | None, fresh: _Batch | None) -> _Batch | None:
+    """The rows of both batches in one; None where there are none."""
+    if batch is not None and fresh is not None:
+        batch.join(fresh)
+    return batch or fresh
+
+
+def _prompt_of_row(prompts: Sequence[_Waiting], device: torch.device) -> torch.Tensor:
+    """For each row of the prompts, the number of its prompt among them, [rows] int64."""
+    numbers = [number for number, prompt in enumerate(prompts) for _ in prompt.rows]
+    return torch.tensor(numbers, device=device)
+
+
 def _drawn(batch: _Batch, logits: torch.Tensor, ending: Ending, done: Done | None) -> _Batch | None:
     """The batch after each row has drawn a token from its logits [rows, vocab], without the rows
     that ended with it; None where all did. `done` is called for those that ended."""
     steps = torch.tensor([len(row.ids) for row in batch.rows], device=logits.device)
     batch.tokens, logprobs = draw(logits, ending.params, uniforms(batch.keys, steps))
+    going_on = _append_tokens(batch, logprobs, ending, done)
+    if not going_on:
+        return None
+    if len(going_on) < len(batch.rows):
+        batch.keep(going_on)
+    return batch
+
+
+def _append_tokens(
+    batch: _Batch, logprobs: torch.Tensor, ending: Ending, done: Done | None
+) -> list[int]:
+    """Append to each row of the batch the token that it has drawn, with its log-probability.
+    Returns the numbers of the rows that go on; `done` is called for the others."""
     going_on = []
     drawn = zip(batch.rows, batch.tokens.tolist(), logprobs.tolist(), strict=True)
     for number, (row, token, logprob) in enumerate(drawn):
@@ -308,11 +336,7 @@ def _drawn(batch: _Batch, logits: torch.Tensor, ending: Ending, done: Done | Non
             going_on.append(number)
         elif done is not None:
             done(row.prompt, row.member, row.completion)
-    if not going_on:
-        return None
-    if len(going_on) < len(batch.rows):
-        batch.keep(going_on)
-    return batch
+    return going_on
 
 
 def _take_rows(cache: DynamicCache, index: torch.Tensor) -> None:
@@ -346,14 +370,14 @@ def _resize(cache: DynamicCache, columns: int) -> None:
 
 
 def _join_layers(layer: object, other: Any) -> None:
-    """Add the rows of another layer, with as many columns and of the same type, to a layer of a
-    cache. Keys and values grow, and the states of convolutions and linear attention."""
+    """Append the rows of another layer of a cache, with as many columns and of the same type, to
+    `layer`, in place: keys and values, and the states of convolutions and linear attention."""
     if isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None:
         layer.keys = torch.cat([layer.keys, other.keys])
         layer.values = torch.cat([layer.values, other.values])
     if isinstance(layer, LinearAttentionLayer):
         for name in ("conv_states", "recurrent_states"):
-            states: Any = getattr(layer, name)
+            states: Any = getattr(layer, name)  # a layer may have several, by number
             for number, state in getattr(other, name).items():
-                if state is not None:
+                if state is not None:  # None: not yet filled
                     states[number] = torch.cat([states[number], state])

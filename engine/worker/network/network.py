@@ -200,7 +200,8 @@ def _filled(
     rows: Sequence[Row], order: Sequence[int], limit: int
 ) -> tuple[list[list[int]], list[int]]:
     """Fill microbatches of at most `limit` tokens one after the other with the rows numbered in
-    `order`. Returns (the numbers of the rows of each, the tokens of each)."""
+    `order`. Returns (the numbers of the rows of each, the tokens of each). A prompt that rows share
+    counts once per microbatch."""
     groups: list[list[int]] = []
     sizes: list[int] = []
     last_prompt: list[int] = []
@@ -208,9 +209,8 @@ def _filled(
         row = rows[index]
         prompt = list(row.ids[: row.prefix_len])  # empty if the row shares none
         tokens_alone = len(row.ids) - 1  # the last token predicts nothing
-        added = tokens_alone
-        if prompt == last_prompt:  # the group holds the prompt already
-            added -= len(prompt)
+        # The group holds the prompt already if the row before has the same.
+        added = tokens_alone - len(prompt) if prompt == last_prompt else tokens_alone
         if groups and sizes[-1] + added <= limit:
             groups[-1].append(index)
             sizes[-1] += added

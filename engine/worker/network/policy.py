@@ -87,17 +87,14 @@ def load_base(
     steps: int = 0,
 ) -> Base:
     """Load a base model and its tokenizer from the folder `path`; weights must be safetensors.
-    Never runs code from the folder.
-
-    Our own forward is used if it supports the model and its logits agree with transformers';
-    otherwise the model runs through transformers. With a `comparisons_file` the comparison is made
-    once for these files and libraries: later loads then read the weights without transformers'
-    model classes, which take a process over 100 MB and a second.
+    Never runs code from the folder. Our own forward is used if it supports the model and its logits
+    agree with transformers'; otherwise the model runs through transformers.
 
     Args:
         precision: see `pick_dtype`.
         quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading.
-        comparisons_file: stores the results of comparisons; None stores none.
+        comparisons_file: keeps the results of comparisons, so that each is made once; None keeps
+            none.
         steps: optimizer steps that will follow, as far as known; they decide what is worth
             compiling.
 
@@ -143,22 +140,34 @@ def _load_decoder_network(
     dtype = pick_dtype(precision, device)
     choice = fused_ops.choose(sizes(config), dtype, device, steps)
     known_rope = comparisons.recall(comparisons_file, path, dtype, choice.functions.name)
-    if known_rope is not None:  # an earlier comparison passed and stored it: none is needed now
+    # An earlier comparison passed and stored it: none is needed now, and transformers' model
+    # classes, which take over 100 MB and a second, are not imported.
+    if known_rope is not None:
         # KeyError: weights under names that only transformers can map; it loads them below.
         with contextlib.suppress(KeyError):
             decoder = Decoder.read(path, config, known_rope, dtype, device)
             return DecoderNetwork(decoder, vocab, choice), ""
+    decoder, choice, difference = _compared_decoder(path, vocab, device, precision, choice)
+    if difference <= TOLERANCE[decoder.dtype]:
+        kernels = choice.functions.name
+        comparisons.remember(comparisons_file, path, dtype, kernels, decoder.rotary, difference)
+        return DecoderNetwork(decoder, vocab, choice), ""
+    return None, f"logits differ from transformers' by {difference:.1e}"
+
+
+def _compared_decoder(
+    path: Path, vocab: int, device: torch.device, precision: str, choice: Choice
+) -> tuple[Decoder, Choice, float]:
+    """Load the model in `path` with transformers, make our own decoder of it, and compare their
+    logits on a few ids. Returns (the decoder, the functions that it now uses, the difference of the
+    logits relative to theirs)."""
     model, _ = load_transformers(path, device, precision)
     probe = probe_ids(vocab)
     with torch.no_grad():
         expected = model(torch.tensor([probe], device=device)).logits[0].float()
     decoder = Decoder.of(model)
     choice, difference = _choice_and_difference(decoder, choice, probe, expected)
-    if difference <= TOLERANCE[decoder.dtype]:
-        kernels = choice.functions.name
-        comparisons.remember(comparisons_file, path, dtype, kernels, decoder.rotary, difference)
-        return DecoderNetwork(decoder, vocab, choice), ""
-    return None, f"logits differ from transformers' by {difference:.1e}"
+    return decoder, choice, difference
 
 
 def _load_tokenizer_and_config(path: Path) -> tuple[PreTrainedTokenizerBase, Any]:

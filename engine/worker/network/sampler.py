@@ -207,19 +207,32 @@ def draw(
     """
     if params.temperature == 0 or random_numbers is None:
         token = logits.argmax(-1)
-        return token, logits.log_softmax(-1).gather(1, token[:, None])[:, 0]
+        return token, _at(token, logits.log_softmax(-1))
     if params.temperature != 1:
         logits.mul_(1 / params.temperature)
     logprobs = logits.log_softmax(-1)
     if params.min_p:
         logprobs = without_unlikely(logprobs, params.min_p)
     if params.top_k or params.top_p < 1:
-        logprobs, ids = likeliest(logprobs, params.top_k, params.top_p)
-        index = pick(logprobs.exp(), random_numbers)[:, None]  # among these
-        return ids.gather(1, index)[:, 0], logprobs.gather(1, index)[:, 0]
+        return _draw_likely(logprobs, params, random_numbers)
     probabilities = logprobs.exp() if params.min_p else logits.softmax(-1)
     token = pick(probabilities, random_numbers)
-    return token, logprobs.gather(1, token[:, None])[:, 0]
+    return token, _at(token, logprobs)
+
+
+def _draw_likely(
+    logprobs: torch.Tensor, params: SamplingParams, random_numbers: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `draw`, among the tokens that top_k and top_p leave, from log-probabilities [rows,
+    vocab]."""
+    logprobs, ids = likeliest(logprobs, params.top_k, params.top_p)
+    index = pick(logprobs.exp(), random_numbers)  # among these
+    return _at(index, ids), _at(index, logprobs)
+
+
+def _at(index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """From each row of `values` [rows, n] the value at that row's `index` [rows]."""
+    return values.gather(1, index[:, None])[:, 0]
 
 
 def without_unlikely(logprobs: torch.Tensor, min_p: float) -> torch.Tensor:
@@ -286,25 +299,43 @@ def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Ten
         random_numbers: [rows] float64 in [0, 1 - 2^-52], so that one times a sum is less than the
             sum.
     """
+    if probabilities.shape[1] > 4 * BLOCK:  # too many to sum in one go
+        return _pick_by_blocks(probabilities, random_numbers)
+    sums = probabilities.cumsum(-1, dtype=torch.float64)
+    target = random_numbers[:, None] * sums[:, -1:]
+    return torch.searchsorted(sums, target, right=True)[:, 0]
+
+
+def _pick_by_blocks(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Tensor:
+    """As `pick`, by sums over blocks of ids: first the block of each row, then the id in it."""
     rows, vocab = probabilities.shape
-    if vocab <= 4 * BLOCK:  # few enough to sum in one go
-        sums = probabilities.cumsum(-1, dtype=torch.float64)
-        target = random_numbers[:, None] * sums[:, -1:]
-        return torch.searchsorted(sums, target, right=True)[:, 0]
     if vocab % BLOCK:
         probabilities = F.pad(probabilities, (0, BLOCK - vocab % BLOCK))
     blocks = probabilities.view(rows, -1, BLOCK)
-    # First the block: the last one before which the sum is not above the target.
     sums_before = F.pad(blocks.sum(-1, dtype=torch.float64), (1, 0)).cumsum_(-1)
     target = random_numbers[:, None] * sums_before[:, -1:]
+    # The last block before which the sum is not above the target.
     block = torch.searchsorted(sums_before, target, right=True).sub_(1)
-    # Then the id within the block.
     target -= sums_before.gather(1, block)
-    sums = blocks.take_along_dim(block[..., None], 1)[:, 0].cumsum(-1, dtype=torch.float64)
-    # `target` is now relative to the block. Sums are rounded, so it may lie outside: bring it back.
-    target.clamp_min_(0).clamp_max_(sums[:, -1:] * LARGEST_UNIFORM)
-    id_in_block = torch.searchsorted(sums, target, right=True)
+    id_in_block = _pick_in_block(blocks, block, target)
     return block.mul_(BLOCK).add_(id_in_block)[:, 0]
+
+
+def _pick_in_block(
+    blocks: torch.Tensor, number: torch.Tensor, target: torch.Tensor
+) -> torch.Tensor:
+    """The place of the picked id within its block, [rows, 1].
+
+    Args:
+        blocks: [rows, blocks, BLOCK], the probabilities.
+        number: [rows, 1], which block each row's id is in.
+        target: [rows, 1], what the sum up to the id within the block exceeds; overwritten.
+    """
+    probabilities = blocks.take_along_dim(number[..., None], 1)[:, 0]
+    sums = probabilities.cumsum(-1, dtype=torch.float64)
+    # Sums are rounded, so the target may lie outside the block: bring it back.
+    target.clamp_min_(0).clamp_max_(sums[:, -1:] * LARGEST_UNIFORM)
+    return torch.searchsorted(sums, target, right=True)
 
 
 # Constants of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), which turns a counter into 64 random

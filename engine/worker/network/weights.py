@@ -1,10 +1,10 @@
 """A decoder's weights: from a folder's safetensors files, and fused layer by layer."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -93,15 +93,8 @@ def layer_from(take: Take, number: int, head_dim: int, residual: float, *, rotat
     """
     name = f"model.layers.{number}"
     attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-    norm_in = take(f"{name}.input_layernorm.weight")
-    # A norm of this name follows the attention where the layer begins with none (OLMo 2), and
-    # stands before the MLP where it begins with one.
-    norm_mid = required(take, f"{name}.post_attention_layernorm.weight")
-    norms_follow = norm_in is None
-    q_norm, k_norm = take(f"{attention}.q_norm.weight"), take(f"{attention}.k_norm.weight")
-    whole_norms = None
-    if q_norm is not None and k_norm is not None and q_norm.numel() != head_dim:
-        q_norm, k_norm, whole_norms = None, None, (q_norm, k_norm)
+    norms = _norms(take, name)
+    q_norm, k_norm, whole_norms = _head_norms(take, attention, head_dim)
     return Layer(
         qkv=_whole(take, f"{attention}.qkv_proj")
         or _fused(take, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
@@ -109,17 +102,49 @@ def layer_from(take: Take, number: int, head_dim: int, residual: float, *, rotat
         gate_up=_whole(take, f"{mlp}.gate_up_proj")
         or _fused(take, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
         down=_multiplied(_fused(take, f"{mlp}.down_proj"), residual),
-        norm_in=norm_in,
-        norm_mid=None if norms_follow else norm_mid,
-        norm_attended=norm_mid if norms_follow else None,
-        norm_mlp=required(take, f"{name}.post_feedforward_layernorm.weight")
-        if norms_follow
-        else None,
+        norm_in=norms.before_attention,
+        norm_mid=norms.before_mlp,
+        norm_attended=norms.after_attention,
+        norm_mlp=norms.after_mlp,
         q_norm=q_norm,
         k_norm=k_norm,
         whole_norms=whole_norms,
         rotated=rotated,
     )
+
+
+class _Norms(NamedTuple):
+    """The norms' weights of a layer by where they stand; None where there is no norm."""
+
+    before_attention: torch.Tensor | None
+    after_attention: torch.Tensor | None
+    before_mlp: torch.Tensor | None
+    after_mlp: torch.Tensor | None
+
+
+def _norms(take: Take, layer: str) -> _Norms:
+    """The norms of the layer whose weights' names begin with `layer`. Raises KeyError for a weight
+    that is missing."""
+    before_attention = take(f"{layer}.input_layernorm.weight")
+    # A norm of this name stands before the MLP where the layer begins with a norm, and follows the
+    # attention where it begins with none (OLMo 2).
+    post_attention = required(take, f"{layer}.post_attention_layernorm.weight")
+    if before_attention is not None:
+        return _Norms(before_attention, None, post_attention, None)
+    after_mlp = required(take, f"{layer}.post_feedforward_layernorm.weight")
+    return _Norms(None, post_attention, None, after_mlp)
+
+
+def _head_norms(
+    take: Take, attention: str, head_dim: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None, tuple[torch.Tensor, torch.Tensor] | None]:
+    """(`q_norm`, `k_norm`, `whole_norms`) of a `Layer` whose attention's weights have names that
+    begin with `attention`. The size tells norms of single heads from those of all heads together.
+    """
+    q_norm, k_norm = take(f"{attention}.q_norm.weight"), take(f"{attention}.k_norm.weight")
+    if q_norm is not None and k_norm is not None and q_norm.numel() != head_dim:
+        return None, None, (q_norm, k_norm)
+    return q_norm, k_norm, None
 
 
 def _whole(take: Take, name: str) -> Linear | None:
@@ -150,18 +175,24 @@ def _fused(take: Take, *names: str) -> Linear:
         biases.append(take(f"{name}.bias"))
         projections.append(Projection(name, offset, offset + weight.shape[0]))
         offset += weight.shape[0]
-    joint_bias = None
-    if any(bias is not None for bias in biases):
-        # A projection without a bias gets zeros.
-        joint_bias = torch.cat(
-            [
-                weight.new_zeros(weight.shape[0]) if bias is None else bias
-                for weight, bias in zip(weights, biases, strict=True)
-            ]
-        )
     joint_weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     slot = Slot(tuple(projections), features=joint_weight.shape[1])
-    return Linear(joint_weight, joint_bias, slot)
+    return Linear(joint_weight, _joint_bias(weights, biases), slot)
+
+
+def _joint_bias(
+    weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+) -> torch.Tensor | None:
+    """The biases of projections with these weights, one after the other; zeros for a projection
+    without one, None if none has one."""
+    if all(bias is None for bias in biases):
+        return None
+    return torch.cat(
+        [
+            weight.new_zeros(weight.shape[0]) if bias is None else bias
+            for weight, bias in zip(weights, biases, strict=True)
+        ]
+    )
 
 
 def required(take: Take, name: str) -> torch.Tensor:

@@ -7,9 +7,9 @@ padding on the right is never seen. On a GPU one variable-length kernel takes al
 # once_differentiable hides the parameters of a backward from the type checker.
 # pyright: reportIncompatibleMethodOverride=false
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -114,7 +114,7 @@ class Attention:
     def _of_prefixes(self, qkv: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """Attention of a bucket of prefixes: each token sees its own sequence up to itself. qkv:
         [N, heads + 2 kv_heads, dim]; returns [tokens of the bucket, heads * dim]."""
-        padded = _padded(qkv[bucket.start : bucket.stop], bucket)  # [rows, length, heads, dim]
+        padded = _padded_of(qkv, bucket)  # [rows, length, heads, dim]
         if causal.applies(padded.dtype, padded.device, bucket.length):
             out = causal.CausalAttention.apply(padded, self.kv_heads)
             return _without_padding(out, bucket)
@@ -129,16 +129,9 @@ class Attention:
         bucket, heads * dim]."""
         # Queries, keys and values of the suffixes: each [suffixes, length, heads or kv_heads, dim].
         suffixes = bucket.suffixes
-        padded = _padded(qkv[suffixes.start : suffixes.stop], suffixes)
+        padded = _padded_of(qkv, suffixes)
         q, k, v = padded.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        # Keys and values of the prefixes: padded to one length, then repeated for each suffix,
-        # [suffixes, prefix_length, 2 kv_heads, dim].
-        shared = qkv[:, self.heads :].index_select(0, bucket.prefix_rows)
-        if bucket.prefix_scatter_index is not None:
-            size = bucket.prefixes * bucket.prefix_length
-            shared = Spread.apply(shared, bucket.prefix_scatter_index, size)
-        shared = shared.view(bucket.prefixes, bucket.prefix_length, 2 * self.kv_heads, -1)
-        shared = shared.index_select(0, bucket.owner)
+        shared = self._of_their_prefixes(qkv, bucket)
         # Those of the prefix first, then those of the suffix; [suffixes, 2 kv_heads, tokens, dim].
         keys_and_values = torch.cat([shared, torch.cat([k, v], 2)], 1).transpose(1, 2)
         keys, values = keys_and_values.split([self.kv_heads, self.kv_heads], dim=1)
@@ -146,6 +139,18 @@ class Attention:
             q.transpose(1, 2), keys, values, attn_mask=bucket.mask, enable_gqa=self.grouped
         )
         return _packed(out, suffixes)
+
+    def _of_their_prefixes(self, qkv: torch.Tensor, bucket: SuffixBucket) -> torch.Tensor:
+        """Keys and values of the prefix of each suffix, padded to one length: [suffixes,
+        prefix_length, 2 kv_heads, dim]."""
+        shared = qkv[:, self.heads :].index_select(0, bucket.prefix_rows)
+        if bucket.prefix_scatter_index is not None:  # None: all prefixes are equally long
+            size = bucket.prefixes * bucket.prefix_length
+            shared = Spread.apply(shared, bucket.prefix_scatter_index, size)
+        shared = shared.view(bucket.prefixes, bucket.prefix_length, 2 * self.kv_heads, -1)
+        # Repeated for each suffix of a prefix.
+        shared = shared.index_select(0, bucket.owner)
+        return shared
 
 
 class BlockAttention(torch.autograd.Function):
@@ -168,26 +173,17 @@ class BlockAttention(torch.autograd.Function):
         suffixes: Sequence[Continuation],
         kv_heads: int,
     ) -> torch.Tensor:
-        """The attention's output [N, heads * dim]. What the backward pass needs of each bucket is
-        saved one after the other."""
+        """The attention's output [N, heads * dim]. What the backward pass needs of the buckets is
+        saved in one list, with its number of tensors for each bucket in `ctx.counts`."""
         heads = qkv.shape[1] - 2 * kv_heads
         out = qkv.new_empty((qkv.shape[0], heads * qkv.shape[2]))
-        saved: list[torch.Tensor] = []
-        ends = []  # of the saved tensors of each bucket
-        for bucket in prefixes:
-            attended, kept = causal.attended(_padded(_of(qkv, bucket), bucket), kv_heads)
-            _of(out, bucket).copy_(_without_padding(attended, bucket))
-            saved += kept
-            ends.append(len(saved))
-        for each in suffixes:
-            prompt = qkv[each.start : each.stop, heads:]
-            padded = _padded(_of(qkv, each.suffixes), each.suffixes)
-            attended, kept = causal.continued(prompt, padded, kv_heads)
-            _of(out, each.suffixes).copy_(_without_padding(attended, each.suffixes))
-            saved += kept
-            ends.append(len(saved))
-        ctx.save_for_backward(*saved)
-        ctx.ends, ctx.shape, ctx.heads = ends, qkv.shape, heads
+        kept_by_bucket: list[list[torch.Tensor]] = []
+        for bucket, attended, kept in _attended_by_bucket(qkv, prefixes, suffixes, kv_heads):
+            _write(attended, bucket, out)
+            kept_by_bucket.append(kept)
+        ctx.save_for_backward(*chain.from_iterable(kept_by_bucket))
+        ctx.counts = [len(kept) for kept in kept_by_bucket]
+        ctx.shape, ctx.heads = qkv.shape, heads
         ctx.prefixes, ctx.suffixes = prefixes, suffixes
         return out
 
@@ -196,29 +192,54 @@ class BlockAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[Any, ...]:
         """The gradient of qkv, from the gradient `dout` of the output; None for the rest. Every
         token belongs to one bucket, which writes its gradient; suffixes add to their prompts'."""
-        saved, starts = ctx.saved_tensors, [0, *ctx.ends]
-        kept = [saved[start:end] for start, end in pairwise(starts)]
+        saved = iter(ctx.saved_tensors)
+        kept_by_bucket = iter([list(islice(saved, count)) for count in ctx.counts])
         dqkv = dout.new_empty(ctx.shape)
-        all_heads, dim = ctx.shape[1:]
-
-        def gradient_and_shape(bucket: Bucket) -> tuple[torch.Tensor, torch.Size]:
-            shape = torch.Size((bucket.rows, bucket.length, all_heads, dim))
-            return _padded(_of(dout, bucket), bucket), shape
-
-        for number, bucket in enumerate(ctx.prefixes):
-            dpadded = causal.attended_gradient(kept[number], *gradient_and_shape(bucket))
-            _of(dqkv, bucket).copy_(_without_padding(dpadded.flatten(0, 1), bucket))
-        for number, each in enumerate(ctx.suffixes, len(ctx.prefixes)):
+        for bucket in ctx.prefixes:
+            dpadded = causal.attended_gradient(
+                next(kept_by_bucket), _padded_of(dout, bucket), _qkv_shape(bucket, dqkv)
+            )
+            _write(dpadded.flatten(0, 1), bucket, dqkv)
+        for each in ctx.suffixes:
             bucket = each.suffixes
-            dprompt, dpadded = causal.continued_gradient(kept[number], *gradient_and_shape(bucket))
-            _of(dqkv, bucket).copy_(_without_padding(dpadded.flatten(0, 1), bucket))
+            dprompt, dpadded = causal.continued_gradient(
+                next(kept_by_bucket), _padded_of(dout, bucket), _qkv_shape(bucket, dqkv)
+            )
+            _write(dpadded.flatten(0, 1), bucket, dqkv)
             dqkv[each.start : each.stop, ctx.heads :] += dprompt
         return dqkv, None, None, None
 
 
-def _of(x: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """The tokens of a bucket among packed ones, a view."""
-    return x[bucket.start : bucket.stop]
+def _attended_by_bucket(
+    qkv: torch.Tensor,
+    prefixes: Sequence[Bucket],
+    suffixes: Sequence[Continuation],
+    kv_heads: int,
+) -> Iterator[tuple[Bucket, torch.Tensor, list[torch.Tensor]]]:
+    """Yield for each bucket of prefixes, then for each of suffixes: the bucket, its output [rows *
+    length, heads * dim], and what its gradient needs."""
+    heads = qkv.shape[1] - 2 * kv_heads
+    for bucket in prefixes:
+        yield bucket, *causal.attended(_padded_of(qkv, bucket), kv_heads)
+    for each in suffixes:
+        prompt = qkv[each.start : each.stop, heads:]
+        yield each.suffixes, *causal.continued(prompt, _padded_of(qkv, each.suffixes), kv_heads)
+
+
+def _qkv_shape(bucket: Bucket, qkv: torch.Tensor) -> torch.Size:
+    """The shape that qkv [N, heads + 2 kv_heads, dim] has in a bucket, once padded."""
+    return torch.Size((bucket.rows, bucket.length, *qkv.shape[1:]))
+
+
+def _padded_of(packed: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    """The tokens of a bucket among packed ones [N, ...], padded to [rows, length, ...]."""
+    return _padded(packed[bucket.start : bucket.stop], bucket)
+
+
+def _write(padded: torch.Tensor, bucket: Bucket, packed: torch.Tensor) -> None:
+    """Write the tokens of a bucket, padded to [rows * length, ...], to their places among packed
+    ones."""
+    packed[bucket.start : bucket.stop].copy_(_without_padding(padded, bucket))
 
 
 def _fits_blocks(layout: Layout, device: torch.device, dtype: torch.dtype) -> bool:
@@ -304,18 +325,24 @@ class VarlenPlan:
         suffixes = [length for length in layout.suffixes if length]
         if not suffixes:
             return cls(keys=None, query_lengths=prefixes, key_lengths=prefixes, device=device)
-        prefix_starts = start_offsets(prefixes, offset=0)
-        offset = sum(prefixes)  # of the next suffix in the packed order
-        keys = [torch.arange(offset)]  # of the prefixes: their own tokens
-        key_lengths = list(prefixes)
-        for n, owner in zip(layout.suffixes, layout.owners, strict=True):
-            if n:
-                prefix_start = prefix_starts[owner]
-                keys.append(torch.arange(prefix_start, prefix_start + prefixes[owner]))
-                keys.append(torch.arange(offset, offset + n))
-                key_lengths.append(prefixes[owner] + n)
-            offset += n
-        return cls(torch.cat(keys), prefixes + suffixes, key_lengths, device)
+        pairs = zip(layout.owners, layout.suffixes, strict=True)
+        key_lengths = [*prefixes, *(prefixes[owner] + length for owner, length in pairs if length)]
+        return cls(_key_rows(layout), prefixes + suffixes, key_lengths, device)
+
+
+def _key_rows(layout: Layout) -> torch.Tensor:
+    """The packed row of every key, sequence by sequence: those of the prefixes, then for each
+    suffix with tokens those of its prefix and its own. int64."""
+    prefix_starts = start_offsets(layout.prefixes, offset=0)
+    offset = sum(layout.prefixes)  # of the next suffix in the packed order
+    keys = [torch.arange(offset)]  # of the prefixes: their own tokens
+    for n, owner in zip(layout.suffixes, layout.owners, strict=True):
+        if n:
+            prefix_start = prefix_starts[owner]
+            keys.append(torch.arange(prefix_start, prefix_start + layout.prefixes[owner]))
+            keys.append(torch.arange(offset, offset + n))
+        offset += n
+    return torch.cat(keys)
 
 
 def _cumulative(lengths: list[int], device: torch.device) -> torch.Tensor:

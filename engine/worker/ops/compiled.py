@@ -100,6 +100,7 @@ def apply_rope(
 
     Returns what the gradient needs: (normalised heads, 1 / rms, weights); () without weights.
     """
+    # A view: what is written into it changes `qkv`.
     queries_and_keys = qkv.unflatten(1, (heads + 2 * kv_heads, -1))[:, : heads + kv_heads]
     if q_weight is None or k_weight is None:
         queries_and_keys.copy_(rotated(queries_and_keys, cos, sin))
@@ -162,7 +163,8 @@ def plain_apply_rope(
     sin: torch.Tensor,
     eps: Eps,
 ) -> None:
-    """`apply_rope` without what a gradient would need.
+    """Normalise and rotate the queries and keys of `all_heads` in place, and keep nothing for a
+    gradient. The values stay as they are.
 
     Args:
         all_heads: [N, heads + 2 kv_heads, dim]: queries, keys, values; overwritten.

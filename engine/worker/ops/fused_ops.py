@@ -35,6 +35,7 @@ CHOICES = ("torch", "liger", "compiled")
 COMPILE_FROM_STEPS = 1000
 # Largest relative distance from torch's numbers that rounding explains, by number format.
 MAX_DISTANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+TRIED_EPS = 1e-6  # of the norms, when a set is tried
 # Numbers of rows that a set is tried on. The second one is so large that the heads, each a row to
 # normalise, are over 32,768 rows, from where on Liger uses another kernel.
 TRIED_ROWS = {"cpu": (5, 24), "cuda": (24, 2053)}
@@ -102,13 +103,8 @@ def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
 def normalise_gradient(
     normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x in weight * x / rms(x): (g - n * mean(g * n)) / rms(x), with g = weight *
-    dy and n the normalised x.
-
-    Args:
-        normed, inverse: x / rms(x) and 1 / rms(x), as `normalise` gives them.
-        dy: the gradient of the result.
-    """
+    """The gradient of x in weight * x / rms(x): (g - n * mean(g * n)) / rms(x) for g = weight * dy,
+    n = x / rms(x) (`normed`), 1 / rms(x) (`inverse`) and the gradient `dy` of the result."""
     grad = dy * weight
     # -mean(g * n)
     minus_mean = torch.linalg.vecdot(grad, normed).unsqueeze(-1).mul_(-1 / normed.shape[-1])
@@ -122,13 +118,19 @@ def per_head(q: torch.Tensor, k: torch.Tensor, heads: int, kv_heads: int) -> tor
     return torch.cat([q.expand(heads, -1), k.expand(kv_heads, -1)])
 
 
+def _head_weights(
+    q: torch.Tensor | None, k: torch.Tensor | None, heads: int, kv_heads: int
+) -> torch.Tensor | None:
+    """The norm weight of each head, see `per_head`; None if heads are not normalised."""
+    return None if q is None or k is None else per_head(q, k, heads, kv_heads)
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
     """Rotate every head of x [N, heads, dim] and write the result into `out`, which must not be x.
     Numbers i and i + dim / 2 of a head are a pair, rotated by the angle whose cosine and sine stand
     at i in cos and sin [N, 1, dim / 2]."""
-    half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
-    out_first, out_second = out[..., :half], out[..., half:]
+    first, second = x.chunk(2, -1)
+    out_first, out_second = out.chunk(2, -1)
     torch.mul(first, cos, out=out_first)
     out_first.addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out_second)
@@ -175,11 +177,9 @@ def _apply_rope(
     kv_heads: int,
     eps: float,
 ) -> Tensors:
-    """Normalise queries and keys per head, if there are weights, and rotate them by their
-    positions, in place. `Pointwise.apply_rope` describes the arguments.
-
-    Returns what the gradient needs: (normalised heads, 1 / rms, weights); () without weights.
-    """
+    """See `Pointwise.apply_rope`. Returns what the gradient needs: (normalised heads, 1 / rms, the
+    weight of each head); () if heads are not normalised."""
+    # A view: what is written into it changes `qkv`.
     queries_and_keys = _queries_and_keys(qkv, heads, kv_heads)
     if q_weight is None or k_weight is None:
         rotate(queries_and_keys.clone(), cos, sin, queries_and_keys)
@@ -197,19 +197,17 @@ def _apply_rope_gradient(
     back, then taken through the norm if there was one; of values it passes unchanged."""
     d = d.contiguous()
     out = torch.empty_like(d)
-    # Both [N, heads + 2 kv_heads, dim].
-    shape = d.shape[0], heads + 2 * kv_heads, d.shape[1] // (heads + 2 * kv_heads)
-    by_head, target = d.view(shape), out.view(shape)
-    target[:, heads + kv_heads :] = by_head[:, heads + kv_heads :]
-    gradient = by_head[:, : heads + kv_heads]
-    # -sin rotates back.
+    values_width = d.shape[1] * kv_heads // (heads + 2 * kv_heads)
+    out[:, -values_width:] = d[:, -values_width:]
+    gradient = _queries_and_keys(d, heads, kv_heads)
+    target = _queries_and_keys(out, heads, kv_heads)
     if saved:  # empty if heads were not normalised
         normed, inverse, weight = saved
         unrotated = torch.empty_like(normed)
-        rotate(gradient, cos, -sin, unrotated)
-        target[:, : heads + kv_heads] = normalise_gradient(normed, inverse, weight, unrotated)
+        rotate(gradient, cos, -sin, unrotated)  # -sin: back
+        target.copy_(normalise_gradient(normed, inverse, weight, unrotated))
     else:
-        rotate(gradient, cos, -sin, target[:, : heads + kv_heads])
+        rotate(gradient, cos, -sin, target)
     return out
 
 
@@ -310,11 +308,14 @@ def of_compiler() -> Pointwise:
     return Pointwise("compiled", *compiled.functions())
 
 
-def of_liger(kernels: Liger) -> Pointwise:
-    """The set `liger`: Liger's kernels, wrapped where their signatures are not those of
-    `Pointwise`."""
+class _LigerFunctions:
+    """Liger's kernels under the signatures of `Pointwise`, where their own are others."""
+
+    def __init__(self, kernels: Liger) -> None:
+        self.kernels = kernels
 
     def apply_rope(
+        self,
         qkv: torch.Tensor,
         q_weight: torch.Tensor | None,
         k_weight: torch.Tensor | None,
@@ -324,17 +325,15 @@ def of_liger(kernels: Liger) -> Pointwise:
         kv_heads: int,
         eps: float,
     ) -> Tensors:
-        """Normalise queries and keys where weights are given (RMS norm), and rotate them, in place
-        (see `Pointwise.apply_rope`). Returns what the gradient needs: the kernel's tensors, then
-        the weight of each head; with no norm nothing."""
+        """See `Pointwise.apply_rope`. Returns what the gradient needs: the kernel's tensors, then
+        the weight of each head; nothing if heads are not normalised."""
         all_heads = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
-        if q_weight is None or k_weight is None:
-            return kernels.apply_rope(all_heads, None, heads, kv_heads, cos, sin, eps)
-        weight = per_head(q_weight, k_weight, heads, kv_heads)
-        saved = kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps)
-        return *saved, weight
+        weight = _head_weights(q_weight, k_weight, heads, kv_heads)
+        saved = self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps)
+        return saved if weight is None else (*saved, weight)
 
     def apply_rope_gradient(
+        self,
         saved: Tensors,
         cos: torch.Tensor,
         sin: torch.Tensor,
@@ -346,15 +345,16 @@ def of_liger(kernels: Liger) -> Pointwise:
         returned."""
         by_head = d.reshape(d.shape[0], heads + 2 * kv_heads, -1)
         weight = saved[-1] if saved else None  # nothing was saved where heads have no norm
-        gradient = kernels.apply_rope_gradient(
+        gradient = self.kernels.apply_rope_gradient(
             saved[:-1], weight, cos, sin, by_head, heads, kv_heads
         )
         return gradient.view_as(d)
 
-    def plain_norm(x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
-        return kernels.norm(x, weight, eps.number)[0]
+    def plain_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
+        return self.kernels.norm(x, weight, eps.number)[0]
 
     def plain_apply_rope(
+        self,
         all_heads: torch.Tensor,
         weight: torch.Tensor | None,
         heads: int,
@@ -364,22 +364,26 @@ def of_liger(kernels: Liger) -> Pointwise:
         eps: Eps,
     ) -> None:
         """Like `apply_rope`, without a gradient: what the kernel saves for one is dropped."""
-        kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps.number)
+        self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps.number)
 
+
+def of_liger(kernels: Liger) -> Pointwise:
+    """The set `liger`."""
+    wrapped = _LigerFunctions(kernels)
     return Pointwise(
         name=f"liger {kernels.version}",
         norm=kernels.norm,
         norm_gradient=kernels.norm_gradient,
         add_norm=kernels.add_norm,
         add_norm_gradient=kernels.add_norm_gradient,
-        apply_rope=apply_rope,
-        apply_rope_gradient=apply_rope_gradient,
+        apply_rope=wrapped.apply_rope,
+        apply_rope_gradient=wrapped.apply_rope_gradient,
         gate=kernels.gate,
         # Liger's gradient computes silu(gate) again, so nothing is saved for it.
         gate_again=lambda gate_up: (kernels.gate(gate_up), None),
         gate_gradient=lambda gate_up, _, dy: kernels.gate_gradient(gate_up, dy),
-        plain_norm=plain_norm,
-        plain_apply_rope=plain_apply_rope,
+        plain_norm=wrapped.plain_norm,
+        plain_apply_rope=wrapped.plain_apply_rope,
     )
 
 
@@ -399,13 +403,8 @@ def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 
     """Choose the set of functions for a model on a device.
 
     On a CPU it is torch's set. On a GPU it is the set that HONESMITH_KERNELS names; without that
-    variable, Liger's if liger-kernel is installed, else torch's. Any other set than torch's is
-    first tried on the model's sizes. If the set cannot be used, torch's is chosen, with the reason;
-    nothing is raised.
-
-    Args:
-        steps: optimizer steps ahead, as far as known; below `COMPILE_FROM_STEPS` nothing is
-            compiled.
+    variable, Liger's if liger-kernel is installed, else torch's. If the set cannot be used, torch's
+    is chosen, with the reason; nothing is raised. `steps`: optimizer steps ahead, as far as known.
     """
     requested = os.environ.get(KERNELS, "")
     if requested and requested not in CHOICES:
@@ -413,15 +412,23 @@ def choose(sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int = 
     if device.type != "cuda" or requested == "torch":
         return AS_WRITTEN
     if requested == "compiled":
-        if steps < COMPILE_FROM_STEPS:
-            return Choice(TORCH, f"{steps} steps; compiling pays from {COMPILE_FROM_STEPS}")
-        choice = attempt(of_compiler, sizes, dtype, device)
-        if choice.functions is not TORCH:
-            compiled.tolerate_failures()
-        return choice
+        return _compiled_if_it_pays(sizes, dtype, device, steps)
     if not requested and find_spec("liger_kernel") is None:
         return AS_WRITTEN
     return attempt(lambda: of_liger(Liger()), sizes, dtype, device)
+
+
+def _compiled_if_it_pays(
+    sizes: Sizes, dtype: torch.dtype, device: torch.device, steps: int
+) -> Choice:
+    """The set `compiled`, if it works on the model's sizes and `steps` optimizer steps ahead are
+    enough to pay for compiling; otherwise torch's, with the reason."""
+    if steps < COMPILE_FROM_STEPS:
+        return Choice(TORCH, f"{steps} steps; compiling pays from {COMPILE_FROM_STEPS}")
+    choice = attempt(of_compiler, sizes, dtype, device)
+    if choice.functions is not TORCH:
+        compiled.tolerate_failures()
+    return choice
 
 
 def attempt(
@@ -449,120 +456,143 @@ def difference(
     functions: Pointwise, sizes: Sizes, dtype: torch.dtype, device: torch.device
 ) -> tuple[float, str]:
     """How far a set's results are from torch's on random numbers. Returns (the largest relative
-    distance, the name of the function that has it).
-
-    Two numbers of rows are tried: at the second one torch.compile makes other code, which serves
-    any number.
-    """
+    distance, the name of the function that has it)."""
     largest_distance = 0.0
     function_name = ""
+    # At the second number of rows torch.compile makes other code, which serves any number.
     for rows in TRIED_ROWS[device.type]:
         results = trial(functions, sizes, rows, dtype, device)
         for name, expected_results in trial(TORCH, sizes, rows, dtype, device).items():
             for result, expected in zip(results[name], expected_results, strict=True):
-                error = (result.float() - expected.float()).norm()
-                distance = float(error / expected.float().norm())
+                distance = _relative_distance(result, expected)
                 # A NaN stays: no number compares as larger.
                 if distance > largest_distance or math.isnan(distance):
                     largest_distance, function_name = distance, name
     return largest_distance, function_name
 
 
-class _TrialInputs(NamedTuple):
-    """Random arguments for every function of a set; `Pointwise` says what they are.
+def _relative_distance(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """The norm of the difference, as a share of the norm of what was expected."""
+    error = (result.float() - expected.float()).norm()
+    return float(error / expected.float().norm())
 
-    `q_weight` and `k_weight` are None if the model does not normalise heads; `d` is the gradient of
-    `qkv`, `dgated` the gradient of silu(gate) * up.
-    """
+
+class _Draw:
+    """Draws random tensors for a trial. The same calls with the same `rows` draw the same ones."""
+
+    def __init__(self, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.rows, self.dtype, self.device = rows, dtype, device
+        self.generator = torch.Generator(device).manual_seed(rows)
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        """A tensor of this shape, normally distributed."""
+        values = torch.randn(shape, generator=self.generator, device=self.device)
+        return values.to(self.dtype)
+
+
+class _NormInputs(NamedTuple):
+    """Random arguments for the norms of a set; `Pointwise` says what they are."""
 
     x: torch.Tensor
     delta: torch.Tensor
     dtotal: torch.Tensor
     dy: torch.Tensor
     weight: torch.Tensor
+
+    @classmethod
+    def of(cls, draw: _Draw, sizes: Sizes) -> "_NormInputs":
+        x, delta, dtotal, dy = (draw(draw.rows, sizes.hidden) for _ in range(4))
+        return cls(x, delta, dtotal, dy, weight=1 + 0.1 * draw(sizes.hidden))
+
+
+class _RopeInputs(NamedTuple):
+    """Random arguments for the rotations of a set; `Pointwise` says what they are. `q_weight` and
+    `k_weight` are None if the model does not normalise heads; `d` is the gradient of `qkv`."""
+
     q_weight: torch.Tensor | None
     k_weight: torch.Tensor | None
     cos: torch.Tensor
     sin: torch.Tensor
     qkv: torch.Tensor
     d: torch.Tensor
-    gate_up: torch.Tensor
-    dgated: torch.Tensor
 
-
-def _trial_inputs(
-    sizes: Sizes, rows: int, dtype: torch.dtype, device: torch.device
-) -> _TrialInputs:
-    """Draw the arguments of a trial. Equal sizes and `rows` give equal numbers."""
-    generator = torch.Generator(device).manual_seed(rows)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, device=device).to(dtype)
-
-    x, delta, dtotal, dy = (draw(rows, sizes.hidden) for _ in range(4))
-    weight = 1 + 0.1 * draw(sizes.hidden)
-    # Drawn in any case, so that the numbers after them do not depend on `normed`.
-    q_weight, k_weight = (1 + 0.1 * draw(sizes.head_dim) for _ in range(2))
-    angles = draw(rows, 1, sizes.head_dim // 2).float()
-    qkv, d = (draw(rows, (sizes.heads + 2 * sizes.kv) * sizes.head_dim) for _ in range(2))
-    return _TrialInputs(
-        x=x,
-        delta=delta,
-        dtotal=dtotal,
-        dy=dy,
-        weight=weight,
-        q_weight=q_weight if sizes.normed else None,
-        k_weight=k_weight if sizes.normed else None,
-        cos=angles.cos().to(dtype),
-        sin=angles.sin().to(dtype),
-        qkv=qkv,
-        d=d,
-        gate_up=draw(rows, 2 * sizes.intermediate),
-        dgated=draw(rows, sizes.intermediate),
-    )
+    @classmethod
+    def of(cls, draw: _Draw, sizes: Sizes) -> "_RopeInputs":
+        # Drawn in any case, so that the numbers after them do not depend on `normed`.
+        q_weight, k_weight = (1 + 0.1 * draw(sizes.head_dim) for _ in range(2))
+        angles = draw(draw.rows, 1, sizes.head_dim // 2).float()
+        width = (sizes.heads + 2 * sizes.kv) * sizes.head_dim
+        qkv, d = (draw(draw.rows, width) for _ in range(2))
+        return cls(
+            q_weight=q_weight if sizes.normed else None,
+            k_weight=k_weight if sizes.normed else None,
+            cos=angles.cos().to(draw.dtype),
+            sin=angles.sin().to(draw.dtype),
+            qkv=qkv,
+            d=d,
+        )
 
 
 def trial(
     functions: Pointwise, sizes: Sizes, rows: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensors]:
-    """Call every function of a set on random numbers, which are the same for every set. Returns
-    their results by the function's name."""
-    inputs = _trial_inputs(sizes, rows, dtype, device)
-    eps, heads, kv_heads = 1e-6, sizes.heads, sizes.kv
-    results: dict[str, Tensors] = {}
-    # Norms of the hidden stream.
-    x, weight = inputs.x, inputs.weight
-    y, saved = functions.norm(x, weight, eps)
-    results["norm"] = (y,)
-    results["norm_gradient"] = (functions.norm_gradient(saved, weight, inputs.dy),)
-    total, y, saved = functions.add_norm(x, inputs.delta, weight, eps)
-    results["add_norm"] = (total, y)
-    gradient = functions.add_norm_gradient(saved, weight, inputs.dtotal, inputs.dy)
-    results["add_norm_gradient"] = (gradient,)
+    """The results of every function of a set on random numbers, by the function's name. The numbers
+    are the same for every set."""
+    draw = _Draw(rows, dtype, device)
+    norms = _NormInputs.of(draw, sizes)
+    rope = _RopeInputs.of(draw, sizes)
+    return (
+        _norm_results(functions, norms)
+        | _rope_results(functions, rope, sizes)
+        | _gate_results(functions, draw, sizes)
+        | _plain_results(functions, norms, rope, sizes)
+    )
 
-    # Queries and keys. `apply_rope` overwrites qkv; the copy is for `plain_apply_rope` below.
-    qkv, cos, sin = inputs.qkv, inputs.cos, inputs.sin
-    q_weight, k_weight = inputs.q_weight, inputs.k_weight
-    qkv_copy = qkv.clone().view(rows, heads + 2 * kv_heads, -1)
-    saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, eps)
-    results["apply_rope"] = (qkv,)
-    dqkv = functions.apply_rope_gradient(saved, cos, sin, inputs.d, heads, kv_heads)
-    results["apply_rope_gradient"] = (dqkv,)
 
-    # The gate.
-    gate_up = inputs.gate_up
-    results["gate"] = (functions.gate(gate_up),)
+def _norm_results(functions: Pointwise, inputs: _NormInputs) -> dict[str, Tensors]:
+    """The results of a set's norms and their gradients, by the function's name."""
+    x, delta, dtotal, dy, weight = inputs
+    y, saved = functions.norm(x, weight, TRIED_EPS)
+    dx = functions.norm_gradient(saved, weight, dy)
+    total, y_of_total, saved = functions.add_norm(x, delta, weight, TRIED_EPS)
+    dboth = functions.add_norm_gradient(saved, weight, dtotal, dy)
+    return {
+        "norm": (y,),
+        "norm_gradient": (dx,),
+        "add_norm": (total, y_of_total),
+        "add_norm_gradient": (dboth,),
+    }
+
+
+def _rope_results(functions: Pointwise, inputs: _RopeInputs, sizes: Sizes) -> dict[str, Tensors]:
+    """The results of a set's rotation and its gradient, by the function's name."""
+    q_weight, k_weight, cos, sin, qkv, d = inputs
+    qkv = qkv.clone()  # it is rotated in place
+    heads, kv_heads = sizes.heads, sizes.kv
+    saved = functions.apply_rope(qkv, q_weight, k_weight, cos, sin, heads, kv_heads, TRIED_EPS)
+    dqkv = functions.apply_rope_gradient(saved, cos, sin, d, heads, kv_heads)
+    return {"apply_rope": (qkv,), "apply_rope_gradient": (dqkv,)}
+
+
+def _gate_results(functions: Pointwise, draw: _Draw, sizes: Sizes) -> dict[str, Tensors]:
+    """The results of a set's gate and its gradient, by the function's name."""
+    gate_up = draw(draw.rows, 2 * sizes.intermediate)
+    dy = draw(draw.rows, sizes.intermediate)
+    gated = functions.gate(gate_up)
     gated_again, saved = functions.gate_again(gate_up)
-    results["gate_again"] = (gated_again,)
-    results["gate_gradient"] = (functions.gate_gradient(gate_up, saved, inputs.dgated),)
+    dgate_up = functions.gate_gradient(gate_up, saved, dy)
+    return {"gate": (gated,), "gate_again": (gated_again,), "gate_gradient": (dgate_up,)}
 
-    # The functions without a gradient.
-    both_eps = Eps(eps, torch.full((1,), eps, device=device))
-    results["plain_norm"] = (functions.plain_norm(x, weight, both_eps),)
-    head_weights = None
-    if q_weight is not None and k_weight is not None:
-        head_weights = per_head(q_weight, k_weight, heads, kv_heads)
-    full_cos = torch.cat([cos, cos], -1)
-    functions.plain_apply_rope(qkv_copy, head_weights, heads, kv_heads, full_cos, sin, both_eps)
-    results["plain_apply_rope"] = (qkv_copy,)
-    return results
+
+def _plain_results(
+    functions: Pointwise, norms: _NormInputs, rope: _RopeInputs, sizes: Sizes
+) -> dict[str, Tensors]:
+    """The results of a set's functions that keep nothing for a gradient, by the function's name."""
+    heads, kv_heads = sizes.heads, sizes.kv
+    eps = Eps(TRIED_EPS, norms.x.new_full((1,), TRIED_EPS, dtype=torch.float32))
+    normed = functions.plain_norm(norms.x, norms.weight, eps)
+    head_weights = _head_weights(rope.q_weight, rope.k_weight, heads, kv_heads)
+    all_heads = rope.qkv.clone().view(len(rope.qkv), heads + 2 * kv_heads, -1)
+    cos = torch.cat([rope.cos, rope.cos], -1)  # for both halves of a head
+    functions.plain_apply_rope(all_heads, head_weights, heads, kv_heads, cos, rope.sin, eps)
+    return {"plain_norm": (normed,), "plain_apply_rope": (all_heads,)}

@@ -11,7 +11,7 @@ works in the dtype of its input; adapters are float32 always.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -90,24 +90,22 @@ class LoraLinear(torch.autograd.Function):
         None for the other arguments. Without dropout x and `dropped` are one tensor, and x gets the
         gradient of both."""
         dropped, a, b, weight = ctx.saved_tensors
-        da, db, dlow = _factor_gradients(dropped, a, b, dy, ctx.placement)
+        da, db, d_low_rank = _factor_gradients(dropped, a, b, dy, ctx.placement)
         dx = ddropped = None
         x_needs_grad, dropped_needs_grad, *_ = ctx.needs_input_grad
         if x_needs_grad or dropped_needs_grad:  # not so at the first layer
             # A merged weight contains the adapter, so it gives the adapter's share of dx too.
             dx = linear(dy, weight.t())
             if ctx.has_dropout:
-                ddropped = dlow @ a.to(dropped.dtype)
+                ddropped = d_low_rank @ a.to(dropped.dtype)
             elif not ctx.placement.merged:
-                dx.addmm_(dlow, a.to(dropped.dtype))
+                dx.addmm_(d_low_rank, a.to(dropped.dtype))
         return dx, ddropped, da, db, None, None, None
 
 
 class GatedLoraLinear(torch.autograd.Function):
     """LoraLinear of silu(gate) * up, without dropout. That product, the second widest input of a
-    layer, is not saved: the backward pass computes it again.
-
-    """
+    layer, is not saved: the backward pass computes it again."""
 
     @staticmethod
     def forward(
@@ -136,14 +134,14 @@ class GatedLoraLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
         """The gradients of gate_up, a and b, from the gradient `dy` [N, out] of the outputs; None
-        for the other arguments. silu(gate) * up is computed again."""
+        for the other arguments."""
         gate_up, a, b, weight = ctx.saved_tensors
-        x, saved = ctx.functions.gate_again(gate_up)
-        da, db, dlow = _factor_gradients(x, a, b, dy, ctx.placement)
+        x, saved = ctx.functions.gate_again(gate_up)  # x = silu(gate) * up, as in the forward pass
+        da, db, d_low_rank = _factor_gradients(x, a, b, dy, ctx.placement)
         del x  # its memory, and its place in the processor's cache, serve the next tensors
         dx = linear(dy, weight.t())
-        if not ctx.placement.merged:
-            dx.addmm_(dlow, a.to(dx.dtype))
+        if not ctx.placement.merged:  # a merged weight has given the adapter's share of dx
+            dx.addmm_(d_low_rank, a.to(dx.dtype))
         dgate_up = ctx.functions.gate_gradient(gate_up, saved, dx)
         return dgate_up, da, db, None, None, None, None
 
@@ -168,11 +166,11 @@ def _adapted(
     y = linear(x, weight, bias)
     if not placement.merged:
         low_rank = linear(dropped, a.to(x.dtype))
-        rank = b.shape[1]
-        for number, ((start, stop), rows) in enumerate(_parts_with_rows(placement.spans)):
-            part_of_b = b[rows].to(x.dtype)
-            part = low_rank[:, number * rank : (number + 1) * rank]
-            y[:, start:stop].addmm_(part, part_of_b.t(), alpha=placement.scale)
+        for part in _parts(placement.spans, rank=b.shape[1]):
+            part_of_b = b[part.rows].to(x.dtype)
+            y[:, part.outputs].addmm_(
+                low_rank[:, part.columns], part_of_b.t(), alpha=placement.scale
+            )
     return y
 
 
@@ -182,31 +180,46 @@ def _factor_gradients(
     """The gradients of the adapter's factors a and b, and of its low-rank activations x A^T [N,
     parts * r], from the gradient `dy` [N, out] of the layer's outputs. x [N, in] is the adapter's
     input."""
-    rank = b.shape[1]
     scale = placement.scale
     low_rank = linear(x, a.to(x.dtype))
-    dlow = torch.empty_like(low_rank)
+    d_low_rank = torch.empty_like(low_rank)
     db = torch.empty_like(b)
-    for number, ((start, stop), rows) in enumerate(_parts_with_rows(placement.spans)):
-        columns = slice(number * rank, (number + 1) * rank)
-        grad = dy[:, start:stop]
-        dlow[:, columns] = linear(grad, b[rows].to(x.dtype).t())
+    for part in _parts(placement.spans, rank=b.shape[1]):
+        grad = dy[:, part.outputs]
+        d_low_rank[:, part.columns] = linear(grad, b[part.rows].to(x.dtype).t())
         # Transposed products: faster, since one side has few columns.
-        db[rows] = linear(low_rank[:, columns].t(), grad.t()).t()
+        db[part.rows] = linear(low_rank[:, part.columns].t(), grad.t()).t()
     db.mul_(scale)
-    dlow.mul_(scale)
-    da = linear(dlow.t(), x.t()).to(a.dtype)
-    return da, db, dlow
+    d_low_rank.mul_(scale)
+    da = linear(d_low_rank.t(), x.t()).to(a.dtype)
+    return da, db, d_low_rank
 
 
-def _parts_with_rows(spans: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], slice]]:
-    """Pair each (start, stop) span of the outputs with its rows of the factor B, in which the spans
-    follow each other without gaps. For [(0, 4), (8, 10)] the rows are 0 to 4 and 4 to 6."""
+class _Part(NamedTuple):
+    """One adapted part of a layer's outputs.
+
+    Attributes:
+        outputs: its place among the layer's outputs.
+        rows: its rows of the factor B.
+        columns: its columns of the low-rank activations x A^T.
+    """
+
+    outputs: slice
+    rows: slice
+    columns: slice
+
+
+def _parts(spans: Sequence[tuple[int, int]], rank: int) -> list[_Part]:
+    """The adapted parts at these (start, stop) spans of the outputs. In B and in the low-rank
+    activations they follow each other without gaps: for (0, 4) and (8, 10) and rank 2 the rows of B
+    are 0 to 4 and 4 to 6, the columns 0 to 2 and 2 to 4."""
     parts = []
-    row = 0
-    for start, stop in spans:
-        parts.append(((start, stop), slice(row, row + stop - start)))
-        row += stop - start
+    row = 0  # of B, the first of the next part
+    for number, (start, stop) in enumerate(spans):
+        end_row = row + stop - start
+        columns = slice(number * rank, (number + 1) * rank)
+        parts.append(_Part(slice(start, stop), slice(row, end_row), columns))
+        row = end_row
     return parts
 
 
@@ -411,41 +424,23 @@ class TokenLogprobs(torch.autograd.Function):
         chunk_rows: int,
         entropies: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the log-probability of each label, the entropy of its distribution), both [T] float32;
-        the entropies are zeros unless `entropies` is true.
-
-        If `hidden` needs a gradient, `slopes` [T, hidden] is computed here and saved in place of
-        the logits. Row t is the gradient of token t's log-probability with respect to its row of
-        `hidden`.
-
-        Args:
-            hidden: [T, hidden].
-            head: of [vocab, hidden], frozen.
-            labels: [T] int64.
-            inverse_temperature: multiplies the logits.
-            chunk_rows: of how many tokens the logits are in memory at a time.
-        """
+        """See the class. If `hidden` needs a gradient, `slopes` [T, hidden] is computed here and
+        saved in place of the logits: row t is the gradient of token t's log-probability with
+        respect to row t of `hidden`."""
         count = hidden.shape[0]
         values = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy = torch.zeros_like(values)
         slopes = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         for start in range(0, count, chunk_rows):
             chunk = slice(start, start + chunk_rows)
-            logits = head.logits(hidden[chunk]).float()
-            if inverse_temperature != 1.0:
-                logits.mul_(inverse_temperature)
-            logprobs = logits.log_softmax(-1)
-            values[chunk] = logprobs.gather(1, labels[chunk, None])[:, 0]
-            if not entropies and slopes is None:
-                continue
-            # Written over the logits, which are not needed any more.
-            probabilities = torch.exp(logprobs, out=logits)
-            if entropies:
-                entropy[chunk] = torch.linalg.vecdot(probabilities, logprobs).neg_()
-            if slopes is not None:
-                # W_label minus the mean of W's rows (W is the head) under the distribution.
-                mean_row = head.mean_rows(probabilities.to(head.weight.dtype))
-                torch.sub(head.weight[labels[chunk]], mean_row, out=slopes[chunk])
+            values[chunk] = _chunk_logprobs(
+                head.logits(hidden[chunk]).float(),
+                head,
+                labels[chunk],
+                inverse_temperature,
+                entropy=entropy[chunk] if entropies else None,
+                slopes=slopes[chunk] if slopes is not None else None,
+            )
         if slopes is not None:
             if inverse_temperature != 1.0:
                 slopes.mul_(inverse_temperature)
@@ -461,3 +456,36 @@ class TokenLogprobs(torch.autograd.Function):
         (slopes,) = ctx.saved_tensors
         dhidden = slopes * dvalues[:, None].to(slopes.dtype)
         return dhidden, None, None, None, None, None
+
+
+def _chunk_logprobs(
+    logits: torch.Tensor,
+    head: OutputLayer,
+    labels: torch.Tensor,
+    inverse_temperature: float,
+    *,
+    entropy: torch.Tensor | None,
+    slopes: torch.Tensor | None,
+) -> torch.Tensor:
+    """The log-probability of each label, [n]. `entropy` [n] and `slopes` [n, hidden] are filled
+    where they are given; slopes still without the factor `inverse_temperature`.
+
+    Args:
+        logits: [n, vocab] float32, as the head gives them; overwritten.
+        labels: [n] int64.
+    """
+    if inverse_temperature != 1.0:
+        logits.mul_(inverse_temperature)
+    logprobs = logits.log_softmax(-1)
+    values = logprobs.gather(1, labels[:, None])[:, 0]
+    if entropy is None and slopes is None:
+        return values
+    # Written over the logits, which are not needed any more.
+    probabilities = torch.exp(logprobs, out=logits)
+    if entropy is not None:
+        entropy.copy_(torch.linalg.vecdot(probabilities, logprobs).neg_())
+    if slopes is not None:
+        # W_label minus the mean of W's rows (W is the head) under the distribution.
+        mean_row = head.mean_rows(probabilities.to(head.weight.dtype))
+        torch.sub(head.weight[labels], mean_row, out=slopes)
+    return values

@@ -12,8 +12,9 @@ Linear layers run over the packed tokens; only attention needs to know which tok
 and learns it from a `Layout`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -146,58 +147,95 @@ class Packed:
 
 
 def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> Packed:
-    """Pack the rows of a microbatch: all prefixes, then all suffixes, without padding (see the
-    module). Prefixes are sorted by length, suffixes by the order of their prefixes and then by
-    length.
+    """Pack the rows of a microbatch (see the module): all prefixes, sorted by length, then all
+    suffixes in the order of their prefixes, those of one prefix by length.
 
     Args:
         rows: each with its ids, loss mask and the length of the prompt it shares.
-        grain: for a number of tokens, gives the number of which it should be a multiple
-            (matmul.py). One more sequence, which no row sees, fills the batch up to such a
-            multiple, so that matrix products come in few sizes.
+        grain: gives for a number of tokens the number of which it should be a multiple
+            (matmul.py); one more sequence, which no row sees, fills the batch up to that.
 
     Raises:
         ValueError: when a row's first token is marked as trained, since nothing predicts it.
     """
+    prefixes = _filled_prefixes(rows, grain)
+    order = _PackedOrder.of(rows, prefixes)
+    ids, positions = _packed_ids_with_positions(rows, prefixes, order)
+    source, labels, row_numbers = _trained_tokens(rows, order)
+    return Packed(
+        ids=torch.cat(ids),
+        positions=torch.cat(positions),
+        layout=order.layout,
+        source=torch.cat(source),
+        labels=torch.cat(labels),
+        row=torch.cat(row_numbers),
+    )
+
+
+def _filled_prefixes(rows: Sequence[Row], grain: Callable[[int], int]) -> list["_Prefix"]:
+    """The distinct prefixes of the rows, sorted by length so that those of similar length can share
+    a bucket. One that no row begins with is added where the number of packed tokens is no multiple
+    of `grain` of it."""
     prefixes = _distinct_prefixes(rows)
     token_total = _packed_tokens(prefixes, rows)
     filler_length = -token_total % grain(token_total)
     if filler_length:
         prefixes.append(_Prefix([0] * filler_length, []))
-    # By length, so that prefixes of similar length can share a bucket.
     prefixes.sort(key=lambda prefix: len(prefix.ids))
-    prefix_lengths = [len(prefix.ids) for prefix in prefixes]
-    prefix_starts = start_offsets(prefix_lengths, offset=0)
-    # For each row the number of its prefix.
-    prefix_of_row = {r: number for number, prefix in enumerate(prefixes) for r in prefix.rows}
-    # The rows with a suffix, in the packed order of the suffixes.
-    suffix_rows = [r for r in range(len(rows)) if rows[r].prefix_len]
-    suffix_rows.sort(key=lambda r: (prefix_of_row[r], len(rows[r].ids)))
-    suffix_lengths = [_suffix_length(rows[r]) for r in suffix_rows]
-    suffix_starts = start_offsets(suffix_lengths, sum(prefix_lengths))
+    return prefixes
+
+
+@dataclass(frozen=True)
+class _PackedOrder:
+    """Where the prefixes and suffixes of rows stand in the packed order.
+
+    Attributes:
+        layout: lengths of the sequences in that order.
+        prefix_of_row: for each row, the number of its prefix.
+        suffix_rows: the numbers of the rows with a suffix, in the packed order of the suffixes.
+    """
+
+    layout: Layout
+    prefix_of_row: dict[int, int]
+    suffix_rows: list[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], prefixes: Sequence["_Prefix"]) -> "_PackedOrder":
+        """The order of these rows, whose prefixes stand in the order of `prefixes`."""
+        prefix_of_row = {r: number for number, prefix in enumerate(prefixes) for r in prefix.rows}
+        suffix_rows = [r for r in range(len(rows)) if rows[r].prefix_len]
+        suffix_rows.sort(key=lambda r: (prefix_of_row[r], len(rows[r].ids)))
+        layout = Layout(
+            prefixes=tuple(len(prefix.ids) for prefix in prefixes),
+            suffixes=tuple(_suffix_length(rows[r]) for r in suffix_rows),
+            owners=tuple(prefix_of_row[r] for r in suffix_rows),
+        )
+        return cls(layout, prefix_of_row, suffix_rows)
+
+    @cached_property
+    def prefix_starts(self) -> list[int]:
+        """Where each prefix begins."""
+        return start_offsets(self.layout.prefixes, offset=0)
+
+    @cached_property
+    def suffix_starts(self) -> dict[int, int]:
+        """By row number, where its suffix begins; only for rows that have a suffix."""
+        starts = start_offsets(self.layout.suffixes, offset=sum(self.layout.prefixes))
+        return dict(zip(self.suffix_rows, starts, strict=True))
+
+
+def _packed_ids_with_positions(
+    rows: Sequence[Row], prefixes: Sequence["_Prefix"], order: _PackedOrder
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """(the ids, their positions in their rows) of each prefix, then of each suffix."""
+    prefix_lengths = order.layout.prefixes
     ids = [torch.tensor(prefix.ids, dtype=torch.long) for prefix in prefixes]
     positions = [torch.arange(length) for length in prefix_lengths]
-    for r in suffix_rows:
+    for r in order.suffix_rows:
         row = rows[r]
         ids.append(torch.tensor(row.ids[row.prefix_len : -1], dtype=torch.long))
         positions.append(torch.arange(row.prefix_len, len(row.ids) - 1))
-    source, labels, row_numbers = _trained_tokens(
-        rows,
-        prefix_starts=[prefix_starts[prefix_of_row[r]] for r in range(len(rows))],
-        suffix_starts=dict(zip(suffix_rows, suffix_starts, strict=True)),
-    )
-    return Packed(
-        ids=torch.cat(ids),
-        positions=torch.cat(positions),
-        layout=Layout(
-            prefixes=tuple(prefix_lengths),
-            suffixes=tuple(suffix_lengths),
-            owners=tuple(prefix_of_row[r] for r in suffix_rows),
-        ),
-        source=torch.cat(source),
-        labels=torch.cat(labels),
-        row=torch.cat(row_numbers),
-    )
+    return ids, positions
 
 
 def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]) -> torch.Tensor:
@@ -218,14 +256,10 @@ def _suffix_length(row: Row) -> int:
 
 
 def _trained_tokens(
-    rows: Sequence[Row], prefix_starts: Sequence[int], suffix_starts: Mapping[int, int]
+    rows: Sequence[Row], order: _PackedOrder
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     """Find the trained tokens of each row. Returns three lists with one tensor per row: the packed
     token that predicts each trained token, the id of the trained token, and the row's number.
-
-    Args:
-        prefix_starts: for each row, where its prefix begins in the packed order.
-        suffix_starts: by row number, where its suffix begins; only for rows that have a suffix.
 
     Raises:
         ValueError: when a row's first token is marked as trained.
@@ -237,16 +271,22 @@ def _trained_tokens(
         # Positions in the row; a trained token is predicted at the one before it.
         trained = torch.tensor(row.loss_mask, dtype=torch.bool).nonzero()[:, 0]
         predicting = trained - 1
+        source.append(_packed_places(predicting, row, r, order))
         labels.append(torch.tensor(row.ids, dtype=torch.long)[trained])
-        in_prefix = predicting + prefix_starts[r]
-        if row.prefix_len:
-            # Positions in the suffix count from the beginning of the row, its prefix included.
-            in_suffix = predicting + (suffix_starts[r] - row.prefix_len)
-            source.append(torch.where(predicting < row.prefix_len, in_prefix, in_suffix))
-        else:
-            source.append(in_prefix)
         row_numbers.append(torch.full((len(trained),), r))
     return source, labels, row_numbers
+
+
+def _packed_places(
+    predicting: torch.Tensor, row: Row, number: int, order: _PackedOrder
+) -> torch.Tensor:
+    """Where the tokens at the positions `predicting` of row `number` stand in the packed order."""
+    in_prefix = predicting + order.prefix_starts[order.prefix_of_row[number]]
+    if not row.prefix_len:  # the whole row is a prefix
+        return in_prefix
+    # Positions in the suffix count from the beginning of the row, its prefix included.
+    in_suffix = predicting + (order.suffix_starts[number] - row.prefix_len)
+    return torch.where(predicting < row.prefix_len, in_prefix, in_suffix)
 
 
 def token_count(rows: Sequence[Row]) -> int:
@@ -295,38 +335,49 @@ def continuations(layout: Layout) -> list[Continuation]:
     """The suffixes by their prompt, without empty ones."""
     starts = start_offsets(layout.prefixes, offset=0)
     groups: list[Continuation] = []
-    offset = sum(layout.prefixes)
-    for owner in sorted(set(layout.owners)):
-        pairs = zip(layout.owners, layout.suffixes, strict=True)
-        lengths = [length for number, length in pairs if number == owner and length]
-        if lengths:
-            bucket = _padded_bucket(lengths, offset)
-            start = starts[owner]
-            groups.append(Continuation(start, start + layout.prefixes[owner], bucket))
-            offset = bucket.stop
+    offset = sum(layout.prefixes)  # where the next suffix begins in the packed order
+    for owner, lengths in sorted(_suffix_lengths_by_owner(layout).items()):
+        bucket = _padded_bucket(lengths, offset)
+        start = starts[owner]
+        groups.append(Continuation(start, start + layout.prefixes[owner], bucket))
+        offset = bucket.stop
     return groups
+
+
+def _suffix_lengths_by_owner(layout: Layout) -> dict[int, list[int]]:
+    """By the number of a prefix, the lengths of its suffixes that have tokens."""
+    lengths: dict[int, list[int]] = {}
+    for owner, length in zip(layout.owners, layout.suffixes, strict=True):
+        if length:
+            lengths.setdefault(owner, []).append(length)
+    return lengths
 
 
 def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
     """Group the suffixes into padded buckets, each with the prefixes that its suffixes attend to.
     Empty suffixes are left out."""
     buckets: list[SuffixBucket] = []
-    # The prefix length of each suffix; these rise, because the prefixes are sorted by length.
-    prefix_lengths = [layout.prefixes[owner] for owner in layout.owners]
     offset = sum(layout.prefixes)  # where the next bucket begins in the packed order
     first = 0  # the bucket's first suffix; `end` is the one after its last
     while first < len(layout.suffixes):
-        end = first
-        # Allowed in this bucket, whose shortest prefix is the first.
-        longest_prefix = PREFIX_RATIO * prefix_lengths[first] + PREFIX_TOKENS
-        while end < len(layout.suffixes) and prefix_lengths[end] <= longest_prefix:
-            end += 1
+        end = _end_of_suffix_bucket(layout, first)
         token_count = sum(layout.suffixes[first:end])
         if token_count:
             buckets.append(_suffix_bucket(layout, first, end, offset))
         offset += token_count
         first = end
     return buckets
+
+
+def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
+    """The number after that of the last suffix that can share a bucket with suffix `first`: their
+    prefixes are of similar length."""
+    # The prefixes are sorted by length, so that of suffix `first` is the bucket's shortest.
+    longest_prefix = PREFIX_RATIO * layout.prefixes[layout.owners[first]] + PREFIX_TOKENS
+    end = first
+    while end < len(layout.owners) and layout.prefixes[layout.owners[end]] <= longest_prefix:
+        end += 1
+    return end
 
 
 def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixBucket:
@@ -338,29 +389,36 @@ def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixB
     suffixes = _padded_bucket([layout.suffixes[i] for i in nonempty], offset)
     used_prefixes = sorted({layout.owners[i] for i in nonempty})
     prefix_lengths = [layout.prefixes[prefix] for prefix in used_prefixes]
-    longest = max(prefix_lengths)
     index_in_bucket = {prefix: i for i, prefix in enumerate(used_prefixes)}
     owner = torch.tensor([index_in_bucket[layout.owners[i]] for i in nonempty])
-    # [prefixes, longest]: True where a prefix has a token, False where it is padded.
-    seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]
-    # A suffix token sees all of its prefix, and its suffix up to itself.
-    prompt_mask = seen[owner][:, None, None, :].expand(-1, 1, suffixes.length, -1)
-    causal_mask = torch.ones(suffixes.length, suffixes.length, dtype=torch.bool).tril()
-    mask = torch.cat([prompt_mask, causal_mask.expand(len(nonempty), 1, -1, -1)], -1)
-    starts = start_offsets(layout.prefixes, offset=0)
-    prefix_rows = [
-        torch.arange(starts[prefix], starts[prefix] + layout.prefixes[prefix])
-        for prefix in used_prefixes
-    ]
     return SuffixBucket(
         suffixes=suffixes,
-        prefix_rows=torch.cat(prefix_rows),
+        prefix_rows=_rows_of_prefixes(layout, used_prefixes),
         prefixes=len(used_prefixes),
-        prefix_length=longest,
-        prefix_scatter_index=_scatter_index(prefix_lengths, longest),
+        prefix_length=max(prefix_lengths),
+        prefix_scatter_index=_scatter_index(prefix_lengths, max(prefix_lengths)),
         owner=owner,
-        mask=mask,
+        mask=_suffix_mask(suffixes, prefix_lengths, owner),
     )
+
+
+def _rows_of_prefixes(layout: Layout, numbers: Sequence[int]) -> torch.Tensor:
+    """The packed rows of the prefixes with these numbers, one prefix after the other, int64."""
+    starts = start_offsets(layout.prefixes, offset=0)
+    return torch.cat([torch.arange(starts[i], starts[i] + layout.prefixes[i]) for i in numbers])
+
+
+def _suffix_mask(
+    suffixes: Bucket, prefix_lengths: Sequence[int], owner: torch.Tensor
+) -> torch.Tensor:
+    """The mask of `SuffixBucket`: a suffix token sees all of its prefix, and its suffix up to
+    itself. `owner` numbers each suffix's prefix among those with the lengths `prefix_lengths`."""
+    longest = max(prefix_lengths)
+    # [prefixes, longest]: True where a prefix has a token, False where it is padded.
+    seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]
+    prompt_mask = seen[owner][:, None, None, :].expand(-1, 1, suffixes.length, -1)
+    causal_mask = torch.ones(suffixes.length, suffixes.length, dtype=torch.bool).tril()
+    return torch.cat([prompt_mask, causal_mask.expand(len(owner), 1, -1, -1)], -1)
 
 
 def _group_into_buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
@@ -374,20 +432,27 @@ def _group_into_buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
     buckets = []
     first = 0  # the bucket's first sequence; `end` is the one after its last
     while first < len(lengths):
-        end = first
-        unpadded_pairs = 0  # pairs of tokens in the bucket, if nothing were padded
-        while end < len(lengths):
-            # Rising lengths: the newest sequence is the longest, to which all are padded.
-            padded_pairs = (end + 1 - first) * lengths[end] ** 2
-            unpadded_pairs += lengths[end] ** 2
-            if padded_pairs - unpadded_pairs > MAX_WASTED_PAIRS:
-                break
-            end += 1
+        end = _end_of_bucket(lengths, first)
         bucket = _padded_bucket(lengths[first:end], offset)
         buckets.append(bucket)
         offset = bucket.stop
         first = end
     return buckets
+
+
+def _end_of_bucket(lengths: Sequence[int], first: int) -> int:
+    """The number after that of the last sequence that fits into a bucket that begins with sequence
+    `first`, as `_group_into_buckets` says."""
+    end = first
+    unpadded_pairs = 0  # pairs of tokens in the bucket, if nothing were padded
+    while end < len(lengths):
+        # Rising lengths: the newest sequence is the longest, to which all are padded.
+        padded_pairs = (end + 1 - first) * lengths[end] ** 2
+        unpadded_pairs += lengths[end] ** 2
+        if padded_pairs - unpadded_pairs > MAX_WASTED_PAIRS:
+            break
+        end += 1
+    return end
 
 
 def _padded_bucket(lengths: Sequence[int], start: int) -> Bucket:
