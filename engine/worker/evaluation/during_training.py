@@ -153,30 +153,38 @@ class HeldoutEvaluation:
         """Play the tasks of one half if the environment scores, measure their loss if the run
         measures one, and write the rows of both to `file`. Returns the numbers and the rows."""
         tasks = [t for t in self.tasks if self.half_of_task[t["id"]] == half]
-        curves: dict[str, float] = {}
-        rows: list[EvaluationRow] = []
-        score = loss = None
+        played = HalfResult({})
         if self.context is not None and tasks:
-            self.sampler.load(self.policy.adapter)
-            groups = heldout.evaluate(tasks, self.context, self.sampler, self.params)
-            rows += heldout.rows_of(groups, self.half_of_task, model=self.job.run.id)
-            answers = [answer for group in groups for answer in group.members]
-            self._episodes += len(answers)
-            self._tokens += sum(answer.trained_tokens for answer in answers)
-            self._turns += sum(answer.turns for answer in answers)
-            summary = heldout.summarise(answers)
-            curves = summary.curves()
-            score = summary.score
-        measured = self._losses(half)
-        if measured:
-            weight = sum(m.weight for m in measured)
-            loss = sum(m.total for m in measured) / max(1, weight)
-            curves["heldout_loss"] = loss
-            if self.context is None:  # else the tasks have the rows of their answers already
-                rows += [self._loss_row(m, half) for m in measured]
-        for row in rows:
+            played = self._play(tasks, self.context)
+        result = self._with_loss(played, half)
+        for row in result.rows:
             file.append(row.to_line())
-        return HalfResult(curves, score, loss, rows)
+        return result
+
+    def _play(self, tasks: Sequence[TaskRow], context: RolloutContext) -> HalfResult:
+        """Play the tasks with the policy as it is, and return the numbers and rows of its
+        answers."""
+        self.sampler.load(self.policy.adapter)
+        groups = heldout.evaluate(tasks, context, self.sampler, self.params)
+        rows = list(heldout.rows_of(groups, self.half_of_task, model=self.job.run.id))
+        answers = [answer for group in groups for answer in group.members]
+        self._episodes += len(answers)
+        self._tokens += sum(answer.trained_tokens for answer in answers)
+        self._turns += sum(answer.turns for answer in answers)
+        summary = heldout.summarise(answers)
+        return HalfResult(summary.curves(), summary.score, rows=rows)
+
+    def _with_loss(self, played: HalfResult, half: str) -> HalfResult:
+        """The result of one half with its held-out loss, the mean over all tokens or pairs, added
+        to what was `played`; unchanged where no loss is measured."""
+        measured = self._losses(half)
+        if not measured:
+            return played
+        loss = sum(m.total for m in measured) / max(1, sum(m.weight for m in measured))
+        rows = played.rows
+        if self.context is None:  # else the tasks have the rows of their answers already
+            rows = [self._loss_row(m, half) for m in measured]
+        return HalfResult(played.curves | {"heldout_loss": loss}, played.score, loss, rows)
 
     def _losses(self, half: str) -> Sequence[MeasuredLoss]:
         """The losses of the conversations of one half; empty where they are not measured."""

@@ -61,20 +61,27 @@ class CrossEntropy:
         """The loss of each conversation whose task is in `tasks`; see `HeldoutLoss`. Its weight is
         the number of supervised tokens in all its rows."""
         rows = [row for row in self.rows if row.task_id in tasks]
-        network = policy.base.network
         losses: dict[str, float] = {}  # summed cross-entropy of each task
-        tokens: dict[str, int] = {}
-        for members in network.split([r.row for r in rows], budget):
-            batch = network.collate([rows[i].row for i in members])
-            logprobs, _ = network.logprobs(batch, policy.adapter)
-            # For each row of the microbatch: its summed cross-entropy, and its supervised tokens.
-            sums = torch.zeros(len(members)).index_add(0, batch.row.cpu(), -logprobs.cpu())
-            counts = torch.bincount(batch.row.cpu(), minlength=len(members))
-            for position, index in enumerate(members):
-                task = rows[index].task_id
-                losses[task] = losses.get(task, 0.0) + float(sums[position])
-                tokens[task] = tokens.get(task, 0) + int(counts[position])
+        tokens: dict[str, int] = {}  # how many of its tokens are supervised
+        for members in policy.base.network.split([r.row for r in rows], budget):
+            microbatch = [rows[i] for i in members]
+            sums = _summed_losses(policy, [row.row for row in microbatch])
+            for row, (row_loss, row_tokens) in zip(microbatch, sums, strict=True):
+                losses[row.task_id] = losses.get(row.task_id, 0.0) + row_loss
+                tokens[row.task_id] = tokens.get(row.task_id, 0) + row_tokens
         return [
             MeasuredLoss(task, loss, weight=tokens[task], tokens=tokens[task])
             for task, loss in losses.items()
         ]
+
+
+def _summed_losses(policy: Policy, rows: Sequence[Row]) -> list[tuple[float, int]]:
+    """For each row (its cross-entropy summed over its supervised tokens, the number of these). All
+    rows go through the model together."""
+    network = policy.base.network
+    batch = network.collate(rows)
+    logprobs, _ = network.logprobs(batch, policy.adapter)
+    row_of_token = batch.row.cpu()
+    sums = torch.zeros(len(rows)).index_add(0, row_of_token, -logprobs.cpu())
+    counts = torch.bincount(row_of_token, minlength=len(rows))
+    return list(zip(sums.tolist(), counts.tolist(), strict=True))

@@ -100,18 +100,12 @@ class SyncCheck:
             WorkerFailure: kind internal, when the mean is NaN or too large for the sampler to have
                 the trained policy.
         """
-        first, latest = self._state["first"], self._state["latest"]
-        if len(first) < WINDOW:
-            first.append(mean)
-        latest.append(mean)
-        del latest[:-WINDOW]  # in place, since checkpoints save this list
-        first_gap, latest_gap = statistics.median(first), statistics.median(latest)
-        allowed_gap = max(self.limits.floor, GROWTH * first_gap)  # above it the gap has grown
+        first_gap, latest_gap = self._remember(mean)
         if mean > self.limits.fail or math.isnan(mean):
             raise self._failure(step, mean, largest, first_gap)
         if mean > self.limits.warn:
             self._report_once("sampler_gap", step, mean, largest, "more than rounding explains")
-        elif len(latest) == WINDOW and latest_gap > allowed_gap:
+        elif self._has_grown(first_gap, latest_gap):
             reason = (
                 f"and growing: {first_gap:.2g} in the first steps, {latest_gap:.2g} in the latest"
             )
@@ -123,6 +117,22 @@ class SyncCheck:
             "sampler_gap_max": largest,
             "sampler_gap_drift": latest_gap - first_gap,
         }
+
+    def _remember(self, mean_gap: float) -> tuple[float, float]:
+        """Add the mean gap of a step to those seen so far. Returns the median of the first `WINDOW`
+        steps and the median of the latest `WINDOW`."""
+        first, latest = self._state["first"], self._state["latest"]
+        if len(first) < WINDOW:
+            first.append(mean_gap)
+        latest.append(mean_gap)
+        del latest[:-WINDOW]  # in place, since checkpoints save this list
+        return statistics.median(first), statistics.median(latest)
+
+    def _has_grown(self, first_gap: float, latest_gap: float) -> bool:
+        """Whether the gap of the latest steps is far above that of the first steps. False before
+        there are `WINDOW` steps."""
+        allowed_gap = max(self.limits.floor, GROWTH * first_gap)
+        return len(self._state["latest"]) == WINDOW and latest_gap > allowed_gap
 
     def _failure(self, step: int, mean: float, largest: float, first_gap: float) -> WorkerFailure:
         """The failure of a run whose sampler cannot have the trained policy. `first_gap` is the

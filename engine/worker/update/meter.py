@@ -23,6 +23,7 @@ from engine.worker.core.batch import Row
 from engine.worker.core.job import Result
 from engine.worker.network.policy import Policy
 from engine.worker.ops import matmul
+from envs.json_types import JsonObject
 
 PROBE_S = 0.05  # how long matrix products are measured
 SIZE = {"cpu": 512, "cuda": 8192}  # rows and columns of the matrices multiplied
@@ -140,8 +141,7 @@ def totals(run: RunDir) -> Result:
     step.
 
     Keys:
-        seconds: by phase, `sample_s`, `reward_s` and `train_s`; a phase that some step lacks is
-            left out, as SFT samples nothing. A teacher's time counts as training, as in estimates.
+        seconds: by phase; see `_phase_seconds`.
         tokens_per_s: the median of the steps.
         mfu: the share of the machine's rate that was used, the mean over all seconds of training.
         peak_memory: in bytes.
@@ -156,17 +156,9 @@ def totals(run: RunDir) -> Result:
     ]
     if not steps:
         return {}
-    seconds = {
-        name: round(sum(step[name] for step in steps), 3)
-        for name in ("sample_s", "reward_s", "train_s")
-        if all(name in step for step in steps)
-    }
-    if "train_s" in seconds:
-        teacher_seconds = sum(step.get("teacher_s", 0.0) for step in steps)
-        seconds["train_s"] = round(seconds["train_s"] + teacher_seconds, 3)
     train_seconds = sum(step["train_s"] for step in steps)
     totals_of_run: Result = {
-        "seconds": seconds,
+        "seconds": _phase_seconds(steps),
         "tokens_per_s": statistics.median(step["tokens_per_s"] for step in steps),
         "mfu": sum(step["mfu"] * step["train_s"] for step in steps) / max(train_seconds, 1e-9),
         "peak_memory": max(step["peak_memory"] for step in steps),
@@ -175,3 +167,18 @@ def totals(run: RunDir) -> Result:
     if effective_groups:
         totals_of_run["effective_share"] = round(statistics.fmean(effective_groups), 4)
     return totals_of_run
+
+
+def _phase_seconds(steps: Sequence[JsonObject]) -> dict[str, float]:
+    """The seconds of all steps by phase: `sample_s`, `reward_s` and `train_s`. A phase that some
+    step lacks is left out, as SFT samples nothing. A teacher's time counts as training, as in
+    estimates."""
+    seconds = {
+        name: round(sum(step[name] for step in steps), 3)
+        for name in ("sample_s", "reward_s", "train_s")
+        if all(name in step for step in steps)
+    }
+    if "train_s" in seconds:
+        teacher_seconds = sum(step.get("teacher_s", 0.0) for step in steps)
+        seconds["train_s"] = round(seconds["train_s"] + teacher_seconds, 3)
+    return seconds
