@@ -78,11 +78,16 @@ def explain(error: BaseException) -> Failure:
     if is_full_or_read_only(error):
         failure = not_written(getattr(error, "filename", None), error)
         return _record("infra", failure.message, failure.evidence, failure.advice)
-    # The last frame of the traceback is where the error was raised.
-    frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
-    place = f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}" if frame else ""
-    evidence = _first_line(error) + place
+    evidence = _first_line(error) + _place_of(error)
     return _record("internal", "The trainer stopped on a fault.", evidence, Hint(HINTS["internal"]))
+
+
+def _place_of(error: BaseException) -> str:
+    """Where the error was raised, such as " at sft.py:80"; "" if that is unknown."""
+    if not error.__traceback__:
+        return ""
+    frame = traceback.extract_tb(error.__traceback__)[-1]  # the innermost call
+    return f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
 
 
 def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> WorkerFailure:

@@ -77,7 +77,7 @@ def gains(
     Returns (the gains of the better answers, those of the worse ones, the mean log-probability of a
     token of each better answer), all [pairs] float32.
     """
-    rows = [row for pair in pairs for row in pair.rows]
+    rows = [row for pair in pairs for row in pair.rows]  # they alternate: better, worse
     batch = policy.collate(rows).to(policy.device)
     reference = policy.reference_logprobs(batch)
     if training:
@@ -85,11 +85,11 @@ def gains(
     else:
         logprobs, _ = policy.base.network.logprobs(batch, policy.adapter)
     zeros = torch.zeros(len(rows), device=policy.device)
-    row_gains = zeros.index_add(0, batch.row, logprobs - reference)
-    # The rows alternate: better, worse.
+    row_gains = zeros.index_add(0, batch.row, logprobs - reference)  # summed over each row's tokens
     better_logprobs = zeros.index_add(0, batch.row, logprobs)[0::2]
-    lengths = torch.tensor([sum(pair.chosen.loss_mask) for pair in pairs], device=policy.device)
-    return row_gains[0::2], row_gains[1::2], better_logprobs / lengths
+    better_lengths = [sum(pair.chosen.loss_mask) for pair in pairs]
+    mean_logprobs = better_logprobs / torch.tensor(better_lengths, device=policy.device)
+    return row_gains[0::2], row_gains[1::2], mean_logprobs
 
 
 def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list[int]]:
@@ -122,6 +122,15 @@ class PreferenceSums:
     rejected: float = 0.0
     microbatches: int = 0
 
+    def __add__(self, other: "PreferenceSums") -> "PreferenceSums":
+        return PreferenceSums(
+            loss=self.loss + other.loss,
+            correct=self.correct + other.correct,
+            chosen=self.chosen + other.chosen,
+            rejected=self.rejected + other.rejected,
+            microbatches=self.microbatches + other.microbatches,
+        )
+
 
 class PreferencePass:
     """Forward and backward over the pairs of one step; a `BatchPass` (memory_retry.py)."""
@@ -141,21 +150,25 @@ class PreferencePass:
         microbatches of at most `tokens` tokens."""
         sums = PreferenceSums()
         for members in split_pairs(self.policy, self.pairs, tokens):
-            microbatch = [self.pairs[i] for i in members]
-            chosen, rejected, mean_logprobs = gains(self.policy, microbatch, training=True)
-            losses = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=len(self.pairs))
-            # The pairs alone are also told apart by making both answers less likely; this keeps
-            # the better one likely (arXiv 2404.19733, equation 1).
-            loss = losses.sum() - self.sft_weight * mean_logprobs.sum() / len(self.pairs)
-            loss.backward()
-            sums = PreferenceSums(
-                loss=sums.loss + loss.item(),
-                correct=sums.correct + int((chosen > rejected).sum()),
-                chosen=sums.chosen + float(chosen.detach().sum()),
-                rejected=sums.rejected + float(rejected.detach().sum()),
-                microbatches=sums.microbatches + 1,
-            )
+            sums = sums + self._backward([self.pairs[i] for i in members])
         return sums
+
+    def _backward(self, microbatch: Sequence[Pair]) -> PreferenceSums:
+        """Run some of the step's pairs forward and backward, which adds to the gradients, and
+        return their sums."""
+        chosen, rejected, mean_logprobs = gains(self.policy, microbatch, training=True)
+        losses = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=len(self.pairs))
+        # The pairs alone are also told apart by making both answers less likely; this keeps
+        # the better one likely (arXiv 2404.19733, equation 1).
+        loss = losses.sum() - self.sft_weight * mean_logprobs.sum() / len(self.pairs)
+        loss.backward()
+        return PreferenceSums(
+            loss=loss.item(),
+            correct=int((chosen > rejected).sum()),
+            chosen=float(chosen.detach().sum()),
+            rejected=float(rejected.detach().sum()),
+            microbatches=1,
+        )
 
     def is_finest(self, tokens: int) -> bool:
         """Whether in microbatches of at most `tokens` tokens every pair already goes alone, so that
