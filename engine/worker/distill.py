@@ -24,17 +24,14 @@ from engine.records.run_config import DistillConfig
 from engine.records.settings import DistillSettings, GRPOSettings
 from engine.worker.components import environment, microbatch_tokens, prepare, tasks_of
 from engine.worker.core.failures import WorkerFailure
-from engine.worker.core.job import Job, Result, require
+from engine.worker.core.job import Job, Result
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.evaluation import heldout
-from engine.worker.grpo import make_sync_check, update
-from engine.worker.network.sampler import SamplingParams
+from engine.worker.grpo import make_sync_check, training_tasks, update
 from engine.worker.rollouts.batch_metrics import batch_metrics
 from engine.worker.rollouts.batch_source import BatchSource, Collector
-from engine.worker.rollouts.collect import fits
 from engine.worker.rollouts.guard import Guard
 from engine.worker.rollouts.rollout_file import records_of, write_rollouts
-from engine.worker.sft import sample_rows
 from engine.worker.teachers import TeacherPass, load_teacher
 from engine.worker.training import Training
 
@@ -63,10 +60,7 @@ def train(job: Job[DistillConfig]) -> Result:
         if process is None:
             raise WorkerFailure("config", "This environment scores nothing; use algorithm sft.")
         context = components.context(process, settings)
-        params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
-        tasks = [t for t in tasks_of(components, "train") if fits(t, context, params)]
-        require(tasks, "training tasks that fit into max_length", "Raise max_length.")
-        tasks = sample_rows(tasks, settings.max_examples, settings.seed)
+        tasks = training_tasks(components, context, settings)
         training.start(
             heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows),
             context=context,
@@ -141,9 +135,7 @@ def assign(
     {} without trajectories.
     """
     for trajectory, logprobs in zip(trajectories, by_teacher, strict=True):
-        tokens = zip(trajectory.sampled_logprobs, trajectory.loss_mask, strict=True)
-        by_policy = [logprob for logprob, is_trained in tokens if is_trained]
-        trajectory.token_advantages = token_advantages(logprobs, by_policy)
+        trajectory.token_advantages = token_advantages(logprobs, trajectory.trained_logprobs)
         trajectory.advantage = statistics.fmean(trajectory.token_advantages)
     if not trajectories:
         return {}

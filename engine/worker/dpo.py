@@ -38,6 +38,7 @@ from engine.worker.training import Training
 from engine.worker.update.preference import (
     Pair,
     PreferencePass,
+    PreferenceSums,
     dpo_loss,
     gains,
     make_pair,
@@ -65,11 +66,8 @@ def train(job: Job[DPOConfig]) -> Result:
     )
     sampled_tasks = sample_rows(train_tasks, settings.max_examples, settings.seed)
     pairs = render(job, components, sampled_tasks)
-    eval_tasks = tasks_of(components, "heldout")
-    if not components.env.scored:  # only pairs can be measured
-        eval_tasks = [task for task in eval_tasks if pair_of(task)]
-    eval_tasks = heldout.ordered(eval_tasks, settings.eval_rows)
-    eval_pairs, _cut_pairs, _split_pairs = pairs_of(job, components, eval_tasks)
+    eval_tasks = evaluation_tasks(components, settings.eval_rows)
+    eval_pairs = pairs_of(job, components, eval_tasks).pairs
     limits = evaluation_limits(job, components)
     budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
     with (
@@ -100,10 +98,7 @@ def train(job: Job[DPOConfig]) -> Result:
             training.log(
                 step,
                 {
-                    "loss": sums.loss,
-                    "preference_accuracy": sums.correct / len(batch),
-                    "chosen_reward": settings.beta * sums.chosen / len(batch),
-                    "rejected_reward": settings.beta * sums.rejected / len(batch),
+                    **pair_metrics(sums, len(batch), settings.beta),
                     "tokens": tokens,
                     "supervised_tokens": sum(pair.trained_tokens for pair in batch),
                     "grad_norm": grad_norm,
@@ -114,6 +109,26 @@ def train(job: Job[DPOConfig]) -> Result:
                 },
             )
         return training.finish()
+
+
+def evaluation_tasks(components: Components, limit: int) -> list[TaskRow]:
+    """The held-out tasks of the evaluations, at most `limit`. Where the environment does not score,
+    only tasks with a pair: nothing else can be measured."""
+    tasks = tasks_of(components, "heldout")
+    if not components.env.scored:
+        tasks = [task for task in tasks if pair_of(task)]
+    return heldout.ordered(tasks, limit)
+
+
+def pair_metrics(sums: PreferenceSums, count: int, beta: float) -> dict[str, float]:
+    """The metrics of DPO's loss over a batch of `count` pairs, by name. A reward is `beta` times
+    what an answer has gained in log-probability against the reference, as a mean."""
+    return {
+        "loss": sums.loss,
+        "preference_accuracy": sums.correct / count,
+        "chosen_reward": beta * sums.chosen / count,
+        "rejected_reward": beta * sums.rejected / count,
+    }
 
 
 def tasks_with_pair(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
@@ -127,12 +142,10 @@ def tasks_with_pair(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
 def render(
     job: Job[DPOConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> list[Pair] | RowsOnDemand[Pair]:
-    """Render the pairs of the tasks, and write the event `data`. It counts the pairs that were cut
-    at max_length, those that were dropped because the cut left nothing to compare, and those with a
-    conversation that the chat template splits into several rows (see `_pair`).
+    """Render the pairs of the tasks, and write the event `data` about them.
 
-    More than `RENDERED_FIRST` pairs of a dataset that is read row by row are not rendered here, but
-    when a step needs them.
+    A dataset read row by row with more than `RENDERED_FIRST` pairs is rendered when a step needs
+    its pairs; the event then gives only the number of its rows.
 
     Raises:
         WorkerFailure: kind data, when no pair is left.
@@ -142,49 +155,76 @@ def render(
         job.event("data", message, rows=len(tasks))
 
         def render_one(task: TaskRow) -> Pair | None:
-            pair, _is_cut, _is_split = _pair(job, components, task)
-            return pair
+            rendered = _pair(job, components, task)
+            return rendered.pair if rendered is not None else None
 
         return RowsOnDemand(tasks, render_one)
-    pairs, cut_pairs, split_pairs = pairs_of(job, components, tasks)
-    dropped_pairs = len(tasks) - len(pairs)
-    split = f", {split_pairs} split by the chat template" if split_pairs else ""
+    rendered = pairs_of(job, components, tasks)
+    _report_pairs(job, rendered, dropped=len(tasks) - len(rendered.pairs))
+    require(rendered.pairs, "pairs that fit into max_length", "Raise max_length.")
+    return rendered.pairs
+
+
+def _report_pairs(job: Job[DPOConfig], rendered: "RenderedPairs", dropped: int) -> None:
+    """Write the event `data`: how much there is to train, and how many pairs were dropped because
+    the cut at max_length left nothing to compare."""
+    pairs = rendered.pairs
+    split = f", {rendered.split} split by the chat template" if rendered.split else ""
     job.event(
         "data",
-        f"{len(pairs)} pairs, {cut_pairs} cut at max_length, {dropped_pairs} dropped{split}",
+        f"{len(pairs)} pairs, {rendered.cut} cut at max_length, {dropped} dropped{split}",
         rows=len(pairs),
-        truncated=cut_pairs,
-        dropped=dropped_pairs,
-        split=split_pairs,
+        truncated=rendered.cut,
+        dropped=dropped,
+        split=rendered.split,
         tokens=sum(len(row.ids) for pair in pairs for row in pair.rows),
         supervised_tokens=sum(pair.trained_tokens for pair in pairs),
     )
-    require(pairs, "pairs that fit into max_length", "Raise max_length.")
-    return pairs
+
+
+@dataclass(frozen=True)
+class RenderedPairs:
+    """Pairs that have something to compare within max_length.
+
+    Attributes:
+        cut: how many of them were cut there.
+        split: how many have a conversation that the chat template splits into several rows.
+    """
+
+    pairs: list[Pair]
+    cut: int
+    split: int
 
 
 def pairs_of(
     job: Job[DPOConfig], components: Components, tasks: Sequence[TaskRow]
-) -> tuple[list[Pair], int, int]:
-    """Render the pairs of those tasks that have one. Returns (the pairs that have something to
-    compare within max_length; how many of them were cut there; how many have a conversation that
-    the chat template splits)."""
-    pairs: list[Pair] = []
-    cut_pairs = split_pairs = 0
-    for task in tasks:
-        pair, is_cut, is_split = _pair(job, components, task)
-        if pair is not None:
-            pairs.append(pair)
-            cut_pairs += is_cut
-            split_pairs += is_split
-    return pairs, cut_pairs, split_pairs
+) -> RenderedPairs:
+    """Render the pairs of those tasks that have one."""
+    rendered_or_none = [_pair(job, components, task) for task in tasks]
+    rendered = [each for each in rendered_or_none if each is not None]
+    return RenderedPairs(
+        pairs=[each.pair for each in rendered],
+        cut=sum(each.is_cut for each in rendered),
+        split=sum(each.is_split for each in rendered),
+    )
 
 
-def _pair(
-    job: Job[DPOConfig], components: Components, task: TaskRow
-) -> tuple[Pair | None, bool, bool]:
-    """Render the pair of one task. Returns (the pair, or None where there is nothing to compare;
-    whether it was cut at max_length; whether the chat template splits one of its conversations).
+@dataclass(frozen=True)
+class _RenderedPair:
+    """The pair of one task.
+
+    Attributes:
+        is_cut: whether it was cut at max_length.
+        is_split: whether the chat template splits one of its conversations into several rows.
+    """
+
+    pair: Pair
+    is_cut: bool
+    is_split: bool
+
+
+def _pair(job: Job[DPOConfig], components: Components, task: TaskRow) -> _RenderedPair | None:
+    """Render the pair of one task; None where there is nothing to compare within max_length.
 
     A chat template that changes earlier turns splits a conversation into several rows. Only the
     last row is compared: it holds the last turn, and the beginning that both conversations share is
@@ -193,17 +233,20 @@ def _pair(
     limit = job.config.settings.max_length
     conversations = pair_of(task)
     if conversations is None:
-        return None, False, False
+        return None
     tools = tools_of(components, task)
     chosen_chat, rejected_chat = conversations
     chosen_rows = components.renderer.rows(chosen_chat, tools, "assistant")
     rejected_rows = components.renderer.rows(rejected_chat, tools, "assistant")
     if not chosen_rows or not rejected_rows:  # nothing to train in one of them
-        return None, False, False
+        return None
     chosen, rejected = chosen_rows[-1], rejected_rows[-1]
+    pair = make_pair(task["id"], chosen, rejected, limit)
+    if pair is None:
+        return None
     is_cut = max(len(chosen.ids), len(rejected.ids)) > limit
     is_split = max(len(chosen_rows), len(rejected_rows)) > 1
-    return make_pair(task["id"], chosen, rejected, limit), is_cut, is_split
+    return _RenderedPair(pair, is_cut, is_split)
 
 
 @dataclass(frozen=True)
@@ -223,11 +266,14 @@ class PairLoss:
         pairs = [pair for pair in self.pairs if pair.task_id in tasks]
         measured: list[MeasuredLoss] = []
         for members in split_pairs(policy, pairs, budget):
-            chosen, rejected, _ = gains(policy, [pairs[i] for i in members], training=False)
-            values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1)
-            for index, loss in zip(members, values.tolist(), strict=True):
-                pair = pairs[index]
-                measured.append(
-                    MeasuredLoss(pair.task_id, loss, weight=1, tokens=pair.trained_tokens)
-                )
+            measured += self._losses(policy, [pairs[i] for i in members])
         return measured
+
+    def _losses(self, policy: Policy, pairs: Sequence[Pair]) -> list[MeasuredLoss]:
+        """The loss of each pair; all go through the model together."""
+        chosen, rejected, _ = gains(policy, pairs, training=False)
+        values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1).tolist()
+        return [
+            MeasuredLoss(pair.task_id, loss, weight=1, tokens=pair.trained_tokens)
+            for pair, loss in zip(pairs, values, strict=True)
+        ]

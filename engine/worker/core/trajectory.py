@@ -71,6 +71,12 @@ class Trajectory:
         return sum(self.loss_mask)
 
     @property
+    def trained_logprobs(self) -> list[float]:
+        """The sampler's log-probabilities of the trained tokens."""
+        tokens = zip(self.sampled_logprobs, self.loss_mask, strict=True)
+        return [logprob for logprob, is_trained in tokens if is_trained]
+
+    @property
     def trains(self) -> bool:
         """Whether this trajectory can move the policy at all."""
         has_advantage = self.advantage != 0.0 or any(self.token_advantages)

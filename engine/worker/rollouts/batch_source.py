@@ -56,17 +56,24 @@ class Collector:
     settings: GRPOSettings
 
     def batch(self, step: int, policy_step: int) -> RolloutBatch:
-        """Sample and score the rollouts of step `step` (from 1) with the policy that the sampler
-        has loaded, and assign their advantages.
-
-        With the setting `resample_uniform`, groups of equal rewards are replaced by groups of fresh
-        tasks, in at most that many rounds or until no unused task is left.
+        """Sample and score the rollouts of a step with the policy that the sampler has loaded, and
+        assign their advantages.
 
         Args:
             step: number of the step, from 1; with the seed it decides tasks and random numbers.
             policy_step: how many steps the policy that samples has been trained; noted in every
                 trajectory.
         """
+        batch = self._play_step(step)
+        assign(batch.groups, self.settings.advantage)
+        for trajectory in batch.members:
+            trajectory.policy_step = policy_step
+        return batch
+
+    def _play_step(self, step: int) -> RolloutBatch:
+        """Play the tasks of a step. With the setting `resample_uniform`, groups of equal rewards
+        are replaced by groups of fresh tasks, in at most that many rounds or until no unused task
+        is left."""
         settings = self.settings
         count = len(self.tasks)
         task_indices = tasks_of_step(step, count, settings.prompts_per_step, settings.seed)
@@ -87,10 +94,6 @@ class Collector:
             for index, group in zip(uniform_indices, fresh_groups, strict=False):
                 dropped.append(groups[index])
                 groups[index] = group
-        assign(groups, settings.advantage)
-        for group in groups + dropped:
-            for trajectory in group.members:
-                trajectory.policy_step = policy_step
         return RolloutBatch(groups, dropped, times)
 
     def _play_round(

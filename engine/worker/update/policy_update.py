@@ -93,6 +93,7 @@ class PolicyPass:
         self.settings = settings
         self.trajectories = trajectories
         self.normaliser = normaliser
+        self.clip = losses.Clip(settings.clip_low, settings.clip_high)
         self.first = True
         self.microbatches: list[Microbatch] = []
 
@@ -145,18 +146,16 @@ class PolicyPass:
         """
         device = self.policy.device
         trajectories = [self.trajectories[i] for i in members]
-        sampled, advantages = [], []  # log-probabilities and advantages of the trained tokens
+        sampled = [logprob for t in trajectories for logprob in t.trained_logprobs]
+        advantages: list[float] = []  # of the trained tokens
         for t in trajectories:
             advantages += t.token_advantages or [t.advantage] * t.trained_tokens
-            tokens = zip(t.sampled_logprobs, t.loss_mask, strict=True)
-            sampled += [logprob for logprob, is_trained in tokens if is_trained]
-        batch = self.policy.collate(rows).to(device)
         lengths = [float(t.trained_tokens) for t in trajectories]
         return Microbatch(
             members=members,
             budget=budget,
             rows=rows,
-            batch=batch,
+            batch=self.policy.collate(rows).to(device),
             advantage=torch.tensor(advantages, device=device),
             sampled=torch.tensor(sampled, device=device),
             lengths=torch.tensor(lengths, device=device),
@@ -172,10 +171,7 @@ class PolicyPass:
         missing = 0
         if micro.old is None:
             micro.old = policy.detach()
-            is_missing = micro.sampled.isnan()
-            missing = int(is_missing.sum())
-            # A sampler that gave no number (NaN) is assumed to agree with the trainer.
-            micro.sampled = torch.where(is_missing, micro.old, micro.sampled)
+            missing = _fill_missing(micro, micro.old)
         tokens = losses.Tokens(
             policy=policy,
             old=micro.old,
@@ -184,12 +180,7 @@ class PolicyPass:
             row=micro.batch.row,
             lengths=micro.lengths,
         )
-        clip = losses.Clip(settings.clip_low, settings.clip_high)
-        loss = losses.LOSSES[settings.loss](tokens, self.normaliser, clip).sum()
-        kl = torch.zeros((), device=policy.device)
-        if micro.reference is not None:
-            kl_loss, kl = self._kl(tokens, micro.reference)
-            loss = loss + settings.kl_coef * kl_loss
+        loss, kl = self._loss(tokens, micro.reference)
         loss.backward()
         gap = (micro.old - micro.sampled).abs()
         return PassSums(
@@ -197,12 +188,23 @@ class PolicyPass:
             tokens=policy.numel(),
             entropy=float(entropy.sum()),
             kl=float(kl),
-            clipped=float(losses.clipped_tokens(settings.loss, tokens, clip)),
+            clipped=float(losses.clipped_tokens(settings.loss, tokens, self.clip)),
             gap_sum=float(gap.sum()) if first else 0.0,
             gap_max=float(gap.max()) if first else 0.0,
             missing=missing,
             first=first,
         )
+
+    def _loss(
+        self, tokens: losses.Tokens, reference: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns (the microbatch's share of the batch's loss, with the KL term if there is one;
+        the divergence from `reference`, the reference's log-probabilities, 0 without a KL term)."""
+        loss = losses.LOSSES[self.settings.loss](tokens, self.normaliser, self.clip).sum()
+        if reference is None:
+            return loss, torch.zeros((), device=tokens.policy.device)
+        kl_loss, kl = self._kl(tokens, reference)
+        return loss + self.settings.kl_coef * kl_loss, kl
 
     def _kl(
         self, tokens: losses.Tokens, reference: torch.Tensor
@@ -216,6 +218,14 @@ class PolicyPass:
         ratio = torch.exp(tokens.policy - tokens.old)
         weights = losses.token_weights(self.settings.loss, tokens, self.normaliser)
         return (ratio * divergence * weights).sum(), divergence.detach().sum()
+
+
+def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> int:
+    """Give the tokens for which the sampler gave no log-probability (NaN) that of `old`: it is
+    assumed to agree with the trainer. Returns how many they are."""
+    is_missing = microbatch.sampled.isnan()
+    microbatch.sampled = torch.where(is_missing, old, microbatch.sampled)
+    return int(is_missing.sum())
 
 
 def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
