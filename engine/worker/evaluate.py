@@ -13,7 +13,7 @@ from engine.core.files import Appender
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
-from engine.records.run_config import EvaluateConfig, ProbeConfig
+from engine.records.run_config import EvaluateConfig, ModelEntry, ProbeConfig
 from engine.records.settings import EvaluationSettings
 from engine.runs import stored_answers
 from engine.worker.components import Components, environment, prepare, tasks_of
@@ -43,9 +43,7 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
     models = job.config.models
     results: dict[int, Result] = {}  # by the model's index
     job.event("started", f"{len(models)} models", total_steps=len(models))
-    # Models that share a base are played together, so that each base is loaded once.
-    for base_path in dict.fromkeys(model.base_path for model in models):
-        indices = [index for index, model in enumerate(models) if model.base_path == base_path]
+    for base_path, indices in _indices_by_base(models).items():
         with _play_setup(job, Path(base_path)) as setup:
             for index in indices:
                 groups = _play_model(job, index, setup)
@@ -55,6 +53,15 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
                 results[index] = _result(models[index].ref, groups, setup.left_out)
                 _report_model(job, len(results), results[index], groups)
     return _evaluation_result(job, [results[index] for index in range(len(models))])
+
+
+def _indices_by_base(models: Sequence[ModelEntry]) -> dict[str, list[int]]:
+    """The indices of the models by the folder of their base. Models that share a base are played
+    together, so that each base is loaded once."""
+    indices: dict[str, list[int]] = {}
+    for index, model in enumerate(models):
+        indices.setdefault(model.base_path, []).append(index)
+    return indices
 
 
 def _evaluation_result(job: Job[EvaluateConfig], results: list[Result]) -> Result:

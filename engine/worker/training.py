@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from engine.evidence.detect.alerts import Watch, alert_fields
+from engine.evidence.detect.findings import Finding
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
 from engine.records.known_settings import KnownSettings
@@ -144,10 +145,14 @@ class Training:
         self.watch.exam_tasks = self.evaluation.choosing_count
         resumed = self._resume()
         if tasks and not resumed:
-            with self._timed("exam_s"):
-                first_result = self.evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
-            self.job.metrics(step=0, values=first_result.curves)
+            self._evaluate_start(self.evaluation)
         self._catch_up_alerts()
+
+    def _evaluate_start(self, evaluation: HeldoutEvaluation) -> None:
+        """Evaluate the policy before the first step, and write its metrics as those of step 0."""
+        with self._timed("exam_s"):
+            result = evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
+        self.job.metrics(step=0, values=result.curves)
 
     def _catch_up_alerts(self) -> None:
         """After a resume, read the steps done before: alerts that they raised are active again, and
@@ -278,12 +283,18 @@ class Training:
             if not evaluation_is_due:
                 values |= self._evaluate(step).curves
         self.job.metrics(step, values)
+        self._report_alerts(step, alerts, cleared_alerts)
+        # Last: a run resumed from the checkpoint must find everything above already written.
+        self._save_if_due(step, is_last=is_last)
+
+    def _report_alerts(
+        self, step: int, alerts: Sequence[Finding], cleared_alerts: Sequence[str]
+    ) -> None:
+        """Write an event for each alert that `step` has raised, and for each that is over."""
         for finding in alerts:
             self.job.event("alert", finding.what, step=step, **alert_fields(finding))
         for name in cleared_alerts:
             self.job.event("alert_cleared", f"{name} is over", step=step, id=name)
-        # Last: a run resumed from the checkpoint must find everything above already written.
-        self._save_if_due(step, is_last=is_last)
 
     def _save_if_due(self, step: int, *, is_last: bool) -> None:
         """Save a checkpoint of `step`, the step just done, if it is the best so far, if the setting
@@ -365,11 +376,7 @@ class Training:
         if not self.state.get("no_gradient"):
             self._require_changed_weights()
         result: Result = {"steps": self.done, "verdict": "unknown", "summary": ""}
-        result["best_step"] = self.done
-        if self.evaluation is not None and self.evaluation.tasks and self.evaluation.best.step > 0:
-            with self._timed("exam_s"):
-                result["best_step"] = self.evaluation.report(self._load_step)
-            result["best_score"] = self.evaluation.best.score
+        result |= self._best_checkpoint()
         checkpoint.mark_best(self.job.run, result["best_step"])
         verdict = run_verdict(self.job.run).to_json()
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
@@ -377,6 +384,16 @@ class Training:
         result["measured"] = self._measured()
         self.job.event("finished", f"done after {self.done} steps: {verdict['verdict']}")
         return result
+
+    def _best_checkpoint(self) -> Result:
+        """The step of the best checkpoint, which plays the test half now, and its score. Without
+        held-out tasks, the last step alone."""
+        evaluation = self.evaluation
+        if evaluation is None or not evaluation.tasks or evaluation.best.step <= 0:
+            return {"best_step": self.done}
+        with self._timed("exam_s"):
+            best_step = evaluation.report(self._load_step)
+        return {"best_step": best_step, "best_score": evaluation.best.score}
 
     def _require_changed_weights(self) -> None:
         """Raises WorkerFailure (kind no_update) when the adapter has the weights it had at the

@@ -61,18 +61,39 @@ class CrossEntropy:
         """The loss of each conversation whose task is in `tasks`; see `HeldoutLoss`. Its weight is
         the number of supervised tokens in all its rows."""
         rows = [row for row in self.rows if row.task_id in tasks]
-        losses: dict[str, float] = {}  # summed cross-entropy of each task
-        tokens: dict[str, int] = {}  # how many of its tokens are supervised
+        measured: list[MeasuredLoss] = []
         for members in policy.base.network.split([r.row for r in rows], budget):
-            microbatch = [rows[i] for i in members]
-            sums = _summed_losses(policy, [row.row for row in microbatch])
-            for row, (row_loss, row_tokens) in zip(microbatch, sums, strict=True):
-                losses[row.task_id] = losses.get(row.task_id, 0.0) + row_loss
-                tokens[row.task_id] = tokens.get(row.task_id, 0) + row_tokens
-        return [
-            MeasuredLoss(task, loss, weight=tokens[task], tokens=tokens[task])
-            for task, loss in losses.items()
-        ]
+            measured += _row_losses(policy, [rows[i] for i in members])
+        return _summed_by_task(measured)
+
+
+def _row_losses(policy: Policy, rows: Sequence[LossRow]) -> list[MeasuredLoss]:
+    """The loss of each row; all go through the model together. Every supervised token of a row
+    counts as one term of its loss."""
+    network = policy.base.network
+    batch = network.collate([r.row for r in rows])
+    logprobs, _ = network.logprobs(batch, policy.adapter)
+    row_of_token = batch.row.cpu()
+    sums = torch.zeros(len(rows)).index_add(0, row_of_token, -logprobs.cpu())
+    counts = torch.bincount(row_of_token, minlength=len(rows))
+    return [
+        MeasuredLoss(row.task_id, total, weight=count, tokens=count)
+        for row, total, count in zip(rows, sums.tolist(), counts.tolist(), strict=True)
+    ]
+
+
+def _summed_by_task(row_losses: Sequence[MeasuredLoss]) -> list[MeasuredLoss]:
+    """The losses of tasks, from those of their rows, in the order in which tasks come first."""
+    by_task: dict[str, MeasuredLoss] = {}
+    for row in row_losses:
+        earlier = by_task.get(row.task_id, MeasuredLoss(row.task_id, 0.0, weight=0, tokens=0))
+        by_task[row.task_id] = MeasuredLoss(
+            row.task_id,
+            earlier.total + row.total,
+            weight=earlier.weight + row.weight,
+            tokens=earlier.tokens + row.tokens,
+        )
+    return list(by_task.values())
 
 
 def _summed_losses(policy: Policy, rows: Sequence[Row]) -> list[tuple[float, int]]:

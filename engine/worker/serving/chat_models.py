@@ -174,29 +174,37 @@ class Served:
             Refused: 400 or 404, as in `complete`, but only once pieces are taken.
         """
         ids = self.prompt_ids(request)
-        chunks = _Chunks(request)
-        yield chunks.chunk({"role": "assistant", "content": ""})
-        answer_ids = list(request.begun)
-        sent_text = self._sent_before(request)
-        params = self._params_of_rest(request, len(ids))
-        with self.models.speaking_as(request.model) as sampler:
-            yield chunks.chunk({})
-            for token in sampler.stream(ids, params):
-                answer_ids.append(token)
-                new_text = self._sendable_text(answer_ids, sent_text, request)
-                sent_text += new_text
-                if new_text:
-                    yield chunks.chunk({"content": new_text}, sampled=token)
-                elif request.return_token_ids:
-                    yield chunks.chunk({}, sampled=token)
+        answer = _StreamedAnswer(request)
+        yield answer.chunk({"role": "assistant", "content": ""})
+        answer.sent_text = self._sent_before(request)
+        yield from self._sampled_pieces(ids, answer)
         # Sampling has ended, so the beginning of a stop string that was held back is plain text.
-        rest = self._rest(self._text_before_stop(answer_ids, request), sent_text, request)
+        text = self._text_before_stop(answer.ids, request)
+        rest = self._rest(text, answer.sent_text, request)
         for delta in rest:
-            yield chunks.chunk(delta)
-        yield chunks.chunk({}, self._finish_reason(answer_ids, rest, request))
+            yield answer.chunk(delta)
+        yield answer.chunk({}, self._finish_reason(answer.ids, rest, request))
         if request.include_usage:
-            sampled_count = len(answer_ids) - len(request.begun)
-            yield chunks.common_fields | {"choices": [], "usage": usage(len(ids), sampled_count)}
+            sampled_count = len(answer.ids) - len(request.begun)
+            yield answer.common_fields | {"choices": [], "usage": usage(len(ids), sampled_count)}
+
+    def _sampled_pieces(
+        self, prompt: list[int], answer: "_StreamedAnswer"
+    ) -> Generator[Reply, None, None]:
+        """Sample the answer, and yield an empty piece at the start and then its text as it becomes
+        certain. `prompt` ends with the ids that the request has begun."""
+        request = answer.request
+        params = self._params_of_rest(request, len(prompt))
+        with self.models.speaking_as(request.model) as sampler:
+            yield answer.chunk({})
+            for token in sampler.stream(prompt, params):
+                answer.ids.append(token)
+                new_text = self._sendable_text(answer)
+                answer.sent_text += new_text
+                if new_text:
+                    yield answer.chunk({"content": new_text}, sampled=token)
+                elif request.return_token_ids:
+                    yield answer.chunk({}, sampled=token)
 
     def _text_before_stop(self, answer_ids: Sequence[int], request: ChatRequest) -> str:
         """The text of an answer up to the first stop string of the request."""
@@ -208,17 +216,16 @@ class Served:
         params = self._within_limit(request.params, prompt_length)
         return replace(params, seed=params.seed + len(request.begun))
 
-    def _sendable_text(
-        self, answer_ids: Sequence[int], sent_text: str, request: ChatRequest
-    ) -> str:
-        """The text that can be sent now of an answer whose tokens so far are `answer_ids`, after
-        `sent_text`, which was sent before; "" if it must wait for more tokens."""
-        text = self._text_before_stop(answer_ids, request)
+    def _sendable_text(self, answer: "_StreamedAnswer") -> str:
+        """The text after `sent_text` that can be sent now; "" if it must wait for more tokens."""
+        text = self._text_before_stop(answer.ids, answer.request)
         # A character of which some bytes are still to come decodes to U+FFFD: wait for it.
-        if text.endswith("\ufffd") or ends_in_partial_stop(text, request.params.stop):
+        if text.endswith("\ufffd") or ends_in_partial_stop(text, answer.request.params.stop):
             return ""
-        certain = self.renderer.certain_text(text, request.tools)
-        return certain[len(sent_text) :] if _continues(certain, sent_text) else ""
+        certain = self.renderer.certain_text(text, answer.request.tools)
+        if not _continues(certain, answer.sent_text):
+            return ""
+        return certain[len(answer.sent_text) :]
 
     def _finish_reason(
         self, answer_ids: Sequence[int], last_deltas: Sequence[Reply], request: ChatRequest
@@ -270,15 +277,19 @@ class Served:
         return replace(params, max_tokens=min(params.max_tokens, room))
 
 
-class _Chunks:
-    """Writes the pieces of one streamed answer.
+class _StreamedAnswer:
+    """An answer while it is streamed, and the pieces it is sent in.
 
     Attributes:
-        common_fields: what every piece of the answer has.
+        ids: of its tokens so far, those included that the request has begun.
+        sent_text: the part of its content that was sent.
+        common_fields: what every piece has.
     """
 
     def __init__(self, request: ChatRequest) -> None:
-        self.return_token_ids = request.return_token_ids
+        self.request = request
+        self.ids = list(request.begun)
+        self.sent_text = ""
         self.common_fields = {
             "id": f"chatcmpl-{uuid.uuid4().hex[:24]}",
             "object": "chat.completion.chunk",
@@ -292,7 +303,7 @@ class _Chunks:
         """A piece with this delta. If the request wants token ids, it names `sampled`, the token
         for which the piece is sent, if there is one."""
         choice: Reply = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-        if sampled is not None and self.return_token_ids:
+        if sampled is not None and self.request.return_token_ids:
             choice["token_ids"] = [sampled]
         return self.common_fields | {"choices": [choice]}
 

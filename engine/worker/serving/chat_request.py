@@ -6,7 +6,7 @@ their absence for an answer.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,11 +74,7 @@ def parse_chat(body: Any) -> ChatRequest:
         Refused: 400, naming the field that is unknown or wrong, or 413 for a prompt that is too
             large.
     """
-    if not isinstance(body, dict):
-        raise Refused(400, "The body must be a JSON object.")
-    unknown = sorted(set(body) - ACCEPTED)
-    if unknown:
-        raise Refused(400, f"Not supported: {', '.join(unknown)}.")
+    check_fields(body, ACCEPTED)
     messages, tools = _checked_prompt(body)
     params = _sampling_params(body)
     begun = _checked_ids(body.get("begun_token_ids") or [])
@@ -102,6 +98,16 @@ def parse_chat(body: Any) -> ChatRequest:
         begun=begun,
         return_token_ids=bool(body.get("return_token_ids")),
     )
+
+
+def check_fields(body: Any, accepted: Collection[str]) -> None:
+    """Raises Refused (400) when a decoded request body is no JSON object, or has fields that are
+    not in `accepted`."""
+    if not isinstance(body, dict):
+        raise Refused(400, "The body must be a JSON object.")
+    unknown = sorted(set(body) - set(accepted))
+    if unknown:
+        raise Refused(400, f"Not supported: {', '.join(unknown)}.")
 
 
 def _checked_prompt(body: JsonObject) -> tuple[list[ChatMessage], list[ToolSchema]]:

@@ -50,20 +50,28 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     saved_dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
     network = HubNetwork(model, known_ids(model.config, tokenizer), "exported by transformers")
+    renderer = Renderer(tokenizer, stop_ids_of(model.config, tokenizer, base_path))
+    ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])
+    merged, gap = _merged(network, adapter, ids)
+    _check_gap(gap)
+    dtype = getattr(torch, saved_dtype)
+    _write_model(merged, dtype, tokenizer, out)
+    return gap
+
+
+def _merged(network: HubNetwork, adapter: Path, ids: list[int]) -> "tuple[PreTrainedModel, float]":
+    """Merge the adapter in the folder `adapter` into the network's model. Returns (the merged
+    model; the largest difference of its logits from those of base + adapter on the prompt
+    `ids`)."""
     # Any seed: the initial weights are replaced at once.
     loaded_adapter = network.new_adapter(LoraSpec.from_folder(adapter), seed=0)
     loaded_adapter.load(read_adapter(adapter))
-    renderer = Renderer(tokenizer, stop_ids_of(model.config, tokenizer, base_path))
-    ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])
     expected_logits = network.logits(ids, loaded_adapter)
     with torch.no_grad():
         merged = network.peft.merge_and_unload(safe_merge=True)  # raises if a weight is not finite
         logits = merged(input_ids=torch.tensor([ids])).logits[0]  # of the only row
         gap = float((logits - expected_logits).abs().max())
-    _check_gap(gap)
-    dtype = getattr(torch, saved_dtype)
-    _write_model(merged, dtype, tokenizer, out)
-    return gap
+    return merged, gap
 
 
 def _check_gap(gap: float) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.worker.serving.chat_request import Refused, Reply, usage
+from engine.worker.serving.chat_request import Refused, Reply, check_fields, usage
 from envs.json_types import JsonObject
 
 ACCEPTED = frozenset(
@@ -37,11 +37,7 @@ def parse_logprobs(body: Any) -> LogprobsRequest:
     Raises:
         Refused: 400, naming the field that is unknown or asks for something else.
     """
-    if not isinstance(body, dict):
-        raise Refused(400, "The body must be a JSON object.")
-    unknown = sorted(set(body) - ACCEPTED)
-    if unknown:
-        raise Refused(400, f"Not supported: {', '.join(unknown)}.")
+    check_fields(body, ACCEPTED)
     _refuse_generating(body)
     ids = body.get("prompt")
     is_ids = isinstance(ids, list) and all(type(i) is int for i in ids)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.worker.core.batch import Row
+from engine.worker.network.network import Micro
 from engine.worker.network.policy import Policy
 from engine.worker.rollouts.renderer import Rendered
 
@@ -80,16 +81,23 @@ def gains(
     rows = [row for pair in pairs for row in pair.rows]  # they alternate: better, worse
     batch = policy.collate(rows).to(policy.device)
     reference = policy.reference_logprobs(batch)
-    if training:
-        logprobs, _ = policy.logprobs(batch)
-    else:
-        logprobs, _ = policy.base.network.logprobs(batch, policy.adapter)
+    logprobs = _logprobs(policy, batch, training=training)
     zeros = torch.zeros(len(rows), device=policy.device)
     row_gains = zeros.index_add(0, batch.row, logprobs - reference)  # summed over each row's tokens
     better_logprobs = zeros.index_add(0, batch.row, logprobs)[0::2]
     better_lengths = [sum(pair.chosen.loss_mask) for pair in pairs]
     mean_logprobs = better_logprobs / torch.tensor(better_lengths, device=policy.device)
     return row_gains[0::2], row_gains[1::2], mean_logprobs
+
+
+def _logprobs(policy: Policy, batch: Micro, *, training: bool) -> torch.Tensor:
+    """The policy's log-probabilities of the trained tokens, [tokens] float32; with gradients and
+    dropout only if `training`."""
+    if training:
+        logprobs, _ = policy.logprobs(batch)
+    else:
+        logprobs, _ = policy.base.network.logprobs(batch, policy.adapter)
+    return logprobs
 
 
 def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list[int]]:
