@@ -79,33 +79,24 @@ class Collector:
         task_indices = tasks_of_step(step, count, settings.prompts_per_step, settings.seed)
         groups, times = self._play_round(task_indices, step, round_number=0)
         dropped: list[Group] = []
-        used_tasks = set(task_indices)
+        used = set(task_indices)
         for round_number in range(1, settings.resample_uniform + 1):
-            uniform_indices = [index for index, group in enumerate(groups) if group.uniform]
-            chosen_tasks = fresh_tasks(
-                step, round_number, count, len(uniform_indices), used_tasks, settings.seed
-            )
-            if not chosen_tasks:
+            wanted = sum(group.uniform for group in groups)
+            chosen = fresh_tasks(step, round_number, count, wanted, used, settings.seed)
+            if not chosen:
                 break
-            used_tasks |= set(chosen_tasks)
-            fresh_groups, more_times = self._play_round(chosen_tasks, step, round_number)
+            used |= set(chosen)
+            fresh_groups, more_times = self._play_round(chosen, step, round_number)
             times = times + more_times
-            # Not strict: if few unused tasks remain, some uniform groups stay.
-            for index, group in zip(uniform_indices, fresh_groups, strict=False):
-                dropped.append(groups[index])
-                groups[index] = group
+            dropped += _replace_uniform(groups, fresh_groups)
         return RolloutBatch(groups, dropped, times)
 
     def _play_round(
         self, task_indices: Sequence[int], step: int, round_number: int
     ) -> tuple[list[Group], Times]:
         """Play each chosen task `group_size` times, and set the penalty for long thinking where the
-        settings have one. Returns one group per task, in order, and the seconds spent.
-
-        Args:
-            task_indices: the indices of the tasks to play.
-            round_number: number of the round within the step, from 0; each round has another seed.
-        """
+        settings have one. Returns one group per task, in order, and the seconds spent. Each round
+        of a step, from 0, has another seed."""
         settings = self.settings
         # No run has a million steps, so no step of one seed has the sampling seed of another's.
         params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
@@ -126,6 +117,17 @@ class Collector:
                 self.context.renderer,
             )
         return groups, times
+
+
+def _replace_uniform(groups: list[Group], fresh_groups: Sequence[Group]) -> list[Group]:
+    """Put the fresh groups in the places of the first groups of equal rewards. Returns the groups
+    that stood there; where there are fewer fresh groups, some groups of equal rewards stay."""
+    uniform_indices = [index for index, group in enumerate(groups) if group.uniform]
+    replaced: list[Group] = []
+    for index, fresh_group in zip(uniform_indices, fresh_groups, strict=False):
+        replaced.append(groups[index])
+        groups[index] = fresh_group
+    return replaced
 
 
 def tasks_of_step(step: int, count: int, per_step: int, seed: int) -> list[int]:
@@ -153,14 +155,9 @@ def _shuffled(count: int, seed: str) -> tuple[int, ...]:
 def fresh_tasks(
     step: int, round_number: int, count: int, limit: int, used: set[int], seed: int
 ) -> list[int]:
-    """Choose at most `limit` tasks, out of `count`, that the step has not played yet. Returns their
-    indices; fewer than `limit`, or [], if too few remain.
-
-    Args:
-        step, round_number: number of the step and of the round within it; with the seed they
-            decide the choice.
-        used: indices of the tasks that the step has played already.
-    """
+    """Choose at most `limit` tasks, out of `count`, whose indices are not in `used`, the tasks that
+    the step has played already. Returns their indices; fewer if too few remain. The choice follows
+    from the seed, the step and the number of the round within it."""
     order = list(range(count))
     random.Random(f"{seed}-{step}-{round_number}").shuffle(order)
     return [index for index in order if index not in used][:limit]
@@ -183,11 +180,8 @@ class BatchSource:
 
     def batch(self, step: int) -> RolloutBatch:
         """The batch of `step`: the one that was sampled ahead if there is one, otherwise one
-        sampled now with the policy as it is.
-
-        The first batch of an attempt is always sampled now. What a resumed run samples therefore
-        follows from its checkpoint alone.
-        """
+        sampled now with the policy as it is. The first batch of an attempt is always sampled now,
+        so what a resumed run samples follows from its checkpoint alone."""
         sampled_ahead = self._ahead
         self._ahead = None  # each is used once
         if sampled_ahead is not None:

@@ -189,7 +189,8 @@ class Renderer:
 
     def certain_text(self, text: str, tools: Sequence[ToolSchema]) -> str:
         """The beginning of an unfinished reply that is content for certain, and can be sent on; see
-        `ReplyReader.certain`. With tools it is "" if the reply begins inside a thought."""
+        `ReplyReader.certain`. Without tools, thoughts are sent as they stand. With tools they are
+        told apart from content once the reply is whole: "" if it begins inside a thought."""
         if tools and self.opens_thought:
             return ""
         return self._replies.certain(text, tools)

@@ -117,7 +117,7 @@ class VllmModels:
             self._check_adapter(name, folder)
             server_name = self._load_copy(folder)
             try:
-                if self._difference(server_name) <= SAME_LOGPROBS:
+                if self._logprob_difference(server_name) <= SAME_LOGPROBS:
                     raise Refused(409, f"The adapter of {name} gives the same logits as the base.")
             except Refused:
                 self._unload(server_name)
@@ -212,7 +212,7 @@ class VllmModels:
             raise Refused(500, f"vLLM did not let go of an adapter: {error}") from error
         shutil.rmtree(self.folder / server_name, ignore_errors=True)
 
-    def _difference(self, server_name: str) -> float:
+    def _logprob_difference(self, server_name: str) -> float:
         """The largest absolute difference that the adapter makes to the log-probability of a token,
         over one fixed prompt. Raises Refused (500) when vLLM fails."""
         ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])

@@ -99,14 +99,11 @@ class PolicyPass:
 
     def run(self, tokens: int) -> list[PassSums]:
         """Compute the gradients of the whole batch, in microbatches of at most `tokens` tokens.
-        Returns the sums of each microbatch.
-
-        The first pass splits the batch. Later passes keep the split, unless memory ran out and the
-        limit is lower now; the first pass's log-probabilities then move to the new split.
-        """
+        Returns the sums of each microbatch. The first pass splits the batch; later passes keep the
+        split."""
         if self.first:
             self.microbatches = self._split(tokens, earlier=[])
-        elif self.microbatches[0].budget != tokens:
+        elif self.microbatches[0].budget != tokens:  # memory ran out, the limit is lower now
             self.microbatches = self._split(tokens, earlier=self.microbatches)
         return [self._backward(microbatch) for microbatch in self.microbatches]
 
@@ -120,8 +117,8 @@ class PolicyPass:
         log-probabilities if there is a KL term.
 
         Args:
-            earlier: the microbatches of the first pass, whose log-probabilities are taken over; []
-                if the first pass is still to come.
+            earlier: the microbatches of the first pass, whose log-probabilities are copied into the
+                new ones; [] if the first pass is still to come.
         """
         rows = rows_of(self.trajectories)
         microbatches = []
@@ -137,19 +134,13 @@ class PolicyPass:
         return microbatches
 
     def _collate(self, members: list[int], rows: list[Row], budget: int) -> Microbatch:
-        """Make the microbatch of some trajectories, with its tensors on the device.
-
-        Args:
-            members: their indices within the batch.
-            rows: the same trajectories as rows, in that order.
-            budget: the token limit by which the batch was split.
-        """
+        """Make the microbatch of the trajectories with the indices `members`, with its tensors on
+        the device. `rows` are the same trajectories in that order; `budget` is the token limit by
+        which the batch was split."""
         device = self.policy.device
         trajectories = [self.trajectories[i] for i in members]
         sampled = [logprob for t in trajectories for logprob in t.trained_logprobs]
-        advantages: list[float] = []  # of the trained tokens
-        for t in trajectories:
-            advantages += t.token_advantages or [t.advantage] * t.trained_tokens
+        advantages = [advantage for t in trajectories for advantage in t.trained_advantages]
         lengths = [float(t.trained_tokens) for t in trajectories]
         return Microbatch(
             members=members,
@@ -172,14 +163,7 @@ class PolicyPass:
         if micro.old is None:
             micro.old = policy.detach()
             missing = _fill_missing(micro, micro.old)
-        tokens = losses.Tokens(
-            policy=policy,
-            old=micro.old,
-            advantage=micro.advantage,
-            correction=losses.truncated_importance(micro.old, micro.sampled, settings.tis_cap),
-            row=micro.batch.row,
-            lengths=micro.lengths,
-        )
+        tokens = self._tokens(micro, policy, micro.old)
         loss, kl = self._loss(tokens, micro.reference)
         loss.backward()
         gap = (micro.old - micro.sampled).abs()
@@ -193,6 +177,18 @@ class PolicyPass:
             gap_max=float(gap.max()) if first else 0.0,
             missing=missing,
             first=first,
+        )
+
+    def _tokens(self, micro: Microbatch, policy: torch.Tensor, old: torch.Tensor) -> losses.Tokens:
+        """The microbatch's trained tokens with the policy's log-probabilities: now, and in the
+        first pass (`old`)."""
+        return losses.Tokens(
+            policy=policy,
+            old=old,
+            advantage=micro.advantage,
+            correction=losses.truncated_importance(old, micro.sampled, self.settings.tis_cap),
+            row=micro.batch.row,
+            lengths=micro.lengths,
         )
 
     def _loss(

@@ -102,14 +102,14 @@ def _logprobs(policy: Policy, batch: Micro, *, training: bool) -> torch.Tensor:
 
 def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list[int]]:
     """Indices of `pairs` in microbatches of at most `budget` tokens; a larger pair goes alone."""
-    # `policy.split` divides rows by their lengths. So each pair is given to it as one row, as long
-    # as both answers together; our own forward runs the beginning that they share only once.
+    # `policy.split` divides rows by their lengths. So each pair is given to it as one row whose
+    # length is that of both answers; our own forward runs the beginning that they share only once.
     shares_prompts = policy.base.network.forward == "own"
     joined_rows = []
     for pair in pairs:
         run_once = pair.rejected.prefix_len if shares_prompts else 0
         ids = [*pair.chosen.ids, *pair.rejected.ids[run_once:]]
-        joined_rows.append(Row(ids, [0] * len(ids)))
+        joined_rows.append(Row(ids, loss_mask=[0] * len(ids)))  # only its length matters
     return policy.split(joined_rows, budget)
 
 
