@@ -20,6 +20,7 @@ import torch
 from engine.environments.indexed.rows import IndexedRows
 from engine.environments.pairs import pair_of
 from engine.records.run_config import DPOConfig
+from engine.records.settings import DPOSettings
 from engine.worker.components import (
     Components,
     environment,
@@ -84,31 +85,32 @@ def train(job: Job[DPOConfig]) -> Result:
         for step in training.steps():
             began = time.monotonic()  # includes neither evaluations nor checkpoints
             indices = rows_of_step(step, len(pairs), settings.batch_size, settings.seed)
-            batch = [pairs[i] for i in indices]
-            preference_pass = PreferencePass(
-                training.policy, batch, settings.beta, settings.sft_weight
-            )
-            sums = training.within_memory(step, budget, preference_pass)
-            rows = [row for pair in batch for row in pair.rows]
-            training.meter.count_microbatch(rows)
-            training.require_finite(sums.loss, "loss")
-            grad_norm, lr = training.optimizer_step(step)
-            tokens = sum(len(row.ids) for row in rows)
+            measured = update(training, settings, [pairs[i] for i in indices], step, budget)
             train_s = time.monotonic() - began
-            training.log(
-                step,
-                {
-                    **pair_metrics(sums, len(batch), settings.beta),
-                    "tokens": tokens,
-                    "supervised_tokens": sum(pair.trained_tokens for pair in batch),
-                    "grad_norm": grad_norm,
-                    "lr": lr,
-                    "microbatches": sums.microbatches,
-                    "train_s": train_s,
-                    "tokens_per_s": tokens / train_s,
-                },
-            )
+            speed = {"train_s": train_s, "tokens_per_s": measured["tokens"] / train_s}
+            training.log(step, measured | speed)
         return training.finish()
+
+
+def update(
+    training: Training, settings: DPOSettings, batch: Sequence[Pair], step: int, budget: int
+) -> dict[str, float]:
+    """Do the optimizer step with number `step` on a batch of pairs, with at most `budget` tokens in
+    the model at once. Returns metrics by name."""
+    preference_pass = PreferencePass(training.policy, batch, settings.beta, settings.sft_weight)
+    sums = training.within_memory(step, budget, preference_pass)
+    rows = [row for pair in batch for row in pair.rows]
+    training.meter.count_microbatch(rows)
+    training.require_finite(sums.loss, "loss")
+    grad_norm, lr = training.optimizer_step(step)
+    return {
+        **pair_metrics(sums, len(batch), settings.beta),
+        "tokens": sum(len(row.ids) for row in rows),
+        "supervised_tokens": sum(pair.trained_tokens for pair in batch),
+        "grad_norm": grad_norm,
+        "lr": lr,
+        "microbatches": sums.microbatches,
+    }
 
 
 def evaluation_tasks(components: Components, limit: int) -> list[TaskRow]:
@@ -230,16 +232,16 @@ def _pair(job: Job[DPOConfig], components: Components, task: TaskRow) -> _Render
     last row is compared: it holds the last turn, and the beginning that both conversations share is
     not trained anyway.
     """
-    limit = job.config.settings.max_length
     conversations = pair_of(task)
     if conversations is None:
         return None
     tools = tools_of(components, task)
-    chosen_chat, rejected_chat = conversations
-    chosen_rows = components.renderer.rows(chosen_chat, tools, "assistant")
-    rejected_rows = components.renderer.rows(rejected_chat, tools, "assistant")
+    chosen_rows, rejected_rows = (
+        components.renderer.rows(conversation, tools, "assistant") for conversation in conversations
+    )
     if not chosen_rows or not rejected_rows:  # nothing to train in one of them
         return None
+    limit = job.config.settings.max_length
     chosen, rejected = chosen_rows[-1], rejected_rows[-1]
     pair = make_pair(task["id"], chosen, rejected, limit)
     if pair is None:

@@ -25,6 +25,7 @@ from engine.worker.network.adapter import LoraSpec, read_adapter
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, fits
 from engine.worker.update.checkpoint import require_base
+from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 
 # Tasks played between two checks for a stop request, so that a cancelled evaluation ends soon.
@@ -132,9 +133,7 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
         WorkerFailure: kind config when the environment does not score, data when no task fits.
     """
     config, settings = job.config, job.config.settings
-    with environment(components, job) as process:
-        if process is None:
-            raise WorkerFailure("config", "This environment scores nothing to probe.")
+    with _scoring_process(job, components, "probe") as process:
         context = components.context(process, settings)
         params = SamplingParams.drawn(settings, settings.seed)
         fitting = [task for task in tasks_of(components, "train") if fits(task, context, params)]
@@ -229,9 +228,7 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
     """
     config = job.config
     components = prepare(job, base_path)
-    with environment(components, job) as process:
-        if process is None:
-            raise WorkerFailure("config", "This environment scores nothing to evaluate.")
+    with _scoring_process(job, components, "evaluate") as process:
         base_weights = weight_hashes(job.run.home, components.base.path)
         context = components.context(process, config.settings)
         params = _sampling(config.settings, config.attempts)
@@ -247,6 +244,18 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
             context=context,
             params=params,
         )
+
+
+@contextmanager
+def _scoring_process(
+    job: Job[EvaluateConfig] | Job[ProbeConfig], components: Components, purpose: str
+) -> Iterator[EnvProcess]:
+    """A context with the environment's process. Raises WorkerFailure (kind config) when the
+    environment does not score; its message names the purpose."""
+    with environment(components, job) as process:
+        if process is None:
+            raise WorkerFailure("config", f"This environment scores nothing to {purpose}.")
+        yield process
 
 
 def _chosen_tasks(config: EvaluateConfig, components: Components) -> list[TaskRow]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from engine.environments.indexed.rows import IndexedRows
 from engine.records.run_config import SFTConfig
+from engine.records.settings import SFTSettings
 from engine.worker.components import (
     Components,
     environment,
@@ -69,28 +70,31 @@ def train(job: Job[SFTConfig]) -> Result:
         for step in training.steps():
             began = time.monotonic()  # includes neither evaluations nor checkpoints
             indices = rows_of_step(step, len(rows), settings.batch_size, settings.seed)
-            batch = [rows[i] for i in indices]
-            supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
-            loss, microbatches = training.within_memory(step, budget, supervised_pass)
-            training.meter.count_microbatch(batch)
-            training.require_finite(loss, "loss")
-            grad_norm, lr = training.optimizer_step(step)
-            tokens = sum(len(row.ids) for row in batch)
+            measured = update(training, settings, [rows[i] for i in indices], step, budget)
             train_s = time.monotonic() - began
-            training.log(
-                step,
-                {
-                    "loss": loss,
-                    "tokens": tokens,
-                    "supervised_tokens": supervised_pass.supervised_tokens,
-                    "grad_norm": grad_norm,
-                    "lr": lr,
-                    "microbatches": microbatches,
-                    "train_s": train_s,
-                    "tokens_per_s": tokens / train_s,
-                },
-            )
+            speed = {"train_s": train_s, "tokens_per_s": measured["tokens"] / train_s}
+            training.log(step, measured | speed)
         return training.finish()
+
+
+def update(
+    training: Training, settings: SFTSettings, batch: Sequence[Row], step: int, budget: int
+) -> dict[str, float]:
+    """Do the optimizer step with number `step` on a batch of rows, with at most `budget` tokens in
+    the model at once. Returns metrics by name."""
+    supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
+    loss, microbatches = training.within_memory(step, budget, supervised_pass)
+    training.meter.count_microbatch(batch)
+    training.require_finite(loss, "loss")
+    grad_norm, lr = training.optimizer_step(step)
+    return {
+        "loss": loss,
+        "tokens": sum(len(row.ids) for row in batch),
+        "supervised_tokens": supervised_pass.supervised_tokens,
+        "grad_norm": grad_norm,
+        "lr": lr,
+        "microbatches": microbatches,
+    }
 
 
 class SupervisedPass:

@@ -21,7 +21,7 @@ from engine.worker.core.job import Job
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.network.adapter import Adapter, LoraSpec, read_adapter
 from engine.worker.network.network import Network
-from engine.worker.network.policy import load_base
+from engine.worker.network.policy import Base, load_base
 from engine.worker.teacher_endpoint import SAMPLE, Endpoint, EndpointTeacher
 from engine.worker.update import checkpoint
 
@@ -103,20 +103,24 @@ def load_teacher(job: Job[DistillConfig], components: Components) -> Teacher:
         return _reach_endpoint(job, entry, components)
     base_path = Path(entry.base_path)
     shares_base = base_path == components.base.path
-    base = components.base
-    if not shares_base:
-        loading = loading_of(job.config)
-        base = load_base(
-            base_path,
-            components.base.network.device,
-            loading.precision,
-            loading.quantization,
-            comparisons_file=job.run.home.comparisons,
-        )
+    base = components.base if shares_base else _load_base(job, components, base_path)
     adapter = _load_adapter(job, base.network, base_path, entry.adapter)
     beside = "an adapter beside the policy's" if shares_base else "a model of its own"
     job.event("teacher", f"{entry.ref}, {beside}", ref=entry.ref, shares_base=shares_base)
     return NetworkTeacher(base.network, adapter)
+
+
+def _load_base(job: Job[DistillConfig], components: Components, base_path: Path) -> Base:
+    """Load the teacher's base model in `base_path`, on the device and in the number format of the
+    policy's."""
+    loading = loading_of(job.config)
+    return load_base(
+        base_path,
+        components.base.network.device,
+        loading.precision,
+        loading.quantization,
+        comparisons_file=job.run.home.comparisons,
+    )
 
 
 def _reach_endpoint(

@@ -4,8 +4,6 @@ The template and the stop rules are those of training, so a greedy answer here i
 evaluation saw.
 """
 
-import time
-import uuid
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,6 +18,7 @@ from engine.worker.serving.chat_request import (
     Refused,
     Reply,
     ends_in_partial_stop,
+    reply_fields,
     text_before_stop,
     tool_call_as_openai,
     usage,
@@ -110,14 +109,8 @@ class Served:
         choices = [
             self._choice(index, completion, request) for index, completion in enumerate(completions)
         ]
-        return {
-            "id": f"chatcmpl-{uuid.uuid4().hex[:24]}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": request.model,
-            "choices": choices,
-            "usage": usage(len(ids), sampled_tokens),
-        }
+        fields = reply_fields("chat.completion", "chatcmpl", request.model)
+        return fields | {"choices": choices, "usage": usage(len(ids), sampled_tokens)}
 
     def _choice(self, index: int, completion: Completion, request: ChatRequest) -> Reply:
         """A sampled answer as a choice of OpenAI's chat.completion object, with number `index`.
@@ -290,12 +283,7 @@ class _StreamedAnswer:
         self.request = request
         self.ids = list(request.begun)
         self.sent_text = ""
-        self.common_fields = {
-            "id": f"chatcmpl-{uuid.uuid4().hex[:24]}",
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": request.model,
-        }
+        self.common_fields = reply_fields("chat.completion.chunk", "chatcmpl", request.model)
 
     def chunk(
         self, delta: Reply, finish_reason: str | None = None, sampled: int | None = None

@@ -6,6 +6,8 @@ their absence for an answer.
 
 import json
 import os
+import time
+import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -79,9 +81,7 @@ def parse_chat(body: Any) -> ChatRequest:
     params = _sampling_params(body)
     begun = _checked_ids(body.get("begun_token_ids") or [])
     n = int(checked_number(body.get("n", 1), "n", low=1, high=MAX_ANSWERS))
-    stream_options = body.get("stream_options") or {}
-    if not isinstance(stream_options, dict):
-        raise Refused(400, "stream_options must be an object.")
+    include_usage = _wants_usage(body)
     stream = bool(body.get("stream"))
     if stream and n > 1:
         raise Refused(400, "n must be 1 when streaming.")
@@ -94,7 +94,7 @@ def parse_chat(body: Any) -> ChatRequest:
         params=params,
         n=n,
         stream=stream,
-        include_usage=bool(stream_options.get("include_usage")),
+        include_usage=include_usage,
         begun=begun,
         return_token_ids=bool(body.get("return_token_ids")),
     )
@@ -121,6 +121,15 @@ def _checked_prompt(body: JsonObject) -> tuple[list[ChatMessage], list[ToolSchem
         raise Refused(413 if error.is_too_large else 400, str(error)) from error
     # Chat templates expect text, also where a message with tool calls has none.
     return [m | {"content": m.get("content") or ""} for m in messages], tools
+
+
+def _wants_usage(body: JsonObject) -> bool:
+    """Whether a stream is to end with the numbers of tokens. Raises Refused (400) where
+    `stream_options` is no object."""
+    stream_options = body.get("stream_options") or {}
+    if not isinstance(stream_options, dict):
+        raise Refused(400, "stream_options must be an object.")
+    return bool(stream_options.get("include_usage"))
 
 
 def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
@@ -211,6 +220,17 @@ def tool_call_as_openai(tool_call: JsonObject) -> JsonObject:
     arguments = function["arguments"]
     arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return tool_call | {"function": {"name": function["name"], "arguments": arguments_text}}
+
+
+def reply_fields(object_name: str, id_prefix: str, model: str) -> Reply:
+    """The fields with which every reply of OpenAI's API begins: a new random id, the kind of
+    object, the time in seconds, and the model that answers."""
+    return {
+        "id": f"{id_prefix}-{uuid.uuid4().hex[:24]}",
+        "object": object_name,
+        "created": int(time.time()),
+        "model": model,
+    }
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

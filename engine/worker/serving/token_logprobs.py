@@ -5,13 +5,11 @@ prompt of token ids, `echo` and `logprobs`. Anything that would generate more th
 business of `/v1/chat/completions`, where the chat template is applied.
 """
 
-import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.worker.serving.chat_request import Refused, Reply, check_fields, usage
+from engine.worker.serving.chat_request import Refused, Reply, check_fields, reply_fields, usage
 from envs.json_types import JsonObject
 
 ACCEPTED = frozenset(
@@ -86,14 +84,9 @@ def logprobs_reply(
         ids.append(next_token)
         token_logprobs.append(next_logprob)
     choice = _choice([decode([token]) for token in ids], token_logprobs)
-    return {
-        "id": f"cmpl-{uuid.uuid4().hex[:24]}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": request.model,
-        "choices": [choice],
-        "usage": usage(len(request.ids), len(ids) - len(request.ids)),
-    }
+    fields = reply_fields("text_completion", "cmpl", request.model)
+    sampled_count = len(ids) - len(request.ids)
+    return fields | {"choices": [choice], "usage": usage(len(request.ids), sampled_count)}
 
 
 def _choice(tokens: list[str], token_logprobs: list[float | None]) -> Reply:

@@ -102,15 +102,16 @@ def _write_files(
     (folder / STATE).write_text(json.dumps({"step": progress.step, **progress.state}))
     for file in sorted(folder.iterdir()):
         _sync_file(file)
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": digest(path)}
+        for path in _described_files(folder)
+    }
     manifest = {
         "run": run.id,
         "step": progress.step,
         "base": base_ref,
         "base_weights": base_weights,
-        "files": {
-            path.name: {"bytes": path.stat().st_size, "sha256": digest(path)}
-            for path in _described_files(folder)
-        },
+        "files": files,
     }
     write_json(folder / MANIFEST, manifest)
 

@@ -82,9 +82,8 @@ def gains(
     batch = policy.collate(rows).to(policy.device)
     reference = policy.reference_logprobs(batch)
     logprobs = _logprobs(policy, batch, training=training)
-    zeros = torch.zeros(len(rows), device=policy.device)
-    row_gains = zeros.index_add(0, batch.row, logprobs - reference)  # summed over each row's tokens
-    better_logprobs = zeros.index_add(0, batch.row, logprobs)[0::2]
+    row_gains = _summed_by_row(logprobs - reference, batch, len(rows))
+    better_logprobs = _summed_by_row(logprobs, batch, len(rows))[0::2]
     better_lengths = [sum(pair.chosen.loss_mask) for pair in pairs]
     mean_logprobs = better_logprobs / torch.tensor(better_lengths, device=policy.device)
     return row_gains[0::2], row_gains[1::2], mean_logprobs
@@ -98,6 +97,12 @@ def _logprobs(policy: Policy, batch: Micro, *, training: bool) -> torch.Tensor:
     else:
         logprobs, _ = policy.base.network.logprobs(batch, policy.adapter)
     return logprobs
+
+
+def _summed_by_row(values: torch.Tensor, batch: Micro, rows: int) -> torch.Tensor:
+    """The sums of values of the trained tokens ([tokens] float32) over each row of the batch,
+    [rows] float32."""
+    return torch.zeros(rows, device=values.device).index_add(0, batch.row, values)
 
 
 def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list[int]]:
