@@ -149,14 +149,8 @@ class EndpointTeacher:
             "logprobs": 1,
         }
         reply = self._post(body)
-        logprobs: dict[str, Any] = {}
-        try:
-            logprobs = reply["choices"][0]["logprobs"]
-            numbers = logprobs["token_logprobs"][1 : len(ids)]
-            is_whole = len(numbers) == len(ids) - 1 and all(map(_is_logprob, numbers))
-        except (KeyError, IndexError, TypeError):  # another shape: no log-probabilities in it
-            is_whole = False
-        if not is_whole:
+        logprobs = _logprobs_in(reply, len(ids))
+        if logprobs is None:
             raise WorkerFailure(
                 "config",
                 f"The teacher {self.endpoint} gives no log-probabilities of a prompt's tokens.",
@@ -209,6 +203,18 @@ class EndpointTeacher:
             hint="Check teacher, teacher_model and teacher_key_env; the server must take a prompt "
             "of token ids with echo and logprobs under /v1/completions, as vLLM does.",
         )
+
+
+def _logprobs_in(reply: Any, prompt_length: int) -> dict[str, Any] | None:
+    """The `logprobs` object of a reply; None if it lacks a number for one of the prompt's tokens
+    (of the first, which nothing precedes, there is none)."""
+    try:
+        logprobs = reply["choices"][0]["logprobs"]
+        numbers = logprobs["token_logprobs"][1:prompt_length]
+        is_whole = len(numbers) == prompt_length - 1 and all(map(_is_logprob, numbers))
+    except (KeyError, IndexError, TypeError):  # another shape: no log-probabilities in it
+        return None
+    return logprobs if is_whole else None
 
 
 def _is_logprob(value: object) -> bool:

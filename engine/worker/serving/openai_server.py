@@ -41,6 +41,7 @@ from engine.core.slow_clients import ImpatientProtocol
 from engine.home.hashes import weight_hashes
 from engine.home.run_dir import DeployDir
 from engine.install import vllm_env
+from engine.processes.vllm_process import Plan
 from engine.worker.components import quiet_libraries
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.serving.chat_models import Models, Served
@@ -439,20 +440,24 @@ def load_models(folder: DeployDir, config: Json) -> Models:
             base_weights=weights,
             comparisons_file=folder.home.comparisons,
         )
-    plan = serving_plan(
-        vllm_env.require_python(folder.home),
-        base_path,
-        device,
-        rank=int(config.get("lora_rank") or 0),
-        share=float(config.get("memory_share") or 0.5),
-    )
     return VllmModels(
-        plan,
+        _vllm_plan(folder, config, device),
         config["base_name"],
         folder=folder.adapters,
         log=folder.vllm_log,
         thinking=thinking,
         base_weights=weights,
+    )
+
+
+def _vllm_plan(folder: DeployDir, config: Json, device: str) -> Plan:
+    """How the vLLM server of a deployment is started. Raises UserError when vLLM is not set up."""
+    return serving_plan(
+        vllm_env.require_python(folder.home),
+        Path(config["base_path"]),
+        device,
+        rank=int(config.get("lora_rank") or 0),
+        share=float(config.get("memory_share") or 0.5),
     )
 
 

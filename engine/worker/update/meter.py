@@ -148,12 +148,7 @@ def totals(run: RunDir) -> Result:
         effective_share: the mean share of groups whose rewards differ; only where the run has
             groups (GRPO).
     """
-    # Lines without train_s come from evaluations outside a step, such as that at step 0.
-    steps = [
-        step
-        for step in read_lines(run.metrics, max_bytes=run.metrics.stat().st_size)[0]
-        if step.get("train_s") is not None
-    ]
+    steps = _training_steps(run)
     if not steps:
         return {}
     train_seconds = sum(step["train_s"] for step in steps)
@@ -167,6 +162,13 @@ def totals(run: RunDir) -> Result:
     if effective_groups:
         totals_of_run["effective_share"] = round(statistics.fmean(effective_groups), 4)
     return totals_of_run
+
+
+def _training_steps(run: RunDir) -> list[JsonObject]:
+    """The metrics of the run's training steps. Lines without `train_s` are left out: they come from
+    evaluations outside a step, such as that at step 0."""
+    lines, _ = read_lines(run.metrics, max_bytes=run.metrics.stat().st_size)
+    return [line for line in lines if line.get("train_s") is not None]
 
 
 def _phase_seconds(steps: Sequence[JsonObject]) -> dict[str, float]:
