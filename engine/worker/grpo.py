@@ -117,16 +117,12 @@ def training_tasks(
 def update(
     training: Training, settings: GRPOSettings, groups: Sequence[Group], step: int, budget: int
 ) -> dict[str, float | None]:
-    """Do `updates_per_batch` optimizer steps on the groups. Returns metrics of the loss by name;
-    `kl` is None without a KL term.
+    """Do the optimizer steps on the batch with number `step`, with at most `budget` tokens in the
+    model at once. Returns metrics of the loss by name; `kl` is None without a KL term.
 
     The loss is divided by the size of all scored trajectories of the batch, trained or not: neither
     microbatches nor leaving out uniform groups changes the gradient. If no trajectory can move the
     policy, there is no optimizer step: all metrics are 0 then.
-
-    Args:
-        step: number of the batch, from 1.
-        budget: the most tokens that go through the model at once.
     """
     # A trajectory without a sampled token has no place in a mean over tokens.
     scored = [t for g in groups for t in g.scored if t.trained_tokens]

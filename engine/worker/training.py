@@ -119,20 +119,15 @@ class Training:
         losses: HeldoutLoss | None = None,
     ) -> None:
         """Prepare the evaluations and write the manifest. Then resume from the last checkpoint, or,
-        in a run without one, do the first evaluation, at step 0.
+        in a run without one, do the first evaluation, at step 0. Raises WorkerFailure when that
+        checkpoint was trained on another base.
 
         Args:
             tasks: the held-out tasks, in the order of `heldout.ordered`.
-            context: the environment that plays them, and how prompts are written; None if the
-                environment scores nothing.
+            context: how they are played; None if the environment scores nothing.
             limits: how long answers may get.
             budget: the most padded tokens of one forward pass.
-            losses: the same tasks as conversations, whose loss is measured too (SFT, DPO); None if
-                it is not.
-
-        Raises:
-            WorkerFailure: kind config, when the checkpoint to resume from was trained on another
-                base.
+            losses: the same tasks as conversations, whose loss is measured too (SFT, DPO).
         """
         params = SamplingParams.greedy(limits, self.settings.seed)
         questions = Questions(self.components.env, tasks, context, params, losses)
@@ -260,11 +255,8 @@ class Training:
         values: Mapping[str, float | None],
         rollouts: Sequence[TrajectoryRecord] = (),
     ) -> None:
-        """End a step: evaluate if an evaluation is due, check for alerts, write the metrics, and
-        save a checkpoint if one is due.
-
-        With `stop_early=alert` an alert makes this the last step; it is then evaluated even if no
-        evaluation was due.
+        """End a step: evaluate, check for alerts, write the metrics and save a checkpoint, each if
+        it is due. With `stop_early=alert` an alert makes this the last step, which is evaluated.
 
         Args:
             step: the number of the step just done.
@@ -358,22 +350,16 @@ class Training:
             )
 
     def finish(self) -> Result:
-        """End the run: check that the weights changed, and play the test half with the best
-        checkpoint. Without held-out tasks the last step counts as the best.
+        """End the run: check that the weights changed, and play the test half of the held-out tasks
+        with the best checkpoint.
 
-        Returns the result record:
-            steps: how many were done.
-            best_step, best_score: of the checkpoint marked as best; the score is missing without
-                held-out tasks.
-            verdict, evidence, summary: whether the model got better, the numbers that show it, and
-                both in a sentence.
-            measured: how long the run took and how much memory.
+        Returns the result record: the steps that were done, the best checkpoint, the verdict
+        (whether the model got better, with the numbers that show it), and what was measured.
 
         Raises:
-            WorkerFailure: kind no_update, when the adapter has the weights it had at the start. No
-                failure if the loop noted in the state (`no_gradient`) that no step had a gradient.
+            WorkerFailure: kind no_update, when the adapter has the weights it had at the start.
         """
-        if not self.state.get("no_gradient"):
+        if not self.state.get("no_gradient"):  # the loop notes there that no step had a gradient
             self._require_changed_weights()
         result: Result = {"steps": self.done, "verdict": "unknown", "summary": ""}
         result |= self._best_checkpoint()

@@ -117,16 +117,11 @@ class HeldoutEvaluation:
         self._tokens = self._turns = self._episodes = 0
 
     def evaluate(self, step: int, *halves: str) -> HalfResult:
-        """Evaluate the policy as it is now on the given halves, and write the rows to
-        `evals/step_NNNNNN.jsonl`. At step 0 the earlier skills are measured too.
+        """Evaluate the policy as it is now on the given halves (VALIDATION, TEST or both), and
+        write the rows to `evals/step_NNNNNN.jsonl`. At step 0 the earlier skills are measured too.
 
-        Gradients and random state do not change. If the validation half was evaluated, an event
-        says so, and the best step is updated.
-
-        Args:
-            halves: VALIDATION, TEST or both.
-
-        Returns the result of the validation half; an empty `HalfResult` if only TEST was given.
+        The validation half updates the best step. Returns its result; an empty `HalfResult` if only
+        TEST was given.
         """
         path = self.job.run.evals(step)
         path.parent.mkdir(parents=True, exist_ok=True)

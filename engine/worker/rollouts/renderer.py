@@ -101,17 +101,13 @@ class Renderer:
         last_id: int | None = None,
     ) -> list[int]:
         """The ids to append after an assistant turn: what the template writes from its end to the
-        opening of the next assistant turn, including `replies`.
+        opening of the next assistant turn, including `replies`, the environment's messages. Raises
+        WorkerFailure (kind config) when the template refuses the replies.
 
         Args:
             before: the conversation so far; it ends with that assistant turn.
-            replies: the environment's messages.
-            tools: the same that the prompt was written with.
             last_id: the last id of that turn as it was sampled; None: its end token. A turn that
                 did not end with such a token gets one.
-
-        Raises:
-            WorkerFailure: kind config, when the template refuses the replies.
         """
         try:
             return self._format.between_turns(before, replies, tools, last_id=last_id)
@@ -132,18 +128,15 @@ class Renderer:
         loss_on: str,
         reasoning: Reasoning = "keep",
     ) -> list[Rendered]:
-        """A finished conversation as training rows with their loss masks. It is one row, or several
-        if the template writes earlier turns differently once more messages follow. Rows without a
-        token to train are left out.
+        """A finished conversation as training rows: one, or several if the template writes earlier
+        turns differently once more messages follow. Rows without a token to train are left out.
+        Raises WorkerFailure (kind data) when the template refuses the messages.
 
         Args:
-            loss_on: `assistant` trains every assistant turn with its end token, `last` only the
-                last of them, `all` every token but the first.
+            loss_on: `assistant` trains every assistant turn, `last` only the last of them, `all`
+                every token but the first.
             reasoning: "keep" trains the reasoning that messages have, "drop" leaves it out, and
                 "require" gives [] for a conversation with a turn that has none.
-
-        Raises:
-            WorkerFailure: kind data, when the template refuses the messages.
         """
         try:
             chats = self._format.rows(messages, tools, reasoning)

@@ -60,10 +60,8 @@ class SyncCheck:
             precision: the coarser number format of sampler and trainer, float32 or bfloat16.
             event: writes an event of the run: name, message, fields.
             state: keeps the gaps seen so far, in checkpoints too; a resumed run continues them.
-            exact: whether sampler and trainer are meant to give the same distribution. They are not
-                if the sampler is one update behind on purpose or leaves out improbable tokens
-                (top_p below 1), or if only the trainer drops part of the adapter's input
-                (lora_dropout).
+            exact: whether sampler and trainer are meant to give the same distribution, as they are
+                not with top_p below 1, for example.
         """
         self.limits = LIMITS[precision] if exact else LOOSE
         self._event = event
@@ -85,20 +83,14 @@ class SyncCheck:
         return self.check(step, mean, largest)
 
     def check(self, step: int, mean: float, largest: float) -> dict[str, float]:
-        """Judge the gap of a step. If it is above the limit `warn` or has grown, an event is
-        written: once, and again only after a step without such a gap.
+        """Judge the gap of a step: the distances between the sampler's and the trainer's
+        log-probabilities of its tokens, in nats, `mean` and `largest`. Returns its metrics by name.
 
-        Args:
-            step: number of the step.
-            mean, largest: mean and maximum, over the tokens of the step, of the distance between
-                the sampler's and the trainer's log-probability, in nats.
-
-        Returns the metrics by name: `sampler_gap_mean` and `sampler_gap_max` as given, and
-        `sampler_gap_drift`, the median of the latest steps minus that of the first steps.
+        A gap above the limit `warn`, or one that has grown, writes an event. `sampler_gap_drift` is
+        the median gap of the latest steps minus that of the first ones.
 
         Raises:
-            WorkerFailure: kind internal, when the mean is NaN or too large for the sampler to have
-                the trained policy.
+            WorkerFailure: kind internal, when the mean is NaN or above the limit `fail`.
         """
         first_gap, latest_gap = self._remember(mean)
         if mean > self.limits.fail or math.isnan(mean):

@@ -162,9 +162,7 @@ class Served:
         6. the usage, if the request asks for it.
 
         With `return_token_ids` there is a piece for each token, also where its text has to wait.
-
-        Raises:
-            Refused: 400 or 404, as in `complete`, but only once pieces are taken.
+        Raises Refused as `complete` does, but only once pieces are taken.
         """
         ids = self.prompt_ids(request)
         answer = _StreamedAnswer(request)

@@ -51,19 +51,15 @@ class VllmModels:
         argv: tuple[str, ...] = (),
     ) -> None:
         """Start the vLLM server as `plan` says and wait until it is ready; the base answers as the
-        model `base_name`.
+        model `base_name`. Raises WorkerFailure when the server does not become ready.
 
         Args:
-            folder: where adapters are copied to, so that later changes of the originals do not
-                matter.
+            folder: where adapters are copied to.
             log: the file for the server's output.
             thinking: whether prompts open a think block.
             base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
                 weights are refused. None: not checked.
             argv: a program to run in the server's place; for tests only.
-
-        Raises:
-            WorkerFailure: when the server does not become ready.
         """
         self.base_name = base_name
         self.base_weights = base_weights or {}

@@ -54,12 +54,10 @@ def save(
     Args:
         progress: the step and the loop's state.
         base_ref: the base's name.
-        base_weights: SHA-256 of the base's weight files, by file name. It is recorded, so that the
-            adapter is never put on another model of the same shape.
+        base_weights: SHA-256 of the base's weight files, by file name; recorded for `require_base`.
 
     Raises:
-        WorkerFailure: kind infra, when the disk is full or read-only. Nothing of the checkpoint is
-            left then.
+        WorkerFailure: kind infra, when the disk is full or read-only.
     """
     final = run.checkpoint(progress.step)
     if (final / MANIFEST).exists():  # complete

@@ -145,8 +145,7 @@ def totals(run: RunDir) -> Result:
         tokens_per_s: the median of the steps.
         mfu: the share of the machine's rate that was used, the mean over all seconds of training.
         peak_memory: in bytes.
-        effective_share: the mean share of groups whose rewards differ; only where the run has
-            groups (GRPO).
+        effective_share: the mean share of groups whose rewards differ (GRPO).
     """
     steps = _training_steps(run)
     if not steps:
