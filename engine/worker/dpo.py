@@ -34,6 +34,7 @@ from engine.worker.core.rows_on_demand import RowsOnDemand
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import MeasuredLoss
 from engine.worker.network.policy import Policy
+from engine.worker.rollouts.renderer import Rendered
 from engine.worker.sft import RENDERED_FIRST, rows_of_step, sample_rows, tools_of
 from engine.worker.training import Training
 from engine.worker.update.preference import (
@@ -232,14 +233,8 @@ def _pair(job: Job[DPOConfig], components: Components, task: TaskRow) -> _Render
     last row is compared: it holds the last turn, and the beginning that both conversations share is
     not trained anyway.
     """
-    conversations = pair_of(task)
-    if conversations is None:
-        return None
-    tools = tools_of(components, task)
-    chosen_rows, rejected_rows = (
-        components.renderer.rows(conversation, tools, "assistant") for conversation in conversations
-    )
-    if not chosen_rows or not rejected_rows:  # nothing to train in one of them
+    chosen_rows, rejected_rows = _conversation_rows(components, task)
+    if not chosen_rows or not rejected_rows:  # no pair, or nothing to train in one of them
         return None
     limit = job.config.settings.max_length
     chosen, rejected = chosen_rows[-1], rejected_rows[-1]
@@ -249,6 +244,19 @@ def _pair(job: Job[DPOConfig], components: Components, task: TaskRow) -> _Render
     is_cut = max(len(chosen.ids), len(rejected.ids)) > limit
     is_split = max(len(chosen_rows), len(rejected_rows)) > 1
     return _RenderedPair(pair, is_cut, is_split)
+
+
+def _conversation_rows(
+    components: Components, task: TaskRow
+) -> tuple[list[Rendered], list[Rendered]]:
+    """The rows of the better and of the worse conversation of a task; both [] if it has no pair."""
+    conversations = pair_of(task)
+    if conversations is None:
+        return [], []
+    chosen, rejected = conversations
+    tools = tools_of(components, task)
+    render_rows = components.renderer.rows
+    return render_rows(chosen, tools, "assistant"), render_rows(rejected, tools, "assistant")
 
 
 @dataclass(frozen=True)

@@ -116,10 +116,7 @@ def probe(job: Job[ProbeConfig]) -> Result:
     components = prepare(job, Path(model.base_path))
     job.event("started", "probe", total_steps=1)
     groups = _probe_groups(job, components)
-    job.run.model_evals(0).parent.mkdir(parents=True, exist_ok=True)
-    with Appender(job.run.model_evals(0)) as file:
-        # Training tasks have no halves.
-        heldout.write_rows(file, groups, half_of_task={}, model=model.ref)
+    _write_groups(job, groups)
     result = learnability(samples_of(groups), settings.group_size, settings.max_tokens).to_json()
     # The metrics hold shares and means; counts, texts and lists are in the result alone.
     job.metrics(1, {key: value for key, value in result.items() if isinstance(value, float)})
@@ -142,6 +139,15 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
         base_weights = weight_hashes(job.run.home, components.base.path)
         with adapter_loaded(components, config.models[0].adapter, base_weights):
             return heldout.evaluate(tasks, context, components.sampler, params, settings.group_size)
+
+
+def _write_groups(job: Job[ProbeConfig], groups: Sequence[Group]) -> None:
+    """Append the answers of the probe's only model to its file."""
+    path = job.run.model_evals(0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Appender(path) as file:
+        # Training tasks have no halves.
+        heldout.write_rows(file, groups, half_of_task={}, model=job.config.models[0].ref)
 
 
 def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
@@ -282,24 +288,30 @@ def _play_model(job: Job[EvaluateConfig], index: int, setup: _PlaySetup) -> list
         Stopped: when asked to stop; rows written so far stay.
     """
     model = job.config.models[index]
+    path = job.run.model_evals(index)
     groups: list[Group] = []
     with adapter_loaded(setup.components, model.adapter, setup.base_weights):
-        path = job.run.model_evals(index)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         with Appender(path) as file:
-            for start in range(0, len(setup.tasks), SLICE):
-                job.check_stop()
-                tasks = setup.tasks[start : start + SLICE]
-                part_groups = _play_tasks(tasks, setup, job.config.attempts)
+            for part_groups in _groups_by_slice(job, setup):
                 heldout.write_rows(file, part_groups, setup.half_of_task, model=model.ref)
                 groups += part_groups
     return groups
 
 
-def _play_tasks(tasks: list[TaskRow], setup: _PlaySetup, attempts: int) -> list[Group]:
-    """Play each task `attempts` times with the adapter that the sampler has loaded."""
-    return heldout.evaluate(tasks, setup.context, setup.components.sampler, setup.params, attempts)
+def _groups_by_slice(job: Job[EvaluateConfig], setup: _PlaySetup) -> Iterator[list[Group]]:
+    """Play the tasks with the adapter that the sampler has loaded, and yield their groups SLICE
+    tasks at a time. Raises Stopped between two slices when asked to stop."""
+    for start in range(0, len(setup.tasks), SLICE):
+        job.check_stop()
+        yield heldout.evaluate(
+            setup.tasks[start : start + SLICE],
+            setup.context,
+            setup.components.sampler,
+            setup.params,
+            job.config.attempts,
+        )
 
 
 def _rescore(job: Job[EvaluateConfig], setup: _PlaySetup, index: int) -> None:

@@ -139,12 +139,8 @@ def _decoding_step_s(sampler: Sampler, completions: int, device: torch.device) -
 
 
 def rate_and_fixed_cost(operations: float, smaller: Timing, larger: Timing) -> tuple[float, float]:
-    """Split the time of some work into a part per unit and a fixed part: the slope of the line
-    through two measurements, and where it starts.
-
-    Args:
-        operations: how many operations one unit of the work takes.
-        smaller, larger: the two measurements.
+    """Split the time of some work, of which one unit takes so many operations, into a part per unit
+    and a fixed part: the slope of the line through two measurements, and where it starts.
 
     Returns (operations per second, fixed seconds). The fixed part is at least FIXED_SHARE of the
     smaller measurement. If the larger one took no longer, all of its time counts as operations.

@@ -137,6 +137,7 @@ class Training:
         isolation = context.process.isolation if context else ""
         write_manifest(self.job, self.components, isolation, params, self.meter.matrix_flops)
         self._report_start(len(tasks), self.evaluation.choosing_count)
+        # The more tasks an evaluation has, the smaller a change of its score that raises an alert.
         self.watch.exam_tasks = self.evaluation.choosing_count
         resumed = self._resume()
         if tasks and not resumed:

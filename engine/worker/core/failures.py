@@ -36,14 +36,12 @@ class WorkerFailure(Exception):
     def __init__(
         self, kind: str, message: str, *, evidence: str = "", hint: str | Hint = ""
     ) -> None:
-        """Describe the failure.
+        """Describe the failure. Raises ValueError for a `kind` that is not in FAILURE_KINDS.
 
         Args:
-            kind: one of FAILURE_KINDS; a ValueError is raised for any other.
             message: what happened, one sentence.
             evidence: numbers or a line of output that show it.
-            hint: the next move, in words or with the call that makes it; "" takes the hint of the
-                kind in HINTS.
+            hint: the next move; "" takes the hint of the kind in HINTS.
         """
         if kind not in FAILURE_KINDS:
             raise ValueError(f"unknown failure kind {kind!r}")

@@ -123,16 +123,8 @@ class HeldoutEvaluation:
         The validation half updates the best step. Returns its result; an empty `HalfResult` if only
         TEST was given.
         """
-        path = self.job.run.evals(step)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Drop rows of an earlier attempt that was interrupted: each task counts once.
-        keep_lines(path, lambda row: row["half"] not in halves)
-        validation = HalfResult({})
-        with Appender(path) as file:
-            for half in halves:
-                result = self._evaluate_half(half, file)
-                if half == heldout.VALIDATION:
-                    validation = result
+        results = self._evaluate_halves(step, halves)
+        validation = results.get(heldout.VALIDATION, HalfResult({}))
         if validation.curves:
             self._report_result(step, validation)
             if step > 0:  # the start cannot be the best
@@ -143,6 +135,16 @@ class HeldoutEvaluation:
             self.prior_skills.evaluate("before")
         self.sampler.release_memory()
         return validation
+
+    def _evaluate_halves(self, step: int, halves: Sequence[str]) -> dict[str, HalfResult]:
+        """Evaluate each half and write the rows to the file of `step`. Returns the results by
+        half."""
+        path = self.job.run.evals(step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Drop rows of an earlier attempt that was interrupted: each task counts once.
+        keep_lines(path, lambda row: row["half"] not in halves)
+        with Appender(path) as file:
+            return {half: self._evaluate_half(half, file) for half in halves}
 
     def _evaluate_half(self, half: str, file: Appender) -> HalfResult:
         """Play the tasks of one half if the environment scores, measure their loss if the run

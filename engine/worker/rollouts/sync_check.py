@@ -59,9 +59,9 @@ class SyncCheck:
         Args:
             precision: the coarser number format of sampler and trainer, float32 or bfloat16.
             event: writes an event of the run: name, message, fields.
-            state: keeps the gaps seen so far, in checkpoints too; a resumed run continues them.
-            exact: whether sampler and trainer are meant to give the same distribution, as they are
-                not with top_p below 1, for example.
+            state: keeps the gaps seen so far, also in checkpoints.
+            exact: whether sampler and trainer should give the same distribution; with top_p below
+                1, for example, they do not.
         """
         self.limits = LIMITS[precision] if exact else LOOSE
         self._event = event

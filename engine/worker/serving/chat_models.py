@@ -132,6 +132,14 @@ class Served:
             Refused: 400 for an id that has no token or a prompt that is too long, 404 for an
                 unknown model.
         """
+        self._check_ids(request)
+        logprobs = self.models.prompt_logprobs(request.model, request.ids)
+        continuation = self._likeliest_next(request) if request.continues else None
+        return logprobs_reply(request, logprobs, continuation, self.renderer.token_text)
+
+    def _check_ids(self, request: LogprobsRequest) -> None:
+        """Raises Refused (400) for an id that no token has, and for more ids than the model
+        reads."""
         vocab = len(self.renderer.tokenizer)
         beyond = [token for token in request.ids if not 0 <= token < vocab]
         if beyond:
@@ -139,9 +147,6 @@ class Served:
         length = len(request.ids) + request.continues  # one more for the token after the prompt
         if length > self.limit:
             raise Refused(400, f"The prompt has {length} tokens; the model reads {self.limit}.")
-        logprobs = self.models.prompt_logprobs(request.model, request.ids)
-        continuation = self._likeliest_next(request) if request.continues else None
-        return logprobs_reply(request, logprobs, continuation, self.renderer.token_text)
 
     def _likeliest_next(self, request: LogprobsRequest) -> tuple[int, float]:
         """The likeliest token after the request's ids, with its log-probability."""

@@ -39,12 +39,11 @@ ALLOWED_GAP = 1e-3  # largest difference of a logit that rounding explains
 
 def merge(base_path: Path, adapter: Path, out: Path) -> float:
     """Merge the adapter into the base and write the result to the folder `out`, which must not
-    exist. The merged model is first compared with base + adapter on one short prompt, both in
-    float32. Returns the largest difference of a logit.
+    exist. The merged model is first compared with base + adapter on one short prompt. Returns the
+    largest difference of a logit.
 
     Raises:
-        WorkerFailure: when the adapter does not fit the base, or the difference is more than
-            `ALLOWED_GAP`.
+        WorkerFailure: when the adapter does not fit the base, or that difference is too large.
     """
     config = text_part(read_json(base_path / "config.json"))
     saved_dtype = config.get("dtype") or config.get("torch_dtype") or "float32"

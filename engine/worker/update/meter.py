@@ -71,11 +71,9 @@ class Meter:
 
 
 def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
-    """Count what one forward pass over the rows computes. Returns three numbers:
-
-    1. tokens that run through the layers;
-    2. pairs of a token and a token that it attends to, itself included;
-    3. tokens whose log-probability is computed.
+    """Count what one forward pass over the rows computes. Returns (tokens that run through the
+    layers; pairs of a token and a token that it attends to, itself included; tokens whose
+    log-probability is computed).
 
     The last token of a row predicts nothing and is not run. With `shared`, a prompt that several
     rows have in common runs only once.
@@ -88,11 +86,17 @@ def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
         shared_length = row.prefix_len if shared and prompt in seen_prompts else 0
         if row.prefix_len:
             seen_prompts.add(prompt)
+        # What belongs to a shared prompt was counted before.
         tokens += length - shared_length
-        # Token number k attends to k tokens; those of a shared prompt were counted before.
-        attention_pairs += (length * (length + 1) - shared_length * (shared_length + 1)) // 2
+        attention_pairs += _causal_pairs(length) - _causal_pairs(shared_length)
     scored_tokens = sum(sum(row.loss_mask) for row in rows)
     return tokens, attention_pairs, scored_tokens
+
+
+def _causal_pairs(length: int) -> int:
+    """The pairs of a token and one that it attends to among the first `length` tokens of a row:
+    token number k, from 1, attends to k tokens."""
+    return length * (length + 1) // 2
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:

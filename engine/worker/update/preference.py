@@ -56,12 +56,8 @@ def dpo_loss(
     chosen: torch.Tensor, rejected: torch.Tensor, beta: float, pairs_in_batch: int
 ) -> torch.Tensor:
     """-log sigmoid(beta (chosen - rejected)) of each pair, divided by the number of pairs in the
-    whole batch (arXiv 2305.18290, equation 7).
-
-    Args:
-        chosen, rejected: [pairs] float32, the gains of the better and of the worse answers: how
-            much likelier the policy makes one than the reference does, log policy(answer) - log
-            reference(answer).
+    whole batch (arXiv 2305.18290, equation 7). `chosen` and `rejected`, [pairs] float32, are the
+    gains of the better and of the worse answers: log policy(answer) - log reference(answer).
     """
     return -torch.nn.functional.logsigmoid(beta * (chosen - rejected)) / pairs_in_batch
 
