@@ -66,16 +66,9 @@ def _indices_by_base(models: Sequence[ModelEntry]) -> dict[str, list[int]]:
 
 
 def _evaluation_result(job: Job[EvaluateConfig], results: list[Result]) -> Result:
-    """The result record of the evaluation.
-
-    Args:
-        results: the record of each model, in the order of the config.
-
-    Returns:
-        models: `results`.
-        verdict, evidence: whether the models differ, and the numbers that show it.
-        summary: one line for people, such as "base: success 0.310 over 200 tasks; ...".
-    """
+    """The result record of the evaluation, from those of its models: the verdict says whether the
+    models differ, `evidence` has the numbers that show it, and `summary` is a line for people, such
+    as "base: success 0.310 over 200 tasks; ..."."""
     summary = "; ".join(f"{r['ref']}: {_result_in_words(r)}" for r in results)
     evidence = run_verdict(job.run).to_json()
     return {
@@ -89,13 +82,8 @@ def _evaluation_result(job: Job[EvaluateConfig], results: list[Result]) -> Resul
 def _report_model(
     job: Job[EvaluateConfig], evaluated_count: int, result: Result, groups: Sequence[Group]
 ) -> None:
-    """Write the event and the metrics of a model that has been played.
-
-    Args:
-        evaluated_count: how many models have been played, this one included.
-        result: the model's record.
-        groups: its answers.
-    """
+    """Write the event and the metrics of the model that has just been played, from its record and
+    its answers; `evaluated_count` models have been played so far, this one included."""
     ref = result["ref"]
     job.event("evaluated", f"{ref}: {_result_in_words(result)}", **result)
     job.metrics(evaluated_count, {"model": ref} | _metric_curves(groups))
@@ -173,15 +161,12 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 def adapter_loaded(
     components: Components, folder: str | None, base_weights: dict[str, str]
 ) -> Iterator[None]:
-    """A context in which the sampler uses the adapter in `folder`; on exit the adapter is unloaded.
-
-    Args:
-        folder: a PEFT folder; None samples from the base alone.
-        base_weights: SHA-256 of the base's weight files, by file name.
+    """A context in which the sampler uses the adapter in the PEFT folder `folder` (None: the base
+    alone); on exit the adapter is unloaded.
 
     Raises:
         WorkerFailure: kind config, when the adapter cannot be read or was trained on other weights
-            than `base_weights`.
+            than `base_weights`, SHA-256 by file name.
     """
     if folder is None:
         components.sampler.load(None)

@@ -44,7 +44,7 @@ def write_manifest(
     matrix_flops: float,
 ) -> None:
     """Write manifest.json: what the run trains, on what, with which versions and on which machine.
-    If an earlier attempt has written it, nothing is done: it says what the run began with.
+    If an earlier attempt has written it, nothing is done.
 
     Args:
         isolation: how the environment's process is confined; "" where none runs.

@@ -173,12 +173,10 @@ class Training:
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each step that is still to do, from 1; the caller does that step.
+        Raises Stopped between two steps when the run was asked to stop.
 
         Ends early, with the event `stopped_early`, if the setting `stop_early` asks for it: with
         "alert" after an alert, with "heldout" after PATIENCE evaluations without a new best.
-
-        Raises:
-            Stopped: between two steps, when the run was asked to stop.
         """
         while self.done < self.total and not self.ended_by_alert:
             self.job.check_stop()

@@ -86,11 +86,8 @@ def _int64(values: Sequence[int]) -> torch.Tensor:
 
 def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Divide rows of these lengths into microbatches whose padded size (rows x longest) is at most
-    `budget` tokens. Returns for each microbatch the indices of its rows.
-
-    Rows of similar length go together, the longest first, so that little is padded. A row longer
-    than the budget goes alone. Every index occurs exactly once.
-    """
+    `budget` tokens; a longer row goes alone. Returns for each microbatch the indices of its rows.
+    Rows of similar length go together, the longest first, so that little is padded."""
     result: list[list[int]] = []
     padded_length = 0  # of the rows in the last microbatch: the length of its first row
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):

@@ -89,13 +89,9 @@ def _place_of(error: BaseException) -> str:
 
 
 def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> WorkerFailure:
-    """The failure (kind infra) of a run that could not write `path`. Its message says how many
-    bytes and inodes are free on that disk, if that can be read.
-
-    Args:
-        path: the file or folder; None if unknown, the message then says "the home folder".
-        error: why it could not be written; becomes the evidence.
-    """
+    """The failure (kind infra) of a run that could not write `path` (None: some file of the home
+    folder) because of `error`. Its message says how many bytes and inodes are free on that disk, if
+    that can be read."""
     free_space = ""
     with contextlib.suppress(OSError, ValueError):  # no such folder; no valid path
         disk = os.statvfs(Path(path or ".").parent)

@@ -255,9 +255,8 @@ class HeldoutEvaluation:
     def _rescoring(self) -> Iterator[stored_answers.Begin]:
         """A context with a second env process, to check that scores repeat.
 
-        Yields a function that is called with a file of answers, a half, and the tasks by id; it
-        scores a sample of those answers again in the background, or does nothing if the run plays
-        no tasks. If answers cannot be scored again, the event `rescore_skipped` says why.
+        Yields a function that takes a file of answers, a half, and the tasks by id, and scores a
+        sample of those answers again in the background. It does nothing if the run plays no tasks.
         """
         if self.context is None:
             yield lambda *_: None

@@ -217,12 +217,8 @@ class BatchSource:
 
     def _can_share_process(self) -> bool:
         """Whether the next batch can be sampled while this process trains: true with vLLM, which is
-        another process, and with our own forward on a CPU.
-
-        Two threads cannot share PEFT's switch between adapters, nor a GPU while its kernels are
-        being recorded. There the next batch is sampled before the update instead, with the same
-        result.
-        """
+        another process, and with our own forward on a CPU. Otherwise two threads would share PEFT's
+        switch between adapters, or a GPU while its kernels are being recorded."""
         network = self.policy.base.network
         own_on_cpu = network.forward == "own" and network.device.type == "cpu"
         return self.collector.sampler.name == "vllm" or own_on_cpu

@@ -33,15 +33,12 @@ class Renderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], *, thinking: bool = False
     ) -> None:
-        """Keep a tokenizer and the texts of its stop ids.
+        """Keep a tokenizer and the texts of its stop ids. Raises WorkerFailure (kind config) when
+        it has no chat template.
 
         Args:
-            tokenizer: must have a chat template.
             stop_ids: every id that ends a turn; the first is the one that the template writes.
             thinking: whether the template is asked to open a think block.
-
-        Raises:
-            WorkerFailure: kind config, when the tokenizer has no chat template.
         """
         if not tokenizer.chat_template:
             raise WorkerFailure(

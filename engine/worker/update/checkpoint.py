@@ -91,9 +91,6 @@ def _write_files(
     """Write every file of a checkpoint into `folder` and sync it to disk: adapter, optimizer and
     trainer state, then the manifest with the size and SHA-256 of each. The manifest comes last
     because it makes the checkpoint count as complete.
-
-    Args:
-        base_ref, base_weights: name of the base, and SHA-256 of its weight files by file name.
     """
     save_adapter(policy.adapter, folder, base_ref)
     save_file(_optimizer_tensors(policy, optimizer), folder / OPTIMIZER)

@@ -244,9 +244,8 @@ def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> N
 
 
 def pass_metrics(all_sums: Sequence[PassSums]) -> dict[str, float]:
-    """The metrics of a step, by name, from the sums of all its microbatches in all passes
-    (engine/core/metrics.py explains them). Means are per trained token. Entropy and the gap to the
-    sampler come from the first pass; at least one microbatch must belong to it."""
+    """The metrics of a step, by name, from the sums of all its microbatches in all passes. Means
+    are per trained token. Entropy and the gap to the sampler come from the first pass."""
     tokens = sum(sums.tokens for sums in all_sums)
     first_sums = [sums for sums in all_sums if sums.first]
     first_tokens = sum(sums.tokens for sums in first_sums)
