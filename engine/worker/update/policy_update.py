@@ -125,7 +125,7 @@ class PolicyPass:
         for members in self.policy.split(rows, budget):
             microbatch = self._collate(members, [rows[i] for i in members], budget)
             if earlier:
-                _copy_first_pass(microbatch, earlier)
+                _copy_first_pass_logprobs(microbatch, earlier)
             if self.settings.kl_coef > 0:
                 microbatch.reference = self.policy.reference_logprobs(
                     microbatch.batch, self.settings.temperature
@@ -154,42 +154,44 @@ class PolicyPass:
 
     def _backward(self, micro: Microbatch) -> PassSums:
         """Run one microbatch forward and backward, which adds to the gradients, and return its
-        sums. The first pass also stores the policy's log-probabilities: in `micro.old`, and in
-        `micro.sampled` where the sampler gave none."""
+        sums."""
+        tokens, entropy, missing = self._forward(micro)
+        loss, kl = self._loss(tokens, micro.reference)
+        loss.backward()
+        gap = (tokens.old - micro.sampled).abs()
+        return PassSums(
+            loss=loss.item(),
+            tokens=tokens.policy.numel(),
+            entropy=float(entropy.sum()),
+            kl=float(kl),
+            clipped=float(losses.clipped_tokens(self.settings.loss, tokens, self.clip)),
+            gap_sum=float(gap.sum()) if self.first else 0.0,
+            gap_max=float(gap.max()) if self.first else 0.0,
+            missing=missing,
+            first=self.first,
+        )
+
+    def _forward(self, micro: Microbatch) -> tuple[losses.Tokens, torch.Tensor, int]:
+        """Run one microbatch forward. Returns (its trained tokens; their entropies; for how many of
+        them the sampler gave no log-probability). The first pass also stores the policy's
+        log-probabilities: in `micro.old`, and in `micro.sampled` where the sampler gave none."""
         settings = self.settings
-        first = self.first
-        policy, entropy = self.policy.logprobs(micro.batch, settings.temperature, entropies=first)
+        policy, entropy = self.policy.logprobs(
+            micro.batch, settings.temperature, entropies=self.first
+        )
         missing = 0
         if micro.old is None:
             micro.old = policy.detach()
             missing = _fill_missing(micro, micro.old)
-        tokens = self._tokens(micro, policy, micro.old)
-        loss, kl = self._loss(tokens, micro.reference)
-        loss.backward()
-        gap = (micro.old - micro.sampled).abs()
-        return PassSums(
-            loss=loss.item(),
-            tokens=policy.numel(),
-            entropy=float(entropy.sum()),
-            kl=float(kl),
-            clipped=float(losses.clipped_tokens(settings.loss, tokens, self.clip)),
-            gap_sum=float(gap.sum()) if first else 0.0,
-            gap_max=float(gap.max()) if first else 0.0,
-            missing=missing,
-            first=first,
-        )
-
-    def _tokens(self, micro: Microbatch, policy: torch.Tensor, old: torch.Tensor) -> losses.Tokens:
-        """The microbatch's trained tokens with the policy's log-probabilities: now, and in the
-        first pass (`old`)."""
-        return losses.Tokens(
+        tokens = losses.Tokens(
             policy=policy,
-            old=old,
+            old=micro.old,
             advantage=micro.advantage,
-            correction=losses.truncated_importance(old, micro.sampled, self.settings.tis_cap),
+            correction=losses.truncated_importance(micro.old, micro.sampled, settings.tis_cap),
             row=micro.batch.row,
             lengths=micro.lengths,
         )
+        return tokens, entropy, missing
 
     def _loss(
         self, tokens: losses.Tokens, reference: torch.Tensor | None
@@ -224,7 +226,7 @@ def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> int:
     return int(is_missing.sum())
 
 
-def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
+def _copy_first_pass_logprobs(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
     """Copy the log-probabilities `sampled` and `old` of the trajectories in `microbatch` from
     `earlier`, the microbatches of the first pass, which had the same batch split otherwise."""
     # For each trajectory: its microbatch of the first pass, and the mask of its tokens there. There
