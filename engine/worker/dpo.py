@@ -99,9 +99,10 @@ def update(
     """Do the optimizer step with number `step` on a batch of pairs, with at most `budget` tokens in
     the model at once. Returns metrics by name."""
     preference_pass = PreferencePass(training.policy, batch, settings.beta, settings.sft_weight)
+    # Runs the pass, again in smaller microbatches if memory runs out.
     sums = training.within_memory(step, budget, preference_pass)
     rows = [row for pair in batch for row in pair.rows]
-    training.meter.count_microbatch(rows)
+    training.meter.count_microbatch(rows)  # of all microbatches together
     training.require_finite(sums.loss, "loss")
     grad_norm, lr = training.optimizer_step(step)
     return {

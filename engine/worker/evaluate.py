@@ -33,9 +33,8 @@ SLICE = 256
 
 
 def evaluate(job: Job[EvaluateConfig]) -> Result:
-    """Play the tasks with every model, model by model, and compare the answers.
-
-    Returns the result record; see `_evaluation_result`.
+    """Play the tasks with every model, model by model, and compare the answers. Returns the result
+    record; see `_evaluation_result`.
 
     Raises:
         WorkerFailure: kind config when the environment does not score, data when no task fits.
@@ -94,10 +93,7 @@ def probe(job: Job[ProbeConfig]) -> Result:
     differ: only then is there something for GRPO to learn from.
 
     Returns the numbers of engine/evidence/stats/learnability.py, and `ref`, the model's name. The
-    `verdict` is always "unknown", as nothing is compared.
-
-    Raises:
-        WorkerFailure: kind config when the environment does not score, data when no task fits.
+    `verdict` is always "unknown", as nothing is compared. Raises WorkerFailure as `evaluate` does.
     """
     settings = job.config.settings
     model = job.config.models[0]

@@ -149,6 +149,7 @@ def _optimizer_steps(
     pass_sums: list[PassSums] = []
     lr = grad_norm = 0.0
     for _ in range(policy_pass.settings.updates_per_batch):
+        # Runs the pass, again in smaller microbatches if memory runs out.
         pass_sums += training.within_memory(step, budget, policy_pass)
         for microbatch in policy_pass.microbatches:
             training.meter.count_microbatch(microbatch.rows)

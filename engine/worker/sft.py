@@ -83,8 +83,9 @@ def update(
     """Do the optimizer step with number `step` on a batch of rows, with at most `budget` tokens in
     the model at once. Returns metrics by name."""
     supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
+    # Runs the pass, again in smaller microbatches if memory runs out.
     loss, microbatches = training.within_memory(step, budget, supervised_pass)
-    training.meter.count_microbatch(batch)
+    training.meter.count_microbatch(batch)  # of all microbatches together
     training.require_finite(loss, "loss")
     grad_norm, lr = training.optimizer_step(step)
     return {

@@ -16,7 +16,7 @@ from engine.home.hashes import weight_hashes
 from engine.records.run_config import DistillConfig
 from engine.records.run_config import EndpointTeacher as EndpointEntry
 from engine.worker.components import Components, loading_of
-from engine.worker.core.batch import rows_of
+from engine.worker.core.batch import Row, rows_of
 from engine.worker.core.job import Job
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.network.adapter import Adapter, LoraSpec, read_adapter
@@ -59,12 +59,18 @@ class NetworkTeacher:
         rows = rows_of(trajectories)
         rated: list[list[float]] = [[] for _ in trajectories]
         for members in self.network.split(rows, budget):
-            batch = self.network.collate([rows[i] for i in members]).to(self.network.device)
-            logprobs, _ = self.network.logprobs(batch, self.adapter)
-            lengths = [trajectories[i].trained_tokens for i in members]
-            for index, part in zip(members, logprobs.split(lengths), strict=True):
-                rated[index] = part.tolist()
+            microbatch = [rows[i] for i in members]
+            for index, logprobs in zip(members, self._rate(microbatch), strict=True):
+                rated[index] = logprobs
         return rated
+
+    def _rate(self, rows: Sequence[Row]) -> list[list[float]]:
+        """The log-probabilities of the trained tokens of each row; all rows go through the model
+        together."""
+        batch = self.network.collate(rows).to(self.network.device)
+        logprobs, _ = self.network.logprobs(batch, self.adapter)  # row after row
+        trained_tokens = [sum(row.loss_mask) for row in rows]
+        return [part.tolist() for part in logprobs.split(trained_tokens)]
 
     def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:
         """See `Teacher`."""

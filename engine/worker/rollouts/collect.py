@@ -197,11 +197,8 @@ def _append_turn(trajectory: Trajectory, completion: Completion, play: _Play) ->
 
 def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
     """Send the last turn of a rollout to the environment. If the rollout goes on, the reply is
-    stored for the next turn. Otherwise the rollout is scored and closed. It ends if
-
-    - the environment has nothing more to say, or failed;
-    - the turn was cut off by its length;
-    - the turn was the last one allowed.
+    stored for the next turn. Otherwise the rollout is scored and closed: the environment has no
+    more to say or failed, the turn was cut off by its length, or it was the last one allowed.
     """
     trajectory = rollout.trajectory
     rollout.replies = None

@@ -49,8 +49,7 @@ class VllmSampler:
         Args:
             folder: where versions of adapters are written for the server; emptied here.
             stop_ids: ids that end a completion.
-            vocab, model_vocab: ids from the first up to the second number have no token and are
-                never sampled.
+            vocab, model_vocab: ids from the first up to the second number have no token.
             on_wait: called again and again while the server starts; may raise to end the wait.
         """
         self.process = process

@@ -100,23 +100,25 @@ def _causal_pairs(length: int) -> int:
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a large matrix product in `dtype` on the device.
-
-    The product is repeated for `PROBE_S` seconds, at least three times, and the fastest counts,
-    except the first, which warms up.
-    """
+    """Operations per second of a large matrix product in `dtype` on the device."""
     size = SIZE[device.type]
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
+    fastest_s = _fastest_product_s(left, right)
+    return 2.0 * size**3 / fastest_s  # a multiplication and an addition for each term
+
+
+def _fastest_product_s(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Seconds of the fastest product of the two matrices. It is repeated for `PROBE_S` seconds, at
+    least three times; the first time warms up and does not count."""
     durations_s: list[float] = []
     while sum(durations_s) < PROBE_S or len(durations_s) < 3:
-        _synchronize(device)
+        _synchronize(left.device)
         began = time.perf_counter()
         matmul.linear(left, right)
-        _synchronize(device)
+        _synchronize(left.device)
         durations_s.append(time.perf_counter() - began)
-    fastest_s = min(durations_s[1:])  # without the warm-up
-    return 2.0 * size**3 / fastest_s  # a multiplication and an addition for each term
+    return min(durations_s[1:])
 
 
 def _synchronize(device: torch.device) -> None:
