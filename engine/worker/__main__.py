@@ -60,7 +60,7 @@ def main(folder: Path) -> int:
         job.event("failed", failure.message, kind=failure.kind)
         return FAILED
     job.finish(result)
-    seal(job.run)
+    seal(job.run)  # writes down hashes of everything that the result rests on
     return DONE
 
 

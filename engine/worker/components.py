@@ -238,13 +238,11 @@ def evaluation_limits(
 
 
 def microbatch_tokens(base: Base, *, checkpointing: bool) -> int:
-    """The most padded tokens that may go through the model at once in training.
+    """The most padded tokens that may go through the model at once in training. With
+    `checkpointing`, which recomputes activations, there is memory for more of them.
 
     Computed from the machine's total memory, not from what is free: a resumed run then splits its
     batches the same way and adds up its gradients in the same order.
-
-    Args:
-        checkpointing: whether activations are recomputed, which leaves memory for more tokens.
     """
     shape, device = base.network.shape, base.network.device
     tokens = flops.tokens_at_once(

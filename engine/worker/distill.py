@@ -24,18 +24,15 @@ from engine.records.run_config import DistillConfig
 from engine.records.settings import DistillSettings, GRPOSettings
 from engine.worker.components import environment, microbatch_tokens, prepare, tasks_of
 from engine.worker.core.failures import WorkerFailure
-from engine.worker.core.job import Job, Result, require
+from engine.worker.core.job import Job, Result
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.evaluation import heldout
-from engine.worker.grpo import make_sync_check, update
-from engine.worker.network.sampler import SamplingParams
+from engine.worker.grpo import make_sync_check, training_tasks, update
 from engine.worker.rollouts.batch_metrics import batch_metrics
-from engine.worker.rollouts.batch_source import BatchSource, Collector
-from engine.worker.rollouts.collect import fits
+from engine.worker.rollouts.batch_source import BatchSource, Collector, RolloutBatch
 from engine.worker.rollouts.guard import Guard
 from engine.worker.rollouts.rollout_file import records_of, write_rollouts
-from engine.worker.sft import sample_rows
-from engine.worker.teachers import TeacherPass, load_teacher
+from engine.worker.teachers import Teacher, TeacherPass, load_teacher
 from engine.worker.training import Training
 
 # Nats. What a teacher calls impossible counts as this unlikely: one token must not drown a batch.
@@ -63,10 +60,7 @@ def train(job: Job[DistillConfig]) -> Result:
         if process is None:
             raise WorkerFailure("config", "This environment scores nothing; use algorithm sft.")
         context = components.context(process, settings)
-        params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
-        tasks = [t for t in tasks_of(components, "train") if fits(t, context, params)]
-        require(tasks, "training tasks that fit into max_length", "Raise max_length.")
-        tasks = sample_rows(tasks, settings.max_examples, settings.seed)
+        tasks = training_tasks(components, context, settings)
         training.start(
             heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows),
             context=context,
@@ -80,11 +74,7 @@ def train(job: Job[DistillConfig]) -> Result:
         for step in training.steps():
             step_began = time.monotonic()
             batch = source.batch(step)
-            rated = [t for group in batch.groups for t in group.scored if t.trained_tokens]
-            teacher_began = time.monotonic()
-            by_teacher = training.within_memory(step, budget, TeacherPass(teacher, rated))
-            distance = assign(rated, by_teacher)
-            teacher_s = time.monotonic() - teacher_began
+            distance = read_by_teacher(training, teacher, batch, step, budget)
             guard.check(step, batch)
             update_began = time.monotonic()
             measured = update(training, settings, batch.groups, step, budget)
@@ -94,9 +84,22 @@ def train(job: Job[DistillConfig]) -> Result:
             write_rollouts(job.run, step, records)
             measured |= batch_metrics(batch, time.monotonic() - step_began)
             values = own_metrics(measured) | distance
-            training.log(step, values | {"teacher_s": teacher_s, "train_s": train_s}, records)
+            training.log(step, values | {"train_s": train_s}, records)
         guard.close(training.done)  # notes in the state what `finish` reads
         return training.finish() | {"failed_scores": guard.failed_scores()}
+
+
+def read_by_teacher(
+    training: Training, teacher: Teacher, batch: RolloutBatch, step: int, budget: int
+) -> dict[str, float]:
+    """Have the teacher read the scored completions of the batch, at most `budget` tokens at once,
+    and set the advantages of their tokens. Returns the metrics of `assign`, and `teacher_s`, the
+    seconds that took."""
+    rated = [t for group in batch.groups for t in group.scored if t.trained_tokens]
+    began = time.monotonic()
+    by_teacher = training.within_memory(step, budget, TeacherPass(teacher, rated))
+    distance = assign(rated, by_teacher)
+    return distance | {"teacher_s": time.monotonic() - began}
 
 
 def as_grpo(settings: DistillSettings) -> GRPOSettings:
@@ -141,9 +144,7 @@ def assign(
     {} without trajectories.
     """
     for trajectory, logprobs in zip(trajectories, by_teacher, strict=True):
-        tokens = zip(trajectory.sampled_logprobs, trajectory.loss_mask, strict=True)
-        by_policy = [logprob for logprob, is_trained in tokens if is_trained]
-        trajectory.token_advantages = token_advantages(logprobs, by_policy)
+        trajectory.token_advantages = token_advantages(logprobs, trajectory.trained_logprobs)
         trajectory.advantage = statistics.fmean(trajectory.token_advantages)
     if not trajectories:
         return {}

@@ -20,6 +20,7 @@ import torch
 from engine.environments.indexed.rows import IndexedRows
 from engine.environments.pairs import pair_of
 from engine.records.run_config import DPOConfig
+from engine.records.settings import DPOSettings
 from engine.worker.components import (
     Components,
     environment,
@@ -33,11 +34,13 @@ from engine.worker.core.rows_on_demand import RowsOnDemand
 from engine.worker.evaluation import heldout
 from engine.worker.evaluation.heldout_loss import MeasuredLoss
 from engine.worker.network.policy import Policy
+from engine.worker.rollouts.renderer import Rendered
 from engine.worker.sft import RENDERED_FIRST, rows_of_step, sample_rows, tools_of
 from engine.worker.training import Training
 from engine.worker.update.preference import (
     Pair,
     PreferencePass,
+    PreferenceSums,
     dpo_loss,
     gains,
     make_pair,
@@ -65,11 +68,8 @@ def train(job: Job[DPOConfig]) -> Result:
     )
     sampled_tasks = sample_rows(train_tasks, settings.max_examples, settings.seed)
     pairs = render(job, components, sampled_tasks)
-    eval_tasks = tasks_of(components, "heldout")
-    if not components.env.scored:  # only pairs can be measured
-        eval_tasks = [task for task in eval_tasks if pair_of(task)]
-    eval_tasks = heldout.ordered(eval_tasks, settings.eval_rows)
-    eval_pairs, _cut_pairs, _split_pairs = pairs_of(job, components, eval_tasks)
+    eval_tasks = evaluation_tasks(components, settings.eval_rows)
+    eval_pairs = pairs_of(job, components, eval_tasks).pairs
     limits = evaluation_limits(job, components)
     budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
     with (
@@ -86,34 +86,53 @@ def train(job: Job[DPOConfig]) -> Result:
         for step in training.steps():
             began = time.monotonic()  # includes neither evaluations nor checkpoints
             indices = rows_of_step(step, len(pairs), settings.batch_size, settings.seed)
-            batch = [pairs[i] for i in indices]
-            preference_pass = PreferencePass(
-                training.policy, batch, settings.beta, settings.sft_weight
-            )
-            sums = training.within_memory(step, budget, preference_pass)
-            rows = [row for pair in batch for row in pair.rows]
-            training.meter.count_microbatch(rows)
-            training.require_finite(sums.loss, "loss")
-            grad_norm, lr = training.optimizer_step(step)
-            tokens = sum(len(row.ids) for row in rows)
+            measured = update(training, settings, [pairs[i] for i in indices], step, budget)
             train_s = time.monotonic() - began
-            training.log(
-                step,
-                {
-                    "loss": sums.loss,
-                    "preference_accuracy": sums.correct / len(batch),
-                    "chosen_reward": settings.beta * sums.chosen / len(batch),
-                    "rejected_reward": settings.beta * sums.rejected / len(batch),
-                    "tokens": tokens,
-                    "supervised_tokens": sum(pair.trained_tokens for pair in batch),
-                    "grad_norm": grad_norm,
-                    "lr": lr,
-                    "microbatches": sums.microbatches,
-                    "train_s": train_s,
-                    "tokens_per_s": tokens / train_s,
-                },
-            )
+            speed = {"train_s": train_s, "tokens_per_s": measured["tokens"] / train_s}
+            training.log(step, measured | speed)
         return training.finish()
+
+
+def update(
+    training: Training, settings: DPOSettings, batch: Sequence[Pair], step: int, budget: int
+) -> dict[str, float]:
+    """Do the optimizer step with number `step` on a batch of pairs, with at most `budget` tokens in
+    the model at once. Returns metrics by name."""
+    preference_pass = PreferencePass(training.policy, batch, settings.beta, settings.sft_weight)
+    # Runs the pass, again in smaller microbatches if memory runs out.
+    sums = training.within_memory(step, budget, preference_pass)
+    rows = [row for pair in batch for row in pair.rows]
+    training.meter.count_microbatch(rows)  # of all microbatches together
+    training.require_finite(sums.loss, "loss")
+    grad_norm, lr = training.optimizer_step(step)
+    return {
+        **pair_metrics(sums, len(batch), settings.beta),
+        "tokens": sum(len(row.ids) for row in rows),
+        "supervised_tokens": sum(pair.trained_tokens for pair in batch),
+        "grad_norm": grad_norm,
+        "lr": lr,
+        "microbatches": sums.microbatches,
+    }
+
+
+def evaluation_tasks(components: Components, limit: int) -> list[TaskRow]:
+    """The held-out tasks of the evaluations, at most `limit`. Where the environment does not score,
+    only tasks with a pair: nothing else can be measured."""
+    tasks = tasks_of(components, "heldout")
+    if not components.env.scored:
+        tasks = [task for task in tasks if pair_of(task)]
+    return heldout.ordered(tasks, limit)
+
+
+def pair_metrics(sums: PreferenceSums, count: int, beta: float) -> dict[str, float]:
+    """The metrics of DPO's loss over a batch of `count` pairs, by name. A reward is `beta` times
+    what an answer has gained in log-probability against the reference, as a mean."""
+    return {
+        "loss": sums.loss,
+        "preference_accuracy": sums.correct / count,
+        "chosen_reward": beta * sums.chosen / count,
+        "rejected_reward": beta * sums.rejected / count,
+    }
 
 
 def tasks_with_pair(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
@@ -127,12 +146,10 @@ def tasks_with_pair(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
 def render(
     job: Job[DPOConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> list[Pair] | RowsOnDemand[Pair]:
-    """Render the pairs of the tasks, and write the event `data`. It counts the pairs that were cut
-    at max_length, those that were dropped because the cut left nothing to compare, and those with a
-    conversation that the chat template splits into several rows (see `_pair`).
+    """Render the pairs of the tasks, and write the event `data` about them.
 
-    More than `RENDERED_FIRST` pairs of a dataset that is read row by row are not rendered here, but
-    when a step needs them.
+    A dataset read row by row with more than `RENDERED_FIRST` pairs is rendered when a step needs
+    its pairs; the event then gives only the number of its rows.
 
     Raises:
         WorkerFailure: kind data, when no pair is left.
@@ -142,68 +159,105 @@ def render(
         job.event("data", message, rows=len(tasks))
 
         def render_one(task: TaskRow) -> Pair | None:
-            pair, _is_cut, _is_split = _pair(job, components, task)
-            return pair
+            rendered = _pair(job, components, task)
+            return rendered.pair if rendered is not None else None
 
         return RowsOnDemand(tasks, render_one)
-    pairs, cut_pairs, split_pairs = pairs_of(job, components, tasks)
-    dropped_pairs = len(tasks) - len(pairs)
-    split = f", {split_pairs} split by the chat template" if split_pairs else ""
+    rendered = pairs_of(job, components, tasks)
+    _report_pairs(job, rendered, dropped=len(tasks) - len(rendered.pairs))
+    require(rendered.pairs, "pairs that fit into max_length", "Raise max_length.")
+    return rendered.pairs
+
+
+def _report_pairs(job: Job[DPOConfig], rendered: "RenderedPairs", dropped: int) -> None:
+    """Write the event `data`: how much there is to train, and how many pairs were dropped because
+    the cut at max_length left nothing to compare."""
+    pairs = rendered.pairs
+    split = f", {rendered.split} split by the chat template" if rendered.split else ""
     job.event(
         "data",
-        f"{len(pairs)} pairs, {cut_pairs} cut at max_length, {dropped_pairs} dropped{split}",
+        f"{len(pairs)} pairs, {rendered.cut} cut at max_length, {dropped} dropped{split}",
         rows=len(pairs),
-        truncated=cut_pairs,
-        dropped=dropped_pairs,
-        split=split_pairs,
+        truncated=rendered.cut,
+        dropped=dropped,
+        split=rendered.split,
         tokens=sum(len(row.ids) for pair in pairs for row in pair.rows),
         supervised_tokens=sum(pair.trained_tokens for pair in pairs),
     )
-    require(pairs, "pairs that fit into max_length", "Raise max_length.")
-    return pairs
+
+
+@dataclass(frozen=True)
+class RenderedPairs:
+    """Pairs that have something to compare within max_length.
+
+    Attributes:
+        cut: how many of them were cut there.
+        split: how many have a conversation that the chat template splits into several rows.
+    """
+
+    pairs: list[Pair]
+    cut: int
+    split: int
 
 
 def pairs_of(
     job: Job[DPOConfig], components: Components, tasks: Sequence[TaskRow]
-) -> tuple[list[Pair], int, int]:
-    """Render the pairs of those tasks that have one. Returns (the pairs that have something to
-    compare within max_length; how many of them were cut there; how many have a conversation that
-    the chat template splits)."""
-    pairs: list[Pair] = []
-    cut_pairs = split_pairs = 0
-    for task in tasks:
-        pair, is_cut, is_split = _pair(job, components, task)
-        if pair is not None:
-            pairs.append(pair)
-            cut_pairs += is_cut
-            split_pairs += is_split
-    return pairs, cut_pairs, split_pairs
+) -> RenderedPairs:
+    """Render the pairs of those tasks that have one."""
+    rendered_or_none = [_pair(job, components, task) for task in tasks]
+    rendered = [each for each in rendered_or_none if each is not None]
+    return RenderedPairs(
+        pairs=[each.pair for each in rendered],
+        cut=sum(each.is_cut for each in rendered),
+        split=sum(each.is_split for each in rendered),
+    )
 
 
-def _pair(
-    job: Job[DPOConfig], components: Components, task: TaskRow
-) -> tuple[Pair | None, bool, bool]:
-    """Render the pair of one task. Returns (the pair, or None where there is nothing to compare;
-    whether it was cut at max_length; whether the chat template splits one of its conversations).
+@dataclass(frozen=True)
+class _RenderedPair:
+    """The pair of one task.
+
+    Attributes:
+        is_cut: whether it was cut at max_length.
+        is_split: whether the chat template splits one of its conversations into several rows.
+    """
+
+    pair: Pair
+    is_cut: bool
+    is_split: bool
+
+
+def _pair(job: Job[DPOConfig], components: Components, task: TaskRow) -> _RenderedPair | None:
+    """Render the pair of one task; None where there is nothing to compare within max_length.
 
     A chat template that changes earlier turns splits a conversation into several rows. Only the
     last row is compared: it holds the last turn, and the beginning that both conversations share is
     not trained anyway.
     """
+    chosen_rows, rejected_rows = _conversation_rows(components, task)
+    if not chosen_rows or not rejected_rows:  # no pair, or nothing to train in one of them
+        return None
     limit = job.config.settings.max_length
-    conversations = pair_of(task)
-    if conversations is None:
-        return None, False, False
-    tools = tools_of(components, task)
-    chosen_chat, rejected_chat = conversations
-    chosen_rows = components.renderer.rows(chosen_chat, tools, "assistant")
-    rejected_rows = components.renderer.rows(rejected_chat, tools, "assistant")
-    if not chosen_rows or not rejected_rows:  # nothing to train in one of them
-        return None, False, False
     chosen, rejected = chosen_rows[-1], rejected_rows[-1]
+    pair = make_pair(task["id"], chosen, rejected, limit)
+    if pair is None:
+        return None
     is_cut = max(len(chosen.ids), len(rejected.ids)) > limit
     is_split = max(len(chosen_rows), len(rejected_rows)) > 1
-    return make_pair(task["id"], chosen, rejected, limit), is_cut, is_split
+    return _RenderedPair(pair, is_cut, is_split)
+
+
+def _conversation_rows(
+    components: Components, task: TaskRow
+) -> tuple[list[Rendered], list[Rendered]]:
+    """The rows of the better and of the worse conversation of a task; both [] if it has no pair."""
+    conversations = pair_of(task)
+    if conversations is None:
+        return [], []
+    chosen, rejected = conversations
+    tools = tools_of(components, task)
+    render_rows = components.renderer.rows
+    return render_rows(chosen, tools, "assistant"), render_rows(rejected, tools, "assistant")
 
 
 @dataclass(frozen=True)
@@ -223,11 +277,14 @@ class PairLoss:
         pairs = [pair for pair in self.pairs if pair.task_id in tasks]
         measured: list[MeasuredLoss] = []
         for members in split_pairs(policy, pairs, budget):
-            chosen, rejected, _ = gains(policy, [pairs[i] for i in members], training=False)
-            values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1)
-            for index, loss in zip(members, values.tolist(), strict=True):
-                pair = pairs[index]
-                measured.append(
-                    MeasuredLoss(pair.task_id, loss, weight=1, tokens=pair.trained_tokens)
-                )
+            measured += self._losses(policy, [pairs[i] for i in members])
         return measured
+
+    def _losses(self, policy: Policy, pairs: Sequence[Pair]) -> list[MeasuredLoss]:
+        """The loss of each pair; all go through the model together."""
+        chosen, rejected, _ = gains(policy, pairs, training=False)
+        values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1).tolist()
+        return [
+            MeasuredLoss(pair.task_id, loss, weight=1, tokens=pair.trained_tokens)
+            for pair, loss in zip(pairs, values, strict=True)
+        ]

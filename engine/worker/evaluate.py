@@ -13,7 +13,7 @@ from engine.core.files import Appender
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
-from engine.records.run_config import EvaluateConfig, ProbeConfig
+from engine.records.run_config import EvaluateConfig, ModelEntry, ProbeConfig
 from engine.records.settings import EvaluationSettings
 from engine.runs import stored_answers
 from engine.worker.components import Components, environment, prepare, tasks_of
@@ -22,7 +22,7 @@ from engine.worker.core.job import Job, Result, require
 from engine.worker.core.trajectory import Group
 from engine.worker.evaluation import heldout
 from engine.worker.network.adapter import LoraSpec, read_adapter
-from engine.worker.network.sampler import Sampler, SamplingParams
+from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, fits
 from engine.worker.update.checkpoint import require_base
 from envs.host.process import EnvProcess
@@ -33,13 +33,8 @@ SLICE = 256
 
 
 def evaluate(job: Job[EvaluateConfig]) -> Result:
-    """Play the tasks with every model, model by model, and compare the answers.
-
-    Returns the result record:
-        models: for each model, in the order of the config, its success rate, mean reward and the
-            like.
-        verdict, evidence: whether the models differ, and the numbers that show it.
-        summary: one line for people, such as "base: success 0.310 over 200 tasks; ...".
+    """Play the tasks with every model, model by model, and compare the answers. Returns the result
+    record; see `_evaluation_result`.
 
     Raises:
         WorkerFailure: kind config when the environment does not score, data when no task fits.
@@ -48,35 +43,49 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
     models = job.config.models
     results: dict[int, Result] = {}  # by the model's index
     job.event("started", f"{len(models)} models", total_steps=len(models))
-    # Models that share a base are played together, so that each base is loaded once.
-    for base_path in dict.fromkeys(model.base_path for model in models):
-        components = prepare(job, Path(base_path))
-        with environment(components, job) as process:
-            if process is None:
-                raise WorkerFailure("config", "This environment scores nothing to evaluate.")
-            base_weights = weight_hashes(job.run.home, components.base.path)
-            setup = _play_setup(job, components, process)
-            for index, model in enumerate(models):
-                if model.base_path != base_path:
-                    continue  # another round of the outer loop plays it
-                with adapter_loaded(components, model.adapter, base_weights):
-                    groups = _play(job, index, model.ref, setup)
+    for base_path, indices in _indices_by_base(models).items():
+        with _play_setup(job, Path(base_path)) as setup:
+            for index in indices:
+                groups = _play_model(job, index, setup)
                 if len(results) == len(models) - 1:
                     # Only for the last model: the environment has then scored all the others.
-                    _rescore(job, components, index, setup.tasks)
-                result = _result(model.ref, groups, setup.left_out)
-                results[index] = result
-                job.event("evaluated", f"{model.ref}: {_result_in_words(result)}", **result)
-                job.metrics(len(results), {"model": model.ref} | _metric_curves(groups))
-    ordered_results = [results[index] for index in range(len(models))]
-    summary = "; ".join(f"{r['ref']}: {_result_in_words(r)}" for r in ordered_results)
+                    _rescore(job, setup, index)
+                results[index] = _result(models[index].ref, groups, setup.left_out)
+                _report_model(job, len(results), results[index], groups)
+    return _evaluation_result(job, [results[index] for index in range(len(models))])
+
+
+def _indices_by_base(models: Sequence[ModelEntry]) -> dict[str, list[int]]:
+    """The indices of the models by the folder of their base. Models that share a base are played
+    together, so that each base is loaded once."""
+    indices: dict[str, list[int]] = {}
+    for index, model in enumerate(models):
+        indices.setdefault(model.base_path, []).append(index)
+    return indices
+
+
+def _evaluation_result(job: Job[EvaluateConfig], results: list[Result]) -> Result:
+    """The result record of the evaluation, from those of its models: the verdict says whether the
+    models differ, `evidence` has the numbers that show it, and `summary` is a line for people, such
+    as "base: success 0.310 over 200 tasks; ..."."""
+    summary = "; ".join(f"{r['ref']}: {_result_in_words(r)}" for r in results)
     evidence = run_verdict(job.run).to_json()
     return {
-        "models": ordered_results,
+        "models": results,
         "verdict": evidence["verdict"],
         "evidence": evidence,
         "summary": summary,
     }
+
+
+def _report_model(
+    job: Job[EvaluateConfig], evaluated_count: int, result: Result, groups: Sequence[Group]
+) -> None:
+    """Write the event and the metrics of the model that has just been played, from its record and
+    its answers; `evaluated_count` models have been played so far, this one included."""
+    ref = result["ref"]
+    job.event("evaluated", f"{ref}: {_result_in_words(result)}", **result)
+    job.metrics(evaluated_count, {"model": ref} | _metric_curves(groups))
 
 
 def probe(job: Job[ProbeConfig]) -> Result:
@@ -84,35 +93,45 @@ def probe(job: Job[ProbeConfig]) -> Result:
     differ: only then is there something for GRPO to learn from.
 
     Returns the numbers of engine/evidence/stats/learnability.py, and `ref`, the model's name. The
-    `verdict` is always "unknown", as nothing is compared.
+    `verdict` is always "unknown", as nothing is compared. Raises WorkerFailure as `evaluate` does.
+    """
+    settings = job.config.settings
+    model = job.config.models[0]
+    components = prepare(job, Path(model.base_path))
+    job.event("started", "probe", total_steps=1)
+    groups = _probe_groups(job, components)
+    _write_groups(job, groups)
+    result = learnability(samples_of(groups), settings.group_size, settings.max_tokens).to_json()
+    # The metrics hold shares and means; counts, texts and lists are in the result alone.
+    job.metrics(1, {key: value for key, value in result.items() if isinstance(value, float)})
+    return result | {"verdict": "unknown", "ref": model.ref}
+
+
+def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
+    """Sample the probe's tasks with its model and score the answers: one group per task.
 
     Raises:
         WorkerFailure: kind config when the environment does not score, data when no task fits.
     """
     config, settings = job.config, job.config.settings
-    model = config.models[0]
-    components = prepare(job, Path(model.base_path))
-    group_size = settings.group_size
-    job.event("started", "probe", total_steps=1)
-    with environment(components, job) as process:
-        if process is None:
-            raise WorkerFailure("config", "This environment scores nothing to probe.")
+    with _scoring_process(job, components, "probe") as process:
         context = components.context(process, settings)
         params = SamplingParams.drawn(settings, settings.seed)
         fitting = [task for task in tasks_of(components, "train") if fits(task, context, params)]
         tasks = heldout.ordered(fitting, config.samples)
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
         base_weights = weight_hashes(job.run.home, components.base.path)
-        with adapter_loaded(components, model.adapter, base_weights):
-            groups = heldout.evaluate(tasks, context, components.sampler, params, group_size)
-    job.run.model_evals(0).parent.mkdir(parents=True, exist_ok=True)
-    with Appender(job.run.model_evals(0)) as file:
+        with adapter_loaded(components, config.models[0].adapter, base_weights):
+            return heldout.evaluate(tasks, context, components.sampler, params, settings.group_size)
+
+
+def _write_groups(job: Job[ProbeConfig], groups: Sequence[Group]) -> None:
+    """Append the answers of the probe's only model to its file."""
+    path = job.run.model_evals(0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Appender(path) as file:
         # Training tasks have no halves.
-        heldout.write_rows(file, groups, half_of_task={}, model=model.ref)
-    result = learnability(samples_of(groups), group_size, settings.max_tokens).to_json()
-    # The metrics hold shares and means; counts, texts and lists are in the result alone.
-    job.metrics(1, {key: value for key, value in result.items() if isinstance(value, float)})
-    return result | {"verdict": "unknown", "ref": model.ref}
+        heldout.write_rows(file, groups, half_of_task={}, model=job.config.models[0].ref)
 
 
 def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
@@ -138,15 +157,12 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 def adapter_loaded(
     components: Components, folder: str | None, base_weights: dict[str, str]
 ) -> Iterator[None]:
-    """A context in which the sampler uses the adapter in `folder`; on exit the adapter is unloaded.
-
-    Args:
-        folder: a PEFT folder; None samples from the base alone.
-        base_weights: SHA-256 of the base's weight files, by file name.
+    """A context in which the sampler uses the adapter in the PEFT folder `folder` (None: the base
+    alone); on exit the adapter is unloaded.
 
     Raises:
         WorkerFailure: kind config, when the adapter cannot be read or was trained on other weights
-            than `base_weights`.
+            than `base_weights`, SHA-256 by file name.
     """
     if folder is None:
         components.sampler.load(None)
@@ -167,52 +183,74 @@ def adapter_loaded(
 
 @dataclass(frozen=True)
 class _PlaySetup:
-    """What is the same for every model of an evaluation.
+    """What all models on one base share in an evaluation.
 
     Attributes:
+        components: the loaded base, the sampler on it, and the environment.
+        base_weights: SHA-256 of the base's weight files, by file name.
         tasks: the tasks that are played.
         left_out: how many are not, as their prompts leave no room for an answer.
         half_of_task: VALIDATION or TEST of heldout.py for each task id.
-        context: the environment, and how prompts are written.
+        context: the environment's process, and how prompts are written.
         params: how answers are sampled.
-        attempts: how often each task is played.
     """
 
+    components: Components
+    base_weights: dict[str, str]
     tasks: list[TaskRow]
     left_out: int
     half_of_task: dict[str, str]
     context: RolloutContext
-    sampler: Sampler
     params: SamplingParams
-    attempts: int
 
 
-def _play_setup(
-    job: Job[EvaluateConfig], components: Components, process: EnvProcess
-) -> _PlaySetup:
-    """The tasks of the evaluation, which are the same in every run, and how they are played.
+@contextmanager
+def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetup]:
+    """A context with the base in `base_path` and the environment ready to play. The tasks are the
+    same for every base and in every run.
 
     Raises:
-        WorkerFailure: kind data, when no task fits into the length limit.
+        WorkerFailure: kind config when the environment does not score, data when no task fits into
+            the length limit.
     """
     config = job.config
-    context = components.context(process, config.settings)
-    params = _sampling(config.settings, config.attempts)
+    components = prepare(job, base_path)
+    with _scoring_process(job, components, "evaluate") as process:
+        base_weights = weight_hashes(job.run.home, components.base.path)
+        context = components.context(process, config.settings)
+        params = _sampling(config.settings, config.attempts)
+        all_tasks = _chosen_tasks(config, components)
+        tasks = [task for task in all_tasks if fits(task, context, params)]
+        require(tasks, f"{config.split} tasks that fit into max_length", "Raise max_length.")
+        yield _PlaySetup(
+            components=components,
+            base_weights=base_weights,
+            tasks=tasks,
+            left_out=len(all_tasks) - len(tasks),
+            half_of_task=heldout.halves(all_tasks),
+            context=context,
+            params=params,
+        )
+
+
+@contextmanager
+def _scoring_process(
+    job: Job[EvaluateConfig] | Job[ProbeConfig], components: Components, purpose: str
+) -> Iterator[EnvProcess]:
+    """A context with the environment's process. Raises WorkerFailure (kind config) when the
+    environment does not score; its message names the purpose."""
+    with environment(components, job) as process:
+        if process is None:
+            raise WorkerFailure("config", f"This environment scores nothing to {purpose}.")
+        yield process
+
+
+def _chosen_tasks(config: EvaluateConfig, components: Components) -> list[TaskRow]:
+    """The tasks that the config asks for, by their indices and up to its number of rows."""
     pool = tasks_of(components, config.split)
     if config.task_indices:
         pool = [pool[index] for index in config.task_indices]
-    all_tasks = heldout.ordered(pool, config.rows)
-    tasks = [task for task in all_tasks if fits(task, context, params)]
-    require(tasks, f"{config.split} tasks that fit into max_length", "Raise max_length.")
-    return _PlaySetup(
-        tasks=tasks,
-        left_out=len(all_tasks) - len(tasks),
-        half_of_task=heldout.halves(all_tasks),
-        context=context,
-        sampler=components.sampler,
-        params=params,
-        attempts=config.attempts,
-    )
+    return heldout.ordered(pool, config.rows)
 
 
 def _sampling(settings: EvaluationSettings, attempts: int) -> SamplingParams:
@@ -223,45 +261,47 @@ def _sampling(settings: EvaluationSettings, attempts: int) -> SamplingParams:
     return SamplingParams.drawn(settings, settings.seed)
 
 
-def _play(job: Job[EvaluateConfig], index: int, ref: str, setup: _PlaySetup) -> list[Group]:
-    """Play the tasks with the adapter that the sampler has loaded, and write the answers to the
-    model's file, in place of an earlier one. Returns one group per task, in the order of the tasks.
-
-    Args:
-        index: the model's index in the config; it names the file.
-        ref: the model's name in the rows.
+def _play_model(job: Job[EvaluateConfig], index: int, setup: _PlaySetup) -> list[Group]:
+    """Play the tasks with the model at `index` of the config, and write the answers to its file, in
+    place of an earlier one. Returns one group per task, in the order of the tasks.
 
     Raises:
         Stopped: when asked to stop; rows written so far stay.
     """
+    model = job.config.models[index]
     path = job.run.model_evals(index)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
     groups: list[Group] = []
-    with Appender(path) as file:
-        for start in range(0, len(setup.tasks), SLICE):
-            job.check_stop()
-            part_groups = heldout.evaluate(
-                setup.tasks[start : start + SLICE],
-                setup.context,
-                setup.sampler,
-                setup.params,
-                setup.attempts,
-            )
-            heldout.write_rows(file, part_groups, setup.half_of_task, model=ref)
-            groups += part_groups
+    with adapter_loaded(setup.components, model.adapter, setup.base_weights):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        with Appender(path) as file:
+            for part_groups in _groups_by_slice(job, setup):
+                heldout.write_rows(file, part_groups, setup.half_of_task, model=model.ref)
+                groups += part_groups
     return groups
 
 
-def _rescore(
-    job: Job[EvaluateConfig], components: Components, index: int, tasks: Sequence[TaskRow]
-) -> None:
+def _groups_by_slice(job: Job[EvaluateConfig], setup: _PlaySetup) -> Iterator[list[Group]]:
+    """Play the tasks with the adapter that the sampler has loaded, and yield their groups SLICE
+    tasks at a time. Raises Stopped between two slices when asked to stop."""
+    for start in range(0, len(setup.tasks), SLICE):
+        job.check_stop()
+        yield heldout.evaluate(
+            setup.tasks[start : start + SLICE],
+            setup.context,
+            setup.components.sampler,
+            setup.params,
+            job.config.attempts,
+        )
+
+
+def _rescore(job: Job[EvaluateConfig], setup: _PlaySetup, index: int) -> None:
     """Let a second env process score a sample of the answers of the model at `index` again, to
     check that scores repeat, and wait for it. If that cannot be done, the reason becomes the event
     `rescore_skipped`."""
-    task_by_id = {task["id"]: task for task in tasks}
+    task_by_id = {task["id"]: task for task in setup.tasks}
     with stored_answers.rescoring(
-        job.run, components.env, lambda reason: job.event("rescore_skipped", reason)
+        job.run, setup.components.env, lambda reason: job.event("rescore_skipped", reason)
     ) as begin:
         both_halves = ""
         begin(job.run.model_evals(index), both_halves, task_by_id)

@@ -29,7 +29,13 @@ import torch
 
 from engine.records.run_config import GRPOConfig
 from engine.records.settings import GRPOSettings
-from engine.worker.components import environment, microbatch_tokens, prepare, tasks_of
+from engine.worker.components import (
+    Components,
+    environment,
+    microbatch_tokens,
+    prepare,
+    tasks_of,
+)
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.trajectory import Group
@@ -37,7 +43,7 @@ from engine.worker.evaluation import heldout
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.batch_metrics import batch_metrics
 from engine.worker.rollouts.batch_source import BatchSource, Collector
-from engine.worker.rollouts.collect import fits
+from engine.worker.rollouts.collect import RolloutContext, fits
 from engine.worker.rollouts.guard import Guard
 from engine.worker.rollouts.rollout_file import records_of, write_rollouts
 from engine.worker.rollouts.sync_check import SyncCheck
@@ -45,6 +51,7 @@ from engine.worker.sft import sample_rows
 from engine.worker.training import Training
 from engine.worker.update.losses import Normaliser
 from engine.worker.update.policy_update import PassSums, PolicyPass, pass_metrics
+from envs.json_types import TaskRow
 
 
 def train(job: Job[GRPOConfig]) -> Result:
@@ -67,10 +74,7 @@ def train(job: Job[GRPOConfig]) -> Result:
         if process is None:
             raise WorkerFailure("config", "This environment scores nothing; use algorithm sft.")
         context = components.context(process, settings)
-        params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
-        tasks = [t for t in tasks_of(components, "train") if fits(t, context, params)]
-        require(tasks, "training tasks that fit into max_length", "Raise max_length.")
-        tasks = sample_rows(tasks, settings.max_examples, settings.seed)
+        tasks = training_tasks(components, context, settings)
         training.start(
             heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows),
             context=context,
@@ -99,20 +103,26 @@ def train(job: Job[GRPOConfig]) -> Result:
         return training.finish() | {"failed_scores": guard.failed_scores()}
 
 
+def training_tasks(
+    components: Components, context: RolloutContext, settings: GRPOSettings
+) -> Sequence[TaskRow]:
+    """The tasks that are trained on: at most `max_examples` of those whose prompt leaves room for
+    an answer. Raises WorkerFailure (kind data) if there are none."""
+    params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
+    tasks = [t for t in tasks_of(components, "train") if fits(t, context, params)]
+    require(tasks, "training tasks that fit into max_length", "Raise max_length.")
+    return sample_rows(tasks, settings.max_examples, settings.seed)
+
+
 def update(
     training: Training, settings: GRPOSettings, groups: Sequence[Group], step: int, budget: int
 ) -> dict[str, float | None]:
-    """Do `updates_per_batch` optimizer steps on the groups. Returns metrics of the loss by name;
-    `kl` is None without a KL term.
+    """Do the optimizer steps on the batch with number `step`, with at most `budget` tokens in the
+    model at once. Returns metrics of the loss by name; `kl` is None without a KL term.
 
-    The loss is divided by the size of all scored trajectories of the batch, trained or not.
-    Splitting into microbatches or leaving out uniform groups therefore never changes the gradient.
-    If no trajectory can move the policy, there is no optimizer step: all metrics are 0 then, and
-    `kl` is None.
-
-    Args:
-        step: number of the batch, from 1.
-        budget: the most tokens that go through the model at once.
+    The loss is divided by the size of all scored trajectories of the batch, trained or not: neither
+    microbatches nor leaving out uniform groups changes the gradient. If no trajectory can move the
+    policy, there is no optimizer step: all metrics are 0 then.
     """
     # A trajectory without a sampled token has no place in a mean over tokens.
     scored = [t for g in groups for t in g.scored if t.trained_tokens]
@@ -126,23 +136,32 @@ def update(
         max_tokens=settings.max_tokens,
     )
     policy_pass = PolicyPass(training.policy, settings, trained, normaliser)
+    measured = _optimizer_steps(training, policy_pass, step, budget)
+    # Without a KL term the reference is never run: None says that KL was not measured.
+    return measured if settings.kl_coef > 0 else measured | {"kl": None}
+
+
+def _optimizer_steps(
+    training: Training, policy_pass: PolicyPass, step: int, budget: int
+) -> dict[str, float | None]:
+    """Do `updates_per_batch` optimizer steps on one batch, each with a new pass over it. Returns
+    the metrics of all passes by name."""
     pass_sums: list[PassSums] = []
     lr = grad_norm = 0.0
-    for _ in range(settings.updates_per_batch):
+    for _ in range(policy_pass.settings.updates_per_batch):
+        # Runs the pass, again in smaller microbatches if memory runs out.
         pass_sums += training.within_memory(step, budget, policy_pass)
         for microbatch in policy_pass.microbatches:
             training.meter.count_microbatch(microbatch.rows)
         training.require_finite(sum(sums.loss for sums in pass_sums), "loss")
         grad_norm, lr = training.optimizer_step(step)
         policy_pass.first = False
-    measured: dict[str, float | None] = {
+    return {
         **pass_metrics(pass_sums),
         "grad_norm": grad_norm,
         "lr": lr,
         "microbatches": len(policy_pass.microbatches),
     }
-    # Without a KL term the reference is never run: None says that KL was not measured.
-    return measured if settings.kl_coef > 0 else measured | {"kl": None}
 
 
 def make_sync_check(training: Training, settings: GRPOSettings) -> SyncCheck:
@@ -153,10 +172,10 @@ def make_sync_check(training: Training, settings: GRPOSettings) -> SyncCheck:
     """
     network = training.policy.base.network
     rounded = network.dtype != torch.float32 or settings.quantization != "none"
-    samples_all = settings.top_p == 1 and not settings.top_k and not settings.min_p
+    samples_all_tokens = settings.top_p == 1 and not settings.top_k and not settings.min_p
     return SyncCheck(
         "bfloat16" if rounded else "float32",
         training.job.event,
         training.state.setdefault("sync", {}),
-        exact=samples_all and not settings.async_sampling and not settings.lora_dropout,
+        exact=samples_all_tokens and not settings.async_sampling and not settings.lora_dropout,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from engine.core.hardware import detect
+from engine.environments.registry import EnvRecord
 from engine.home.hashes import file_hashes
 from engine.home.run_dir import Home
 from engine.records.manifest import (
@@ -43,7 +44,7 @@ def write_manifest(
     matrix_flops: float,
 ) -> None:
     """Write manifest.json: what the run trains, on what, with which versions and on which machine.
-    If an earlier attempt has written it, nothing is done: it says what the run began with.
+    If an earlier attempt has written it, nothing is done.
 
     Args:
         isolation: how the environment's process is confined; "" where none runs.
@@ -53,11 +54,11 @@ def write_manifest(
     if job.run.manifest.exists():
         return
     config, settings = job.config, job.config.settings
-    network, env = components.base.network, components.env
+    network = components.base.network
     Manifest(
         run_id=job.run.id,
         time=time.time(),
-        env=EnvironmentUsed(env_id=env.env_id, tasks_sha256=digest(Path(env.dir) / "tasks.jsonl")),
+        env=_environment_used(components.env),
         model=_model_used(job, components.base.path),
         settings_sha256=settings_hash(settings),
         seed=settings.seed,
@@ -72,14 +73,24 @@ def write_manifest(
         forward=Choice(kind=network.forward, why=network.why),
         kernels=Choice(kind=network.kernels, why=network.kernels_why),
         isolation=isolation,
-        eval_sampling=SamplingUsed(
-            max_tokens=eval_sampling.max_tokens,
-            temperature=eval_sampling.temperature,
-            top_p=eval_sampling.top_p,
-            stop=list(eval_sampling.stop),
-            seed=eval_sampling.seed,
-        ),
+        eval_sampling=_sampling_used(eval_sampling),
     ).write(job.run.manifest)
+
+
+def _environment_used(env: EnvRecord) -> EnvironmentUsed:
+    """The environment version, with the SHA-256 of its tasks."""
+    return EnvironmentUsed(env_id=env.env_id, tasks_sha256=digest(Path(env.dir) / "tasks.jsonl"))
+
+
+def _sampling_used(params: SamplingParams) -> SamplingUsed:
+    """How answers are sampled, as the manifest records it."""
+    return SamplingUsed(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        stop=list(params.stop),
+        seed=params.seed,
+    )
 
 
 def _model_used(job: Job[TrainConfig], base_folder: Path) -> ModelUsed:

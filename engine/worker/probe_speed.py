@@ -27,7 +27,7 @@ from engine.worker.network.adapter import Adapter, LoraSpec
 from engine.worker.network.decoder import Decoder
 from engine.worker.network.network import DecoderNetwork
 from engine.worker.network.policy import pick_device, pick_dtype
-from engine.worker.network.sampler import SamplerNeeds, SamplingParams
+from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
 from engine.worker.ops.packing import Packed
 
 # Of some work: how many units it had (tokens or completions), and the seconds it took.
@@ -118,30 +118,29 @@ def time_decoding(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Ti
         SamplerNeeds(pad_id=0, stop_ids=[VOCAB - 1], decode=lambda _: "", max_rows=256)
     )
     sampler.load(adapter)
-    prompt = list(range(1, 65))
-
-    def sample(completions: int, tokens: int) -> None:
-        params = SamplingParams(max_tokens=tokens, temperature=1.0)
-        sampler.generate([prompt], completions, params)
-
-    def step_s(completions: int) -> float:
-        """Seconds of one decoding step, without the time for prompt and first token."""
-        first_s = best_of(lambda: sample(completions, 1), network.device)
-        all_s = best_of(lambda: sample(completions, 1 + DECODED_STEPS), network.device)
-        return (all_s - first_s) / DECODED_STEPS
-
     many, few = COMPLETIONS[network.device.type]
-    many_s, few_s = step_s(many), step_s(few)
+    many_s = _decoding_step_s(sampler, many, network.device)
+    few_s = _decoding_step_s(sampler, few, network.device)
     return (few, few_s), (many, many_s)
 
 
-def rate_and_fixed_cost(operations: float, smaller: Timing, larger: Timing) -> tuple[float, float]:
-    """Split the time of some work into a part per unit and a fixed part: the slope of the line
-    through two measurements, and where it starts.
+def _decoding_step_s(sampler: Sampler, completions: int, device: torch.device) -> float:
+    """Seconds of one decoding step of so many completions at once, without the time for the prompt
+    and the first token."""
+    prompt = list(range(1, 65))
 
-    Args:
-        operations: how many operations one unit of the work takes.
-        smaller, larger: the two measurements.
+    def sample(tokens: int) -> None:
+        params = SamplingParams(max_tokens=tokens, temperature=1.0)
+        sampler.generate([prompt], completions, params)
+
+    first_s = best_of(lambda: sample(tokens=1), device)
+    all_s = best_of(lambda: sample(tokens=1 + DECODED_STEPS), device)
+    return (all_s - first_s) / DECODED_STEPS
+
+
+def rate_and_fixed_cost(operations: float, smaller: Timing, larger: Timing) -> tuple[float, float]:
+    """Split the time of some work, of which one unit takes so many operations, into a part per unit
+    and a fixed part: the slope of the line through two measurements, and where it starts.
 
     Returns (operations per second, fixed seconds). The fixed part is at least FIXED_SHARE of the
     smaller measurement. If the larger one took no longer, all of its time counts as operations.

@@ -12,11 +12,13 @@ import random
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from engine.environments.indexed.rows import IndexedRows
 from engine.records.run_config import SFTConfig
+from engine.records.settings import SFTSettings
 from engine.worker.components import (
     Components,
     environment,
@@ -68,28 +70,32 @@ def train(job: Job[SFTConfig]) -> Result:
         for step in training.steps():
             began = time.monotonic()  # includes neither evaluations nor checkpoints
             indices = rows_of_step(step, len(rows), settings.batch_size, settings.seed)
-            batch = [rows[i] for i in indices]
-            supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
-            loss, microbatches = training.within_memory(step, budget, supervised_pass)
-            training.meter.count_microbatch(batch)
-            training.require_finite(loss, "loss")
-            grad_norm, lr = training.optimizer_step(step)
-            tokens = sum(len(row.ids) for row in batch)
+            measured = update(training, settings, [rows[i] for i in indices], step, budget)
             train_s = time.monotonic() - began
-            training.log(
-                step,
-                {
-                    "loss": loss,
-                    "tokens": tokens,
-                    "supervised_tokens": supervised_pass.supervised_tokens,
-                    "grad_norm": grad_norm,
-                    "lr": lr,
-                    "microbatches": microbatches,
-                    "train_s": train_s,
-                    "tokens_per_s": tokens / train_s,
-                },
-            )
+            speed = {"train_s": train_s, "tokens_per_s": measured["tokens"] / train_s}
+            training.log(step, measured | speed)
         return training.finish()
+
+
+def update(
+    training: Training, settings: SFTSettings, batch: Sequence[Row], step: int, budget: int
+) -> dict[str, float]:
+    """Do the optimizer step with number `step` on a batch of rows, with at most `budget` tokens in
+    the model at once. Returns metrics by name."""
+    supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
+    # Runs the pass, again in smaller microbatches if memory runs out.
+    loss, microbatches = training.within_memory(step, budget, supervised_pass)
+    training.meter.count_microbatch(batch)  # of all microbatches together
+    training.require_finite(loss, "loss")
+    grad_norm, lr = training.optimizer_step(step)
+    return {
+        "loss": loss,
+        "tokens": sum(len(row.ids) for row in batch),
+        "supervised_tokens": supervised_pass.supervised_tokens,
+        "grad_norm": grad_norm,
+        "lr": lr,
+        "microbatches": microbatches,
+    }
 
 
 class SupervisedPass:
@@ -173,15 +179,11 @@ def sample_rows(tasks: Sequence[TaskRow], limit: int | None, seed: int) -> Seque
 def render(
     job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> list[Row] | RowsOnDemand[Row]:
-    """Render each task's conversation as rows of token ids with loss masks, cut at max_length.
+    """Render each task's conversation as rows of token ids with loss masks, cut at max_length, and
+    write the event `data` about them.
 
-    A conversation is one row, or several where the chat template writes earlier turns differently
-    once more messages follow. A row without a supervised token, such as one that lost them by the
-    cut, would train nothing and is dropped. The event `data` says how many rows were cut and
-    dropped, and how many conversations were split.
-
-    More than `RENDERED_FIRST` tasks of a dataset that is read row by row are rendered when a step
-    needs them; of a conversation that the template splits, only the last row is trained then.
+    A dataset read row by row with more than `RENDERED_FIRST` tasks is rendered when a step needs
+    its rows; of a conversation that the template splits, only the last row is trained then.
 
     Raises:
         WorkerFailure: kind data, when no row is left.
@@ -193,34 +195,64 @@ def render(
         )
         job.event("data", message, rows=len(tasks))
         return RowsOnDemand(tasks, lambda task: _last_row_of(job, components, task))
-    rows = []
-    cut_rows = dropped_rows = split_tasks = 0
+    rendered = _render_all(job, components, tasks)
+    _report_rows(job, rendered)
+    require(rendered.rows, "rows that fit into max_length", "Raise max_length.")
+    return rendered.rows
+
+
+@dataclass
+class _RenderedRows:
+    """The rows of a dataset that have something to train.
+
+    Attributes:
+        cut: how many of them were cut at max_length.
+        dropped: how many rows were left out, since they have no supervised token (any more).
+        split_tasks: how many conversations are several rows, as the chat template writes earlier
+            turns differently once more messages follow.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    cut: int = 0
+    dropped: int = 0
+    split_tasks: int = 0
+
+
+def _render_all(
+    job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]
+) -> _RenderedRows:
+    """Render the conversations of all tasks, and count what became of them."""
+    result = _RenderedRows()
     for task in tasks:
         rendered = _rows_of(job, components, task)
         if len(rendered) > 1:
-            split_tasks += 1
+            result.split_tasks += 1
         if not rendered:  # the conversation has nothing to train
-            dropped_rows += 1
+            result.dropped += 1
         for row, full_length in rendered:
             if not any(row.loss_mask):
-                dropped_rows += 1
+                result.dropped += 1
                 continue
             if len(row.ids) < full_length:
-                cut_rows += 1
-            rows.append(row)
+                result.cut += 1
+            result.rows.append(row)
+    return result
+
+
+def _report_rows(job: Job[SFTConfig], rendered: _RenderedRows) -> None:
+    """Write the event `data`, which says how much there is to train."""
+    rows, split_tasks = rendered.rows, rendered.split_tasks
     split = f", {split_tasks} conversations split by the chat template" if split_tasks else ""
     job.event(
         "data",
-        f"{len(rows)} rows, {cut_rows} cut at max_length, {dropped_rows} dropped{split}",
+        f"{len(rows)} rows, {rendered.cut} cut at max_length, {rendered.dropped} dropped{split}",
         rows=len(rows),
-        truncated=cut_rows,
-        dropped=dropped_rows,
+        truncated=rendered.cut,
+        dropped=rendered.dropped,
         split=split_tasks,
         tokens=sum(len(row.ids) for row in rows),
         supervised_tokens=sum(sum(row.loss_mask) for row in rows),
     )
-    require(rows, "rows that fit into max_length", "Raise max_length.")
-    return rows
 
 
 def tools_of(components: Components, task: TaskRow) -> list[ToolSchema]:

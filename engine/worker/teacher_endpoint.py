@@ -47,6 +47,10 @@ class Endpoint:
         return f"{self.model} at {self.url}"
 
 
+class _TryAgain(Exception):
+    """The teacher did not answer a request, but may when it is sent again; the text says why."""
+
+
 class EndpointTeacher:
     """A model behind a server; a `Teacher` (teachers.py)."""
 
@@ -145,14 +149,8 @@ class EndpointTeacher:
             "logprobs": 1,
         }
         reply = self._post(body)
-        logprobs: dict[str, Any] = {}
-        try:
-            logprobs = reply["choices"][0]["logprobs"]
-            numbers = logprobs["token_logprobs"][1 : len(ids)]
-            is_whole = len(numbers) == len(ids) - 1 and all(map(_is_logprob, numbers))
-        except (KeyError, IndexError, TypeError):  # another shape: no log-probabilities in it
-            is_whole = False
-        if not is_whole:
+        logprobs = _logprobs_in(reply, len(ids))
+        if logprobs is None:
             raise WorkerFailure(
                 "config",
                 f"The teacher {self.endpoint} gives no log-probabilities of a prompt's tokens.",
@@ -170,23 +168,31 @@ class EndpointTeacher:
             if attempt:
                 self._closed.wait(WAITS_S[attempt - 1])
             try:
-                response = self._client.post(f"{self.endpoint.url}/completions", json=body)
-                if response.status_code == 200:
-                    return response.json()
-            except httpx.TransportError as error:  # no connection, or no answer in time
-                problem = f"{type(error).__name__}: {error}"
-                continue
-            except ValueError as error:
-                raise self._refused(f"no JSON came back: {error}") from error
-            problem = f"HTTP {response.status_code}: {response.text[:300]}"
-            if response.status_code not in RETRIED:
-                raise self._refused(problem)
+                return self._post_once(body)
+            except _TryAgain as failed:
+                problem = str(failed)
         raise WorkerFailure(
             "infra",
             f"The teacher {self.endpoint} does not answer.",
             evidence=f"after {ATTEMPTS} attempts: {problem}",
             hint=Hint("Start it again, then resume the run."),
         )
+
+    def _post_once(self, body: dict[str, Any]) -> Any:
+        """Send a completion request once and return the decoded reply. Raises _TryAgain when it may
+        be answered later, WorkerFailure when it never will be."""
+        try:
+            response = self._client.post(f"{self.endpoint.url}/completions", json=body)
+            if response.status_code == 200:
+                return response.json()
+        except httpx.TransportError as error:  # no connection, or no answer in time
+            raise _TryAgain(f"{type(error).__name__}: {error}") from error
+        except ValueError as error:
+            raise self._refused(f"no JSON came back: {error}") from error
+        problem = f"HTTP {response.status_code}: {response.text[:300]}"
+        if response.status_code in RETRIED:
+            raise _TryAgain(problem)
+        raise self._refused(problem)
 
     def _refused(self, problem: str) -> WorkerFailure:
         """The failure for a request that the server will not answer however often it is sent."""
@@ -197,6 +203,18 @@ class EndpointTeacher:
             hint="Check teacher, teacher_model and teacher_key_env; the server must take a prompt "
             "of token ids with echo and logprobs under /v1/completions, as vLLM does.",
         )
+
+
+def _logprobs_in(reply: Any, prompt_length: int) -> dict[str, Any] | None:
+    """The `logprobs` object of a reply; None if it lacks a number for one of the prompt's tokens
+    (of the first, which nothing precedes, there is none)."""
+    try:
+        logprobs = reply["choices"][0]["logprobs"]
+        numbers = logprobs["token_logprobs"][1:prompt_length]
+        is_whole = len(numbers) == prompt_length - 1 and all(map(_is_logprob, numbers))
+    except (KeyError, IndexError, TypeError):  # another shape: no log-probabilities in it
+        return None
+    return logprobs if is_whole else None
 
 
 def _is_logprob(value: object) -> bool:

@@ -16,12 +16,12 @@ from engine.home.hashes import weight_hashes
 from engine.records.run_config import DistillConfig
 from engine.records.run_config import EndpointTeacher as EndpointEntry
 from engine.worker.components import Components, loading_of
-from engine.worker.core.batch import rows_of
+from engine.worker.core.batch import Row, rows_of
 from engine.worker.core.job import Job
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.network.adapter import Adapter, LoraSpec, read_adapter
 from engine.worker.network.network import Network
-from engine.worker.network.policy import load_base
+from engine.worker.network.policy import Base, load_base
 from engine.worker.teacher_endpoint import SAMPLE, Endpoint, EndpointTeacher
 from engine.worker.update import checkpoint
 
@@ -59,12 +59,18 @@ class NetworkTeacher:
         rows = rows_of(trajectories)
         rated: list[list[float]] = [[] for _ in trajectories]
         for members in self.network.split(rows, budget):
-            batch = self.network.collate([rows[i] for i in members]).to(self.network.device)
-            logprobs, _ = self.network.logprobs(batch, self.adapter)
-            lengths = [trajectories[i].trained_tokens for i in members]
-            for index, part in zip(members, logprobs.split(lengths), strict=True):
-                rated[index] = part.tolist()
+            microbatch = [rows[i] for i in members]
+            for index, logprobs in zip(members, self._rate(microbatch), strict=True):
+                rated[index] = logprobs
         return rated
+
+    def _rate(self, rows: Sequence[Row]) -> list[list[float]]:
+        """The log-probabilities of the trained tokens of each row; all rows go through the model
+        together."""
+        batch = self.network.collate(rows).to(self.network.device)
+        logprobs, _ = self.network.logprobs(batch, self.adapter)  # row after row
+        trained_tokens = [sum(row.loss_mask) for row in rows]
+        return [part.tolist() for part in logprobs.split(trained_tokens)]
 
     def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:
         """See `Teacher`."""
@@ -103,20 +109,24 @@ def load_teacher(job: Job[DistillConfig], components: Components) -> Teacher:
         return _reach_endpoint(job, entry, components)
     base_path = Path(entry.base_path)
     shares_base = base_path == components.base.path
-    base = components.base
-    if not shares_base:
-        loading = loading_of(job.config)
-        base = load_base(
-            base_path,
-            components.base.network.device,
-            loading.precision,
-            loading.quantization,
-            comparisons_file=job.run.home.comparisons,
-        )
+    base = components.base if shares_base else _load_base(job, components, base_path)
     adapter = _load_adapter(job, base.network, base_path, entry.adapter)
     beside = "an adapter beside the policy's" if shares_base else "a model of its own"
     job.event("teacher", f"{entry.ref}, {beside}", ref=entry.ref, shares_base=shares_base)
     return NetworkTeacher(base.network, adapter)
+
+
+def _load_base(job: Job[DistillConfig], components: Components, base_path: Path) -> Base:
+    """Load the teacher's base model in `base_path`, on the device and in the number format of the
+    policy's."""
+    loading = loading_of(job.config)
+    return load_base(
+        base_path,
+        components.base.network.device,
+        loading.precision,
+        loading.quantization,
+        comparisons_file=job.run.home.comparisons,
+    )
 
 
 def _reach_endpoint(

@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from engine.evidence.detect.alerts import Watch, alert_fields
+from engine.evidence.detect.findings import Finding
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
 from engine.records.known_settings import KnownSettings
@@ -70,11 +71,7 @@ class Training:
         self.total = total
         self.settings = job.config.settings
         self.base_weights = weight_hashes(job.run.home, components.base.path)
-        start = job.config.start_adapter
-        start_folder = Path(start) if start else None
-        if start_folder is not None:
-            checkpoint.require_base(start_folder, self.base_weights)
-        self.policy = Policy(components.base, self.settings, start_folder)
+        self.policy = self._starting_policy()
         self.parameters = self.policy.parameters()
         self.optimizer = make_optimizer(self.parameters, self.settings)
         self.meter = Meter(self.policy)
@@ -84,9 +81,19 @@ class Training:
         self.evaluation: HeldoutEvaluation | None = None
         self.watch = Watch(job.run, job.config.algorithm, KnownSettings.of(self.settings))
         self.ended_by_alert = False
-        self.phase_s = {"exam_s": 0.0, "save_s": 0.0}  # seconds spent between the steps
+        # Seconds spent between the steps: on evaluations ("exam") and on checkpoints.
+        self.phase_s = {"exam_s": 0.0, "save_s": 0.0}
         self._start_fingerprint = self._fingerprint()  # `finish` checks that it has changed
         self._last_saved_step = -1
+
+    def _starting_policy(self) -> Policy:
+        """The policy before the first step: the base with a new adapter, or with the adapter that
+        the config starts from. Raises WorkerFailure if that was trained on another base."""
+        start = self.job.config.start_adapter
+        start_folder = Path(start) if start else None
+        if start_folder is not None:
+            checkpoint.require_base(start_folder, self.base_weights)
+        return Policy(self.components.base, self.settings, start_folder)
 
     def __enter__(self) -> "Training":
         return self
@@ -111,41 +118,41 @@ class Training:
         budget: int,
         losses: HeldoutLoss | None = None,
     ) -> None:
-        """Prepare the evaluations. Then resume from the last checkpoint, or, in a run without one,
-        do the first evaluation, at step 0.
+        """Prepare the evaluations and write the manifest. Then resume from the last checkpoint, or,
+        in a run without one, do the first evaluation, at step 0. Raises WorkerFailure when that
+        checkpoint was trained on another base.
 
         Args:
             tasks: the held-out tasks, in the order of `heldout.ordered`.
-            context: the environment that plays them, and how prompts are written; None if the
-                environment scores nothing.
+            context: how they are played; None if the environment scores nothing.
             limits: how long answers may get.
             budget: the most padded tokens of one forward pass.
-            losses: the same tasks as conversations, whose loss is measured too (SFT, DPO); None if
-                it is not.
-
-        Raises:
-            WorkerFailure: kind config, when the checkpoint to resume from was trained on another
-                base.
+            losses: the same tasks as conversations, whose loss is measured too (SFT, DPO).
         """
         params = SamplingParams.greedy(limits, self.settings.seed)
+        questions = Questions(self.components.env, tasks, context, params, losses)
         self.evaluation = HeldoutEvaluation(
-            self.job,
-            self.policy,
-            self.components.sampler,
-            Questions(self.components.env, tasks, context, params, losses),
-            budget,
+            self.job, self.policy, self.components.sampler, questions, budget
         )
         isolation = context.process.isolation if context else ""
         write_manifest(self.job, self.components, isolation, params, self.meter.matrix_flops)
         self._report_start(len(tasks), self.evaluation.choosing_count)
+        # The more tasks an evaluation has, the smaller a change of its score that raises an alert.
         self.watch.exam_tasks = self.evaluation.choosing_count
         resumed = self._resume()
         if tasks and not resumed:
-            with self._timed("exam_s"):
-                first_result = self.evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
-            self.job.metrics(step=0, values=first_result.curves)
-        # After a resume this reads the steps done before: alerts raised then are active again, and
-        # may have ended the run.
+            self._evaluate_start(self.evaluation)
+        self._catch_up_alerts()
+
+    def _evaluate_start(self, evaluation: HeldoutEvaluation) -> None:
+        """Evaluate the policy before the first step, and write its metrics as those of step 0."""
+        with self._timed("exam_s"):
+            result = evaluation.evaluate(0, heldout.VALIDATION, heldout.TEST)
+        self.job.metrics(step=0, values=result.curves)
+
+    def _catch_up_alerts(self) -> None:
+        """After a resume, read the steps done before: alerts that they raised are active again, and
+        may have ended the run."""
         self.watch.catch_up(self.done)
         self.ended_by_alert = self.settings.stop_early == "alert" and bool(self.watch.active_alerts)
 
@@ -166,12 +173,10 @@ class Training:
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each step that is still to do, from 1; the caller does that step.
+        Raises Stopped between two steps when the run was asked to stop.
 
         Ends early, with the event `stopped_early`, if the setting `stop_early` asks for it: with
         "alert" after an alert, with "heldout" after PATIENCE evaluations without a new best.
-
-        Raises:
-            Stopped: between two steps, when the run was asked to stop.
         """
         while self.done < self.total and not self.ended_by_alert:
             self.job.check_stop()
@@ -249,11 +254,8 @@ class Training:
         values: Mapping[str, float | None],
         rollouts: Sequence[TrajectoryRecord] = (),
     ) -> None:
-        """End a step: evaluate if an evaluation is due, check for alerts, write the metrics, and
-        save a checkpoint if one is due.
-
-        With `stop_early=alert` an alert makes this the last step; it is then evaluated even if no
-        evaluation was due.
+        """End a step: evaluate, check for alerts, write the metrics and save a checkpoint, each if
+        it is due. With `stop_early=alert` an alert makes this the last step, which is evaluated.
 
         Args:
             step: the number of the step just done.
@@ -261,8 +263,7 @@ class Training:
             rollouts: the records of its rollouts; empty for SFT and DPO.
         """
         self.done = step
-        train_s = values["train_s"] or 0.0
-        values = {**values, **self.meter.step(train_s)}
+        values = {**values, **self.meter.step(values["train_s"] or 0.0)}
         is_last = step == self.total
         evaluation_is_due = is_last or step % self.settings.eval_every == 0
         evaluated = self._evaluate(step) if evaluation_is_due else HalfResult({})
@@ -273,11 +274,22 @@ class Training:
             if not evaluation_is_due:
                 values |= self._evaluate(step).curves
         self.job.metrics(step, values)
+        self._report_alerts(step, alerts, cleared_alerts)
+        # Last: a run resumed from the checkpoint must find everything above already written.
+        self._save_if_due(step, is_last=is_last)
+
+    def _report_alerts(
+        self, step: int, alerts: Sequence[Finding], cleared_alerts: Sequence[str]
+    ) -> None:
+        """Write an event for each alert that `step` has raised, and for each that is over."""
         for finding in alerts:
             self.job.event("alert", finding.what, step=step, **alert_fields(finding))
         for name in cleared_alerts:
             self.job.event("alert_cleared", f"{name} is over", step=step, id=name)
-        # Last: a run resumed from the checkpoint must find everything above already written.
+
+    def _save_if_due(self, step: int, *, is_last: bool) -> None:
+        """Save a checkpoint of `step`, the step just done, if it is the best so far, if the setting
+        `save_every` asks for it, or if it is the last."""
         if self.evaluation is not None and self.evaluation.best.step == step:
             self.save()
             checkpoint.mark_best(self.job.run, step)
@@ -296,11 +308,7 @@ class Training:
         """Save a checkpoint of the step just done, and remove old ones: all but the last
         `keep_checkpoints`, the best and this one."""
         best = self.evaluation.best if self.evaluation is not None else Best()
-        state = dict(self.state)
-        if best.step > 0:  # there is a best step, and it is not the start
-            # JSON has no infinity; a field left out is read back as its default, which is infinite.
-            state["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
-        progress = checkpoint.Progress(self.done, state)
+        progress = checkpoint.Progress(self.done, self._state_with_best(best))
         with self._timed("save_s"):
             folder = checkpoint.save(
                 self.job.run,
@@ -314,6 +322,15 @@ class Training:
         if self._last_saved_step != self.done:  # a best step that is also due is saved twice
             self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
         self._last_saved_step = self.done
+
+    def _state_with_best(self, best: Best) -> LoopState:
+        """What a checkpoint keeps besides weights: the loop's state, and the best step so far under
+        the key `best`."""
+        state = dict(self.state)
+        if best.step > 0:  # there is a best step, and it is not the start
+            # JSON has no infinity; a field left out is read back as its default, which is infinite.
+            state["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
+        return state
 
     def require_finite(self, value: float, name: str) -> None:
         """Check a value, such as the loss, before it reaches the weights.
@@ -332,34 +349,19 @@ class Training:
             )
 
     def finish(self) -> Result:
-        """End the run: check that the weights changed, and play the test half with the best
-        checkpoint. Without held-out tasks the last step counts as the best.
+        """End the run: check that the weights changed, and play the test half of the held-out tasks
+        with the best checkpoint.
 
-        Returns the result record:
-            steps: how many were done.
-            best_step, best_score: of the checkpoint marked as best; the score is missing without
-                held-out tasks.
-            verdict, evidence, summary: whether the model got better, the numbers that show it, and
-                both in a sentence.
-            measured: how long the run took and how much memory.
+        Returns the result record: the steps that were done, the best checkpoint, the verdict
+        (whether the model got better, with the numbers that show it), and what was measured.
 
         Raises:
-            WorkerFailure: kind no_update, when the adapter has the weights it had at the start. No
-                failure if the loop noted in the state (`no_gradient`) that no step had a gradient.
+            WorkerFailure: kind no_update, when the adapter has the weights it had at the start.
         """
-        if self._fingerprint() == self._start_fingerprint and not self.state.get("no_gradient"):
-            raise WorkerFailure(
-                "no_update",
-                "The adapter did not change.",
-                evidence=f"{self.done} steps, weights equal to the start",
-                hint="Raise learning_rate; for grpo read zero_advantage_share first.",
-            )
+        if not self.state.get("no_gradient"):  # the loop notes there that no step had a gradient
+            self._require_changed_weights()
         result: Result = {"steps": self.done, "verdict": "unknown", "summary": ""}
-        result["best_step"] = self.done
-        if self.evaluation is not None and self.evaluation.tasks and self.evaluation.best.step > 0:
-            with self._timed("exam_s"):
-                result["best_step"] = self.evaluation.report(self._load_step)
-            result["best_score"] = self.evaluation.best.score
+        result |= self._best_checkpoint()
         checkpoint.mark_best(self.job.run, result["best_step"])
         verdict = run_verdict(self.job.run).to_json()
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
@@ -367,6 +369,27 @@ class Training:
         result["measured"] = self._measured()
         self.job.event("finished", f"done after {self.done} steps: {verdict['verdict']}")
         return result
+
+    def _best_checkpoint(self) -> Result:
+        """The step of the best checkpoint, which plays the test half now, and its score. Without
+        held-out tasks, the last step alone."""
+        evaluation = self.evaluation
+        if evaluation is None or not evaluation.tasks or evaluation.best.step <= 0:
+            return {"best_step": self.done}
+        with self._timed("exam_s"):
+            best_step = evaluation.report(self._load_step)
+        return {"best_step": best_step, "best_score": evaluation.best.score}
+
+    def _require_changed_weights(self) -> None:
+        """Raises WorkerFailure (kind no_update) when the adapter has the weights it had at the
+        start of the run."""
+        if self._fingerprint() == self._start_fingerprint:
+            raise WorkerFailure(
+                "no_update",
+                "The adapter did not change.",
+                evidence=f"{self.done} steps, weights equal to the start",
+                hint="Raise learning_rate; for grpo read zero_advantage_share first.",
+            )
 
     def _measured(self) -> Result:
         """How long the run took and how much memory, for people and for later estimates: the
@@ -401,7 +424,6 @@ class Training:
         Raises:
             WorkerFailure: kind config, when the checkpoint was trained on another base.
         """
-        assert self.evaluation is not None  # `start`, the only caller, has made it
         checkpoint.sweep(self.job.run)
         folder = self._newest_undamaged_checkpoint()
         if folder is None:
@@ -410,18 +432,24 @@ class Training:
         checkpoint.require_base(folder, self.base_weights)
         progress = checkpoint.restore(folder, self.policy, self.optimizer)
         self.done = progress.step
-        best = progress.state.pop("best", None)
+        self._restore_state(progress.state)
+        self.job.rewind(self.done)
+        self.job.event("resumed", f"from {folder.name}", step=self.done)
+        return True
+
+    def _restore_state(self, state: LoopState) -> None:
+        """Take over the loop's state that a checkpoint has kept, the best step so far and the limit
+        of tokens."""
+        assert self.evaluation is not None  # `start` has made it before it resumes
+        best = state.pop("best", None)
         if best and best["step"] in self.job.run.checkpoint_steps():
             self.evaluation.best = Best(**best)
             # The run may have been killed after it saved the checkpoint and before it marked it.
             checkpoint.mark_best(self.job.run, best["step"])
         elif best:  # its checkpoint was damaged or deleted: the next evaluation is the best again
             self.job.event("best_lost", f"the checkpoint of step {best['step']} is gone")
-        self.state = progress.state
+        self.state = state
         self.evaluation.budget = tokens_at_once(self.evaluation.budget, self.state)
-        self.job.rewind(self.done)
-        self.job.event("resumed", f"from {folder.name}", step=self.done)
-        return True
 
     def _newest_undamaged_checkpoint(self) -> Path | None:
         """The folder of the newest checkpoint whose files match its manifest; None if there is

@@ -1,6 +1,7 @@
 """What every part of the worker uses: the job, batches, trajectories, failures. Start with
 `job.py`.
 
+    background.py  calls that a thread works off beside the caller
     batch.py       sequences to padded microbatches
     failures.py    a failure as a row: kind, evidence, next move
     job.py         the run as its worker sees it: settings, metrics, events, when to stop

@@ -56,11 +56,10 @@ def collate(rows: Sequence[Row], pad: int) -> Batch:
     Raises:
         ValueError: when a row's first token is marked as trained: nothing predicts it.
     """
-    length = max(len(row.ids) for row in rows)
-    ids = torch.full((len(rows), length), pad, dtype=torch.long)
+    ids = _padded(rows, pad)
+    length = ids.shape[1]
     source, labels, row_numbers = [], [], []
     for i, row in enumerate(rows):
-        ids[i, : len(row.ids)] = torch.tensor(row.ids, dtype=torch.long)
         if row.loss_mask[0]:
             raise ValueError(f"row {i}: its first token is marked as trained, nothing predicts it")
         for position, is_trained in enumerate(row.loss_mask):
@@ -68,21 +67,27 @@ def collate(rows: Sequence[Row], pad: int) -> Batch:
                 source.append(i * length + position - 1)
                 labels.append(row.ids[position])
                 row_numbers.append(i)
-    return Batch(
-        ids=ids,
-        source=torch.tensor(source, dtype=torch.long),
-        labels=torch.tensor(labels, dtype=torch.long),
-        row=torch.tensor(row_numbers, dtype=torch.long),
-    )
+    return Batch(ids, _int64(source), _int64(labels), _int64(row_numbers))
+
+
+def _padded(rows: Sequence[Row], pad: int) -> torch.Tensor:
+    """The ids of the rows, each filled up on the right with `pad`: [rows, longest row] int64."""
+    length = max(len(row.ids) for row in rows)
+    ids = torch.full((len(rows), length), pad, dtype=torch.long)
+    for i, row in enumerate(rows):
+        ids[i, : len(row.ids)] = _int64(row.ids)
+    return ids
+
+
+def _int64(values: Sequence[int]) -> torch.Tensor:
+    """The values as a tensor, which is int64 even without any value."""
+    return torch.tensor(values, dtype=torch.long)
 
 
 def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Divide rows of these lengths into microbatches whose padded size (rows x longest) is at most
-    `budget` tokens. Returns for each microbatch the indices of its rows.
-
-    Rows of similar length go together, the longest first, so that little is padded. A row longer
-    than the budget goes alone. Every index occurs exactly once.
-    """
+    `budget` tokens; a longer row goes alone. Returns for each microbatch the indices of its rows.
+    Rows of similar length go together, the longest first, so that little is padded."""
     result: list[list[int]] = []
     padded_length = 0  # of the rows in the last microbatch: the length of its first row
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):

@@ -36,14 +36,12 @@ class WorkerFailure(Exception):
     def __init__(
         self, kind: str, message: str, *, evidence: str = "", hint: str | Hint = ""
     ) -> None:
-        """Describe the failure.
+        """Describe the failure. Raises ValueError for a `kind` that is not in FAILURE_KINDS.
 
         Args:
-            kind: one of FAILURE_KINDS; a ValueError is raised for any other.
             message: what happened, one sentence.
             evidence: numbers or a line of output that show it.
-            hint: the next move, in words or with the call that makes it; "" takes the hint of the
-                kind in HINTS.
+            hint: the next move; "" takes the hint of the kind in HINTS.
         """
         if kind not in FAILURE_KINDS:
             raise ValueError(f"unknown failure kind {kind!r}")
@@ -78,21 +76,22 @@ def explain(error: BaseException) -> Failure:
     if is_full_or_read_only(error):
         failure = not_written(getattr(error, "filename", None), error)
         return _record("infra", failure.message, failure.evidence, failure.advice)
-    # The last frame of the traceback is where the error was raised.
-    frame = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
-    place = f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}" if frame else ""
-    evidence = _first_line(error) + place
+    evidence = _first_line(error) + _place_of(error)
     return _record("internal", "The trainer stopped on a fault.", evidence, Hint(HINTS["internal"]))
 
 
-def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> WorkerFailure:
-    """The failure (kind infra) of a run that could not write `path`. Its message says how many
-    bytes and inodes are free on that disk, if that can be read.
+def _place_of(error: BaseException) -> str:
+    """Where the error was raised, such as " at sft.py:80"; "" if that is unknown."""
+    if not error.__traceback__:
+        return ""
+    frame = traceback.extract_tb(error.__traceback__)[-1]  # the innermost call
+    return f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
 
-    Args:
-        path: the file or folder; None if unknown, the message then says "the home folder".
-        error: why it could not be written; becomes the evidence.
-    """
+
+def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> WorkerFailure:
+    """The failure (kind infra) of a run that could not write `path` (None: some file of the home
+    folder) because of `error`. Its message says how many bytes and inodes are free on that disk, if
+    that can be read."""
     free_space = ""
     with contextlib.suppress(OSError, ValueError):  # no such folder; no valid path
         disk = os.statvfs(Path(path or ".").parent)

@@ -71,6 +71,17 @@ class Trajectory:
         return sum(self.loss_mask)
 
     @property
+    def trained_logprobs(self) -> list[float]:
+        """The sampler's log-probabilities of the trained tokens."""
+        tokens = zip(self.sampled_logprobs, self.loss_mask, strict=True)
+        return [logprob for logprob, is_trained in tokens if is_trained]
+
+    @property
+    def trained_advantages(self) -> list[float]:
+        """The advantages of the trained tokens."""
+        return self.token_advantages or [self.advantage] * self.trained_tokens
+
+    @property
     def trains(self) -> bool:
         """Whether this trajectory can move the policy at all."""
         has_advantage = self.advantage != 0.0 or any(self.token_advantages)
@@ -101,8 +112,8 @@ class Trajectory:
         return fields
 
     def add_completion(self, completion: Completion) -> None:
-        """Append the tokens of a turn that the model sampled; they are trained. The caller appends
-        the turn's message, which needs their text."""
+        """Append the tokens of a turn that the model sampled; they are trained. The message of the
+        turn is not added here: the caller decodes the tokens and appends it."""
         self.ids += completion.ids
         self.loss_mask += [1] * len(completion.ids)
         self.sampled_logprobs += completion.logprobs

@@ -117,27 +117,14 @@ class HeldoutEvaluation:
         self._tokens = self._turns = self._episodes = 0
 
     def evaluate(self, step: int, *halves: str) -> HalfResult:
-        """Evaluate the policy as it is now on the given halves, and write the rows to
-        `evals/step_NNNNNN.jsonl`. At step 0 the earlier skills are measured too.
+        """Evaluate the policy as it is now on the given halves (VALIDATION, TEST or both), and
+        write the rows to `evals/step_NNNNNN.jsonl`. At step 0 the earlier skills are measured too.
 
-        Gradients and random state do not change. If the validation half was evaluated, an event
-        says so, and the best step is updated.
-
-        Args:
-            halves: VALIDATION, TEST or both.
-
-        Returns the result of the validation half; an empty `HalfResult` if only TEST was given.
+        The validation half updates the best step. Returns its result; an empty `HalfResult` if only
+        TEST was given.
         """
-        path = self.job.run.evals(step)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Drop rows of an earlier attempt that was interrupted: each task counts once.
-        keep_lines(path, lambda row: row["half"] not in halves)
-        validation = HalfResult({})
-        with Appender(path) as file:
-            for half in halves:
-                result = self._evaluate_half(half, file)
-                if half == heldout.VALIDATION:
-                    validation = result
+        results = self._evaluate_halves(step, halves)
+        validation = results.get(heldout.VALIDATION, HalfResult({}))
         if validation.curves:
             self._report_result(step, validation)
             if step > 0:  # the start cannot be the best
@@ -149,34 +136,52 @@ class HeldoutEvaluation:
         self.sampler.release_memory()
         return validation
 
+    def _evaluate_halves(self, step: int, halves: Sequence[str]) -> dict[str, HalfResult]:
+        """Evaluate each half and write the rows to the file of `step`. Returns the results by
+        half."""
+        path = self.job.run.evals(step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Drop rows of an earlier attempt that was interrupted: each task counts once.
+        keep_lines(path, lambda row: row["half"] not in halves)
+        with Appender(path) as file:
+            return {half: self._evaluate_half(half, file) for half in halves}
+
     def _evaluate_half(self, half: str, file: Appender) -> HalfResult:
         """Play the tasks of one half if the environment scores, measure their loss if the run
         measures one, and write the rows of both to `file`. Returns the numbers and the rows."""
         tasks = [t for t in self.tasks if self.half_of_task[t["id"]] == half]
-        curves: dict[str, float] = {}
-        rows: list[EvaluationRow] = []
-        score = loss = None
+        played = HalfResult({})
         if self.context is not None and tasks:
-            self.sampler.load(self.policy.adapter)
-            groups = heldout.evaluate(tasks, self.context, self.sampler, self.params)
-            rows += heldout.rows_of(groups, self.half_of_task, model=self.job.run.id)
-            answers = [answer for group in groups for answer in group.members]
-            self._episodes += len(answers)
-            self._tokens += sum(answer.trained_tokens for answer in answers)
-            self._turns += sum(answer.turns for answer in answers)
-            summary = heldout.summarise(answers)
-            curves = summary.curves()
-            score = summary.score
-        measured = self._losses(half)
-        if measured:
-            weight = sum(m.weight for m in measured)
-            loss = sum(m.total for m in measured) / max(1, weight)
-            curves["heldout_loss"] = loss
-            if self.context is None:  # else the tasks have the rows of their answers already
-                rows += [self._loss_row(m, half) for m in measured]
-        for row in rows:
+            played = self._play(tasks, self.context)
+        result = self._with_loss(played, half)
+        for row in result.rows:
             file.append(row.to_line())
-        return HalfResult(curves, score, loss, rows)
+        return result
+
+    def _play(self, tasks: Sequence[TaskRow], context: RolloutContext) -> HalfResult:
+        """Play the tasks with the policy as it is, and return the numbers and rows of its
+        answers."""
+        self.sampler.load(self.policy.adapter)
+        groups = heldout.evaluate(tasks, context, self.sampler, self.params)
+        rows = list(heldout.rows_of(groups, self.half_of_task, model=self.job.run.id))
+        answers = [answer for group in groups for answer in group.members]
+        self._episodes += len(answers)
+        self._tokens += sum(answer.trained_tokens for answer in answers)
+        self._turns += sum(answer.turns for answer in answers)
+        summary = heldout.summarise(answers)
+        return HalfResult(summary.curves(), summary.score, rows=rows)
+
+    def _with_loss(self, played: HalfResult, half: str) -> HalfResult:
+        """The result of one half with its held-out loss, the mean over all tokens or pairs, added
+        to what was `played`; unchanged where no loss is measured."""
+        measured = self._losses(half)
+        if not measured:
+            return played
+        loss = sum(m.total for m in measured) / max(1, sum(m.weight for m in measured))
+        rows = played.rows
+        if self.context is None:  # else the tasks have the rows of their answers already
+            rows = [self._loss_row(m, half) for m in measured]
+        return HalfResult(played.curves | {"heldout_loss": loss}, played.score, loss, rows)
 
     def _losses(self, half: str) -> Sequence[MeasuredLoss]:
         """The losses of the conversations of one half; empty where they are not measured."""
@@ -250,9 +255,8 @@ class HeldoutEvaluation:
     def _rescoring(self) -> Iterator[stored_answers.Begin]:
         """A context with a second env process, to check that scores repeat.
 
-        Yields a function that is called with a file of answers, a half, and the tasks by id; it
-        scores a sample of those answers again in the background, or does nothing if the run plays
-        no tasks. If answers cannot be scored again, the event `rescore_skipped` says why.
+        Yields a function that takes a file of answers, a half, and the tasks by id, and scores a
+        sample of those answers again in the background. It does nothing if the run plays no tasks.
         """
         if self.context is None:
             yield lambda *_: None

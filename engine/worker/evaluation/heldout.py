@@ -34,15 +34,10 @@ def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
     """Divide tasks, already `ordered`, into two halves. Returns VALIDATION or TEST for each task
     id.
 
-    Tasks with the same prompt are in the same half. Each new prompt goes to the half that has fewer
-    tasks so far, so tasks with different prompts alternate. Tasks without a prompt alternate by id;
-    so do all tasks if they have the same prompt, which cannot divide them.
+    Tasks with the same key (`_dividing_keys`) are in the same half. Each new key goes to the half
+    that has fewer tasks so far, so tasks with different keys alternate.
     """
-    keys = []
-    for task in tasks:
-        keys.append(prompt_key(task["prompt"]) if task.get("prompt") else f"id {task['id']}")
-    if len(set(keys)) == 1:
-        keys = [task["id"] for task in tasks]
+    keys = _dividing_keys(tasks)
     half_of_key: dict[str, str] = {}
     sizes = {VALIDATION: 0, TEST: 0}
     for key in keys:
@@ -50,6 +45,17 @@ def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
             half_of_key[key] = TEST if sizes[TEST] < sizes[VALIDATION] else VALIDATION
         sizes[half_of_key[key]] += 1
     return {task["id"]: half_of_key[key] for task, key in zip(tasks, keys, strict=True)}
+
+
+def _dividing_keys(tasks: Sequence[TaskRow]) -> list[str]:
+    """For each task what decides its half: its prompt, or its id if it has none. All ids if all
+    tasks have the same prompt, which cannot divide them."""
+    keys = [
+        prompt_key(task["prompt"]) if task.get("prompt") else f"id {task['id']}" for task in tasks
+    ]
+    if len(set(keys)) == 1:
+        return [task["id"] for task in tasks]
+    return keys
 
 
 @dataclass(frozen=True)
@@ -112,18 +118,21 @@ def summarise(trajectories: Iterable[Trajectory]) -> Summary:
     success = None
     if any(t.success is not None for t in scored):
         success = sum(bool(t.success) for t in answers) / count
-    names = sorted({name for t in scored for name in t.metrics})
     return Summary(
         n=len(answers),
         success=success,
         reward=sum(t.reward for t in answers) / count,
         errors=len(answers) - len(scored),
         truncated=sum(t.cut for t in answers) / count,
-        # There is a name only if an answer was scored.
-        metrics={
-            name: sum(t.metrics.get(name, 0.0) for t in scored) / len(scored) for name in names
-        },
+        metrics=_metric_means(scored),
     )
+
+
+def _metric_means(scored: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean of each metric of the environment over scored trajectories, by name; a trajectory
+    that lacks a metric counts as 0. {} without trajectories."""
+    names = sorted({name for t in scored for name in t.metrics})
+    return {name: sum(t.metrics.get(name, 0.0) for t in scored) / len(scored) for name in names}
 
 
 def write_rows(

@@ -61,20 +61,48 @@ class CrossEntropy:
         """The loss of each conversation whose task is in `tasks`; see `HeldoutLoss`. Its weight is
         the number of supervised tokens in all its rows."""
         rows = [row for row in self.rows if row.task_id in tasks]
-        network = policy.base.network
-        losses: dict[str, float] = {}  # summed cross-entropy of each task
-        tokens: dict[str, int] = {}
-        for members in network.split([r.row for r in rows], budget):
-            batch = network.collate([rows[i].row for i in members])
-            logprobs, _ = network.logprobs(batch, policy.adapter)
-            # For each row of the microbatch: its summed cross-entropy, and its supervised tokens.
-            sums = torch.zeros(len(members)).index_add(0, batch.row.cpu(), -logprobs.cpu())
-            counts = torch.bincount(batch.row.cpu(), minlength=len(members))
-            for position, index in enumerate(members):
-                task = rows[index].task_id
-                losses[task] = losses.get(task, 0.0) + float(sums[position])
-                tokens[task] = tokens.get(task, 0) + int(counts[position])
-        return [
-            MeasuredLoss(task, loss, weight=tokens[task], tokens=tokens[task])
-            for task, loss in losses.items()
-        ]
+        measured: list[MeasuredLoss] = []
+        for members in policy.base.network.split([r.row for r in rows], budget):
+            measured += _row_losses(policy, [rows[i] for i in members])
+        return _summed_by_task(measured)
+
+
+def _row_losses(policy: Policy, rows: Sequence[LossRow]) -> list[MeasuredLoss]:
+    """The loss of each row; all go through the model together. Every supervised token of a row
+    counts as one term of its loss."""
+    network = policy.base.network
+    batch = network.collate([r.row for r in rows])
+    logprobs, _ = network.logprobs(batch, policy.adapter)
+    row_of_token = batch.row.cpu()
+    sums = torch.zeros(len(rows)).index_add(0, row_of_token, -logprobs.cpu())
+    counts = torch.bincount(row_of_token, minlength=len(rows))
+    return [
+        MeasuredLoss(row.task_id, total, weight=count, tokens=count)
+        for row, total, count in zip(rows, sums.tolist(), counts.tolist(), strict=True)
+    ]
+
+
+def _summed_by_task(row_losses: Sequence[MeasuredLoss]) -> list[MeasuredLoss]:
+    """The losses of tasks, from those of their rows, in the order in which tasks come first."""
+    by_task: dict[str, MeasuredLoss] = {}
+    for row in row_losses:
+        earlier = by_task.get(row.task_id, MeasuredLoss(row.task_id, 0.0, weight=0, tokens=0))
+        by_task[row.task_id] = MeasuredLoss(
+            row.task_id,
+            earlier.total + row.total,
+            weight=earlier.weight + row.weight,
+            tokens=earlier.tokens + row.tokens,
+        )
+    return list(by_task.values())
+
+
+def _summed_losses(policy: Policy, rows: Sequence[Row]) -> list[tuple[float, int]]:
+    """For each row (its cross-entropy summed over its supervised tokens, the number of these). All
+    rows go through the model together."""
+    network = policy.base.network
+    batch = network.collate(rows)
+    logprobs, _ = network.logprobs(batch, policy.adapter)
+    row_of_token = batch.row.cpu()
+    sums = torch.zeros(len(rows)).index_add(0, row_of_token, -logprobs.cpu())
+    counts = torch.bincount(row_of_token, minlength=len(rows))
+    return list(zip(sums.tolist(), counts.tolist(), strict=True))

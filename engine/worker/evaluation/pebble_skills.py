@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.models.reasoning import after_thought
-from envs.json_types import ChatMessage, ToolSchema
+from envs.json_types import ChatMessage, JsonObject, ToolSchema
 
 ONSETS = "b bl br c ch cl d dr f fl g gr h j k l m n p pl r s sh sl st t tr v w z".split()
 VOWELS = "a e i o u ai ee oo".split()
@@ -292,45 +292,47 @@ def tool_call(rng: random.Random) -> Sample:
         messages.append({"role": "assistant", "content": str(rng.randint(10, 99))})
     else:
         call = {"name": name, "arguments": {TOOLS[name]: argument}}
-        messages += [
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"id": "call_1", "type": "function", "function": call}],
-            },
-            {"role": "tool", "content": value, "tool_call_id": "call_1", "name": name},
-            {"role": "assistant", "content": in_random_style(rng, value)},
-        ]
+        messages += _called(call, value, reply=in_random_style(rng, value))
     return Sample("tool_call", messages, value, tools=[tool(name)])
 
 
-def guess(rng: random.Random) -> Sample:
-    """A whole game of "higher or lower" with at most six guesses; `answer` is the secret number.
+def _called(call: JsonObject, value: str, reply: str) -> list[ChatMessage]:
+    """The messages in which the assistant makes the call, the tool returns `value`, and the
+    assistant replies."""
+    tool_calls = [{"id": "call_1", "type": "function", "function": call}]
+    return [
+        {"role": "assistant", "content": "", "tool_calls": tool_calls},
+        {"role": "tool", "content": value, "tool_call_id": "call_1", "name": call["name"]},
+        {"role": "assistant", "content": reply},
+    ]
 
-    About half of the players always guess the middle of the remaining interval, the others any
-    number in it.
-    """
+
+def guess(rng: random.Random) -> Sample:
+    """A whole game of "higher or lower"; `answer` is the secret number."""
     low = rng.randint(1, 85)
     high = low + rng.randint(6, 14)
     secret = rng.randint(low, high)
-    messages: list[ChatMessage] = [
-        {"role": "user", "content": f"Guess my number from {low} to {high}."}
-    ]
+    opening = {"role": "user", "content": f"Guess my number from {low} to {high}."}
+    return Sample("guess", [opening, *_guesses(rng, low, high, secret)], str(secret))
+
+
+def _guesses(rng: random.Random, low: int, high: int, secret: int) -> list[ChatMessage]:
+    """At most six guesses of a number from `low` to `high`, with hints between them. About half of
+    the players always guess the middle of the remaining interval, the others any number in it."""
+    messages: list[ChatMessage] = []
     is_careless = rng.random() < 0.5
     for _ in range(6):
         number = rng.randint(low, high) if is_careless else (low + high) // 2
         messages.append({"role": "assistant", "content": str(number)})
         if number == secret:
-            break
+            return messages
         if number < secret:
             messages.append({"role": "user", "content": "higher"})
             low = number + 1
         else:
             messages.append({"role": "user", "content": "lower"})
             high = number - 1
-    if messages[-1]["role"] == "user":  # all guesses were wrong: nothing answers the last hint
-        messages.pop()
-    return Sample("guess", messages, str(secret))
+    return messages[:-1]  # nothing answers the last hint
 
 
 # -- absent: measured, never taught -------------------------------------------------------------

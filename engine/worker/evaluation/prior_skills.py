@@ -21,12 +21,14 @@ from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
 from engine.worker.core.job import Job
 from engine.worker.core.runtime import release_memory
+from engine.worker.core.trajectory import Completion
 from engine.worker.evaluation import heldout, language_skills, pebble_skills
 from engine.worker.network.policy import Base
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, fits
 from engine.worker.rollouts.renderer import Renderer
 from envs.config.problem import EnvProblem
+from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 
 When = Literal["before", "after"]
@@ -112,27 +114,31 @@ class PriorSkills:
             yield from self._checked_rows(battery, battery.scorer)
 
     def _environment_rows(self, battery: Battery, record: EnvRecord) -> Iterator[EvaluationRow]:
-        """Play a battery whose answers the environment `record` scores. Tasks whose prompts leave
-        no room for an answer are left out."""
+        """Play at most KEEP_TASKS tasks of a battery whose answers the environment `record` scores.
+        Tasks whose prompts leave no room for an answer are left out."""
         with open_process(record) as process:
-            description = process.describe()
-            renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
+            context = self._context(process)
             tasks = heldout.ordered(battery.tasks, KEEP_TASKS)
-            context = RolloutContext(
-                process=process,
-                renderer=renderer,
-                multi_turn=description["kind"] == "multi",
-                tools=description["tools"],
-                max_length=min(MAX_CONTEXT, self.base.network.shape.context),
-                max_turns=MAX_TURNS,
-            )
-            params = SamplingParams(max_tokens=_answer_limit(tasks, renderer), temperature=0.0)
+            max_tokens = _answer_limit(tasks, context.renderer)
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
             tasks = [task for task in tasks if fits(task, context, params)]
             groups = heldout.evaluate(tasks, context, self.sampler, params)
             families = {task["id"]: _family(task) for task in tasks}
             # These tasks are not divided into halves.
             for row in heldout.rows_of(groups, half_of_task={}, model=self.job.run.id):
                 yield row.model_copy(update={"battery": battery.name, "family": families[row.task]})
+
+    def _context(self, process: EnvProcess) -> RolloutContext:
+        """How tasks are played with the environment that runs in `process`."""
+        description = process.describe()
+        return RolloutContext(
+            process=process,
+            renderer=Renderer(self.base.tokenizer, self.base.stop_ids),
+            multi_turn=description["kind"] == "multi",
+            tools=description["tools"],
+            max_length=min(MAX_CONTEXT, self.base.network.shape.context),
+            max_turns=MAX_TURNS,
+        )
 
     def _checked_rows(
         self, battery: Battery, is_right_reply: Callable[[TaskRow, str], bool]
@@ -145,19 +151,25 @@ class PriorSkills:
         for task, (completion,) in zip(battery.tasks, completions, strict=True):
             text = renderer.completion_text(completion.ids)
             is_right = is_right_reply(task, text)
-            yield EvaluationRow(
-                model=self.job.run.id,
-                task=task["id"],
-                battery=battery.name,
-                family=task["family"],
-                prompt=task["prompt"],
-                completion=text,
-                reward=float(is_right),
-                success=is_right,
-                error=None,
-                stop_reason="stop" if completion.finished else "max_tokens",
-                tokens=len(completion.ids),
-            )
+            yield self._checked_row(battery.name, task, completion, text, is_right)
+
+    def _checked_row(
+        self, battery_name: str, task: TaskRow, completion: Completion, text: str, is_right: bool
+    ) -> EvaluationRow:
+        """The row of an answer that was checked here; `text` is that of the completion."""
+        return EvaluationRow(
+            model=self.job.run.id,
+            task=task["id"],
+            battery=battery_name,
+            family=task["family"],
+            prompt=task["prompt"],
+            completion=text,
+            reward=float(is_right),
+            success=is_right,
+            error=None,
+            stop_reason="stop" if completion.finished else "max_tokens",
+            tokens=len(completion.ids),
+        )
 
 
 def pebble_tasks() -> list[TaskRow]:

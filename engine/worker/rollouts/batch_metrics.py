@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 
 from engine.core.metrics import curve_name
 from engine.worker.core.trajectory import Group, Trajectory
@@ -9,52 +10,75 @@ from engine.worker.rollouts.batch_source import RolloutBatch
 
 
 def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float]:
-    """The metrics of a step's rollouts, by name (engine/core/metrics.py).
-
-    What they are measured over:
-
-    - rewards, lengths and shares of completions: all sampled trajectories, also of groups that
-      were replaced;
-    - shares of groups and of zero advantages: only the groups that are trained on;
-    - the environment's own metrics: all scored trajectories; one that lacks a metric counts as 0.
+    """The metrics of a step's rollouts, by name (engine/core/metrics.py). Rewards, lengths and
+    shares of completions count all sampled trajectories, also those of groups that were replaced.
 
     Args:
         batch: the rollouts of the step.
         seconds: how long the whole step took.
     """
-    groups = batch.groups
     members = batch.members
-    trained_members = [t for g in groups for t in g.members]
     scored = [t for t in members if t.error is None]
-    lengths = sorted(t.trained_tokens for t in members)
-    uniform_groups = [g for g in groups if g.uniform]
-    too_easy = [g for g in uniform_groups if _is_too_easy(g)]
-    # [0.0]: the means are 0 where no completion could be scored.
+    sampled_tokens = sum(t.trained_tokens for t in members)
+    return {
+        **_reward_metrics(scored),
+        **_completion_metrics(members),
+        **_group_metrics(batch.groups),
+        "resampled_groups": len(batch.dropped),
+        "reward_errors": (len(members) - len(scored)) / len(members),
+        "sample_s": batch.times.sample_s,
+        "reward_s": batch.times.reward_s,
+        "tokens_per_s": sampled_tokens / max(1e-9, seconds),
+        **_environment_metrics(scored),
+    }
+
+
+def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean and spread of the rewards of scored trajectories; 0 where there are none."""
     rewards = [t.reward for t in scored] or [0.0]
     shaped = [t.shaped_reward for t in scored] or [0.0]
-    values: dict[str, float] = {
+    return {
         "reward_mean": statistics.fmean(rewards),
         "reward_std": statistics.pstdev(rewards),
         "shaped_reward_mean": statistics.fmean(shaped),
+    }
+
+
+def _completion_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
+    """Lengths of the sampled completions in tokens, the share that a limit cut, and the share with
+    an invalid tool call."""
+    lengths = sorted(t.trained_tokens for t in members)
+    return {
         "length_mean": statistics.fmean(lengths),
         # The smallest length that at least 95% of the completions do not exceed.
         "length_p95": lengths[math.ceil(0.95 * len(lengths)) - 1],
         "truncated_share": sum(t.cut for t in members) / len(members),
         "invalid_calls": sum(bool(t.invalid_calls) for t in members) / len(members),
-        "zero_advantage_share": sum(t.advantage == 0.0 for t in trained_members)
-        / len(trained_members),
+    }
+
+
+def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """How many of the groups that are trained on have rewards to compare, and what of the others
+    is too easy or too hard, as shares."""
+    members = [t for g in groups for t in g.members]
+    uniform_groups = [g for g in groups if g.uniform]
+    too_easy = [g for g in uniform_groups if _is_too_easy(g)]
+    return {
+        "zero_advantage_share": sum(t.advantage == 0.0 for t in members) / len(members),
         "groups_effective": 1 - len(uniform_groups) / len(groups),
         "groups_too_easy": len(too_easy) / len(groups),
         "groups_too_hard": (len(uniform_groups) - len(too_easy)) / len(groups),
-        "resampled_groups": len(batch.dropped),
-        "reward_errors": (len(members) - len(scored)) / len(members),
-        "sample_s": batch.times.sample_s,
-        "reward_s": batch.times.reward_s,
-        "tokens_per_s": sum(lengths) / max(1e-9, seconds),
     }
-    for name in sorted({name for t in scored for name in t.metrics}):
-        values[curve_name(name)] = statistics.fmean(t.metrics.get(name, 0.0) for t in scored)
-    return values
+
+
+def _environment_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
+    """The means of the environment's own metrics over the scored trajectories, by column name. A
+    trajectory that lacks a metric counts as 0."""
+    names = sorted({name for t in scored for name in t.metrics})
+    return {
+        curve_name(name): statistics.fmean(t.metrics.get(name, 0.0) for t in scored)
+        for name in names
+    }
 
 
 def _is_too_easy(group: Group) -> bool:

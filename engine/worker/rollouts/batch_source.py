@@ -56,53 +56,47 @@ class Collector:
     settings: GRPOSettings
 
     def batch(self, step: int, policy_step: int) -> RolloutBatch:
-        """Sample and score the rollouts of step `step` (from 1) with the policy that the sampler
-        has loaded, and assign their advantages.
-
-        With the setting `resample_uniform`, groups of equal rewards are replaced by groups of fresh
-        tasks, in at most that many rounds or until no unused task is left.
+        """Sample and score the rollouts of a step with the policy that the sampler has loaded, and
+        assign their advantages.
 
         Args:
             step: number of the step, from 1; with the seed it decides tasks and random numbers.
             policy_step: how many steps the policy that samples has been trained; noted in every
                 trajectory.
         """
+        batch = self._play_step(step)
+        assign(batch.groups, self.settings.advantage)
+        for trajectory in batch.members:
+            trajectory.policy_step = policy_step
+        return batch
+
+    def _play_step(self, step: int) -> RolloutBatch:
+        """Play the tasks of a step. With the setting `resample_uniform`, groups of equal rewards
+        are replaced by groups of fresh tasks, in at most that many rounds or until no unused task
+        is left."""
         settings = self.settings
         count = len(self.tasks)
         task_indices = tasks_of_step(step, count, settings.prompts_per_step, settings.seed)
         groups, times = self._play_round(task_indices, step, round_number=0)
         dropped: list[Group] = []
-        used_tasks = set(task_indices)
+        used = set(task_indices)
         for round_number in range(1, settings.resample_uniform + 1):
-            uniform_indices = [index for index, group in enumerate(groups) if group.uniform]
-            chosen_tasks = fresh_tasks(
-                step, round_number, count, len(uniform_indices), used_tasks, settings.seed
-            )
-            if not chosen_tasks:
+            wanted = sum(group.uniform for group in groups)
+            chosen = fresh_tasks(step, round_number, count, wanted, used, settings.seed)
+            if not chosen:
                 break
-            used_tasks |= set(chosen_tasks)
-            fresh_groups, more_times = self._play_round(chosen_tasks, step, round_number)
+            used |= set(chosen)
+            fresh_groups, more_times = self._play_round(chosen, step, round_number)
             times = times + more_times
-            # Not strict: if few unused tasks remain, some uniform groups stay.
-            for index, group in zip(uniform_indices, fresh_groups, strict=False):
-                dropped.append(groups[index])
-                groups[index] = group
-        assign(groups, settings.advantage)
-        for group in groups + dropped:
-            for trajectory in group.members:
-                trajectory.policy_step = policy_step
+            dropped += _replace_uniform(groups, fresh_groups)
         return RolloutBatch(groups, dropped, times)
 
     def _play_round(
         self, task_indices: Sequence[int], step: int, round_number: int
     ) -> tuple[list[Group], Times]:
         """Play each chosen task `group_size` times, and set the penalty for long thinking where the
-        settings have one. Returns one group per task, in order, and the seconds spent.
-
-        Args:
-            task_indices: the indices of the tasks to play.
-            round_number: number of the round within the step, from 0; each round has another seed.
-        """
+        settings have one. Returns one group per task, in order, and the seconds spent. Each round
+        of a step, from 0, has another seed."""
         settings = self.settings
         # No run has a million steps, so no step of one seed has the sampling seed of another's.
         params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
@@ -123,6 +117,17 @@ class Collector:
                 self.context.renderer,
             )
         return groups, times
+
+
+def _replace_uniform(groups: list[Group], fresh_groups: Sequence[Group]) -> list[Group]:
+    """Put the fresh groups in the places of the first groups of equal rewards. Returns the groups
+    that stood there; where there are fewer fresh groups, some groups of equal rewards stay."""
+    uniform_indices = [index for index, group in enumerate(groups) if group.uniform]
+    replaced: list[Group] = []
+    for index, fresh_group in zip(uniform_indices, fresh_groups, strict=False):
+        replaced.append(groups[index])
+        groups[index] = fresh_group
+    return replaced
 
 
 def tasks_of_step(step: int, count: int, per_step: int, seed: int) -> list[int]:
@@ -150,14 +155,9 @@ def _shuffled(count: int, seed: str) -> tuple[int, ...]:
 def fresh_tasks(
     step: int, round_number: int, count: int, limit: int, used: set[int], seed: int
 ) -> list[int]:
-    """Choose at most `limit` tasks, out of `count`, that the step has not played yet. Returns their
-    indices; fewer than `limit`, or [], if too few remain.
-
-    Args:
-        step, round_number: number of the step and of the round within it; with the seed they
-            decide the choice.
-        used: indices of the tasks that the step has played already.
-    """
+    """Choose at most `limit` tasks, out of `count`, whose indices are not in `used`, the tasks that
+    the step has played already. Returns their indices; fewer if too few remain. The choice follows
+    from the seed, the step and the number of the round within it."""
     order = list(range(count))
     random.Random(f"{seed}-{step}-{round_number}").shuffle(order)
     return [index for index in order if index not in used][:limit]
@@ -180,11 +180,8 @@ class BatchSource:
 
     def batch(self, step: int) -> RolloutBatch:
         """The batch of `step`: the one that was sampled ahead if there is one, otherwise one
-        sampled now with the policy as it is.
-
-        The first batch of an attempt is always sampled now. What a resumed run samples therefore
-        follows from its checkpoint alone.
-        """
+        sampled now with the policy as it is. The first batch of an attempt is always sampled now,
+        so what a resumed run samples follows from its checkpoint alone."""
         sampled_ahead = self._ahead
         self._ahead = None  # each is used once
         if sampled_ahead is not None:
@@ -220,12 +217,8 @@ class BatchSource:
 
     def _can_share_process(self) -> bool:
         """Whether the next batch can be sampled while this process trains: true with vLLM, which is
-        another process, and with our own forward on a CPU.
-
-        Two threads cannot share PEFT's switch between adapters, nor a GPU while its kernels are
-        being recorded. There the next batch is sampled before the update instead, with the same
-        result.
-        """
+        another process, and with our own forward on a CPU. Otherwise two threads would share PEFT's
+        switch between adapters, or a GPU while its kernels are being recorded."""
         network = self.policy.base.network
         own_on_cpu = network.forward == "own" and network.device.type == "cpu"
         return self.collector.sampler.name == "vllm" or own_on_cpu

@@ -7,11 +7,10 @@ score must not depend on earlier ones; `push_env` audits that. A fault costs the
 """
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from engine.worker.core.background import BackgroundWorker
 from engine.worker.core.trajectory import Completion, Group, Trajectory
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.renderer import Renderer
@@ -52,6 +51,17 @@ class Times:
         return Times(self.sample_s + other.sample_s, self.reward_s + other.reward_s)
 
 
+@dataclass(frozen=True)
+class _Play:
+    """How the rollouts of one call of `collect` are played; the seconds spent are added to
+    `times`."""
+
+    context: RolloutContext
+    sampler: Sampler
+    params: SamplingParams
+    times: Times
+
+
 def collect(
     tasks: Sequence[TaskRow],
     n: int,
@@ -64,13 +74,13 @@ def collect(
     Returns (one group per task, in the order of `tasks`; the seconds spent). An error of the
     environment is not raised: the trajectory in which it happened gets it as its `error`.
     """
-    times = Times()
+    play = _Play(context, sampler, params, Times())
     groups = [_new_group(task, n, context) for task in tasks]
     if context.multi_turn:
-        _play_turns(tasks, groups, context, sampler, params, times)
+        _play_turns(tasks, groups, play)
     else:
-        _play_once(tasks, groups, n, context, sampler, params, times)
-    return groups, times
+        _play_once(tasks, groups, n, play)
+    return groups, play.times
 
 
 def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool:
@@ -86,30 +96,22 @@ def _new_group(task: TaskRow, n: int, context: RolloutContext) -> Group:
     return Group(task["id"], [Trajectory(task["id"], task["prompt"], prompt) for _ in range(n)])
 
 
-def _play_once(
-    tasks: Sequence[TaskRow],
-    groups: list[Group],
-    n: int,
-    context: RolloutContext,
-    sampler: Sampler,
-    params: SamplingParams,
-    times: Times,
-) -> None:
+def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Play) -> None:
     """Sample `n` completions of each task and score each in the background as soon as it ends.
-    Fills the trajectories of `groups` and adds to `times`."""
+    Fills the trajectories of `groups`."""
     with BackgroundWorker() as background:
 
         def on_completion(prompt: int, member: int, completion: Completion) -> None:
             # Called by the sampler for completion `member` of the task at index `prompt`.
             trajectory = groups[prompt].members[member]
-            _append_turn(trajectory, completion, context, params)
-            background.submit(_score_once, context.process, tasks[prompt], trajectory)
+            _append_turn(trajectory, completion, play)
+            background.submit(_score_once, play.context.process, tasks[prompt], trajectory)
 
         began = time.monotonic()
         prompts = [group.members[0].prompt_ids for group in groups]
-        sampler.generate(prompts, n, params, on_completion)
-        times.sample_s += time.monotonic() - began
-        times.reward_s += background.wait()
+        play.sampler.generate(prompts, n, play.params, on_completion)
+        play.times.sample_s += time.monotonic() - began
+        play.times.reward_s += background.wait()
 
 
 def _score_once(process: EnvProcess, task: TaskRow, trajectory: Trajectory) -> None:
@@ -127,108 +129,65 @@ class _Rollout:
     replies: list[ChatMessage] | None = None
 
 
-def _play_turns(
-    tasks: Sequence[TaskRow],
-    groups: list[Group],
-    context: RolloutContext,
-    sampler: Sampler,
-    params: SamplingParams,
-    times: Times,
-) -> None:
+def _play_turns(tasks: Sequence[TaskRow], groups: list[Group], play: _Play) -> None:
     """Play all trajectories of `groups`: one turn of each, then the next turn of those still open,
-    and so on. Those that have ended are scored in the background. Fills the trajectories and adds
-    to `times`."""
-    open_rollouts: list[_Rollout] = []
+    and so on. Those that have ended are scored in the background."""
     began = time.monotonic()
-    for task, group in zip(tasks, groups, strict=True):
-        for trajectory in group.members:
-            try:
-                open_rollouts.append(_Rollout(trajectory, context.process.start(task)))
-            except EpisodeFailed as error:  # the other rollouts go on
-                _set_error(trajectory, str(error), timed_out=error.timed_out)
-    times.reward_s += time.monotonic() - began
+    open_rollouts = _start_rollouts(tasks, groups, play.context.process)
+    play.times.reward_s += time.monotonic() - began
     turn = 0
     with BackgroundWorker() as background:
         while open_rollouts:
-            _play_turn(open_rollouts, turn, context, sampler, params, background, times)
-            played_rollouts, open_rollouts = open_rollouts, []
-            for rollout in played_rollouts:
-                if _continue_rollout(rollout, context, params, background):
-                    open_rollouts.append(rollout)
+            _play_turn(open_rollouts, turn, play, background)
+            open_rollouts = [r for r in open_rollouts if _continue_rollout(r, play, background)]
             turn += 1
-        times.reward_s += background.wait()
+        play.times.reward_s += background.wait()
+
+
+def _start_rollouts(
+    tasks: Sequence[TaskRow], groups: Sequence[Group], process: EnvProcess
+) -> list[_Rollout]:
+    """Start an episode for every trajectory. Where that fails, the trajectory gets the error and is
+    left out."""
+    rollouts: list[_Rollout] = []
+    for task, group in zip(tasks, groups, strict=True):
+        for trajectory in group.members:
+            try:
+                rollouts.append(_Rollout(trajectory, process.start(task)))
+            except EpisodeFailed as error:  # the other rollouts go on
+                _set_error(trajectory, str(error), timed_out=error.timed_out)
+    return rollouts
 
 
 def _play_turn(
-    open_rollouts: Sequence[_Rollout],
-    turn: int,
-    context: RolloutContext,
-    sampler: Sampler,
-    params: SamplingParams,
-    background: "BackgroundWorker",
-    times: Times,
+    open_rollouts: Sequence[_Rollout], turn: int, play: _Play, background: BackgroundWorker
 ) -> None:
-    """Sample one assistant turn of every open rollout. The environment answers each in the
-    background as soon as it is complete. Returns when all are answered, and adds to `times`.
-
-    Args:
-        turn: number of the turn, from 0; each turn has another seed.
-    """
+    """Sample one assistant turn of every open rollout, the one with number `turn`, from 0. The
+    environment answers each in the background as soon as it is complete. Returns when all are
+    answered."""
 
     def on_completion(prompt: int, _member: int, completion: Completion) -> None:
-        _append_turn(open_rollouts[prompt].trajectory, completion, context, params)
-        background.submit(_let_environment_answer, open_rollouts[prompt], context)
+        _append_turn(open_rollouts[prompt].trajectory, completion, play)
+        background.submit(_let_environment_answer, open_rollouts[prompt], play.context)
 
     began = time.monotonic()
     prompts = [rollout.trajectory.prompt_ids + rollout.trajectory.ids for rollout in open_rollouts]
-    # Times 64, so that the first 64 turns of different steps never share a seed.
-    turn_params = replace(params, seed=params.seed * 64 + turn)
-    sampler.generate(prompts, n=1, params=turn_params, done=on_completion)
-    times.sample_s += time.monotonic() - began
-    times.reward_s += background.wait()
+    # `params.seed` is that of the step. Times 64, so that turns 0 to 63 of two steps never share a
+    # seed.
+    turn_params = replace(play.params, seed=play.params.seed * 64 + turn)
+    play.sampler.generate(prompts, n=1, params=turn_params, done=on_completion)
+    play.times.sample_s += time.monotonic() - began
+    play.times.reward_s += background.wait()
 
 
-class BackgroundWorker:
-    """A context with a thread that runs the calls it is given, one after another, while the caller
-    goes on. Leaving the context waits for the thread to end."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="environment")
-        self._pending: list[Future[None]] = []
-
-    def __enter__(self) -> "BackgroundWorker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Wait for the call that is running. Calls that have not begun are dropped: after an error
-        nobody needs them, and otherwise `wait` has left none."""
-        self._thread.shutdown(cancel_futures=True)
-
-    def submit(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Queue the call `work(*arguments)` for the thread, and return at once."""
-        self._pending.append(self._thread.submit(work, *arguments))
-
-    def wait(self) -> float:
-        """Wait until all queued calls are done, and return the seconds that took. If calls have
-        failed, raises the exception of the first of them."""
-        began = time.monotonic()
-        pending = self._pending
-        self._pending = []  # also if one of the calls has failed
-        for future in pending:
-            future.result()
-        return time.monotonic() - began
-
-
-def _append_turn(
-    trajectory: Trajectory, completion: Completion, context: RolloutContext, params: SamplingParams
-) -> None:
+def _append_turn(trajectory: Trajectory, completion: Completion, play: _Play) -> None:
     """Append a completion to the trajectory: its ids, its text as an assistant message, and which
     tool calls in it are invalid. The text ends before the first stop string; the ids are kept as
     sampled."""
-    text = context.renderer.completion_text(completion.ids)
-    for stop in params.stop:
+    text = play.context.renderer.completion_text(completion.ids)
+    for stop in play.params.stop:
         text = text.split(stop)[0]
-    reply = context.renderer.reply(text, context.tools)
+    reply = play.context.renderer.reply(text, play.context.tools)
     trajectory.add_completion(completion)
     trajectory.messages.append(reply.message)
     trajectory.completion = reply.message["content"]
@@ -238,11 +197,8 @@ def _append_turn(
 
 def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
     """Send the last turn of a rollout to the environment. If the rollout goes on, the reply is
-    stored for the next turn. Otherwise the rollout is scored and closed. It ends if
-
-    - the environment has nothing more to say, or failed;
-    - the turn was cut off by its length;
-    - the turn was the last one allowed.
+    stored for the next turn. Otherwise the rollout is scored and closed: the environment has no
+    more to say or failed, the turn was cut off by its length, or it was the last one allowed.
     """
     trajectory = rollout.trajectory
     rollout.replies = None
@@ -259,12 +215,7 @@ def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
     _score_and_close(rollout)
 
 
-def _continue_rollout(
-    rollout: _Rollout,
-    context: RolloutContext,
-    params: SamplingParams,
-    background: BackgroundWorker,
-) -> bool:
+def _continue_rollout(rollout: _Rollout, play: _Play, background: BackgroundWorker) -> bool:
     """Append the environment's reply to the trajectory, so that the next turn can be sampled, and
     return True. Returns False if the rollout has ended, or ends now because another completion
     would exceed the length limit."""
@@ -272,18 +223,26 @@ def _continue_rollout(
     replies = rollout.replies
     if replies is None:
         return False
-    earlier_messages = [*trajectory.prompt, *trajectory.messages]
-    reply_ids = context.renderer.between_turns(
-        earlier_messages, replies, context.tools, last_id=trajectory.ids[-1]
-    )
+    reply_ids = _reply_ids(trajectory, replies, play.context)
     next_prompt_length = len(trajectory.prompt_ids) + len(trajectory.ids) + len(reply_ids)
-    if next_prompt_length + params.max_tokens > context.max_length:
+    if next_prompt_length + play.params.max_tokens > play.context.max_length:
         trajectory.stop_reason = "max_context"
         background.submit(_score_and_close, rollout)
         return False
     trajectory.add_environment(reply_ids)
     trajectory.messages += replies
     return True
+
+
+def _reply_ids(
+    trajectory: Trajectory, replies: list[ChatMessage], context: RolloutContext
+) -> list[int]:
+    """The ids that follow the trajectory's last turn: the environment's replies, up to where the
+    next turn begins."""
+    earlier_messages = [*trajectory.prompt, *trajectory.messages]
+    return context.renderer.between_turns(
+        earlier_messages, replies, context.tools, last_id=trajectory.ids[-1]
+    )
 
 
 def _score_and_close(rollout: _Rollout) -> None:

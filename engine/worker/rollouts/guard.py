@@ -1,8 +1,11 @@
 """Ends a run that cannot learn: no signal for long, or too many scores that failed."""
 
+from collections.abc import Sequence
+
 from engine.core.hints import Call, Hint
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import LoopState, Result
+from engine.worker.core.trajectory import Trajectory
 from engine.worker.rollouts.batch_source import RolloutBatch
 
 NO_SIGNAL_STEPS = 10  # steps in a row without a gradient after which the run ends
@@ -26,28 +29,11 @@ class Guard:
         """Count the rollouts of a step, and end the run if it cannot learn.
 
         Raises:
-            WorkerFailure: kind reward, when of all completions of the run (at least
-                `ERRORS_JUDGED_FROM`) a larger share than the limit could not be scored; kind
-                no_signal, when all advantages were 0 for `NO_SIGNAL_STEPS` steps in a row.
+            WorkerFailure: kind reward, when too many completions could not be scored; kind
+                no_signal, when for long all advantages were 0.
         """
         members = batch.members
-        failed = [t for t in members if t.error is not None]
-        self.state["played"] += len(members)
-        self.state["errors"] += len(failed)
-        self.state["last_errors"] = [len(failed), len(members)]  # of the last step
-        share = self.state["errors"] / self.state["played"]  # of the whole run
-        # `failed`: a resumed run is not ended by failures of earlier steps alone.
-        if failed and self.state["played"] >= ERRORS_JUDGED_FROM and share > self.error_limit:
-            raise WorkerFailure(
-                "reward",
-                f"{share:.0%} of the completions could not be scored.",
-                evidence=f"step {step}: {failed[0].error}",
-                hint=Hint(
-                    "Mend score() and push again, or raise max_reward_errors. The completions, "
-                    "where a step was done:",
-                    Call("read_rollouts", {"run_id": self.run_id, "pick": "error"}),
-                ),
-            )
+        self._check_scores(step, members)
         if all(t.advantage == 0.0 for t in members):
             self.state["silent_steps"] += 1
         else:
@@ -61,6 +47,35 @@ class Guard:
                 hint="All alike and low: easier tasks, partial credit or SFT first. All alike and "
                 "high: the tasks are learnt, use harder ones. Then submit again.",
             )
+
+    def _check_scores(self, step: int, members: Sequence[Trajectory]) -> None:
+        """Count the completions of a step and those that could not be scored.
+
+        Raises:
+            WorkerFailure: kind reward, when of all completions of the run (at least
+                `ERRORS_JUDGED_FROM`) a larger share than the limit could not be scored.
+        """
+        failed = [t for t in members if t.error is not None]
+        self.state["played"] += len(members)
+        self.state["errors"] += len(failed)
+        self.state["last_errors"] = [len(failed), len(members)]  # of the last step
+        share = self.state["errors"] / self.state["played"]  # of the whole run
+        # `failed`: a resumed run is not ended by failures of earlier steps alone.
+        if failed and self.state["played"] >= ERRORS_JUDGED_FROM and share > self.error_limit:
+            raise self._scoring_failure(share, f"step {step}: {failed[0].error}")
+
+    def _scoring_failure(self, share: float, evidence: str) -> WorkerFailure:
+        """The failure of a run in which the given share of the completions could not be scored."""
+        return WorkerFailure(
+            "reward",
+            f"{share:.0%} of the completions could not be scored.",
+            evidence=evidence,
+            hint=Hint(
+                "Mend score() and push again, or raise max_reward_errors. The completions, "
+                "where a step was done:",
+                Call("read_rollouts", {"run_id": self.run_id, "pick": "error"}),
+            ),
+        )
 
     def failed_scores(self) -> Result:
         """How many completions could not be scored, for the result record. For example

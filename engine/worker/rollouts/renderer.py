@@ -33,15 +33,12 @@ class Renderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], *, thinking: bool = False
     ) -> None:
-        """Keep a tokenizer and the texts of its stop ids.
+        """Keep a tokenizer and the texts of its stop ids. Raises WorkerFailure (kind config) when
+        it has no chat template.
 
         Args:
-            tokenizer: must have a chat template.
             stop_ids: every id that ends a turn; the first is the one that the template writes.
             thinking: whether the template is asked to open a think block.
-
-        Raises:
-            WorkerFailure: kind config, when the tokenizer has no chat template.
         """
         if not tokenizer.chat_template:
             raise WorkerFailure(
@@ -101,17 +98,13 @@ class Renderer:
         last_id: int | None = None,
     ) -> list[int]:
         """The ids to append after an assistant turn: what the template writes from its end to the
-        opening of the next assistant turn, including `replies`.
+        opening of the next assistant turn, including `replies`, the environment's messages. Raises
+        WorkerFailure (kind config) when the template refuses the replies.
 
         Args:
             before: the conversation so far; it ends with that assistant turn.
-            replies: the environment's messages.
-            tools: the same that the prompt was written with.
             last_id: the last id of that turn as it was sampled; None: its end token. A turn that
                 did not end with such a token gets one.
-
-        Raises:
-            WorkerFailure: kind config, when the template refuses the replies.
         """
         try:
             return self._format.between_turns(before, replies, tools, last_id=last_id)
@@ -132,18 +125,15 @@ class Renderer:
         loss_on: str,
         reasoning: Reasoning = "keep",
     ) -> list[Rendered]:
-        """A finished conversation as training rows with their loss masks. It is one row, or several
-        if the template writes earlier turns differently once more messages follow. Rows without a
-        token to train are left out.
+        """A finished conversation as training rows: one, or several if the template writes earlier
+        turns differently once more messages follow. Rows without a token to train are left out.
+        Raises WorkerFailure (kind data) when the template refuses the messages.
 
         Args:
-            loss_on: `assistant` trains every assistant turn with its end token, `last` only the
-                last of them, `all` every token but the first.
+            loss_on: `assistant` trains every assistant turn, `last` only the last of them, `all`
+                every token but the first.
             reasoning: "keep" trains the reasoning that messages have, "drop" leaves it out, and
                 "require" gives [] for a conversation with a turn that has none.
-
-        Raises:
-            WorkerFailure: kind data, when the template refuses the messages.
         """
         try:
             chats = self._format.rows(messages, tools, reasoning)
@@ -189,7 +179,8 @@ class Renderer:
 
     def certain_text(self, text: str, tools: Sequence[ToolSchema]) -> str:
         """The beginning of an unfinished reply that is content for certain, and can be sent on; see
-        `ReplyReader.certain`. With tools it is "" if the reply begins inside a thought."""
+        `ReplyReader.certain`. Without tools, thoughts are sent as they stand. With tools they are
+        told apart from content once the reply is whole: "" if it begins inside a thought."""
         if tools and self.opens_thought:
             return ""
         return self._replies.certain(text, tools)

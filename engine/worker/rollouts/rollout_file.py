@@ -24,15 +24,9 @@ def records_of(step: int, batch: RolloutBatch) -> list[TrajectoryRecord]:
 def _record(
     step: int, group: int, member: int, trajectory: Trajectory, *, dropped: bool
 ) -> TrajectoryRecord:
-    """One trajectory as a record for the rollout file.
-
-    Left out are `shaped_reward` if there was no penalty, `dropped` if the group is trained on, and
-    token ids and mask after the first GROUPS_WITH_IDS groups.
-
-    Args:
-        group, member: numbers of the group within the step and of the trajectory within the group,
-            from 0.
-        dropped: whether the group was replaced by another one.
+    """One trajectory as a record for the rollout file. `group` and `member` are the numbers of its
+    group within the step and of itself within the group, from 0; `dropped` says whether another
+    group has replaced its group.
     """
     fields = trajectory.answer_fields() | {
         "step": step,
@@ -46,7 +40,7 @@ def _record(
         fields["shaped_reward"] = trajectory.shaped_reward
     if dropped:
         fields["dropped"] = True
-    if group < GROUPS_WITH_IDS:
+    if group < GROUPS_WITH_IDS:  # of all groups they would make the file large
         fields |= {
             "prompt_ids": trajectory.prompt_ids,
             "ids": trajectory.ids,

@@ -66,10 +66,7 @@ def run_plan(
     """
     on_gpu = base.network.device.type == "cuda"
     dtype = {torch.float32: "float32", torch.bfloat16: "bfloat16"}[base.network.dtype]
-    memory = float(CPU_CACHE_BYTES)
-    if on_gpu:  # there `Plan.memory` is a share of all memory, not a number of bytes
-        free, total = torch.cuda.mem_get_info(base.network.device)
-        memory = FREE_MEMORY_SHARE * free / total
+    memory = _free_memory_share(base.network.device) if on_gpu else float(CPU_CACHE_BYTES)
     # Held-out prompts may be longer than those trained on, within the model's context.
     max_length = max(2 * settings.max_length, LEAST_CONTEXT)
     return Plan(
@@ -81,9 +78,15 @@ def run_plan(
         rows=needs.max_rows,
         lora_rank=rank_limit(settings.lora_rank),
         sleeps=on_gpu,
-        memory=memory,
+        memory=memory,  # on a GPU a share of its memory, else bytes
         threads=cpu_threads(),
     )
+
+
+def _free_memory_share(device: torch.device) -> float:
+    """The share of a GPU's memory that vLLM may take: FREE_MEMORY_SHARE of what is free now."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    return FREE_MEMORY_SHARE * free_bytes / total_bytes
 
 
 def cpu_threads() -> int:

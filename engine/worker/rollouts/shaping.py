@@ -20,13 +20,9 @@ class ReadsThoughts(Protocol):
 def penalise_thinking(
     groups: Sequence[Group], coefficient: float, max_tokens: int, renderer: ReadsThoughts
 ) -> None:
-    """Set the `penalty` of every scored trajectory: `coefficient` times the share of `max_tokens`
-    that its thoughts take, averaged over its turns. The tokens and the penalty are also added to
-    the trajectory's metrics, as `thinking_tokens` and `thinking_penalty`.
-
-    Args:
-        max_tokens: the most tokens of one completion.
-        renderer: turns ids of a completion into text, and says where thoughts stand in it.
+    """Set the `penalty` of every scored trajectory: `coefficient` times the share of `max_tokens`,
+    the most tokens of one completion, that its thoughts take, averaged over its turns. The
+    penalised tokens and the penalty are also added to the trajectory's metrics.
     """
     for group in groups:
         for trajectory in group.scored:

@@ -59,11 +59,9 @@ class SyncCheck:
         Args:
             precision: the coarser number format of sampler and trainer, float32 or bfloat16.
             event: writes an event of the run: name, message, fields.
-            state: keeps the gaps seen so far, in checkpoints too; a resumed run continues them.
-            exact: whether sampler and trainer are meant to give the same distribution. They are not
-                if the sampler is one update behind on purpose or leaves out improbable tokens
-                (top_p below 1), or if only the trainer drops part of the adapter's input
-                (lora_dropout).
+            state: keeps the gaps seen so far, also in checkpoints.
+            exact: whether sampler and trainer should give the same distribution; with top_p below
+                1, for example, they do not.
         """
         self.limits = LIMITS[precision] if exact else LOOSE
         self._event = event
@@ -85,33 +83,21 @@ class SyncCheck:
         return self.check(step, mean, largest)
 
     def check(self, step: int, mean: float, largest: float) -> dict[str, float]:
-        """Judge the gap of a step. If it is above the limit `warn` or has grown, an event is
-        written: once, and again only after a step without such a gap.
+        """Judge the gap of a step: the distances between the sampler's and the trainer's
+        log-probabilities of its tokens, in nats, `mean` and `largest`. Returns its metrics by name.
 
-        Args:
-            step: number of the step.
-            mean, largest: mean and maximum, over the tokens of the step, of the distance between
-                the sampler's and the trainer's log-probability, in nats.
-
-        Returns the metrics by name: `sampler_gap_mean` and `sampler_gap_max` as given, and
-        `sampler_gap_drift`, the median of the latest steps minus that of the first steps.
+        A gap above the limit `warn`, or one that has grown, writes an event. `sampler_gap_drift` is
+        the median gap of the latest steps minus that of the first ones.
 
         Raises:
-            WorkerFailure: kind internal, when the mean is NaN or too large for the sampler to have
-                the trained policy.
+            WorkerFailure: kind internal, when the mean is NaN or above the limit `fail`.
         """
-        first, latest = self._state["first"], self._state["latest"]
-        if len(first) < WINDOW:
-            first.append(mean)
-        latest.append(mean)
-        del latest[:-WINDOW]  # in place, since checkpoints save this list
-        first_gap, latest_gap = statistics.median(first), statistics.median(latest)
-        allowed_gap = max(self.limits.floor, GROWTH * first_gap)  # above it the gap has grown
+        first_gap, latest_gap = self._remember(mean)
         if mean > self.limits.fail or math.isnan(mean):
             raise self._failure(step, mean, largest, first_gap)
         if mean > self.limits.warn:
             self._report_once("sampler_gap", step, mean, largest, "more than rounding explains")
-        elif len(latest) == WINDOW and latest_gap > allowed_gap:
+        elif self._has_grown(first_gap, latest_gap):
             reason = (
                 f"and growing: {first_gap:.2g} in the first steps, {latest_gap:.2g} in the latest"
             )
@@ -123,6 +109,22 @@ class SyncCheck:
             "sampler_gap_max": largest,
             "sampler_gap_drift": latest_gap - first_gap,
         }
+
+    def _remember(self, mean_gap: float) -> tuple[float, float]:
+        """Add the mean gap of a step to those seen so far. Returns the median of the first `WINDOW`
+        steps and the median of the latest `WINDOW`."""
+        first, latest = self._state["first"], self._state["latest"]
+        if len(first) < WINDOW:
+            first.append(mean_gap)
+        latest.append(mean_gap)
+        del latest[:-WINDOW]  # in place, since checkpoints save this list
+        return statistics.median(first), statistics.median(latest)
+
+    def _has_grown(self, first_gap: float, latest_gap: float) -> bool:
+        """Whether the gap of the latest steps is far above that of the first steps. False before
+        there are `WINDOW` steps."""
+        allowed_gap = max(self.limits.floor, GROWTH * first_gap)
+        return len(self._state["latest"]) == WINDOW and latest_gap > allowed_gap
 
     def _failure(self, step: int, mean: float, largest: float, first_gap: float) -> WorkerFailure:
         """The failure of a run whose sampler cannot have the trained policy. `first_gap` is the

@@ -108,16 +108,7 @@ class VllmClient:
             if response.status_code != 200:
                 response.read()  # the text of a streamed reply is not loaded by itself
                 raise VllmError(_refusal(response))
-            for line in response.iter_lines():
-                # Server-sent events, with blank lines between them; the last one is "[DONE]".
-                if not line.startswith("data:"):
-                    continue
-                data = line.removeprefix("data:").strip()
-                if data == "[DONE]":
-                    continue
-                chunk = json.loads(data)
-                if "error" in chunk:
-                    raise VllmError(str(chunk["error"])[:300])
+            for chunk in _streamed_chunks(response):
                 # A choice may bring no ids (None), such as the last one.
                 yield [
                     int(token) for choice in chunk["choices"] for token in choice["token_ids"] or ()
@@ -190,9 +181,24 @@ def read_answers(reply: Body) -> list[Answer]:
         raise VllmError(f"the reply has another shape than expected: {error!r}") from error
 
 
+def _streamed_chunks(response: httpx.Response) -> Iterator[Body]:
+    """Yield the JSON objects of a streamed reply as they arrive. Raises VllmError when the server
+    sends an error among them."""
+    for line in response.iter_lines():
+        # Server-sent events, with blank lines between them; the last one is "[DONE]".
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            continue
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise VllmError(str(chunk["error"])[:300])
+        yield chunk
+
+
 def _answer(choice: Body) -> Answer:
-    """Read one choice of a reply. A log-probability that is missing or not a usable number becomes
-    NaN.
+    """Read one choice of a reply.
 
     Raises:
         KeyError, TypeError, ValueError: when the choice does not have the expected shape, or its
@@ -201,19 +207,20 @@ def _answer(choice: Body) -> Answer:
     ids = [int(token) for token in choice["token_ids"]]
     reported = choice.get("logprobs") or {}
     positions = reported.get("content") or [None] * len(ids)  # one for each id
-    logprobs = []
-    for token, position in zip(ids, positions, strict=True):
-        fields: Body = {} if position is None else position
-        if fields.get("token_id", token) != token:
-            raise ValueError(
-                f"log-probability of id {fields['token_id']} where {token} was sampled"
-            )
-        logprob = fields.get("logprob")
-        if isinstance(logprob, int | float) and NO_LOGPROB < logprob < math.inf:
-            logprobs.append(float(logprob))
-        else:
-            logprobs.append(math.nan)
+    logprobs = [_logprob(token, fields) for token, fields in zip(ids, positions, strict=True)]
     return Answer(ids, logprobs, finished=choice["finish_reason"] == "stop")
+
+
+def _logprob(token: int, reported: Body | None) -> float:
+    """The log-probability that the server reports of a sampled id; NaN if it is missing or not a
+    usable number. Raises ValueError when it belongs to another id."""
+    fields: Body = {} if reported is None else reported
+    if fields.get("token_id", token) != token:
+        raise ValueError(f"log-probability of id {fields['token_id']} where {token} was sampled")
+    logprob = fields.get("logprob")
+    if isinstance(logprob, int | float) and NO_LOGPROB < logprob < math.inf:
+        return float(logprob)
+    return math.nan
 
 
 def _request(model: str, ids: list[int], sampling: Body) -> Body:

@@ -11,6 +11,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,7 @@ class VllmSampler:
         Args:
             folder: where versions of adapters are written for the server; emptied here.
             stop_ids: ids that end a completion.
-            vocab, model_vocab: ids from the first up to the second number have no token and are
-                never sampled.
+            vocab, model_vocab: ids from the first up to the second number have no token.
             on_wait: called again and again while the server starts; may raise to end the wait.
         """
         self.process = process
@@ -80,20 +80,24 @@ class VllmSampler:
         if _is_same_version(new_version, self._loaded):
             return
         old_name = self._model_name
-        new_name = BASE
         with _ServerErrors("take the adapter", self.process):
-            if adapter is not None:
-                self._versions_made += 1
-                new_name = f"version-{self._versions_made}"
-                folder = self._folder / new_name
-                folder.mkdir(parents=True)
-                save_adapter(adapter, folder, base_ref=BASE)
-                self.client.load(new_name, folder)
-            self._model_name, self._loaded = new_name, new_version
+            self._model_name = BASE if adapter is None else self._send(adapter)
+            self._loaded = new_version
             if old_name != BASE:
                 self.client.unload(old_name)
         if old_name != BASE:  # the base has no folder of ours
             shutil.rmtree(self._folder / old_name, ignore_errors=True)
+
+    def _send(self, adapter: Adapter) -> str:
+        """Write the adapter to a new folder and let the server load it. Returns the name by which
+        the server knows it. Raises VllmError."""
+        self._versions_made += 1
+        name = f"version-{self._versions_made}"
+        folder = self._folder / name
+        folder.mkdir(parents=True)
+        save_adapter(adapter, folder, base_ref=BASE)
+        self.client.load(name, folder)
+        return name
 
     def generate(
         self,
@@ -102,18 +106,12 @@ class VllmSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions of each prompt, in the order of `prompts`.
-
-        Args:
-            done: called with (index of the prompt, number of the completion, completion) for all
-                completions of a prompt as soon as its last one has ended.
-
-        Raises:
-            WorkerFailure: kind infra or oom, with the last lines of the server's log.
-        """
+        """`n` completions of each prompt, in the order of `prompts`. As soon as the last one of a
+        prompt has ended, `done` is called for each of them with (index of the prompt, number of the
+        completion, completion). Raises WorkerFailure of kind infra or oom."""
         self._wait_until_ready()
         with _ServerErrors("sample", self.process):
-            return asyncio.run(self._request_all(prompts, n, params, done))
+            return asyncio.run(self._request_all(_Wanted(prompts, n, params, done)))
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
         """Yield the ids of one completion as they are sampled, the end token included. Yields
@@ -147,55 +145,51 @@ class VllmSampler:
         self.process.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _request_all(
-        self, prompts: Sequence[list[int]], n: int, params: SamplingParams, done: Done | None
-    ) -> list[list[Completion]]:
-        """Send all prompts, at most `MAX_PROMPTS_AT_ONCE` at the same time. Takes the arguments of
-        `generate` and returns its result. Raises VllmError, alone or in an exception group."""
+    async def _request_all(self, wanted: "_Wanted") -> list[list[Completion]]:
+        """The completions of all prompts, of which at most `MAX_PROMPTS_AT_ONCE` are at the server
+        at the same time. Raises VllmError, alone or in an exception group."""
         slots = asyncio.Semaphore(MAX_PROMPTS_AT_ONCE)
         async with self.client.together() as together, asyncio.TaskGroup() as tasks:
             requests = [
-                tasks.create_task(
-                    self._complete_prompt(together, slots, index, prompt, n, params, done)
-                )
-                for index, prompt in enumerate(prompts)
+                tasks.create_task(self._complete_prompt(together, slots, wanted, index))
+                for index in range(len(wanted.prompts))
             ]
         return [task.result() for task in requests]
 
     async def _complete_prompt(
-        self,
-        together: Together,
-        slots: asyncio.Semaphore,
-        index: int,
-        prompt: list[int],
-        n: int,
-        params: SamplingParams,
-        done: Done | None,
+        self, together: Together, slots: asyncio.Semaphore, wanted: "_Wanted", index: int
     ) -> list[Completion]:
-        """Wait for a free slot and request the `n` completions of the prompt at `index`. If the
-        prompt fills the context, they are empty. Calls `done` for each.
+        """Wait for a free slot and request the completions of the prompt at `index`. Calls `done`
+        for each.
 
         Raises:
             VllmError: when the request fails, or the reply holds another number of completions.
         """
-        room = self.limit - len(prompt)
-        if room < 1:
-            answers = [Answer(ids=[], logprobs=[], finished=False)] * n
-        else:
-            async with slots:
-                sampling = self._sampling(params, index, n, room)
-                answers = await together.ask(self._model_name, prompt, sampling)
-        if len(answers) != n:
-            raise VllmError(f"{n} completions were asked for, {len(answers)} came")
+        answers = await self._ask(together, slots, wanted, index)
+        if len(answers) != wanted.n:
+            raise VllmError(f"{wanted.n} completions were asked for, {len(answers)} came")
         completions = [
             Completion(answer.ids, answer.logprobs, answer.finished) for answer in answers
         ]
         logprobs = [logprob for answer in answers for logprob in answer.logprobs]
         self.missing_logprobs += sum(math.isnan(logprob) for logprob in logprobs)
-        if done is not None:
+        if wanted.done is not None:
             for member, completion in enumerate(completions):
-                done(index, member, completion)
+                wanted.done(index, member, completion)
         return completions
+
+    async def _ask(
+        self, together: Together, slots: asyncio.Semaphore, wanted: "_Wanted", index: int
+    ) -> list[Answer]:
+        """What the server answers to the prompt at `index`, once a slot is free. The answers are
+        empty if the prompt fills the context."""
+        prompt = wanted.prompts[index]
+        room = self.limit - len(prompt)
+        if room < 1:
+            return [Answer(ids=[], logprobs=[], finished=False)] * wanted.n
+        async with slots:
+            sampling = self._sampling(wanted.params, index, wanted.n, room)
+            return await together.ask(self._model_name, prompt, sampling)
 
     def _sampling(self, params: SamplingParams, index: int, n: int, room: int) -> Body:
         """vLLM's sampling parameters for the prompt at `index`.
@@ -237,6 +231,16 @@ class VllmSampler:
             with _ServerErrors("wake up", self.process):
                 self.client.wake()
             self._asleep = False
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The arguments of a call of `VllmSampler.generate`."""
+
+    prompts: Sequence[list[int]]
+    n: int
+    params: SamplingParams
+    done: Done | None
 
 
 def _is_same_version(first: tuple[Adapter, int] | None, second: tuple[Adapter, int] | None) -> bool:

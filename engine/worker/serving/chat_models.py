@@ -4,14 +4,13 @@ The template and the stop rules are those of training, so a greedy answer here i
 evaluation saw.
 """
 
-import time
-import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from engine.worker.core.trajectory import Completion
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.renderer import Renderer
 from engine.worker.serving.chat_request import (
@@ -19,12 +18,13 @@ from engine.worker.serving.chat_request import (
     Refused,
     Reply,
     ends_in_partial_stop,
+    reply_fields,
     text_before_stop,
     tool_call_as_openai,
     usage,
 )
 from engine.worker.serving.token_logprobs import LogprobsRequest, logprobs_reply
-from envs.json_types import ChatMessage
+from envs.json_types import ChatMessage, JsonObject
 
 
 class Models(Protocol):
@@ -96,8 +96,7 @@ class Served:
 
     def complete(self, request: ChatRequest) -> Reply:
         """Sample `request.n` answers and return them as the choices of OpenAI's chat.completion
-        object. Text ends before the first stop string; tool calls are parsed if the request has
-        tools.
+        object.
 
         Raises:
             Refused: 400, as in `prompt_ids`, or 404 for an unknown model.
@@ -106,26 +105,25 @@ class Served:
         with self.models.speaking_as(request.model) as sampler:
             params = self._within_limit(request.params, len(ids))
             (completions,) = sampler.generate([ids], request.n, params)  # of the only prompt
-        choices = []
-        for index, completion in enumerate(completions):
-            text = text_before_stop(self.renderer.completion_text(completion.ids), params.stop)
-            message = self.renderer.assistant_message(text, request.tools)
-            finish_reason = "stop" if completion.finished else "length"
-            if message.get("tool_calls"):
-                message["tool_calls"] = [
-                    tool_call_as_openai(tool_call) for tool_call in message["tool_calls"]
-                ]
-                finish_reason = "tool_calls"
-            choices.append({"index": index, "message": message, "finish_reason": finish_reason})
         sampled_tokens = sum(len(completion.ids) for completion in completions)
-        return {
-            "id": f"chatcmpl-{uuid.uuid4().hex[:24]}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": request.model,
-            "choices": choices,
-            "usage": usage(len(ids), sampled_tokens),
-        }
+        choices = [
+            self._choice(index, completion, request) for index, completion in enumerate(completions)
+        ]
+        fields = reply_fields("chat.completion", "chatcmpl", request.model)
+        return fields | {"choices": choices, "usage": usage(len(ids), sampled_tokens)}
+
+    def _choice(self, index: int, completion: Completion, request: ChatRequest) -> Reply:
+        """A sampled answer as a choice of OpenAI's chat.completion object, with number `index`.
+        Text ends before the first stop string; tool calls are parsed if the request has tools."""
+        text = self._text_before_stop(completion.ids, request)
+        message = self.renderer.assistant_message(text, request.tools)
+        finish_reason = "stop" if completion.finished else "length"
+        if message.get("tool_calls"):
+            message["tool_calls"] = [
+                tool_call_as_openai(tool_call) for tool_call in message["tool_calls"]
+            ]
+            finish_reason = "tool_calls"
+        return {"index": index, "message": message, "finish_reason": finish_reason}
 
     def rate(self, request: LogprobsRequest) -> Reply:
         """The log-probabilities of the request's token ids, as OpenAI's text_completion object.
@@ -134,88 +132,107 @@ class Served:
             Refused: 400 for an id that has no token or a prompt that is too long, 404 for an
                 unknown model.
         """
+        self._check_ids(request)
+        logprobs = self.models.prompt_logprobs(request.model, request.ids)
+        continuation = self._likeliest_next(request) if request.continues else None
+        return logprobs_reply(request, logprobs, continuation, self.renderer.token_text)
+
+    def _check_ids(self, request: LogprobsRequest) -> None:
+        """Raises Refused (400) for an id that no token has, and for more ids than the model
+        reads."""
         vocab = len(self.renderer.tokenizer)
         beyond = [token for token in request.ids if not 0 <= token < vocab]
         if beyond:
             raise Refused(400, f"{beyond[0]} is no token id: there are {vocab}, from 0.")
-        length = len(request.ids) + request.continues
+        length = len(request.ids) + request.continues  # one more for the token after the prompt
         if length > self.limit:
             raise Refused(400, f"The prompt has {length} tokens; the model reads {self.limit}.")
-        logprobs = self.models.prompt_logprobs(request.model, request.ids)
-        continuation = None
-        if request.continues:
-            with self.models.speaking_as(request.model) as sampler:
-                params = SamplingParams(max_tokens=1, temperature=0.0)
-                ((completion,),) = sampler.generate([request.ids], 1, params)
-            continuation = completion.ids[0], completion.logprobs[0]
-        return logprobs_reply(request, logprobs, continuation, self.renderer.token_text)
+
+    def _likeliest_next(self, request: LogprobsRequest) -> tuple[int, float]:
+        """The likeliest token after the request's ids, with its log-probability."""
+        with self.models.speaking_as(request.model) as sampler:
+            params = SamplingParams(max_tokens=1, temperature=0.0)
+            ((completion,),) = sampler.generate([request.ids], 1, params)
+        return completion.ids[0], completion.logprobs[0]
 
     def pieces(self, request: ChatRequest) -> Generator[Reply, None, None]:
-        """Yield the answer in pieces as it is sampled, as OpenAI's chat.completion.chunk objects:
+        """Yield one answer in pieces as it is sampled, as OpenAI's chat.completion.chunk objects:
 
         1. the role;
         2. an empty delta, once the model is free to answer this request;
-        3. the text, one or more characters each;
+        3. the text, one or more characters each, without what the request has begun;
         4. with tools, once the answer is whole, what may hold calls: reasoning, the rest of the
            text, the calls;
         5. the finish reason;
         6. the usage, if the request asks for it.
 
-        Only one answer is sampled. Of an answer that the request has begun, only the rest is sent.
         With `return_token_ids` there is a piece for each token, also where its text has to wait.
-
-        Raises:
-            Refused: 400 or 404, as in `complete`, but only once pieces are taken.
+        Raises Refused as `complete` does, but only once pieces are taken.
         """
         ids = self.prompt_ids(request)
-        common_fields = {
-            "id": f"chatcmpl-{uuid.uuid4().hex[:24]}",
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": request.model,
-        }
-
-        def chunk(
-            delta: Reply, finish_reason: str | None = None, sampled: tuple[int, ...] | None = None
-        ) -> Reply:
-            choice: Reply = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-            if sampled is not None and request.return_token_ids:
-                choice["token_ids"] = list(sampled)
-            return common_fields | {"choices": [choice]}
-
-        yield chunk({"role": "assistant", "content": ""})
-        answer_ids = list(request.begun)
-        sent_text = self._sent_before(request)
-        # Other draws than those of the beginning, which had the same seed.
-        params = self._within_limit(request.params, len(ids))
-        params = replace(params, seed=params.seed + len(request.begun))
-        with self.models.speaking_as(request.model) as sampler:
-            yield chunk({})
-            for token in sampler.stream(ids, params):
-                answer_ids.append(token)
-                text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
-                # A character of which some bytes are still to come decodes to U+FFFD: wait for it.
-                must_wait = text.endswith("\ufffd") or ends_in_partial_stop(text, params.stop)
-                certain = self.renderer.certain_text(text, request.tools)
-                if _continues(certain, sent_text) and not must_wait:
-                    yield chunk({"content": certain[len(sent_text) :]}, sampled=(token,))
-                    sent_text = certain
-                elif request.return_token_ids:
-                    yield chunk({}, sampled=(token,))
+        answer = _StreamedAnswer(request)
+        yield answer.chunk({"role": "assistant", "content": ""})
+        answer.sent_text = self._sent_before(request)
+        yield from self._sampled_pieces(ids, answer)
         # Sampling has ended, so the beginning of a stop string that was held back is plain text.
-        text = text_before_stop(self.renderer.completion_text(answer_ids), params.stop)
-        rest = self._rest(text, sent_text, request)
+        text = self._text_before_stop(answer.ids, request)
+        rest = self._rest(text, answer.sent_text, request)
         for delta in rest:
-            yield chunk(delta)
-        has_stop_id = bool(answer_ids) and answer_ids[-1] in self.renderer.stop_ids
-        was_cut = not has_stop_id and not self._has_stop_string(answer_ids, params)
-        finish_reason = "length" if was_cut else "stop"
-        if any("tool_calls" in delta for delta in rest):
-            finish_reason = "tool_calls"
-        yield chunk({}, finish_reason)
+            yield answer.chunk(delta)
+        yield answer.chunk({}, self._finish_reason(answer.ids, rest, request))
         if request.include_usage:
-            sampled_count = len(answer_ids) - len(request.begun)
-            yield common_fields | {"choices": [], "usage": usage(len(ids), sampled_count)}
+            sampled_count = len(answer.ids) - len(request.begun)
+            yield answer.common_fields | {"choices": [], "usage": usage(len(ids), sampled_count)}
+
+    def _sampled_pieces(
+        self, prompt: list[int], answer: "_StreamedAnswer"
+    ) -> Generator[Reply, None, None]:
+        """Sample the answer, and yield an empty piece at the start and then its text as it becomes
+        certain. `prompt` ends with the ids that the request has begun."""
+        request = answer.request
+        params = self._params_of_rest(request, len(prompt))
+        with self.models.speaking_as(request.model) as sampler:
+            yield answer.chunk({})
+            for token in sampler.stream(prompt, params):
+                answer.ids.append(token)
+                new_text = self._sendable_text(answer)
+                answer.sent_text += new_text
+                if new_text:
+                    yield answer.chunk({"content": new_text}, sampled=token)
+                elif request.return_token_ids:
+                    yield answer.chunk({}, sampled=token)
+
+    def _text_before_stop(self, answer_ids: Sequence[int], request: ChatRequest) -> str:
+        """The text of an answer up to the first stop string of the request."""
+        return text_before_stop(self.renderer.completion_text(answer_ids), request.params.stop)
+
+    def _params_of_rest(self, request: ChatRequest, prompt_length: int) -> SamplingParams:
+        """How the rest of an answer is sampled: with other draws than the beginning that the
+        request gives, which had the same seed. `prompt_length` counts that beginning too."""
+        params = self._within_limit(request.params, prompt_length)
+        return replace(params, seed=params.seed + len(request.begun))
+
+    def _sendable_text(self, answer: "_StreamedAnswer") -> str:
+        """The text after `sent_text` that can be sent now; "" if it must wait for more tokens."""
+        text = self._text_before_stop(answer.ids, answer.request)
+        # A character of which some bytes are still to come decodes to U+FFFD: wait for it.
+        if text.endswith("\ufffd") or ends_in_partial_stop(text, answer.request.params.stop):
+            return ""
+        certain = self.renderer.certain_text(text, answer.request.tools)
+        if not _continues(certain, answer.sent_text):
+            return ""
+        return certain[len(answer.sent_text) :]
+
+    def _finish_reason(
+        self, answer_ids: Sequence[int], last_deltas: Sequence[Reply], request: ChatRequest
+    ) -> str:
+        """Why a streamed answer ended, in OpenAI's words; `last_deltas` is what was sent once it
+        was whole."""
+        if any("tool_calls" in delta for delta in last_deltas):
+            return "tool_calls"
+        has_stop_id = bool(answer_ids) and answer_ids[-1] in self.renderer.stop_ids
+        was_cut = not has_stop_id and not self._has_stop_string(answer_ids, request.params)
+        return "length" if was_cut else "stop"
 
     def _sent_before(self, request: ChatRequest) -> str:
         """The text of the answer's beginning that was sent when it was sampled."""
@@ -240,15 +257,11 @@ class Served:
             deltas.append({"reasoning_content": message["reasoning_content"]})
         if _continues(message["content"], sent_text):
             deltas.append({"content": message["content"][len(sent_text) :]})
-        calls = [
-            tool_call_as_openai(call) | {"index": index}
-            for index, call in enumerate(message.get("tool_calls", []))
-        ]
-        if calls:
-            deltas.append({"tool_calls": calls})
+        if message.get("tool_calls"):
+            deltas.append({"tool_calls": _numbered_calls(message["tool_calls"])})
         return deltas
 
-    def _has_stop_string(self, ids: list[int], params: SamplingParams) -> bool:
+    def _has_stop_string(self, ids: Sequence[int], params: SamplingParams) -> bool:
         """Whether the text of `ids` contains one of the stop strings."""
         text = self.renderer.completion_text(ids)
         return any(stop_string in text for stop_string in params.stop)
@@ -258,6 +271,40 @@ class Served:
         within the model's limit."""
         room = self.limit - prompt_length
         return replace(params, max_tokens=min(params.max_tokens, room))
+
+
+class _StreamedAnswer:
+    """An answer while it is streamed, and the pieces it is sent in.
+
+    Attributes:
+        ids: of its tokens so far, those included that the request has begun.
+        sent_text: the part of its content that was sent.
+        common_fields: what every piece has.
+    """
+
+    def __init__(self, request: ChatRequest) -> None:
+        self.request = request
+        self.ids = list(request.begun)
+        self.sent_text = ""
+        self.common_fields = reply_fields("chat.completion.chunk", "chatcmpl", request.model)
+
+    def chunk(
+        self, delta: Reply, finish_reason: str | None = None, sampled: int | None = None
+    ) -> Reply:
+        """A piece with this delta. If the request wants token ids, it names `sampled`, the token
+        for which the piece is sent, if there is one."""
+        choice: Reply = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+        if sampled is not None and self.request.return_token_ids:
+            choice["token_ids"] = [sampled]
+        return self.common_fields | {"choices": [choice]}
+
+
+def _numbered_calls(tool_calls: Sequence[JsonObject]) -> list[JsonObject]:
+    """Tool calls in OpenAI's form for a stream, in which each has its number as `index`."""
+    return [
+        tool_call_as_openai(tool_call) | {"index": index}
+        for index, tool_call in enumerate(tool_calls)
+    ]
 
 
 def _continues(text: str, sent_text: str) -> bool:

@@ -6,7 +6,9 @@ their absence for an answer.
 
 import json
 import os
-from collections.abc import Mapping
+import time
+import uuid
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,40 +76,60 @@ def parse_chat(body: Any) -> ChatRequest:
         Refused: 400, naming the field that is unknown or wrong, or 413 for a prompt that is too
             large.
     """
-    if not isinstance(body, dict):
-        raise Refused(400, "The body must be a JSON object.")
-    unknown = sorted(set(body) - ACCEPTED)
-    if unknown:
-        raise Refused(400, f"Not supported: {', '.join(unknown)}.")
-    try:
-        messages = checked_messages(body.get("messages"))
-        tools = checked_tools(body.get("tools") or [])
-        check_size(messages, tools)
-    except BadMessages as error:
-        raise Refused(413 if error.is_too_large else 400, str(error)) from error
+    check_fields(body, ACCEPTED)
+    messages, tools = _checked_prompt(body)
     params = _sampling_params(body)
     begun = _checked_ids(body.get("begun_token_ids") or [])
-    stream = bool(body.get("stream"))
     n = int(checked_number(body.get("n", 1), "n", low=1, high=MAX_ANSWERS))
-    stream_options = body.get("stream_options") or {}
-    if not isinstance(stream_options, dict):
-        raise Refused(400, "stream_options must be an object.")
+    include_usage = _wants_usage(body)
+    stream = bool(body.get("stream"))
     if stream and n > 1:
         raise Refused(400, "n must be 1 when streaming.")
     if begun and not stream:
         raise Refused(400, "begun_token_ids needs stream.")
     return ChatRequest(
         model=str(body.get("model", "")),
-        # Chat templates expect text, also where a message with tool calls has none.
-        messages=[m | {"content": m.get("content") or ""} for m in messages],
+        messages=messages,
         tools=tools,
         params=params,
         n=n,
         stream=stream,
-        include_usage=bool(stream_options.get("include_usage")),
+        include_usage=include_usage,
         begun=begun,
         return_token_ids=bool(body.get("return_token_ids")),
     )
+
+
+def check_fields(body: Any, accepted: Collection[str]) -> None:
+    """Raises Refused (400) when a decoded request body is no JSON object, or has fields that are
+    not in `accepted`."""
+    if not isinstance(body, dict):
+        raise Refused(400, "The body must be a JSON object.")
+    unknown = sorted(set(body) - set(accepted))
+    if unknown:
+        raise Refused(400, f"Not supported: {', '.join(unknown)}.")
+
+
+def _checked_prompt(body: JsonObject) -> tuple[list[ChatMessage], list[ToolSchema]]:
+    """The messages and the tools of a request. Raises Refused: 400 where they are wrong, 413 where
+    they are too large."""
+    try:
+        messages = checked_messages(body.get("messages"))
+        tools = checked_tools(body.get("tools") or [])
+        check_size(messages, tools)
+    except BadMessages as error:
+        raise Refused(413 if error.is_too_large else 400, str(error)) from error
+    # Chat templates expect text, also where a message with tool calls has none.
+    return [m | {"content": m.get("content") or ""} for m in messages], tools
+
+
+def _wants_usage(body: JsonObject) -> bool:
+    """Whether a stream is to end with the numbers of tokens. Raises Refused (400) where
+    `stream_options` is no object."""
+    stream_options = body.get("stream_options") or {}
+    if not isinstance(stream_options, dict):
+        raise Refused(400, "stream_options must be an object.")
+    return bool(stream_options.get("include_usage"))
 
 
 def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
@@ -118,20 +140,25 @@ def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
     max_tokens = checked_number(token_limit, "max_tokens", low=1, high=MAX_TOKENS)
     temperature = checked_number(body.get("temperature", 1.0), "temperature", low=0, high=2)
     top_p = checked_number(body.get("top_p", 1.0), "top_p", low=1e-6, high=1)  # 0 keeps no token
-    seed = body.get("seed")
-    if seed is None:
-        seed = fresh_seed()
-    else:
-        seed = int(checked_number(seed, "seed", low=0, high=2**53))
+    seed = _seed(body)
+    # As with vLLM, -1 and 0 both mean that top_k is off.
+    top_k = checked_number(body.get("top_k", 0), "top_k", low=-1, high=MAX_TOP_K)
     return SamplingParams(
         max_tokens=int(max_tokens),
         temperature=temperature,
         top_p=top_p,
         stop=tuple(stop[:MAX_STOPS]),
         seed=seed,
-        top_k=max(0, int(checked_number(body.get("top_k", 0), "top_k", low=-1, high=MAX_TOP_K))),
+        top_k=max(0, int(top_k)),
         min_p=checked_number(body.get("min_p", 0.0), "min_p", low=0, high=1),
     )
+
+
+def _seed(body: Mapping[str, Any]) -> int:
+    """The seed that the request names, or a random one if it names none."""
+    if body.get("seed") is None:
+        return fresh_seed()
+    return int(checked_number(body["seed"], "seed", low=0, high=2**53))
 
 
 def _checked_ids(ids: Any) -> tuple[int, ...]:
@@ -193,6 +220,17 @@ def tool_call_as_openai(tool_call: JsonObject) -> JsonObject:
     arguments = function["arguments"]
     arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return tool_call | {"function": {"name": function["name"], "arguments": arguments_text}}
+
+
+def reply_fields(object_name: str, id_prefix: str, model: str) -> Reply:
+    """The fields with which every reply of OpenAI's API begins: a new random id, the kind of
+    object, the time in seconds, and the model that answers."""
+    return {
+        "id": f"{id_prefix}-{uuid.uuid4().hex[:24]}",
+        "object": object_name,
+        "created": int(time.time()),
+        "model": model,
+    }
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

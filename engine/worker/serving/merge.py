@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.worker.core.runtime import prepare
 
@@ -29,48 +30,71 @@ from engine.worker.network.adapter import LoraSpec, read_adapter
 from engine.worker.network.hub_network import HubNetwork
 from engine.worker.network.policy import known_ids, load_transformers, pick_device, stop_ids_of
 from engine.worker.rollouts.renderer import Renderer
+from envs.json_types import JsonObject
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 ALLOWED_GAP = 1e-3  # largest difference of a logit that rounding explains
 
 
 def merge(base_path: Path, adapter: Path, out: Path) -> float:
     """Merge the adapter into the base and write the result to the folder `out`, which must not
-    exist. The merged model is first compared with base + adapter on one short prompt, both in
-    float32. Returns the largest difference of a logit.
+    exist. The merged model is first compared with base + adapter on one short prompt. Returns the
+    largest difference of a logit.
 
     Raises:
-        WorkerFailure: when the adapter does not fit the base, or the difference is more than
-            `ALLOWED_GAP`.
+        WorkerFailure: when the adapter does not fit the base, or that difference is too large.
     """
     config = text_part(read_json(base_path / "config.json"))
     saved_dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     model, tokenizer = load_transformers(base_path, pick_device("cpu"), "float32")
     network = HubNetwork(model, known_ids(model.config, tokenizer), "exported by transformers")
+    renderer = Renderer(tokenizer, stop_ids_of(model.config, tokenizer, base_path))
+    ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])
+    merged, gap = _merged(network, adapter, ids)
+    _check_gap(gap)
+    dtype = getattr(torch, saved_dtype)
+    _write_model(merged, dtype, tokenizer, out)
+    return gap
+
+
+def _merged(network: HubNetwork, adapter: Path, ids: list[int]) -> "tuple[PreTrainedModel, float]":
+    """Merge the adapter in the folder `adapter` into the network's model. Returns (the merged
+    model; the largest difference of its logits from those of base + adapter on the prompt
+    `ids`)."""
     # Any seed: the initial weights are replaced at once.
     loaded_adapter = network.new_adapter(LoraSpec.from_folder(adapter), seed=0)
     loaded_adapter.load(read_adapter(adapter))
-    renderer = Renderer(tokenizer, stop_ids_of(model.config, tokenizer, base_path))
-    ids = renderer.prompt([{"role": "user", "content": "Add 2, 3."}])
     expected_logits = network.logits(ids, loaded_adapter)
     with torch.no_grad():
         merged = network.peft.merge_and_unload(safe_merge=True)  # raises if a weight is not finite
         logits = merged(input_ids=torch.tensor([ids])).logits[0]  # of the only row
         gap = float((logits - expected_logits).abs().max())
+    return merged, gap
+
+
+def _check_gap(gap: float) -> None:
+    """Raises WorkerFailure when the logits of the merged model and of base + adapter differ by more
+    than rounding explains; `gap` is their largest difference."""
     if gap > ALLOWED_GAP:
         raise WorkerFailure(
             "infra",
             "The merged model does not say what base and adapter say.",
             evidence=str(gap),
         )
-    # Written aside and renamed, so that `out` is complete or absent.
+
+
+def _write_model(
+    model: "PreTrainedModel", dtype: torch.dtype, tokenizer: "PreTrainedTokenizerBase", out: Path
+) -> None:
+    """Write the model, rounded to `dtype`, with its tokenizer to the folder `out`. It is written
+    aside and renamed, so that `out` is complete or absent."""
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
-    dtype = getattr(torch, saved_dtype)
-    merged.to(dtype).save_pretrained(temporary)
+    model.to(dtype).save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     os.replace(temporary, out)
-    return gap
 
 
 def merge_to_gguf(base_path: Path, adapter: Path, out: Path, name: str) -> float:
@@ -102,23 +126,33 @@ def main(config_file: Path) -> int:
     error."""
     config = read_json(config_file)
     out = Path(config["out"])
-    base_path, adapter = Path(config["base_path"]), Path(config["adapter"])
-    gguf_name = config["gguf"]
     try:
-        if gguf_name:
-            gap = merge_to_gguf(base_path, adapter, out, gguf_name)
-        else:
-            gap = merge(base_path, adapter, out)
+        gap = _merge_into_folder(config, out)
     except ImportError as error:
         hint = f"{sys.executable} -m pip install 'gguf>=0.17,<1'"
-        sys.stdout.write(json.dumps({"error": f"no package {error.name}: {hint}"}) + "\n")
+        _print_line({"error": f"no package {error.name}: {hint}"})
         return 3
     except (WorkerFailure, UserError, NotExportable, OSError) as error:
-        sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
+        _print_line({"error": str(error)})
         return 3
     files = sorted(path.name for path in out.iterdir())
-    sys.stdout.write(json.dumps({"path": str(out), "files": files, "max_logit_gap": gap}) + "\n")
+    _print_line({"path": str(out), "files": files, "max_logit_gap": gap})
     return 0
+
+
+def _merge_into_folder(config: JsonObject, out: Path) -> float:
+    """Merge into the folder `out`, which gets a GGUF file if the config names one and a model
+    folder's files otherwise. Returns the largest difference of a logit."""
+    base_path, adapter = Path(config["base_path"]), Path(config["adapter"])
+    gguf_name = config["gguf"]
+    if gguf_name:
+        return merge_to_gguf(base_path, adapter, out, gguf_name)
+    return merge(base_path, adapter, out)
+
+
+def _print_line(content: JsonObject) -> None:
+    """Print an object as one line of JSON."""
+    sys.stdout.write(json.dumps(content) + "\n")
 
 
 if __name__ == "__main__":

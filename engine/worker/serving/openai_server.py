@@ -41,6 +41,7 @@ from engine.core.slow_clients import ImpatientProtocol
 from engine.home.hashes import weight_hashes
 from engine.home.run_dir import DeployDir
 from engine.install import vllm_env
+from engine.processes.vllm_process import Plan
 from engine.worker.components import quiet_libraries
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.serving.chat_models import Models, Served
@@ -300,22 +301,31 @@ class Server:
         )
         server = self.uvicorn = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve())
-        while not server.started:
-            if serving.done():
-                await serving  # raises the error that ended it, if there was one
-                raise RuntimeError("the port could not be opened")
-            await asyncio.sleep(0.01)
+        await _wait_until_started(server, serving)
         self.port = int(server.servers[0].sockets[0].getsockname()[1])
         self.announce()
         while not serving.done():
             await asyncio.wait({serving}, timeout=1.0)
             # A vLLM server that has died: stop, so that the next call starts a new deployment.
-            if not self.served.models.is_alive:
-                server.should_exit = True
-            unused_s = time.monotonic() - self.last_used
-            if self.idle_s > 0 and self.busy == 0 and unused_s > self.idle_s:
+            if not self.served.models.is_alive or self._is_idle():
                 server.should_exit = True
         await serving
+
+    def _is_idle(self) -> bool:
+        """Whether the server has been unused for longer than it may be; `idle_s` 0 sets no
+        limit."""
+        unused_s = time.monotonic() - self.last_used
+        return self.idle_s > 0 and self.busy == 0 and unused_s > self.idle_s
+
+
+async def _wait_until_started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
+    """Wait until `server`, which runs as the task `serving`, accepts connections. Raises the error
+    that ended it before, RuntimeError if the port cannot be opened."""
+    while not server.started:
+        if serving.done():
+            await serving  # raises the error that ended it, if there was one
+            raise RuntimeError("the port could not be opened")
+        await asyncio.sleep(0.01)
 
 
 async def body_of(request: Request) -> Any:
@@ -383,25 +393,30 @@ def main(path: Path) -> int:
             fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return 0  # another process serves this deployment
-        config = read_json(folder.config)
-        models: Models | None = None
-        try:
-            models = load_models(folder, config)
-            served = Served(models)
-            for adapter in config["adapters"]:
-                served.add(adapter["name"], Path(adapter["path"]))
-            server = Server(folder, served, float(config.get("idle_stop_minutes", 10)))
-            asyncio.run(server.run(int(config.get("port", 0))))
-        # Refused: an adapter; UserError, WorkerFailure: the base or vLLM; OSError: a file;
-        # RuntimeError: the port, or torch.
-        except (Refused, UserError, WorkerFailure, OSError, RuntimeError) as error:
-            traceback.print_exc()
-            write_json(folder.failed, {"message": str(error)})
-            return 3
-        finally:
-            folder.ready.unlink(missing_ok=True)
-            if models is not None:
-                models.close()
+        return _serve(folder, read_json(folder.config))
+
+
+def _serve(folder: DeployDir, config: Json) -> int:
+    """Load the base and the adapters that the config names, and serve them until the server stops.
+    Returns the exit status, as `main` does."""
+    models: Models | None = None
+    try:
+        models = load_models(folder, config)
+        served = Served(models)
+        for adapter in config["adapters"]:
+            served.add(adapter["name"], Path(adapter["path"]))
+        server = Server(folder, served, float(config.get("idle_stop_minutes", 10)))
+        asyncio.run(server.run(int(config.get("port", 0))))
+    # Refused: an adapter; UserError, WorkerFailure: the base or vLLM; OSError: a file;
+    # RuntimeError: the port, or torch.
+    except (Refused, UserError, WorkerFailure, OSError, RuntimeError) as error:
+        traceback.print_exc()
+        write_json(folder.failed, {"message": str(error)})
+        return 3
+    finally:
+        folder.ready.unlink(missing_ok=True)
+        if models is not None:
+            models.close()
     return 0
 
 
@@ -425,20 +440,24 @@ def load_models(folder: DeployDir, config: Json) -> Models:
             base_weights=weights,
             comparisons_file=folder.home.comparisons,
         )
-    plan = serving_plan(
-        vllm_env.require_python(folder.home),
-        base_path,
-        device,
-        rank=int(config.get("lora_rank") or 0),
-        share=float(config.get("memory_share") or 0.5),
-    )
     return VllmModels(
-        plan,
+        _vllm_plan(folder, config, device),
         config["base_name"],
         folder=folder.adapters,
         log=folder.vllm_log,
         thinking=thinking,
         base_weights=weights,
+    )
+
+
+def _vllm_plan(folder: DeployDir, config: Json, device: str) -> Plan:
+    """How the vLLM server of a deployment is started. Raises UserError when vLLM is not set up."""
+    return serving_plan(
+        vllm_env.require_python(folder.home),
+        Path(config["base_path"]),
+        device,
+        rank=int(config.get("lora_rank") or 0),
+        share=float(config.get("memory_share") or 0.5),
     )
 
 

@@ -37,17 +37,14 @@ class OwnModels:
         base_weights: dict[str, str] | None = None,
         comparisons_file: Path | None = None,
     ) -> None:
-        """Load the base in `base_path` on the device; it answers as the model `base_name`.
+        """Load the base in `base_path` on the device; it answers as the model `base_name`. Raises
+        WorkerFailure (kind config) when it cannot be loaded.
 
         Args:
             thinking: whether prompts open a think block.
             base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
                 weights are refused. None: not checked.
-            comparisons_file: stores whether our own forward agreed with transformers', so that the
-                two are compared once per base; None stores nothing.
-
-        Raises:
-            WorkerFailure: kind config, when the base cannot be loaded.
+            comparisons_file: stores whether our own forward agreed with transformers'.
         """
         set_threads()
         self.base_weights = base_weights or {}

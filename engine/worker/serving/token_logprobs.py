@@ -5,13 +5,12 @@ prompt of token ids, `echo` and `logprobs`. Anything that would generate more th
 business of `/v1/chat/completions`, where the chat template is applied.
 """
 
-import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.worker.serving.chat_request import Refused, Reply, usage
+from engine.worker.serving.chat_request import Refused, Reply, check_fields, reply_fields, usage
+from envs.json_types import JsonObject
 
 ACCEPTED = frozenset(
     "model prompt max_tokens temperature top_p seed n echo logprobs stream user".split()
@@ -36,11 +35,19 @@ def parse_logprobs(body: Any) -> LogprobsRequest:
     Raises:
         Refused: 400, naming the field that is unknown or asks for something else.
     """
-    if not isinstance(body, dict):
-        raise Refused(400, "The body must be a JSON object.")
-    unknown = sorted(set(body) - ACCEPTED)
-    if unknown:
-        raise Refused(400, f"Not supported: {', '.join(unknown)}.")
+    check_fields(body, ACCEPTED)
+    _refuse_generating(body)
+    ids = body.get("prompt")
+    is_ids = isinstance(ids, list) and all(type(i) is int for i in ids)
+    if not is_ids or not ids or len(ids) > MAX_IDS:
+        raise Refused(400, f"prompt must be a list of 1 to {MAX_IDS:,} token ids.")
+    continues = body.get("max_tokens", 0) == 1
+    return LogprobsRequest(str(body.get("model", "")), ids, continues)
+
+
+def _refuse_generating(body: JsonObject) -> None:
+    """Raises Refused (400) when the request asks for more than the log-probabilities of its prompt
+    and the likeliest token after it."""
     if body.get("echo") is not True or body.get("logprobs") not in (0, 1):
         raise Refused(
             400,
@@ -54,11 +61,6 @@ def parse_logprobs(body: Any) -> LogprobsRequest:
         raise Refused(400, "temperature must be 0: what follows the prompt is the likeliest token.")
     if body.get("stream") or body.get("n", 1) != 1:
         raise Refused(400, "n must be 1, and nothing is streamed.")
-    ids = body.get("prompt")
-    is_ids = isinstance(ids, list) and all(type(i) is int for i in ids)
-    if not is_ids or not ids or len(ids) > MAX_IDS:
-        raise Refused(400, f"prompt must be a list of 1 to {MAX_IDS:,} token ids.")
-    return LogprobsRequest(str(body.get("model", "")), ids, bool(max_tokens))
 
 
 def logprobs_reply(
@@ -68,8 +70,7 @@ def logprobs_reply(
     decode: Callable[[list[int]], str],
 ) -> Reply:
     """OpenAI's text_completion object with the prompt's tokens and their log-probabilities. The
-    first has none (null), since nothing precedes it; `top_logprobs` is null, as no other tokens are
-    rated.
+    first has none (null), since nothing precedes it.
 
     Args:
         logprobs: of every id but the first.
@@ -79,13 +80,22 @@ def logprobs_reply(
     ids = list(request.ids)
     token_logprobs: list[float | None] = [None, *logprobs]
     if continuation is not None:
-        ids.append(continuation[0])
-        token_logprobs.append(continuation[1])
-    tokens = [decode([token]) for token in ids]
-    offsets = [0]
+        next_token, next_logprob = continuation
+        ids.append(next_token)
+        token_logprobs.append(next_logprob)
+    choice = _choice([decode([token]) for token in ids], token_logprobs)
+    fields = reply_fields("text_completion", "cmpl", request.model)
+    sampled_count = len(ids) - len(request.ids)
+    return fields | {"choices": [choice], "usage": usage(len(request.ids), sampled_count)}
+
+
+def _choice(tokens: list[str], token_logprobs: list[float | None]) -> Reply:
+    """The only choice of a completion, with the tokens' texts and log-probabilities.
+    `top_logprobs` is null, as no other tokens are rated."""
+    offsets = [0]  # where each token begins in the text, in characters
     for token in tokens[:-1]:
         offsets.append(offsets[-1] + len(token))
-    choice = {
+    return {
         "index": 0,
         "text": "".join(tokens),
         "logprobs": {
@@ -95,12 +105,4 @@ def logprobs_reply(
             "text_offset": offsets,
         },
         "finish_reason": "length",
-    }
-    return {
-        "id": f"cmpl-{uuid.uuid4().hex[:24]}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": request.model,
-        "choices": [choice],
-        "usage": usage(len(request.ids), len(ids) - len(request.ids)),
     }

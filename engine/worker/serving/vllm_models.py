@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from transformers import (
     AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
 from engine.processes.vllm_process import BASE, Plan, ServerDied, VllmProcess, rank_limit
@@ -49,27 +51,21 @@ class VllmModels:
         argv: tuple[str, ...] = (),
     ) -> None:
         """Start the vLLM server as `plan` says and wait until it is ready; the base answers as the
-        model `base_name`.
+        model `base_name`. Raises WorkerFailure when the server does not become ready.
 
         Args:
-            folder: where adapters are copied to, so that later changes of the originals do not
-                matter.
+            folder: where adapters are copied to.
             log: the file for the server's output.
             thinking: whether prompts open a think block.
             base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
                 weights are refused. None: not checked.
             argv: a program to run in the server's place; for tests only.
-
-        Raises:
-            WorkerFailure: when the server does not become ready.
         """
         self.base_name = base_name
         self.base_weights = base_weights or {}
         self.folder = folder
-        model_without_weights = _model_without_weights(plan.model)
-        tokenizer = AutoTokenizer.from_pretrained(plan.model, trust_remote_code=False)
-        stop_ids = stop_ids_of(model_without_weights.config, tokenizer, Path(plan.model))
-        self.renderer = Renderer(tokenizer, stop_ids, thinking=thinking)
+        tokens = _tokens_of(plan.model)
+        self.renderer = Renderer(tokens.tokenizer, tokens.stop_ids, thinking=thinking)
         self.limit = plan.max_length
         self._folders: dict[str, Path] = {}  # model name -> its adapter's folder
         self._server_names: dict[str, str] = {}  # model name -> the name the server knows it by
@@ -79,10 +75,15 @@ class VllmModels:
         self.sampler = VllmSampler(
             self.process,
             folder=folder,
-            stop_ids=stop_ids,
-            vocab=known_ids(model_without_weights.config, tokenizer),
-            model_vocab=int(model_without_weights.config.get_text_config().vocab_size),
+            stop_ids=tokens.stop_ids,
+            vocab=tokens.vocab,
+            model_vocab=tokens.model_vocab,
         )
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        """Wait until the server answers. Raises WorkerFailure, after everything is closed, when it
+        ends before."""
         try:
             self.process.wait_ready()
         except ServerDied as error:
@@ -109,22 +110,10 @@ class VllmModels:
         with self._lock:
             if self._folders.get(name) == folder:
                 return
-            try:
-                require_base(folder, self.base_weights)
-                spec = LoraSpec.from_folder(folder)
-                read_adapter(folder)  # raises if a number is not finite; vLLM would not
-            except WorkerFailure as error:
-                raise Refused(400, f"{error.message} {error.evidence}".strip()) from error
-            max_rank = rank_limit(self.process.plan.lora_rank)
-            if spec.rank > max_rank:
-                raise Refused(
-                    400,
-                    f"{name} has rank {spec.rank}, this process takes up to {max_rank}: stop the"
-                    f" deployment of {self.base_name}, then deploy {name} first.",
-                )
+            self._check_adapter(name, folder)
             server_name = self._load_copy(folder)
             try:
-                if self._difference(server_name) <= SAME_LOGPROBS:
+                if self._logprob_difference(server_name) <= SAME_LOGPROBS:
                     raise Refused(409, f"The adapter of {name} gives the same logits as the base.")
             except Refused:
                 self._unload(server_name)
@@ -134,6 +123,23 @@ class VllmModels:
             self._folders[name] = folder
             if replaced_name is not None:
                 self._unload(replaced_name)
+
+    def _check_adapter(self, name: str, folder: Path) -> None:
+        """Raises Refused (400) when the adapter in `folder`, of the model `name`, cannot be read,
+        was made for other weights, or has a higher rank than the server takes."""
+        try:
+            require_base(folder, self.base_weights)
+            spec = LoraSpec.from_folder(folder)
+            read_adapter(folder)  # raises if a number is not finite; vLLM would not
+        except WorkerFailure as error:
+            raise Refused(400, f"{error.message} {error.evidence}".strip()) from error
+        max_rank = rank_limit(self.process.plan.lora_rank)
+        if spec.rank > max_rank:
+            raise Refused(
+                400,
+                f"{name} has rank {spec.rank}, this process takes up to {max_rank}: stop the"
+                f" deployment of {self.base_name}, then deploy {name} first.",
+            )
 
     @contextmanager
     def speaking_as(self, name: str) -> Iterator[VllmSampler]:
@@ -202,7 +208,7 @@ class VllmModels:
             raise Refused(500, f"vLLM did not let go of an adapter: {error}") from error
         shutil.rmtree(self.folder / server_name, ignore_errors=True)
 
-    def _difference(self, server_name: str) -> float:
+    def _logprob_difference(self, server_name: str) -> float:
         """The largest absolute difference that the adapter makes to the log-probability of a token,
         over one fixed prompt. Raises Refused (500) when vLLM fails."""
         ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])
@@ -214,6 +220,33 @@ class VllmModels:
             raise Refused(500, f"vLLM did not answer: {error}") from error
         logprob_pairs = zip(adapter_logprobs, base_logprobs, strict=True)
         return max(abs(of_adapter - of_base) for of_adapter, of_base in logprob_pairs)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """What is known of a model's tokens without its weights.
+
+    Attributes:
+        stop_ids: ids that end a turn.
+        vocab, model_vocab: ids from the first up to the second number have no token.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    stop_ids: list[int]
+    vocab: int
+    model_vocab: int
+
+
+def _tokens_of(folder: Path) -> _Tokens:
+    """What is known of the tokens of the model in `folder`."""
+    model = _model_without_weights(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return _Tokens(
+        tokenizer,
+        stop_ids=stop_ids_of(model.config, tokenizer, folder),
+        vocab=known_ids(model.config, tokenizer),
+        model_vocab=int(model.config.get_text_config().vocab_size),
+    )
 
 
 def _model_without_weights(folder: Path) -> PreTrainedModel:

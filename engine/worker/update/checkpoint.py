@@ -54,12 +54,10 @@ def save(
     Args:
         progress: the step and the loop's state.
         base_ref: the base's name.
-        base_weights: SHA-256 of the base's weight files, by file name. It is recorded, so that the
-            adapter is never put on another model of the same shape.
+        base_weights: SHA-256 of the base's weight files, by file name; recorded for `require_base`.
 
     Raises:
-        WorkerFailure: kind infra, when the disk is full or read-only. Nothing of the checkpoint is
-            left then.
+        WorkerFailure: kind infra, when the disk is full or read-only.
     """
     final = run.checkpoint(progress.step)
     if (final / MANIFEST).exists():  # complete
@@ -93,24 +91,22 @@ def _write_files(
     """Write every file of a checkpoint into `folder` and sync it to disk: adapter, optimizer and
     trainer state, then the manifest with the size and SHA-256 of each. The manifest comes last
     because it makes the checkpoint count as complete.
-
-    Args:
-        base_ref, base_weights: name of the base, and SHA-256 of its weight files by file name.
     """
     save_adapter(policy.adapter, folder, base_ref)
     save_file(_optimizer_tensors(policy, optimizer), folder / OPTIMIZER)
     (folder / STATE).write_text(json.dumps({"step": progress.step, **progress.state}))
     for file in sorted(folder.iterdir()):
         _sync_file(file)
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": digest(path)}
+        for path in _described_files(folder)
+    }
     manifest = {
         "run": run.id,
         "step": progress.step,
         "base": base_ref,
         "base_weights": base_weights,
-        "files": {
-            path.name: {"bytes": path.stat().st_size, "sha256": digest(path)}
-            for path in _described_files(folder)
-        },
+        "files": files,
     }
     write_json(folder / MANIFEST, manifest)
 

@@ -86,12 +86,7 @@ class MemoryRetry:
 
     def _halve(self, token_limit: int, message: str, *, every_row_alone: bool) -> None:
         """Count one more halving in the state, from which the token limit follows, and drop the
-        gradients of the unfinished pass.
-
-        Args:
-            token_limit: of the pass that failed.
-            message: the first line of its error.
-            every_row_alone: whether every row already went alone in that pass.
+        gradients of the pass that ran out of memory, with `message`, at `token_limit`.
 
         Raises:
             WorkerFailure: kind oom, when the batch cannot be split further.

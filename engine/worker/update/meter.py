@@ -23,6 +23,7 @@ from engine.worker.core.batch import Row
 from engine.worker.core.job import Result
 from engine.worker.network.policy import Policy
 from engine.worker.ops import matmul
+from envs.json_types import JsonObject
 
 PROBE_S = 0.05  # how long matrix products are measured
 SIZE = {"cpu": 512, "cuda": 8192}  # rows and columns of the matrices multiplied
@@ -70,11 +71,9 @@ class Meter:
 
 
 def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
-    """Count what one forward pass over the rows computes. Returns three numbers:
-
-    1. tokens that run through the layers;
-    2. pairs of a token and a token that it attends to, itself included;
-    3. tokens whose log-probability is computed.
+    """Count what one forward pass over the rows computes. Returns (tokens that run through the
+    layers; pairs of a token and a token that it attends to, itself included; tokens whose
+    log-probability is computed).
 
     The last token of a row predicts nothing and is not run. With `shared`, a prompt that several
     rows have in common runs only once.
@@ -87,31 +86,39 @@ def sizes(rows: Sequence[Row], *, shared: bool) -> tuple[int, int, int]:
         shared_length = row.prefix_len if shared and prompt in seen_prompts else 0
         if row.prefix_len:
             seen_prompts.add(prompt)
+        # What belongs to a shared prompt was counted before.
         tokens += length - shared_length
-        # Token number k attends to k tokens; those of a shared prompt were counted before.
-        attention_pairs += (length * (length + 1) - shared_length * (shared_length + 1)) // 2
+        attention_pairs += _causal_pairs(length) - _causal_pairs(shared_length)
     scored_tokens = sum(sum(row.loss_mask) for row in rows)
     return tokens, attention_pairs, scored_tokens
 
 
-def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a large matrix product in `dtype` on the device.
+def _causal_pairs(length: int) -> int:
+    """The pairs of a token and one that it attends to among the first `length` tokens of a row:
+    token number k, from 1, attends to k tokens."""
+    return length * (length + 1) // 2
 
-    The product is repeated for `PROBE_S` seconds, at least three times, and the fastest counts,
-    except the first, which warms up.
-    """
+
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations per second of a large matrix product in `dtype` on the device."""
     size = SIZE[device.type]
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(size, size, generator=generator).to(device, dtype) for _ in range(2))
+    fastest_s = _fastest_product_s(left, right)
+    return 2.0 * size**3 / fastest_s  # a multiplication and an addition for each term
+
+
+def _fastest_product_s(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Seconds of the fastest product of the two matrices. It is repeated for `PROBE_S` seconds, at
+    least three times; the first time warms up and does not count."""
     durations_s: list[float] = []
     while sum(durations_s) < PROBE_S or len(durations_s) < 3:
-        _synchronize(device)
+        _synchronize(left.device)
         began = time.perf_counter()
         matmul.linear(left, right)
-        _synchronize(device)
+        _synchronize(left.device)
         durations_s.append(time.perf_counter() - began)
-    fastest_s = min(durations_s[1:])  # without the warm-up
-    return 2.0 * size**3 / fastest_s  # a multiplication and an addition for each term
+    return min(durations_s[1:])
 
 
 def _synchronize(device: torch.device) -> None:
@@ -140,33 +147,18 @@ def totals(run: RunDir) -> Result:
     step.
 
     Keys:
-        seconds: by phase, `sample_s`, `reward_s` and `train_s`; a phase that some step lacks is
-            left out, as SFT samples nothing. A teacher's time counts as training, as in estimates.
+        seconds: by phase; see `_phase_seconds`.
         tokens_per_s: the median of the steps.
         mfu: the share of the machine's rate that was used, the mean over all seconds of training.
         peak_memory: in bytes.
-        effective_share: the mean share of groups whose rewards differ; only where the run has
-            groups (GRPO).
+        effective_share: the mean share of groups whose rewards differ (GRPO).
     """
-    # Lines without train_s come from evaluations outside a step, such as that at step 0.
-    steps = [
-        step
-        for step in read_lines(run.metrics, max_bytes=run.metrics.stat().st_size)[0]
-        if step.get("train_s") is not None
-    ]
+    steps = _training_steps(run)
     if not steps:
         return {}
-    seconds = {
-        name: round(sum(step[name] for step in steps), 3)
-        for name in ("sample_s", "reward_s", "train_s")
-        if all(name in step for step in steps)
-    }
-    if "train_s" in seconds:
-        teacher_seconds = sum(step.get("teacher_s", 0.0) for step in steps)
-        seconds["train_s"] = round(seconds["train_s"] + teacher_seconds, 3)
     train_seconds = sum(step["train_s"] for step in steps)
     totals_of_run: Result = {
-        "seconds": seconds,
+        "seconds": _phase_seconds(steps),
         "tokens_per_s": statistics.median(step["tokens_per_s"] for step in steps),
         "mfu": sum(step["mfu"] * step["train_s"] for step in steps) / max(train_seconds, 1e-9),
         "peak_memory": max(step["peak_memory"] for step in steps),
@@ -175,3 +167,25 @@ def totals(run: RunDir) -> Result:
     if effective_groups:
         totals_of_run["effective_share"] = round(statistics.fmean(effective_groups), 4)
     return totals_of_run
+
+
+def _training_steps(run: RunDir) -> list[JsonObject]:
+    """The metrics of the run's training steps. Lines without `train_s` are left out: they come from
+    evaluations outside a step, such as that at step 0."""
+    lines, _ = read_lines(run.metrics, max_bytes=run.metrics.stat().st_size)
+    return [line for line in lines if line.get("train_s") is not None]
+
+
+def _phase_seconds(steps: Sequence[JsonObject]) -> dict[str, float]:
+    """The seconds of all steps by phase: `sample_s`, `reward_s` and `train_s`. A phase that some
+    step lacks is left out, as SFT samples nothing. A teacher's time counts as training, as in
+    estimates."""
+    seconds = {
+        name: round(sum(step[name] for step in steps), 3)
+        for name in ("sample_s", "reward_s", "train_s")
+        if all(name in step for step in steps)
+    }
+    if "train_s" in seconds:
+        teacher_seconds = sum(step.get("teacher_s", 0.0) for step in steps)
+        seconds["train_s"] = round(seconds["train_s"] + teacher_seconds, 3)
+    return seconds

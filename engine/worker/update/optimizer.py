@@ -41,32 +41,20 @@ class AdamW:
     def step(self) -> None:
         """Update every parameter that has a gradient, and its moments. Other parameters and their
         state do not change."""
-        updated: list[torch.Tensor] = []
-        gradients: list[torch.Tensor] = []
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                updated.append(parameter)
-                gradients.append(parameter.grad)
-        if not updated:
+        with_gradient = [(p, p.grad) for p in self.parameters if p.grad is not None]
+        if not with_gradient:
             return
-        for parameter in updated:
-            if parameter not in self.state:
-                self.state[parameter] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
-        states = [self.state[p] for p in updated]
-        steps = [state["step"] for state in states]
-        for step in steps:
-            step += 1  # in place: the tensor in the state counts on
+        updated = [parameter for parameter, _ in with_gradient]
+        states = [self._state_of(parameter) for parameter in updated]
+        for state in states:
+            state["step"] += 1  # in place: the tensor in the state counts on
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
             updated,
-            gradients,
+            [gradient for _, gradient in with_gradient],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],  # only AMSGrad has more
-            steps,
+            [state["step"] for state in states],
             lr=self.learning_rate,
             beta1=BETAS[0],
             beta2=BETAS[1],
@@ -78,3 +66,13 @@ class AdamW:
         # The fused kernel does not raise autograd's version counters, by which merged weights
         # notice that the adapter has changed.
         torch.autograd.graph.increment_version(updated)
+
+    def _state_of(self, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+        """The parameter's step count and moments; made at its first step, all zero."""
+        if parameter not in self.state:
+            self.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        return self.state[parameter]

@@ -93,19 +93,17 @@ class PolicyPass:
         self.settings = settings
         self.trajectories = trajectories
         self.normaliser = normaliser
+        self.clip = losses.Clip(settings.clip_low, settings.clip_high)
         self.first = True
         self.microbatches: list[Microbatch] = []
 
     def run(self, tokens: int) -> list[PassSums]:
         """Compute the gradients of the whole batch, in microbatches of at most `tokens` tokens.
-        Returns the sums of each microbatch.
-
-        The first pass splits the batch. Later passes keep the split, unless memory ran out and the
-        limit is lower now; the first pass's log-probabilities then move to the new split.
-        """
+        Returns the sums of each microbatch. The first pass splits the batch; later passes keep the
+        split."""
         if self.first:
             self.microbatches = self._split(tokens, earlier=[])
-        elif self.microbatches[0].budget != tokens:
+        elif self.microbatches[0].budget != tokens:  # memory ran out, the limit is lower now
             self.microbatches = self._split(tokens, earlier=self.microbatches)
         return [self._backward(microbatch) for microbatch in self.microbatches]
 
@@ -119,15 +117,15 @@ class PolicyPass:
         log-probabilities if there is a KL term.
 
         Args:
-            earlier: the microbatches of the first pass, whose log-probabilities are taken over; []
-                if the first pass is still to come.
+            earlier: the microbatches of the first pass, whose log-probabilities are copied into the
+                new ones; [] if the first pass is still to come.
         """
         rows = rows_of(self.trajectories)
         microbatches = []
         for members in self.policy.split(rows, budget):
             microbatch = self._collate(members, [rows[i] for i in members], budget)
             if earlier:
-                _copy_first_pass(microbatch, earlier)
+                _copy_first_pass_logprobs(microbatch, earlier)
             if self.settings.kl_coef > 0:
                 microbatch.reference = self.policy.reference_logprobs(
                     microbatch.batch, self.settings.temperature
@@ -136,27 +134,19 @@ class PolicyPass:
         return microbatches
 
     def _collate(self, members: list[int], rows: list[Row], budget: int) -> Microbatch:
-        """Make the microbatch of some trajectories, with its tensors on the device.
-
-        Args:
-            members: their indices within the batch.
-            rows: the same trajectories as rows, in that order.
-            budget: the token limit by which the batch was split.
-        """
+        """Make the microbatch of the trajectories with the indices `members`, with its tensors on
+        the device. `rows` are the same trajectories in that order; `budget` is the token limit by
+        which the batch was split."""
         device = self.policy.device
         trajectories = [self.trajectories[i] for i in members]
-        sampled, advantages = [], []  # log-probabilities and advantages of the trained tokens
-        for t in trajectories:
-            advantages += t.token_advantages or [t.advantage] * t.trained_tokens
-            tokens = zip(t.sampled_logprobs, t.loss_mask, strict=True)
-            sampled += [logprob for logprob, is_trained in tokens if is_trained]
-        batch = self.policy.collate(rows).to(device)
+        sampled = [logprob for t in trajectories for logprob in t.trained_logprobs]
+        advantages = [advantage for t in trajectories for advantage in t.trained_advantages]
         lengths = [float(t.trained_tokens) for t in trajectories]
         return Microbatch(
             members=members,
             budget=budget,
             rows=rows,
-            batch=batch,
+            batch=self.policy.collate(rows).to(device),
             advantage=torch.tensor(advantages, device=device),
             sampled=torch.tensor(sampled, device=device),
             lengths=torch.tensor(lengths, device=device),
@@ -164,18 +154,35 @@ class PolicyPass:
 
     def _backward(self, micro: Microbatch) -> PassSums:
         """Run one microbatch forward and backward, which adds to the gradients, and return its
-        sums. The first pass also stores the policy's log-probabilities: in `micro.old`, and in
-        `micro.sampled` where the sampler gave none."""
+        sums."""
+        tokens, entropy, missing = self._forward(micro)
+        loss, kl = self._loss(tokens, micro.reference)
+        loss.backward()
+        gap = (tokens.old - micro.sampled).abs()
+        return PassSums(
+            loss=loss.item(),
+            tokens=tokens.policy.numel(),
+            entropy=float(entropy.sum()),
+            kl=float(kl),
+            clipped=float(losses.clipped_tokens(self.settings.loss, tokens, self.clip)),
+            gap_sum=float(gap.sum()) if self.first else 0.0,
+            gap_max=float(gap.max()) if self.first else 0.0,
+            missing=missing,
+            first=self.first,
+        )
+
+    def _forward(self, micro: Microbatch) -> tuple[losses.Tokens, torch.Tensor, int]:
+        """Run one microbatch forward. Returns (its trained tokens; their entropies; for how many of
+        them the sampler gave no log-probability). The first pass also stores the policy's
+        log-probabilities: in `micro.old`, and in `micro.sampled` where the sampler gave none."""
         settings = self.settings
-        first = self.first
-        policy, entropy = self.policy.logprobs(micro.batch, settings.temperature, entropies=first)
+        policy, entropy = self.policy.logprobs(
+            micro.batch, settings.temperature, entropies=self.first
+        )
         missing = 0
         if micro.old is None:
             micro.old = policy.detach()
-            is_missing = micro.sampled.isnan()
-            missing = int(is_missing.sum())
-            # A sampler that gave no number (NaN) is assumed to agree with the trainer.
-            micro.sampled = torch.where(is_missing, micro.old, micro.sampled)
+            missing = _fill_missing(micro, micro.old)
         tokens = losses.Tokens(
             policy=policy,
             old=micro.old,
@@ -184,25 +191,18 @@ class PolicyPass:
             row=micro.batch.row,
             lengths=micro.lengths,
         )
-        clip = losses.Clip(settings.clip_low, settings.clip_high)
-        loss = losses.LOSSES[settings.loss](tokens, self.normaliser, clip).sum()
-        kl = torch.zeros((), device=policy.device)
-        if micro.reference is not None:
-            kl_loss, kl = self._kl(tokens, micro.reference)
-            loss = loss + settings.kl_coef * kl_loss
-        loss.backward()
-        gap = (micro.old - micro.sampled).abs()
-        return PassSums(
-            loss=loss.item(),
-            tokens=policy.numel(),
-            entropy=float(entropy.sum()),
-            kl=float(kl),
-            clipped=float(losses.clipped_tokens(settings.loss, tokens, clip)),
-            gap_sum=float(gap.sum()) if first else 0.0,
-            gap_max=float(gap.max()) if first else 0.0,
-            missing=missing,
-            first=first,
-        )
+        return tokens, entropy, missing
+
+    def _loss(
+        self, tokens: losses.Tokens, reference: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns (the microbatch's share of the batch's loss, with the KL term if there is one;
+        the divergence from `reference`, the reference's log-probabilities, 0 without a KL term)."""
+        loss = losses.LOSSES[self.settings.loss](tokens, self.normaliser, self.clip).sum()
+        if reference is None:
+            return loss, torch.zeros((), device=tokens.policy.device)
+        kl_loss, kl = self._kl(tokens, reference)
+        return loss + self.settings.kl_coef * kl_loss, kl
 
     def _kl(
         self, tokens: losses.Tokens, reference: torch.Tensor
@@ -218,7 +218,15 @@ class PolicyPass:
         return (ratio * divergence * weights).sum(), divergence.detach().sum()
 
 
-def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
+def _fill_missing(microbatch: Microbatch, old: torch.Tensor) -> int:
+    """Give the tokens for which the sampler gave no log-probability (NaN) that of `old`: it is
+    assumed to agree with the trainer. Returns how many they are."""
+    is_missing = microbatch.sampled.isnan()
+    microbatch.sampled = torch.where(is_missing, old, microbatch.sampled)
+    return int(is_missing.sum())
+
+
+def _copy_first_pass_logprobs(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> None:
     """Copy the log-probabilities `sampled` and `old` of the trajectories in `microbatch` from
     `earlier`, the microbatches of the first pass, which had the same batch split otherwise."""
     # For each trajectory: its microbatch of the first pass, and the mask of its tokens there. There
@@ -238,9 +246,8 @@ def _copy_first_pass(microbatch: Microbatch, earlier: Sequence[Microbatch]) -> N
 
 
 def pass_metrics(all_sums: Sequence[PassSums]) -> dict[str, float]:
-    """The metrics of a step, by name, from the sums of all its microbatches in all passes
-    (engine/core/metrics.py explains them). Means are per trained token. Entropy and the gap to the
-    sampler come from the first pass; at least one microbatch must belong to it."""
+    """The metrics of a step, by name, from the sums of all its microbatches in all passes. Means
+    are per trained token. Entropy and the gap to the sampler come from the first pass."""
     tokens = sum(sums.tokens for sums in all_sums)
     first_sums = [sums for sums in all_sums if sums.first]
     first_tokens = sum(sums.tokens for sums in first_sums)

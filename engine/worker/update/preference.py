@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.worker.core.batch import Row
+from engine.worker.network.network import Micro
 from engine.worker.network.policy import Policy
 from engine.worker.rollouts.renderer import Rendered
 
@@ -55,12 +56,8 @@ def dpo_loss(
     chosen: torch.Tensor, rejected: torch.Tensor, beta: float, pairs_in_batch: int
 ) -> torch.Tensor:
     """-log sigmoid(beta (chosen - rejected)) of each pair, divided by the number of pairs in the
-    whole batch (arXiv 2305.18290, equation 7).
-
-    Args:
-        chosen, rejected: [pairs] float32, the gains of the better and of the worse answers: how
-            much likelier the policy makes one than the reference does, log policy(answer) - log
-            reference(answer).
+    whole batch (arXiv 2305.18290, equation 7). `chosen` and `rejected`, [pairs] float32, are the
+    gains of the better and of the worse answers: log policy(answer) - log reference(answer).
     """
     return -torch.nn.functional.logsigmoid(beta * (chosen - rejected)) / pairs_in_batch
 
@@ -77,31 +74,43 @@ def gains(
     Returns (the gains of the better answers, those of the worse ones, the mean log-probability of a
     token of each better answer), all [pairs] float32.
     """
-    rows = [row for pair in pairs for row in pair.rows]
+    rows = [row for pair in pairs for row in pair.rows]  # they alternate: better, worse
     batch = policy.collate(rows).to(policy.device)
     reference = policy.reference_logprobs(batch)
+    logprobs = _logprobs(policy, batch, training=training)
+    row_gains = _summed_by_row(logprobs - reference, batch, len(rows))
+    better_logprobs = _summed_by_row(logprobs, batch, len(rows))[0::2]
+    better_lengths = [sum(pair.chosen.loss_mask) for pair in pairs]
+    mean_logprobs = better_logprobs / torch.tensor(better_lengths, device=policy.device)
+    return row_gains[0::2], row_gains[1::2], mean_logprobs
+
+
+def _logprobs(policy: Policy, batch: Micro, *, training: bool) -> torch.Tensor:
+    """The policy's log-probabilities of the trained tokens, [tokens] float32; with gradients and
+    dropout only if `training`."""
     if training:
         logprobs, _ = policy.logprobs(batch)
     else:
         logprobs, _ = policy.base.network.logprobs(batch, policy.adapter)
-    zeros = torch.zeros(len(rows), device=policy.device)
-    row_gains = zeros.index_add(0, batch.row, logprobs - reference)
-    # The rows alternate: better, worse.
-    better_logprobs = zeros.index_add(0, batch.row, logprobs)[0::2]
-    lengths = torch.tensor([sum(pair.chosen.loss_mask) for pair in pairs], device=policy.device)
-    return row_gains[0::2], row_gains[1::2], better_logprobs / lengths
+    return logprobs
+
+
+def _summed_by_row(values: torch.Tensor, batch: Micro, rows: int) -> torch.Tensor:
+    """The sums of values of the trained tokens ([tokens] float32) over each row of the batch,
+    [rows] float32."""
+    return torch.zeros(rows, device=values.device).index_add(0, batch.row, values)
 
 
 def split_pairs(policy: Policy, pairs: Sequence[Pair], budget: int) -> list[list[int]]:
     """Indices of `pairs` in microbatches of at most `budget` tokens; a larger pair goes alone."""
-    # `policy.split` divides rows by their lengths. So each pair is given to it as one row, as long
-    # as both answers together; our own forward runs the beginning that they share only once.
+    # `policy.split` divides rows by their lengths. So each pair is given to it as one row whose
+    # length is that of both answers; our own forward runs the beginning that they share only once.
     shares_prompts = policy.base.network.forward == "own"
     joined_rows = []
     for pair in pairs:
         run_once = pair.rejected.prefix_len if shares_prompts else 0
         ids = [*pair.chosen.ids, *pair.rejected.ids[run_once:]]
-        joined_rows.append(Row(ids, [0] * len(ids)))
+        joined_rows.append(Row(ids, loss_mask=[0] * len(ids)))  # only its length matters
     return policy.split(joined_rows, budget)
 
 
@@ -122,6 +131,15 @@ class PreferenceSums:
     rejected: float = 0.0
     microbatches: int = 0
 
+    def __add__(self, other: "PreferenceSums") -> "PreferenceSums":
+        return PreferenceSums(
+            loss=self.loss + other.loss,
+            correct=self.correct + other.correct,
+            chosen=self.chosen + other.chosen,
+            rejected=self.rejected + other.rejected,
+            microbatches=self.microbatches + other.microbatches,
+        )
+
 
 class PreferencePass:
     """Forward and backward over the pairs of one step; a `BatchPass` (memory_retry.py)."""
@@ -141,21 +159,25 @@ class PreferencePass:
         microbatches of at most `tokens` tokens."""
         sums = PreferenceSums()
         for members in split_pairs(self.policy, self.pairs, tokens):
-            microbatch = [self.pairs[i] for i in members]
-            chosen, rejected, mean_logprobs = gains(self.policy, microbatch, training=True)
-            losses = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=len(self.pairs))
-            # The pairs alone are also told apart by making both answers less likely; this keeps
-            # the better one likely (arXiv 2404.19733, equation 1).
-            loss = losses.sum() - self.sft_weight * mean_logprobs.sum() / len(self.pairs)
-            loss.backward()
-            sums = PreferenceSums(
-                loss=sums.loss + loss.item(),
-                correct=sums.correct + int((chosen > rejected).sum()),
-                chosen=sums.chosen + float(chosen.detach().sum()),
-                rejected=sums.rejected + float(rejected.detach().sum()),
-                microbatches=sums.microbatches + 1,
-            )
+            sums = sums + self._backward([self.pairs[i] for i in members])
         return sums
+
+    def _backward(self, microbatch: Sequence[Pair]) -> PreferenceSums:
+        """Run some of the step's pairs forward and backward, which adds to the gradients, and
+        return their sums."""
+        chosen, rejected, mean_logprobs = gains(self.policy, microbatch, training=True)
+        losses = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=len(self.pairs))
+        # The pairs alone are also told apart by making both answers less likely; this keeps
+        # the better one likely (arXiv 2404.19733, equation 1).
+        loss = losses.sum() - self.sft_weight * mean_logprobs.sum() / len(self.pairs)
+        loss.backward()
+        return PreferenceSums(
+            loss=loss.item(),
+            correct=int((chosen > rejected).sum()),
+            chosen=float(chosen.detach().sum()),
+            rejected=float(rejected.detach().sum()),
+            microbatches=1,
+        )
 
     def is_finest(self, tokens: int) -> bool:
         """Whether in microbatches of at most `tokens` tokens every pair already goes alone, so that

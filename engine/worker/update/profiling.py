@@ -48,6 +48,15 @@ class Profiler:
         of its most expensive operations to profile.txt. The first recorded step of an attempt
         replaces that file."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._write_trace(number, trace)
+        sort_key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        table = trace.key_averages().table(sort_by=sort_key, row_limit=TABLE_ROWS)
+        mode = "w" if self._steps_done == FIRST else "a"
+        with (self.folder / "profile.txt").open(mode, encoding="utf-8") as file:
+            file.write(f"step {number}\n{table}\n")
+
+    def _write_trace(self, number: int, trace: profile) -> None:
+        """Write `trace_step_<number>.json.gz`, which trace viewers read."""
         uncompressed = self.folder / f".trace_step_{number}.{os.getpid()}.json"
         trace.export_chrome_trace(str(uncompressed))
         target = self.folder / f"trace_step_{number}.json.gz"
@@ -57,8 +66,3 @@ class Profiler:
         ):
             shutil.copyfileobj(source, compressed)
         uncompressed.unlink()
-        sort_key = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
-        table = trace.key_averages().table(sort_by=sort_key, row_limit=TABLE_ROWS)
-        mode = "w" if self._steps_done == FIRST else "a"
-        with (self.folder / "profile.txt").open(mode, encoding="utf-8") as file:
-            file.write(f"step {number}\n{table}\n")

@@ -14,14 +14,9 @@ from engine.worker.update.optimizer import AdamW
 def rate(step: int, total: int, settings: CommonSettings) -> float:
     """The learning rate of optimizer step `step` (1 to `total`).
 
-    Over the first share `warmup_ratio` of the steps it rises linearly to the setting
-    `learning_rate`. Then `lr_schedule` decides:
-
-    - constant: it stays there.
-    - linear: it falls linearly towards 0.
-    - cosine: it falls along half a cosine towards 0 (arXiv 1608.03983).
-
-    A falling rate would reach 0 one step after the last, so the last step still learns.
+    Over the first share `warmup_ratio` of the steps it rises linearly to `learning_rate`. Then it
+    stays there, or falls, linearly or along half a cosine (arXiv 1608.03983), as `lr_schedule`
+    says. A falling rate would reach 0 one step after the last, so the last step still learns.
     """
     peak = settings.learning_rate
     warmup_steps = math.ceil(settings.warmup_ratio * total)
@@ -49,13 +44,8 @@ def apply_step(
     learning_rate: float,
     max_grad_norm: float,
 ) -> float:
-    """Clip the gradients, update the weights and clear the gradients.
-
-    Args:
-        learning_rate: of this step.
-        max_grad_norm: the largest norm of all gradients together; 0 turns clipping off.
-
-    Returns the norm before clipping.
+    """Clip the gradients, update the weights and clear the gradients. `max_grad_norm` is the
+    largest norm of all gradients together; 0 turns clipping off. Returns the norm before clipping.
 
     Raises:
         WorkerFailure: kind nonfinite, before any weight is changed, when a gradient is NaN or
