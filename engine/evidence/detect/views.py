@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.evidence.stats import thresholds as limits
@@ -350,37 +350,69 @@ def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View 
     if not rows:
         return None
     scored = [row for row in rows if not row.error]
-    cut_rows = [row for row in rows if row.cut]
-    out_of_turns = [row for row in rows if row.stop_reason == "max_turns"]
-    wrapped, unwrapped = _by_wrapping(scored)
     form_metric, form_score = _form_metric(scored)
-    sizes_or_none = [_think_size(row, settings) for row in rows]
-    think_sizes = [size for size in sizes_or_none if size is not None]
-    return View(
+    view = View(
         step=step,
         answer_count=len(rows),
+        mean_tokens=mean([float(row.tokens) for row in rows]),
+        error_share=1 - len(scored) / len(rows),
+        distinct_share=_distinct_share(rows),
+        repeated_share=mean([repeated_share(_all_text(row)) for row in rows]),
+        form_score=form_score,
+        form_metric=form_metric,
+        judge_gap=_judge_gap(scored),
+        alike_share=alike_share(_one_text_per_task(rows)),
+    )
+    view = _with_rewards(view, scored)
+    view = _with_cuts(view, rows)
+    view = _with_wrapping(view, scored)
+    return _with_thinking(view, rows, settings)
+
+
+def _with_rewards(view: View, scored: Sequence[Answer]) -> View:
+    """The view with what its scored answers earned, and how many of them solve their task."""
+    return replace(
+        view,
         solved_share=_success_share(scored),
         reward=_mean_reward(scored),
         wrong_reward=_mean_reward([row for row in scored if row.success is False]),
         right_reward=_mean_reward([row for row in scored if row.success is True]),
-        mean_tokens=mean([float(row.tokens) for row in rows]),
-        error_share=1 - len(scored) / len(rows),
+    )
+
+
+def _with_cuts(view: View, rows: Sequence[Answer]) -> View:
+    """The view with the figures on answers that a limit cut off; `rows` are all its answers."""
+    cut_rows = [row for row in rows if row.cut]
+    out_of_turns = [row for row in rows if row.stop_reason == "max_turns"]
+    return replace(
+        view,
         cut_share=len(cut_rows) / len(rows),
         out_of_turns_share=len(out_of_turns) / len(rows),
         cut_reward=_mean_reward([row for row in cut_rows if not row.error]),
         cut_solved_share=_success_share(cut_rows),
-        uncut_reward=_mean_reward([row for row in scored if not row.cut]),
-        distinct_share=_distinct_share(rows),
-        repeated_share=mean([repeated_share(_all_text(row)) for row in rows]),
+        uncut_reward=_mean_reward([row for row in rows if not row.error and not row.cut]),
+    )
+
+
+def _with_wrapping(view: View, scored: Sequence[Answer]) -> View:
+    """The view with the figures on answers in code fences, in quotes or behind courtesies."""
+    wrapped, unwrapped = _by_wrapping(scored)
+    return replace(
+        view,
         wrapped_share=len(wrapped) / len(scored) if scored else 0.0,
         wrapped_reward=_mean_reward(wrapped),
         unwrapped_reward=_mean_reward(unwrapped),
-        form_score=form_score,
-        form_metric=form_metric,
-        thinking_share=len(think_sizes) / len(rows),
-        think_size=statistics.median(think_sizes) if think_sizes else None,
-        judge_gap=_judge_gap(scored),
-        alike_share=alike_share(_one_text_per_task(rows)),
+    )
+
+
+def _with_thinking(view: View, rows: Sequence[Answer], settings: KnownSettings) -> View:
+    """The view with the figures on think blocks; `rows` are all its answers."""
+    sizes_or_none = [_think_size(row, settings) for row in rows]
+    sizes = [size for size in sizes_or_none if size is not None]
+    return replace(
+        view,
+        thinking_share=len(sizes) / len(rows),
+        think_size=statistics.median(sizes) if sizes else None,
     )
 
 

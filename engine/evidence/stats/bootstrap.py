@@ -36,9 +36,6 @@ def paired_bootstrap(
     no new tasks. The percentile interval is widened to what Student's t asks for at this number of
     tasks (the expanded percentile interval, Hesterberg 2015), and p comes from the same scale.
 
-    Where all tasks differ by the same amount there is nothing to resample. Both ends of the
-    interval are then that amount, and p is 0; p is 1 for a single task or an amount of 0.
-
     Args:
         diffs_by_task: task id -> one difference per attempt, at least one.
         seed: of the resampling. The same seed gives the same result in whatever order the tasks
@@ -54,8 +51,7 @@ def paired_bootstrap(
         raise ValueError("paired_bootstrap needs at least one task")
     centre = math.fsum(means) / n
     if n == 1 or min(means) == max(means):
-        p = 0.0 if n > 1 and centre != 0.0 else 1.0
-        return Bootstrap(centre, low=centre, high=centre, p=p)
+        return _without_spread(centre, n)
     drawn_means = _drawn_means(means, seed, resamples)
     widening = math.sqrt(n / (n - 1))
     # The share of resamples beyond each end of the widened interval.
@@ -64,6 +60,15 @@ def paired_bootstrap(
     t = normal_quantile(_share_below_zero(drawn_means)) / widening
     p = min(1.0, 2.0 * t_cdf(-abs(t), n - 1))
     return Bootstrap(centre, low, high, p)
+
+
+def _without_spread(difference: float, task_count: int) -> Bootstrap:
+    """The result where all tasks differ by the same amount, so that nothing can be resampled.
+
+    Both ends of the interval are that amount; p is 0, or 1 for a single task or an amount of 0.
+    """
+    p = 0.0 if task_count > 1 and difference != 0.0 else 1.0
+    return Bootstrap(difference, low=difference, high=difference, p=p)
 
 
 def _means_of_tasks(values_by_task: Mapping[str, Sequence[float]]) -> list[float]:
