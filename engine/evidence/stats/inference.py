@@ -358,19 +358,28 @@ def paired_verdict(
     means_after = {task: _mean(after.values[task]) for task in shared}
     test = _test_of_means(means_before, means_after, alpha, seed)
     sign = 1.0 if higher_is_better else -1.0
-    gained, lost = _changed_tasks(means_before, means_after, sign)
     used_margin = test.span * MARGIN if margin is None else margin
     word, reason = _word_of_test(test, sign, used_margin, counts.n, alpha)
-    verdict = replace(
-        counts.unknown_verdict(reason),
-        verdict=word,
-        before=_mean(list(means_before.values())),
-        after=_mean(list(means_after.values())),
-        margin=used_margin,
+    verdict = replace(counts.unknown_verdict(reason), verdict=word, margin=used_margin)
+    return test.with_statistics(_with_means(verdict, means_before, means_after, sign))
+
+
+def _with_means(
+    verdict: PairedVerdict, before: Mapping[str, float], after: Mapping[str, float], sign: float
+) -> PairedVerdict:
+    """The verdict with the means of both sides, and with the tasks that became better or worse.
+
+    Both mappings are task id -> value, of the same tasks; `sign` is 1 where higher is better, else
+    -1.
+    """
+    gained, lost = _changed_tasks(before, after, sign)
+    return replace(
+        verdict,
+        before=_mean(list(before.values())),
+        after=_mean(list(after.values())),
         gained=gained,
         lost=lost,
     )
-    return test.with_statistics(verdict)
 
 
 @dataclass(frozen=True)
