@@ -96,14 +96,15 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
     Counting opens a folder for every run, so this process keeps a version's count until one of its
     runs changes. While a run of a version is under way, its uses are counted anew each time.
     """
+    root = str(home.root)
     with Store(home) as store:
         marks = {env_id: mark for env_id, mark in store.env_marks().items() if env_id}
         stale = [env_id for env_id, mark in marks.items() if _is_stale(home, env_id, mark)]
         rows = store.list_runs(_MOST_RUNS) if stale else []
     for env_id in stale:
         use = _uses_by(home, env_id, [row for row in rows if row.env_id == env_id])
-        _stored_counts[str(home.root), env_id] = _StoredCount(marks[env_id], use)
-    return {env_id: _stored_counts[str(home.root), env_id].use for env_id in marks}
+        _stored_counts[root, env_id] = _StoredCount(marks[env_id], use)
+    return {env_id: _stored_counts[root, env_id].use for env_id in marks}
 
 
 def _is_stale(home: Home, env_id: str, mark: tuple[Any, ...]) -> bool:
@@ -148,9 +149,8 @@ def evaluations_of_pair(
     """How many different evaluations have tested these models against each other; at least 1.
 
     Someone who evaluates two models on more and more rows until they differ makes as many tests as
-    evaluations. Two evaluations are different if their numbers of rows or of attempts differ, or,
-    with several attempts at each task, their seeds. The same rows asked again in the same way are
-    not a new test, and neither is regrading.
+    evaluations. The same rows asked again in the same way are not a new test (see
+    `_evaluation_key`), and neither is regrading.
 
     Args:
         env_id: the environment version they were evaluated on.
@@ -158,21 +158,32 @@ def evaluations_of_pair(
         run_ids: evaluations up to and including the newest of these are counted, on the same split
             as that one.
     """
+    rows = _evaluations_until(home, env_id, run_ids)
+    if not rows:
+        return 1
+    split = _split_of(home.run(rows[-1].run_id))
+    keys = {_key_of_test(home.run(row.run_id), split, models) for row in rows}
+    return max(1, len(keys - {None}))
+
+
+def _evaluations_until(home: Home, env_id: str, run_ids: Sequence[str]) -> list[RunRow]:
+    """The evaluations on a version, oldest first, up to the newest of `run_ids`; [] without one."""
     rows = [row for row in _runs_on(home, env_id) if row.kind == "evaluate"]
     positions = [index for index, row in enumerate(rows) if row.run_id in run_ids]
-    if not positions:
-        return 1
-    newest = positions[-1]
-    split = _split_of(home.run(rows[newest].run_id))
-    distinct_evaluations: set[tuple[int | None, int, int | None]] = set()
-    for row in rows[: newest + 1]:
-        run = home.run(row.run_id)
-        config = run.find_config()
-        if not isinstance(config, EvaluateConfig) or config.split != split:
-            continue
-        if set(models) <= _played_models(run, config):
-            distinct_evaluations.add(_evaluation_key(config))
-    return max(1, len(distinct_evaluations))
+    return rows[: positions[-1] + 1] if positions else []
+
+
+def _key_of_test(
+    run: RunDir, split: str, models: Sequence[str]
+) -> tuple[int | None, int, int | None] | None:
+    """The `_evaluation_key` of an evaluation run that played all of `models` on `split`, else None.
+
+    None for regrading too: it scores answers again that were counted before.
+    """
+    config = run.find_config()
+    if not isinstance(config, EvaluateConfig) or config.split != split:
+        return None
+    return _evaluation_key(config) if set(models) <= _played_models(run, config) else None
 
 
 def _evaluation_key(config: EvaluateConfig) -> tuple[int | None, int, int | None]:

@@ -90,11 +90,9 @@ def _start_not_beaten(run_dir: RunDir, model: str, best_step: int | None) -> Sta
     start_score, best_score = selection_score(start_rows), selection_score(best_rows)
     if measure is None or start_score is None or best_score is None:
         return None
-    if measure_of(best_rows) != measure:
-        return None
     start_mean, _ = start_score  # the second number only breaks ties between checkpoints
     best_mean, _ = best_score
-    if best_mean > start_mean:
+    if measure_of(best_rows) != measure or best_mean > start_mean:
         return None
     best_level, start_level = _level_text(best_mean, measure), _level_text(start_mean, measure)
     return Start(

@@ -158,8 +158,7 @@ def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
     """The sealed links, each held against the files as they are now; never empty.
 
     The seal itself may have been changed too. A link whose hash does not fit its content has that
-    as a fault. Where links are missing, or the head is not the hash of the last link, the last link
-    has the fault.
+    as a fault. Where the links do not fit the whole seal, the last link has the fault.
     """
     config = run.find_config()
     current_files = dict(_files_by_link(run, config))
@@ -175,10 +174,15 @@ def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
         previous_hash = link.hash
     if not links:  # a seal without links: the fault below needs one that carries it
         links = [CheckedLink("evaluation", [], ok=True)]
-    has_all_links = [link.name for link in sealed.links] == list(LINKS)
-    if not has_all_links or sealed.head != previous_hash:
+    if not _is_complete(sealed):
         links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
     return links
+
+
+def _is_complete(sealed: Provenance) -> bool:
+    """Whether a seal has all links in their order, and the last one's hash as its head."""
+    names = [link.name for link in sealed.links]
+    return names == list(LINKS) and sealed.head == sealed.links[-1].hash
 
 
 def _checked_link(
@@ -286,15 +290,23 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
     (None) the environment is not known, so the links environment, data and curation have no files.
     """
     env = Path(config.env_dir) if config else run.path / "none"  # "none" never exists
+    yield from _environment_links(env)
+    yield "run", _hashes(run.path, _input_files(run)) | _parent_heads(run.home, config)
+    yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best_checkpoint(run)
+    results = [run.metrics, run.result, *_files(run.evals_dir), *_files(run.rollouts_dir)]
+    yield "evaluation", _hashes(run.path, results)
+
+
+def _environment_links(env: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The first three links, (name, path -> SHA-256), from the folder of an environment version.
+
+    They have no files where there is no such folder.
+    """
     curation = env / "source" / _CURATION
     env_files = [*_files(env / "source"), env / "env.json", env / "audit.json"]
     yield "environment", _hashes(env, [file for file in env_files if file != curation])
     yield "data", _hashes(env, [env / "tasks.jsonl", env / "rows.idx"])
     yield "curation", _hashes(env, [curation])
-    yield "run", _hashes(run.path, _input_files(run)) | _parent_heads(run.home, config)
-    yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best_checkpoint(run)
-    results = [run.metrics, run.result, *_files(run.evals_dir), *_files(run.rollouts_dir)]
-    yield "evaluation", _hashes(run.path, results)
 
 
 def _input_files(run: RunDir) -> list[Path]:

@@ -161,25 +161,31 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
     The batteries are those of `before`, which must not be empty. The verdict is that of the worst
     battery.
     """
-    names = list(dict.fromkeys(str(row.battery) for row in before))
-    # Name of a battery -> its rows before and after.
-    rows_of = {
-        name: (_rows_of_battery(before, name), _rows_of_battery(after, name)) for name in names
-    }
-    outcomes = {
-        name: _outcome_of_battery(rows_before, rows_after)
-        for name, (rows_before, rows_after) in rows_of.items()
-    }
-    corrected = _corrected_p_values(outcomes)
-    batteries = [
-        _compared_battery(
-            name, rows_before, rows_after, outcome=outcomes[name], p=corrected.get(name)
-        )
-        for name, (rows_before, rows_after) in rows_of.items()
-    ]
+    batteries = _compared_batteries(before, after)
     verdicts = {battery.verdict for battery in batteries}
     worst: Word = next(word for word in WORDS if word in verdicts)  # the worst come first
     return KeptSkills(worst, batteries, " ".join(sentence_of(battery) for battery in batteries))
+
+
+def _compared_batteries(
+    before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
+) -> list[Battery]:
+    """The batteries of `before`, each compared with the same one of `after`."""
+    names = list(dict.fromkeys(str(row.battery) for row in before))
+    rows_before = {name: _rows_of_battery(before, name) for name in names}
+    rows_after = {name: _rows_of_battery(after, name) for name in names}
+    outcomes = {name: _outcome_of_battery(rows_before[name], rows_after[name]) for name in names}
+    corrected = _corrected_p_values(outcomes)
+    return [
+        _compared_battery(
+            name,
+            rows_before[name],
+            rows_after[name],
+            outcome=outcomes[name],
+            p=corrected.get(name),
+        )
+        for name in names
+    ]
 
 
 def _outcome_of_battery(
@@ -232,16 +238,10 @@ def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | 
     skills = compare_skills(before, after)
     base = started_from(runs[0])
     lost_by = [run.id for run in runs if _forgot_something(run)]
-    sentences = [sentence_of(battery, f" since {base}") for battery in skills.batteries]
+    summary = " ".join(sentence_of(battery, f" since {base}") for battery in skills.batteries)
     if skills.verdict == "forgotten" and lost_by:
-        sentences.append(f"Lost by {', '.join(lost_by)}.")
-    return SinceBase(
-        base=base,
-        verdict=skills.verdict,
-        batteries=skills.batteries,
-        summary=" ".join(sentences),
-        lost_by=lost_by,
-    )
+        summary += f" Lost by {', '.join(lost_by)}."
+    return SinceBase(base, skills.verdict, skills.batteries, summary, lost_by)
 
 
 def _forgot_something(run_dir: RunDir) -> bool:
@@ -297,12 +297,8 @@ def _compared_battery(
 def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
     """What an outcome means for the skill.
 
-    The verdict is one of:
-        unknown: nothing could be compared.
-        forgotten, improved: the difference is significant, also after the correction.
-        inconclusive: the difference is a loss that only a one-sided test would call significant,
-            and not so small that the outcome is "no_difference".
-        kept: anything else, a smaller loss included.
+    "forgotten" and "improved" are differences that stay significant after the correction. A loss is
+    "inconclusive" if only a one-sided test would call it significant. All else is "kept".
 
     `p` is the outcome's p value, corrected for the other batteries; None where there was no test.
     """
@@ -312,6 +308,7 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
         return "forgotten" if outcome.verdict == "worse" else "improved"
     is_lower = outcome.diff is not None and outcome.diff < 0
     may_be_real = outcome.p is not None and outcome.p < _MAYBE_LOST
+    # "no_difference": the loss is too small to matter, even if it is real.
     if is_lower and may_be_real and outcome.verdict != "no_difference":
         return "inconclusive"
     return "kept"
@@ -325,17 +322,21 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
     names = list(dict.fromkeys(row.family or "" for row in before))
     if names == [""]:  # all tasks are of one kind without a name
         return []
-    skills = []
-    for name in names:
-        rows_before = [row for row in before if (row.family or "") == name]
-        rows_after = [row for row in after if (row.family or "") == name]
-        skills.append(Skill(name, _mean_reward(rows_before), _mean_reward(rows_after)))
+    skills = [
+        Skill(name, _mean_reward(_of_family(before, name)), _mean_reward(_of_family(after, name)))
+        for name in names
+    ]
+    return sorted(skills, key=_largest_loss_first)
 
-    def sort_key(skill: Skill) -> tuple[float, str]:
-        """The change, then the name; a mean that is not known counts as 0."""
-        return (skill.after or 0.0) - (skill.before or 0.0), skill.skill
 
-    return sorted(skills, key=sort_key)
+def _of_family(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
+    """The rows on tasks of one kind; "" stands for the tasks without a kind."""
+    return [row for row in rows if (row.family or "") == name]
+
+
+def _largest_loss_first(skill: Skill) -> tuple[float, str]:
+    """A key to sort by: the change, then the name; a mean that is not known counts as 0."""
+    return (skill.after or 0.0) - (skill.before or 0.0), skill.skill
 
 
 def _mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
