@@ -148,8 +148,8 @@ class Standing:
     settings: dict[str, dict[str, object]]
     sampling: Sampling
     flips: FlipExamples
-    warnings: Sequence[str]
-    next_calls: Sequence[Call]
+    warnings: Sequence[str] = ()
+    next_calls: Sequence[Call] = ()
 
     def to_json(self, leave_out: Sequence[str] = ()) -> Reply:
         """The result as JSON, shortened by the parts named in `leave_out`.
@@ -164,11 +164,7 @@ class Standing:
             settings = dict.fromkeys(self.settings, "differs")
         sampling_entry = {} if "sampling" in leave_out else {"sampling": self.sampling.to_json()}
         return {
-            "summary": _summary(self.main, len(self.contests)),
-            "verdict": self.main.comparison.outcome.verdict,
-            "metric": self.measure,
-            "env_id": self.main.first.env_id,
-            "reference": self.main.first.label,
+            **self._headline(),
             "arms": [row.to_json() for row in self.candidates],
             "comparisons": [contest.to_json(method=with_answers) for contest in self.contests],
             "settings": dict(settings),
@@ -176,6 +172,16 @@ class Standing:
             "flips": {"model": self.main.other.label, **flips},
             "warnings": list(self.warnings),
             "next": [call.to_json() for call in self.next_calls],
+        }
+
+    def _headline(self) -> dict[str, object]:
+        """The first entries of the result: what came out, and what was compared where."""
+        return {
+            "summary": _summary(self.main, len(self.contests)),
+            "verdict": self.main.comparison.outcome.verdict,
+            "metric": self.measure,
+            "env_id": self.main.first.env_id,
+            "reference": self.main.first.label,
         }
 
     def _flipped_tasks(self) -> dict[str, object]:
@@ -205,30 +211,35 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     """
     candidates, warnings = _candidates_to_compare(home, ids, env_id)
     first, others = candidates[0], candidates[1:]
-    measure = measure_of(*(candidate.rows for candidate in candidates))
     evaluation_counts = [_times_compared(home, first, other) for other in others]
     contests = _contests(home, first, others, evaluation_counts)
+    standing = _standing(home, candidates, contests)
+    more_evidence = _evidence_to_gather(home, standing.main)
+    all_warnings = [
+        *warnings,
+        *more_evidence.notes,
+        *pair_warnings(max(evaluation_counts)),
+        *_cautions(home, candidates, [contest.comparison for contest in contests]),
+    ]
+    next_calls = [*more_evidence.calls, *standing.next_calls]
+    return _within_limit(replace(standing, warnings=all_warnings, next_calls=next_calls))
+
+
+def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Contest]) -> Standing:
+    """The result of the contests, without warnings; the next call shows the tasks that changed."""
+    measure = measure_of(*(candidate.rows for candidate in candidates))
     main = max(contests, key=lambda contest: contest.comparison.lead)
-    redact = _redactor(home, first.source)
-    more_evidence = _evidence_to_gather(home, main)
-    show_flips = Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})
-    standing = Standing(
+    redact = _redactor(home, main.first.source)
+    return Standing(
         candidates=[_candidate_row(home, candidate, measure) for candidate in candidates],
         measure=measure,
         contests=contests,
         main=main,
         settings=_first_settings(differing_settings(home, candidates)),
-        sampling=first.sampling,
-        flips=flip_examples(main.comparison, first.rows, main.other.rows, redact),
-        warnings=[
-            *warnings,
-            *more_evidence.notes,
-            *pair_warnings(max(evaluation_counts)),
-            *_cautions(home, candidates, [contest.comparison for contest in contests]),
-        ],
-        next_calls=[*more_evidence.calls, show_flips],
+        sampling=main.first.sampling,
+        flips=flip_examples(main.comparison, main.first.rows, main.other.rows, redact),
+        next_calls=[Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})],
     )
-    return _within_limit(standing)
 
 
 def _candidates_to_compare(
@@ -360,10 +371,7 @@ def _cautions(
 ) -> list[str]:
     """Sentences on what weakens these comparisons, at most `_MOST_NOTES`.
 
-    In this order:
-        tasks that were scored on one side only;
-        how the answers were counted;
-        answers to tasks that a candidate's checkpoint was chosen on.
+    They are about unpaired tasks, how answers were counted, and the choice of checkpoints.
     """
     notes = []
     unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
@@ -373,14 +381,20 @@ def _cautions(
         note for comparison in comparisons for note in notes_on_counting(comparison)
     )
     for candidate in candidates:
-        validation_count = sum(row.half == VALIDATION for row in candidate.rows)
-        if validation_count and _had_choice_of_checkpoints(home, candidate):
-            notes.append(
-                f"{validation_count} of the {len(candidate.rows)} answers of {candidate.label} are "
-                "to tasks its checkpoint was chosen on, which flatters it a little; the run's own "
-                "verdict leaves them out."
-            )
+        notes += _note_on_chosen_checkpoint(home, candidate)
     return notes[:_MOST_NOTES]
+
+
+def _note_on_chosen_checkpoint(home: Home, candidate: Candidate) -> list[str]:
+    """A sentence where a candidate has answers to tasks its checkpoint was chosen on; else []."""
+    validation_count = sum(row.half == VALIDATION for row in candidate.rows)
+    if not validation_count or not _had_choice_of_checkpoints(home, candidate):
+        return []
+    return [
+        f"{validation_count} of the {len(candidate.rows)} answers of {candidate.label} are "
+        "to tasks its checkpoint was chosen on, which flatters it a little; the run's own "
+        "verdict leaves them out."
+    ]
 
 
 def _had_choice_of_checkpoints(home: Home, candidate: Candidate) -> bool:
@@ -425,24 +439,33 @@ def _larger_evaluation(
 
     More tasks, more attempts at each, or new tasks for the environment: the first that can help.
     """
-    rows_needed = tasks_to_decide(comparison.outcome)
+    outcome = comparison.outcome
+    rows_needed = tasks_to_decide(outcome)
     split = _evaluated_split(home, first)
     split_size = split_rows(home, first.env_id, split)
+    if split_size is None or len(_asked_tasks(home, first, other)) < split_size:
+        rows = _rows_to_ask(rows_needed, outcome.n, split_size)
+        return Evidence(calls=[_evaluation_of(first, other, split, rows=rows)])
+    all_used = f"All {split_size} rows of the {split} split are used"
+    attempts = _attempts_needed(first, other, measure, outcome.margin)
+    if attempts is not None:
+        note = f"{all_used}; {attempts} attempts at each would show a change worth having."
+        call = _evaluation_of(first, other, split, rows=split_size, attempts=attempts)
+        return Evidence([note], [call])
+    rows_to_add = more_rows(rows_needed, split_size, _split_in_words(split))
+    return Evidence([f"{all_used}: {rows_to_add}."], [Call("push_env", {"path": "..."})])
+
+
+def _split_in_words(split: str) -> str:
+    return "held-out" if split == "heldout" else split
+
+
+def _evaluation_of(first: Candidate, other: Candidate, split: str, **amounts: int) -> Call:
+    """The call that evaluates two models on a split; `amounts` are its `rows` and `attempts`."""
     arguments: dict[str, object] = {"env_id": first.env_id, "models": [first.label, other.label]}
     if split != "heldout":  # else it is the default
         arguments["split"] = split
-    if split_size is None or len(_asked_tasks(home, first, other)) < split_size:
-        rows = _rows_to_ask(rows_needed, comparison.outcome.n, split_size)
-        return Evidence(calls=[Call("evaluate", arguments | {"rows": rows})])
-    all_used = f"All {split_size} rows of the {split} split are used"
-    attempts = _attempts_needed(first, other, measure, comparison.outcome.margin)
-    if attempts is not None:
-        note = f"{all_used}; {attempts} attempts at each would show a change worth having."
-        call = Call("evaluate", arguments | {"rows": split_size, "attempts": attempts})
-        return Evidence([note], [call])
-    split_name = "held-out" if split == "heldout" else split
-    rows_to_add = more_rows(rows_needed, split_size, split_name)
-    return Evidence([f"{all_used}: {rows_to_add}."], [Call("push_env", {"path": "..."})])
+    return Call("evaluate", arguments | amounts)
 
 
 def _rows_to_ask(needed: int | None, compared: int, split_size: int | None) -> int:

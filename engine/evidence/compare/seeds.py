@@ -53,9 +53,10 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
     """
     comparison = compare_rows(first.rows, other.rows)
     measure = comparison.measure
+    if comparison.outcome.diff is None or measure is None:
+        return comparison
     members_before, members_after = first.members or (first,), other.members or (other,)
-    several_seeds = len(members_before) > 1 or len(members_after) > 1
-    if not several_seeds or comparison.outcome.diff is None or measure is None:
+    if len(members_before) == 1 and len(members_after) == 1:
         return comparison
     outcomes = _verdicts_over_seeds(comparison, measure, members_before, members_after)
     # A verdict over seeds has no reason. One with a reason is still that of the rows, for which it
@@ -158,29 +159,36 @@ def _verdict_over_seeds(
         return replace(
             verdict_of_rows, verdict="unknown", reason="the seeds share no tasks", diff=None
         )
-    levels_before = [_mean_over_tasks(means, shared_tasks) for means in means_before]
-    levels_after = [_mean_over_tasks(means, shared_tasks) for means in means_after]
+    levels = _SeedLevels(
+        before=[_mean_over_tasks(means, shared_tasks) for means in means_before],
+        after=[_mean_over_tasks(means, shared_tasks) for means in means_after],
+    )
     task_differences = _task_differences(means_before, means_after, shared_tasks)
-    variance, df = _variance_and_freedom(task_differences, levels_before, levels_after)
+    variance, df = _variance_and_freedom(task_differences, levels)
     if variance <= 0.0:
         return replace(verdict_of_rows, method=f"{verdict_of_rows.method}, seeds alike")
-    before, after = _mean(levels_before), _mean(levels_after)
-    test = _t_test(after - before, variance, df)
-    return replace(
-        verdict_of_rows,
-        verdict=_word_of_test(test, comparison.measure, verdict_of_rows.margin),
-        reason="",
-        before=before,
-        after=after,
-        diff=test.diff,
-        low=test.interval.low,
-        high=test.interval.high,
-        p=test.p,
-        n=len(shared_tasks),
-        detectable=test.detectable,
-        method=f"t over {len(shared_tasks)} tasks and "
-        f"{len(levels_before)} + {len(levels_after)} seeds",
-    )
+    test = _t_test(_mean(levels.after) - _mean(levels.before), variance, df)
+    word = _word_of_test(test, comparison.measure, verdict_of_rows.margin)
+    verdict = replace(verdict_of_rows, verdict=word, reason="")
+    return test.shown_in(levels.shown_in(verdict, task_count=len(shared_tasks)))
+
+
+@dataclass(frozen=True)
+class _SeedLevels:
+    """The mean over the tasks for each seed of both sides."""
+
+    before: Sequence[float]
+    after: Sequence[float]
+
+    def shown_in(self, verdict: PairedVerdict, task_count: int) -> PairedVerdict:
+        """The verdict with the means of these levels, and the numbers of tasks and of seeds."""
+        return replace(
+            verdict,
+            before=_mean(self.before),
+            after=_mean(self.after),
+            n=task_count,
+            method=f"t over {task_count} tasks and {len(self.before)} + {len(self.after)} seeds",
+        )
 
 
 def _task_differences(
@@ -208,6 +216,17 @@ class _TTest:
     p: float
     detectable: float
 
+    def shown_in(self, verdict: PairedVerdict) -> PairedVerdict:
+        """The verdict with the numbers of this test in place of its own."""
+        return replace(
+            verdict,
+            diff=self.diff,
+            low=self.interval.low,
+            high=self.interval.high,
+            p=self.p,
+            detectable=self.detectable,
+        )
+
 
 def _t_test(diff: float, variance: float, df: float) -> _TTest:
     """The test of whether `diff` is 0; its variance is above 0, with `df` degrees of freedom."""
@@ -232,33 +251,32 @@ def _word_of_test(test: _TTest, measure: Measure | None, margin: float) -> Word:
 
 
 def _variance_and_freedom(
-    task_differences: Sequence[float],
-    levels_before: Sequence[float],
-    levels_after: Sequence[float],
+    task_differences: Sequence[float], levels: _SeedLevels
 ) -> tuple[float, float]:
     """The variance of the difference over tasks and seeds, and its degrees of freedom.
 
     The variance over tasks and the one over seeds are added; the degrees of freedom are
-    Satterthwaite's. (0, 0) where nothing varies.
-
-    Args:
-        task_differences: for each task, the difference of its mean values; at least two.
-        levels_before, levels_after: for each seed, its mean over the tasks.
+    Satterthwaite's. (0, 0) where nothing varies. `task_differences` holds the difference of each
+    task's mean values, of at least two tasks.
     """
     task_freedom = len(task_differences) - 1
     variance_between_tasks = _squared_deviations(task_differences) / task_freedom
     task_variance = variance_between_tasks / len(task_differences)  # of the mean over the tasks
-    seed_freedom = len(levels_before) + len(levels_after) - 2
-    pooled_variance = (
-        _squared_deviations(levels_before) + _squared_deviations(levels_after)
-    ) / seed_freedom
-    # Of the difference of the two means over the seeds.
-    seed_variance = pooled_variance * (1.0 / len(levels_before) + 1.0 / len(levels_after))
+    seed_freedom = len(levels.before) + len(levels.after) - 2
+    seed_variance = _seed_variance(levels, seed_freedom)
     total_variance = task_variance + seed_variance
     if total_variance <= 0.0:
         return 0.0, 0.0
     df = total_variance**2 / (task_variance**2 / task_freedom + seed_variance**2 / seed_freedom)
     return total_variance, df
+
+
+def _seed_variance(levels: _SeedLevels, freedom: int) -> float:
+    """The variance over seeds of the difference of the two means; `freedom` is its degrees."""
+    pooled_variance = (
+        _squared_deviations(levels.before) + _squared_deviations(levels.after)
+    ) / freedom
+    return pooled_variance * (1.0 / len(levels.before) + 1.0 / len(levels.after))
 
 
 def _mean_over_tasks(task_means: dict[str, float], tasks: set[str]) -> float:
