@@ -161,28 +161,38 @@ def _cut_finding(
 ) -> Finding:
     """The finding that answers are cut, with the limit to raise as its lever.
 
-    The limit is the number of turns if it causes most of the cuts, else the number of tokens. Where
-    the reference answers fit easily and the model does not think first, the advice is to shorten
-    the answers instead.
+    The limit is the number of turns if it causes most of the cuts, else the number of tokens.
 
     Args:
         evidence: the numbers of the finding; the length of reference answers is added to them.
         which: which answers, such as "of the last steps".
     """
-    max_turns, max_tokens = facts.settings.max_turns, facts.settings.max_tokens
+    max_turns = facts.settings.max_turns
     if out_of_turns_share > cut_share / 2:
         sentence = (
             f"{cut_share:.0%} of the answers {which} ran out of turns (max_turns = {max_turns})."
         )
         lever = setting_lever("max_turns", now=max_turns, to=_doubled(max_turns))
-    else:
-        sentence = f"{cut_share:.0%} of the answers {which} were cut at max_tokens = {max_tokens}."
-        lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
-        if _references_fit_easily(facts) and not facts.settings.thinking:
-            evidence = {**evidence, "gold_tokens": facts.gold_tokens}
-            sentence += f" Reference answers take {facts.gold_tokens:.0f} tokens."
-            edit = "ask for short answers in the prompt, or show them by SFT"
-            lever = edit_lever(f"{edit}; more max_tokens only where an answer must be worked out")
+        return Finding(
+            "truncation", sentence, evidence, lever, playbook="failures", pick="truncated"
+        )
+    return _out_of_tokens_finding(facts, evidence, f"{cut_share:.0%} of the answers {which}")
+
+
+def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], answers: str) -> Finding:
+    """The finding that answers are cut at `max_tokens`; the lever is to raise it.
+
+    Where the reference answers fit easily and the model does not think first, the advice is to
+    shorten the answers instead. `answers` begins the sentence, as "20% of the answers".
+    """
+    max_tokens = facts.settings.max_tokens
+    sentence = f"{answers} were cut at max_tokens = {max_tokens}."
+    lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
+    if _references_fit_easily(facts) and not facts.settings.thinking:
+        evidence = {**evidence, "gold_tokens": facts.gold_tokens}
+        sentence += f" Reference answers take {facts.gold_tokens:.0f} tokens."
+        edit = "ask for short answers in the prompt, or show them by SFT"
+        lever = edit_lever(f"{edit}; more max_tokens only where an answer must be worked out")
     return Finding("truncation", sentence, evidence, lever, playbook="failures", pick="truncated")
 
 
@@ -275,7 +285,7 @@ def repetition(facts: Facts) -> Finding | None:
     """Detect answers that repeat phrases: far more than at the start, or heavily from the start on.
 
     What is measured is the share of four-word phrases that repeat an earlier one. An evaluation has
-    no start, so only heavy repetition counts there. None where answers repeat little.
+    no start, so only heavy repetition counts there.
     """
     recent_shares = facts.recent_view_values("repeated_share")
     if not recent_shares:
@@ -294,11 +304,8 @@ def repetition(facts: Facts) -> Finding | None:
         "kl_coef": facts.settings.kl_coef,
         "temperature": facts.settings.temperature,
     }
-    sentence = f"{share:.0%} of the four-word phrases of an answer repeat an earlier one"
-    if from_start:
-        sentence += ", and did so from the start."
-    else:
-        sentence += f"; at the start {share_start:.0%} did."
+    since = ", and did so from the start" if from_start else f"; at the start {share_start:.0%} did"
+    sentence = f"{share:.0%} of the four-word phrases of an answer repeat an earlier one{since}."
     lever = _repetition_lever(facts.settings.kl_coef or 0.0, from_start=from_start)
     return Finding("repetition", sentence, evidence, lever, playbook="failures", pick="worst")
 
@@ -370,23 +377,26 @@ def _name_of_form_metric(facts: Facts) -> str:
 
 
 def _unread_share(facts: Facts) -> float | None:
-    """The share of answers that the scorer cannot read, if it is high enough for a finding.
-
-    Of a run that samples it is the share that training does not reduce. While such a run is early,
-    only a share above `TOO_MUCH_TO_WAIT` is reported: training usually teaches the form first.
-
-    For other runs it is the share among the last held-out answers, if these are enough.
-    """
+    """The share of answers that the scorer cannot read, if it is high enough for a finding."""
     if facts.algorithm in SAMPLING_ALGORITHMS:
-        unread_shares = [1.0 - score for score in facts.view_values("form_score")]
-        share = stuck_at(unread_shares, limits.UNPARSED)
-        can_wait = facts.is_early and share is not None and share <= limits.TOO_MUCH_TO_WAIT
-        return None if can_wait else share
+        return _lasting_unread_share(facts)
     view = facts.last_answers
     if view is None or view.form_score is None or view.answer_count < limits.FEWEST_ANSWERS:
         return None
     share = 1.0 - view.form_score
     return share if share > limits.UNPARSED else None
+
+
+def _lasting_unread_share(facts: Facts) -> float | None:
+    """The share of sampled answers that the scorer cannot read; None where training mends it.
+
+    While a run is early, only a share above `TOO_MUCH_TO_WAIT` is reported: training usually
+    teaches the form first.
+    """
+    unread_shares = [1.0 - score for score in facts.view_values("form_score")]
+    share = stuck_at(unread_shares, limits.UNPARSED)
+    can_wait = facts.is_early and share is not None and share <= limits.TOO_MUCH_TO_WAIT
+    return None if can_wait else share
 
 
 def _wrapping_paid_less(facts: Facts) -> Finding | None:

@@ -21,7 +21,7 @@ from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.power import split_rows
 from engine.evidence.stats.results import VALIDATION, damaged_answers_warning, in_half
 from engine.evidence.verdict.fresh_scores import rescored
-from engine.evidence.verdict.verdict import run_verdict
+from engine.evidence.verdict.verdict import Verdict, run_verdict
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, json_chars, redactor_for
@@ -122,12 +122,8 @@ def diagnose(home: Home, run_id: str) -> Reply:
     facts = facts_of(run, row, config)
     findings = find_all(facts)
     examples = Examples(run, facts.algorithm, last_exam(run), redact)
-    if run.deleted.exists():
-        summary = f"{row.run_id} is {row.state}; its files were deleted."
-    else:
-        summary = _summary(row, facts, findings)
     diagnosis = Diagnosis(
-        summary=summary,
+        summary=_summary(run, row, facts, findings),
         run_id=row.run_id,
         state=row.state,
         findings=[_shown_finding(finding, examples, redact) for finding in findings],
@@ -172,7 +168,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     exam_rows = last_exam(run)
     validation_rows = in_half(exam_rows, VALIDATION) or exam_rows  # all rows without halves
     verdict = run_verdict(run) if row.state == "done" else None
-    return Facts(
+    facts = Facts(
         algorithm=row.algorithm if is_training else "evaluate",
         settings=settings,
         lines=load_metrics(run.metrics).lines,
@@ -181,14 +177,31 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
         exam_tasks=len({exam_row.task for exam_row in validation_rows}),
         training_rows=_last_training_rows(run),
         failure=_failure(run, row),
-        comparison=verdict.comparison if verdict else None,
-        recommended_model=verdict.training.go_on_with if verdict and verdict.training else "",
         rescoring=rescored(run),
-        exam_start=first_exam(run, settings) if is_training else None,
-        against_start=against_start(run) if is_training else None,
-        gold_tokens=gold_tokens(run) if is_training else None,
         heldout_rows=split_rows(run.home, row.env_id, split),
-        kept_skills=verdict.kept_skills if verdict else None,
+    )
+    if is_training:
+        facts = _with_start(facts, run)
+    return _with_verdict(facts, verdict) if verdict else facts
+
+
+def _with_start(facts: Facts, run: RunDir) -> Facts:
+    """The facts of a training run, with what is known of its start and its reference answers."""
+    return replace(
+        facts,
+        exam_start=first_exam(run, facts.settings),
+        against_start=against_start(run),
+        gold_tokens=gold_tokens(run),
+    )
+
+
+def _with_verdict(facts: Facts, verdict: Verdict) -> Facts:
+    """The facts of a finished run, with what its verdict says."""
+    return replace(
+        facts,
+        comparison=verdict.comparison,
+        recommended_model=verdict.training.go_on_with if verdict.training else "",
+        kept_skills=verdict.kept_skills,
     )
 
 
@@ -231,14 +244,14 @@ def _chosen_steps(run: RunDir) -> list[int]:
     Steps in between are chosen at even distances.
     """
     steps = run.rollout_steps()
-    file_bytes = {step: _rollout_bytes(run, step) for step in steps}
     # Detectors compare the last steps with the first; of the last, twice as many are read.
     always_read = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
     middle_steps = [step for step in steps if step not in always_read]
     if not middle_steps:
         return sorted(always_read)
-    bytes_left = max(0, _ROLLOUT_BYTES - sum(file_bytes[step] for step in always_read))
-    mean_bytes = max(1, sum(file_bytes[step] for step in middle_steps) // len(middle_steps))
+    bytes_left = max(0, _ROLLOUT_BYTES - sum(_rollout_bytes(run, step) for step in always_read))
+    middle_bytes = sum(_rollout_bytes(run, step) for step in middle_steps)
+    mean_bytes = max(1, middle_bytes // len(middle_steps))
     steps_that_fit = bytes_left // mean_bytes
     count = min(len(middle_steps), steps_that_fit)
     return sorted(always_read | _evenly_chosen(middle_steps, count))
@@ -307,26 +320,33 @@ def _looked_at(facts: Facts) -> LookedAt:
     )
 
 
-def _summary(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
-    """The findings, and which model to go on with where training did not improve on the start."""
-    summary = _findings_sentence(row, facts, findings)
+def _summary(run: RunDir, row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
+    """The findings in a sentence, or that the files of the run were deleted.
+
+    A second sentence names the model to go on with where training did not improve on the start.
+    """
+    if run.deleted.exists():
+        return f"{row.run_id} is {row.state}; its files were deleted."
+    if findings:
+        summary = _findings_sentence(row, findings)
+    else:
+        summary = _no_findings_sentence(row, facts)
     if facts.recommended_model:  # the verdict names one only where the start was not beaten
         summary += f" The start was not beaten: go on with {facts.recommended_model}."
     return summary
 
 
-def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
-    """The first finding with its lever, and the ids of the others.
+def _findings_sentence(row: RunRow, findings: Sequence[Finding]) -> str:
+    """The first finding with its lever, and the ids of the others; there is at least one."""
+    first, *others = findings
+    text = f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}."
+    if others:
+        text += f" Also: {', '.join(finding.id for finding in others)}."
+    return text
 
-    Without findings the sentence says so, or that nothing explains the failure, and how much was
-    looked at.
-    """
-    if findings:
-        first, *others = findings
-        text = f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}."
-        if others:
-            text += f" Also: {', '.join(finding.id for finding in others)}."
-        return text
+
+def _no_findings_sentence(row: RunRow, facts: Facts) -> str:
+    """That nothing was found, or that nothing explains the failure, and how much was looked at."""
     looked_at = _looked_at(facts)
     extent = f"{counted(looked_at.steps, 'step')}, {counted(looked_at.rollouts, 'rollout')}"
     if facts.failure_kind:
@@ -363,10 +383,16 @@ def _next_calls(row: RunRow, findings: Sequence[Finding], step: int) -> list[Cal
     playbook = Call("read_playbook", {"section": first.playbook})
     if not first.pick:  # rollouts do not show the finding
         return [playbook]
-    arguments: dict[str, object] = {"run_id": row.run_id, "pick": first.pick}
+    return [_rollouts_call(row.run_id, first, step), playbook]
+
+
+def _rollouts_call(run_id: str, finding: Finding, step: int) -> Call:
+    """The call that reads the rollouts of a finding; `step` is theirs, -1 where there is none."""
+    arguments: dict[str, object] = {"run_id": run_id, "pick": finding.pick}
     # "changed" shows held-out answers, to which the training step and the filter do not apply.
-    if step >= 0 and first.pick != "changed":
-        arguments["step"] = step
-    if first.where and first.pick != "changed":
-        arguments["where"] = first.where
-    return [Call("read_rollouts", arguments), playbook]
+    if finding.pick != "changed":
+        if step >= 0:
+            arguments["step"] = step
+        if finding.where:
+            arguments["where"] = finding.where
+    return Call("read_rollouts", arguments)

@@ -5,6 +5,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
@@ -14,6 +15,7 @@ from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.inference import MARGIN, PairedVerdict, tasks_needed
 from engine.evidence.stats.power import more_rows
 from engine.evidence.stats.results import rounded
+from engine.evidence.verdict.comparison import Comparison
 from engine.records.lines.curves import number
 from engine.records.settings import ROW_ALGORITHMS
 
@@ -33,39 +35,71 @@ def overfitting(facts: Facts) -> Finding | None:
     """Detect that the loss of the rows (SFT, DPO) still falls while the held-out loss rises.
 
     None with too few held-out evaluations, or where held-out success clearly rose in the meantime.
-    The lever is to stop at the step of the lowest held-out loss; a lower learning rate where that
-    is step 0.
+    """
+    losses = _losses_since_lowest(facts)
+    if losses is None or losses.last_heldout < losses.lowest_heldout * (1 + limits.OVERFIT_RISE):
+        return None
+    if losses.rows_now >= losses.rows_then:
+        return None
+    if _success_rose(facts, losses.lowest_step, losses.last_step):
+        return None
+    return _overfitting_finding(facts, losses)
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """The held-out loss, and the loss of the training rows, at two steps of a run."""
+
+    lowest_step: int  # where the held-out loss was lowest
+    last_step: int  # of the last held-out evaluation
+    lowest_heldout: float
+    last_heldout: float
+    rows_then: float  # loss of the rows up to `lowest_step`
+    rows_now: float  # loss of the rows up to `last_step`
+
+
+def _losses_since_lowest(facts: Facts) -> _Losses | None:
+    """The losses of a run whose held-out loss rises at its end; None for other runs.
+
+    None as well where the loss of the training rows is not known.
     """
     heldout_losses = facts.curve("heldout_loss")
     if not _rises_at_end([loss for _, loss in heldout_losses]):
         return None
-    best_step, lowest_loss = min(heldout_losses, key=lambda point: point[1])
+    row_losses = facts.curve("loss")
+    if not row_losses:
+        return None
+    lowest_step, lowest_loss = min(heldout_losses, key=lambda point: point[1])
     last_step, last_loss = heldout_losses[-1]
-    if last_loss < lowest_loss * (1 + limits.OVERFIT_RISE):
-        return None
-    train_losses = facts.curve("loss")
-    if not train_losses:
-        return None
-    train_loss_then = mean(_values_up_to(train_losses, best_step))
-    train_loss_now = mean(_values_up_to(train_losses, last_step))
-    if train_loss_now >= train_loss_then or _success_rose(facts, best_step, last_step):
-        return None
+    return _Losses(
+        lowest_step,
+        last_step,
+        lowest_heldout=lowest_loss,
+        last_heldout=last_loss,
+        rows_then=mean(_values_up_to(row_losses, lowest_step)),
+        rows_now=mean(_values_up_to(row_losses, last_step)),
+    )
+
+
+def _overfitting_finding(facts: Facts, losses: _Losses) -> Finding:
+    """The finding that a run fits its rows ever better and held-out rows ever worse."""
     success_by_step = dict(facts.curve("heldout_success"))
     evidence = {
-        "heldout_loss_lowest": lowest_loss,
-        "lowest_at_step": best_step,
-        "heldout_loss": last_loss,
-        "loss_then": train_loss_then,
-        "loss": train_loss_now,
-        "heldout_success_then": success_by_step.get(best_step),
-        "heldout_success": success_by_step.get(last_step),
+        "heldout_loss_lowest": losses.lowest_heldout,
+        "lowest_at_step": losses.lowest_step,
+        "heldout_loss": losses.last_heldout,
+        "loss_then": losses.rows_then,
+        "loss": losses.rows_now,
+        "heldout_success_then": success_by_step.get(losses.lowest_step),
+        "heldout_success": success_by_step.get(losses.last_step),
     }
     sentence = (
-        f"The held-out loss was lowest at step {best_step} ({lowest_loss:.3g}) and has risen to "
-        f"{last_loss:.3g} since, while the loss of the rows fell from "
-        f"{train_loss_then:.3g} to {train_loss_now:.3g}."
+        f"The held-out loss was lowest at step {losses.lowest_step} "
+        f"({losses.lowest_heldout:.3g}) and has risen to "
+        f"{losses.last_heldout:.3g} since, while the loss of the rows fell from "
+        f"{losses.rows_then:.3g} to {losses.rows_now:.3g}."
     )
-    lever = _overfitting_lever(facts, best_step)
+    lever = _overfitting_lever(facts, losses.lowest_step)
     return Finding("overfitting", sentence, evidence, lever, playbook="sft", pick="changed")
 
 
@@ -108,21 +142,31 @@ def too_short(facts: Facts) -> Finding | None:
     solved_shares = [value for _, value in facts.curve("heldout_success")]
     if not solved_shares or max(solved_shares) > limits.SOLVED_NEVER:
         return None
-    curve = facts.curve("heldout_loss")
-    losses = [loss for _, loss in curve]
-    if not _still_falls(losses):
+    loss_curve = facts.curve("heldout_loss")
+    if not _still_falls([loss for _, loss in loss_curve]):
         return None
+    return _too_short_finding(facts, loss_curve, solved_share=solved_shares[-1])
+
+
+def _too_short_finding(
+    facts: Facts, loss_curve: Sequence[tuple[int, float]], *, solved_share: float
+) -> Finding:
+    """The finding that a run ended while its held-out loss fell; the lever is twice the steps.
+
+    `loss_curve` are pairs (step, held-out loss); `solved_share` is the last one that was measured.
+    """
+    losses = [loss for _, loss in loss_curve]
     first_loss, halfway_loss, last_loss = losses[0], _halfway(losses), losses[-1]
-    last_step, _ = curve[-1]
+    last_step, _ = loss_curve[-1]
     evidence = {
         "heldout_loss_start": first_loss,
         "heldout_loss_halfway": halfway_loss,
         "heldout_loss": last_loss,
-        "heldout_success": solved_shares[-1],
+        "heldout_success": solved_share,
         "steps": last_step,
     }
     sentence = (
-        f"{solved_shares[-1]:.0%} of the held-out tasks are solved after {last_step} steps, "
+        f"{solved_share:.0%} of the held-out tasks are solved after {last_step} steps, "
         f"but the loss still falls: {first_loss:.3g}, {halfway_loss:.3g} halfway, "
         f"{last_loss:.3g} at the end."
     )
@@ -155,14 +199,13 @@ def no_update(facts: Facts) -> Finding | None:
     rates, norms = _rates_and_norms(facts)
     # AdamW moves a weight by at most about the learning rate per step.
     farthest_move = sum(rates)
-    median_norm = statistics.median(norms) if norms else None
     ended_by_trainer = facts.failure_kind == "no_update"  # it has found the same already
     steps_too_small = len(rates) >= limits.WINDOW and farthest_move < limits.FARTHEST_MOVE
     if not (ended_by_trainer or steps_too_small or _has_no_gradient(norms)):
         return None
-    learning_rate = facts.settings.learning_rate
+    median_norm = statistics.median(norms) if norms else None
     evidence = {
-        "learning_rate": learning_rate,
+        "learning_rate": facts.settings.learning_rate,
         "sum_of_lr": farthest_move,
         "grad_norm": median_norm,
         "steps": len(rates),
@@ -171,12 +214,17 @@ def no_update(facts: Facts) -> Finding | None:
         f"In {len(rates)} steps no weight of the adapter can have moved by more than "
         f"{farthest_move:.1g} (gradient norm {median_norm or 0.0:.2g})."
     )
+    lever = _higher_rate(facts.settings.learning_rate)
+    return Finding("no_update", sentence, evidence, lever, playbook="failures")
+
+
+def _higher_rate(learning_rate: object) -> Lever:
+    """The lever to take ten times the learning rate; it names no value where that is unknown."""
     new_rate = None
     if isinstance(learning_rate, int | float):
         new_rate = float(f"{10 * learning_rate:.2g}")
     reason = "or leave it out for the value that suits the model"
-    lever = setting_lever("learning_rate", learning_rate, new_rate, reason)
-    return Finding("no_update", sentence, evidence, lever, playbook="failures")
+    return setting_lever("learning_rate", learning_rate, new_rate, reason)
 
 
 def _has_no_gradient(norms: Sequence[float]) -> bool:
@@ -283,14 +331,19 @@ def underpowered(facts: Facts) -> Finding | None:
     if comparison is None or comparison.outcome.verdict != "inconclusive":
         return None
     smallest_gap = rounded(comparison.outcome.detectable)
-    n = comparison.outcome.n
-    if smallest_gap is None or not n:
+    if smallest_gap is None or not comparison.outcome.n:
         return None
-    is_share = comparison.measure == "success"
-    shows_enough = is_share and smallest_gap <= MARGIN
+    shows_enough = comparison.measure == "success" and smallest_gap <= MARGIN
     merely_too_short = facts.algorithm == "sft" and too_short(facts) is not None
     if shows_enough or merely_too_short:
         return None
+    return _underpowered_finding(facts, comparison, smallest_gap)
+
+
+def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: float) -> Finding:
+    """The finding that a comparison has too few tasks: it shows `smallest_gap` or more."""
+    n = comparison.outcome.n
+    is_share = comparison.measure == "success"
     evidence: dict[str, object] = {
         "difference": comparison.difference,
         "interval": comparison.interval,
@@ -341,40 +394,48 @@ def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> 
     if rows_available is not None and rows_used >= rows_available:
         half_note = "; a run reports on half of them" if is_training else ""
         return edit_lever(more_rows(rows_needed, rows_available) + half_note)
-    # Where it is not known how many are needed: four times the tasks halve the smallest change
-    # that shows.
-    new_rows = rows_needed or 4 * rows_used
-    if rows_available is not None:
-        new_rows = min(new_rows, rows_available)
+    new_rows = _rows_to_ask(rows_used, rows_needed, rows_available)
     remark = "half of them are reported" if is_training else ""
     if is_training and rows_available is None:
         remark += "; the environment needs as many held-out tasks"
     return setting_lever(setting, rows_set, new_rows, remark)
 
 
-def infra(facts: Facts) -> Finding | None:
-    """Detect a run that failed because of the machine, not because of the model; None for others.
+def _rows_to_ask(rows_used: int, rows_needed: int | None, rows_available: int | None) -> int:
+    """How many rows the next evaluation should ask, at most those available; None is unknown."""
+    # Where it is not known how many are needed: four times the tasks halve the smallest change
+    # that shows.
+    rows = rows_needed or 4 * rows_used
+    return rows if rows_available is None else min(rows, rows_available)
 
-    Where memory ran out, the lever is gradient checkpointing, or a smaller batch if checkpointing
-    is on already. For other failures it is to repair the machine.
-    """
+
+def infra(facts: Facts) -> Finding | None:
+    """Detect a run that failed because of the machine, not because of the model; else None."""
     failure = facts.failure
     if failure is None or failure.kind not in _MACHINE:
         return None
     error = (failure.evidence or failure.message)[:_ERROR_CHARS]
     evidence = {"kind": failure.kind, "error": error}
-    if failure.kind != "oom":
+    if failure.kind == "oom":
+        lever = _less_memory(facts)
+    else:
         lever = edit_lever("mend the machine (honesmith doctor), then resume the run")
-    elif not facts.settings.gradient_checkpointing:
-        lever = setting_lever(
+    return Finding("infra", _MACHINE[failure.kind], evidence, lever, playbook="crashes", root=True)
+
+
+def _less_memory(facts: Facts) -> Lever:
+    """The lever for a run that ran out of memory.
+
+    It is gradient checkpointing, or half the batch where checkpointing is on already.
+    """
+    if not facts.settings.gradient_checkpointing:
+        return setting_lever(
             "gradient_checkpointing", now=False, to=True, why="the same mathematics in less memory"
         )
-    else:
-        setting = "batch_size" if facts.algorithm in ROW_ALGORITHMS else "prompts_per_step"
-        batch_size = getattr(facts.settings, setting)
-        half_size = max(1, batch_size // 2) if isinstance(batch_size, int) else None
-        lever = setting_lever(setting, now=batch_size, to=half_size)
-    return Finding("infra", _MACHINE[failure.kind], evidence, lever, playbook="crashes", root=True)
+    setting = "batch_size" if facts.algorithm in ROW_ALGORITHMS else "prompts_per_step"
+    batch_size = getattr(facts.settings, setting)
+    half_size = max(1, batch_size // 2) if isinstance(batch_size, int) else None
+    return setting_lever(setting, now=batch_size, to=half_size)
 
 
 def _unstable_finding(
@@ -429,9 +490,13 @@ def _worse_after(facts: Facts, step: int) -> bool:
         return False
     rise = mean(after) - mean(before)
     worsening = rise if has_rows else -rise  # a loss gets worse by rising
+    return worsening > _noise_of_difference(before, after)
+
+
+def _noise_of_difference(before: Sequence[float], after: Sequence[float]) -> float:
+    """Two standard errors of the difference of two means, over `LEAST` steps each."""
     deviation = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
-    two_standard_errors = 2 * deviation * (2 / limits.LEAST) ** 0.5  # of two means' difference
-    return worsening > two_standard_errors
+    return 2 * deviation * (2 / limits.LEAST) ** 0.5
 
 
 def _values_up_to(points: Sequence[tuple[int, float]], step: int) -> list[float]:
