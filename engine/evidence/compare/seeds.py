@@ -83,14 +83,14 @@ def _verdicts_over_seeds(
     rows_of_members = with_one_id_per_prompt(*(member.rows for member in members))
     rows_before = rows_of_members[: len(members_before)]
     rows_after = rows_of_members[len(members_before) :]
-    return [
-        _verdict_over_seeds(
-            comparison,
-            means_before=[_task_means(rows, measure, value_of_failure) for rows in rows_before],
-            means_after=[_task_means(rows, measure, value_of_failure) for rows in rows_after],
+    verdicts = []
+    for value_of_failure in values_of_failures(measure, *rows_of_members):
+        means = _SeedMeans(
+            before=[_task_means(rows, measure, value_of_failure) for rows in rows_before],
+            after=[_task_means(rows, measure, value_of_failure) for rows in rows_after],
         )
-        for value_of_failure in values_of_failures(measure, *rows_of_members)
-    ]
+        verdicts.append(_verdict_over_seeds(comparison, means))
+    return verdicts
 
 
 def _configuration_key(home: Home, candidate: Candidate) -> str:
@@ -141,38 +141,6 @@ def _task_means(
     return {task: math.fsum(task_values) / len(task_values) for task, task_values in values.items()}
 
 
-def _verdict_over_seeds(
-    comparison: Comparison,
-    means_before: Sequence[dict[str, float]],
-    means_after: Sequence[dict[str, float]],
-) -> PairedVerdict:
-    """The verdict on several seeds, with a t interval over tasks and seeds.
-
-    It is "unknown" with fewer than two tasks that all seeds share. Where nothing varies, it is the
-    verdict of `comparison`, which is over the rows.
-
-    `means_before` and `means_after` hold one dict per seed: task id -> mean value.
-    """
-    verdict_of_rows = comparison.outcome
-    shared_tasks = set.intersection(*(set(means) for means in (*means_before, *means_after)))
-    if len(shared_tasks) < 2:
-        return replace(
-            verdict_of_rows, verdict="unknown", reason="the seeds share no tasks", diff=None
-        )
-    levels = _SeedLevels(
-        before=[_mean_over_tasks(means, shared_tasks) for means in means_before],
-        after=[_mean_over_tasks(means, shared_tasks) for means in means_after],
-    )
-    task_differences = _task_differences(means_before, means_after, shared_tasks)
-    variance, df = _variance_and_freedom(task_differences, levels)
-    if variance <= 0.0:
-        return replace(verdict_of_rows, method=f"{verdict_of_rows.method}, seeds alike")
-    test = _t_test(_mean(levels.after) - _mean(levels.before), variance, df)
-    word = _word_of_test(test, comparison.measure, verdict_of_rows.margin)
-    verdict = replace(verdict_of_rows, verdict=word, reason="")
-    return test.shown_in(levels.shown_in(verdict, task_count=len(shared_tasks)))
-
-
 @dataclass(frozen=True)
 class _SeedLevels:
     """The mean over the tasks for each seed of both sides."""
@@ -191,20 +159,54 @@ class _SeedLevels:
         )
 
 
-def _task_differences(
-    means_before: Sequence[dict[str, float]],
-    means_after: Sequence[dict[str, float]],
-    tasks: set[str],
-) -> list[float]:
-    """For each of `tasks`, its mean over the seeds after, less that over the seeds before.
+@dataclass(frozen=True)
+class _SeedMeans:
+    """The mean value of each task (task id -> mean), one dict for each seed of both sides."""
 
-    `means_before` and `means_after` hold one dict per seed: task id -> mean value.
+    before: Sequence[dict[str, float]]
+    after: Sequence[dict[str, float]]
+
+    @property
+    def shared_tasks(self) -> set[str]:
+        """The ids of the tasks that all seeds have."""
+        return set.intersection(*(set(means) for means in (*self.before, *self.after)))
+
+    def levels(self, tasks: set[str]) -> _SeedLevels:
+        """For each seed its mean over `tasks`."""
+        return _SeedLevels(
+            before=[_mean_over_tasks(means, tasks) for means in self.before],
+            after=[_mean_over_tasks(means, tasks) for means in self.after],
+        )
+
+    def differences(self, tasks: set[str]) -> list[float]:
+        """For each of `tasks`, its mean over the seeds after, less that over the seeds before."""
+        return [
+            _mean([means[task] for means in self.after])
+            - _mean([means[task] for means in self.before])
+            for task in tasks
+        ]
+
+
+def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerdict:
+    """The verdict on several seeds, with a t interval over tasks and seeds.
+
+    It is "unknown" with fewer than two tasks that all seeds share. Where nothing varies, it is the
+    verdict of `comparison`, which is over the rows.
     """
-    return [
-        _mean([means[task] for means in means_after])
-        - _mean([means[task] for means in means_before])
-        for task in tasks
-    ]
+    verdict_of_rows = comparison.outcome
+    tasks = means.shared_tasks
+    if len(tasks) < 2:
+        return replace(
+            verdict_of_rows, verdict="unknown", reason="the seeds share no tasks", diff=None
+        )
+    levels = means.levels(tasks)
+    variance, df = _variance_and_freedom(means.differences(tasks), levels)
+    if variance <= 0.0:
+        return replace(verdict_of_rows, method=f"{verdict_of_rows.method}, seeds alike")
+    test = _t_test(_mean(levels.after) - _mean(levels.before), variance, df)
+    word = _word_of_test(test, comparison.measure, verdict_of_rows.margin)
+    verdict = replace(verdict_of_rows, verdict=word, reason="")
+    return test.shown_in(levels.shown_in(verdict, task_count=len(tasks)))
 
 
 @dataclass(frozen=True)

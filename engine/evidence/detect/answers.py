@@ -297,6 +297,16 @@ def repetition(facts: Facts) -> Finding | None:
     is_heavy = share >= limits.REPEATED_FROM_START
     if not has_grown and not (from_start and is_heavy):
         return None
+    return _repetition_finding(facts, share, share_start, from_start=from_start)
+
+
+def _repetition_finding(
+    facts: Facts, share: float, share_start: float, *, from_start: bool
+) -> Finding:
+    """The finding that answers repeat phrases, with the repeated share now and at the start.
+
+    `from_start` is whether they did so before any training.
+    """
     evidence = {
         "repeated_share": share,
         "repeated_share_start": share_start,

@@ -166,7 +166,6 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     else:
         views = _evaluation_views(run, config, settings)
     exam_rows = last_exam(run)
-    validation_rows = in_half(exam_rows, VALIDATION) or exam_rows  # all rows without halves
     verdict = run_verdict(run) if row.state == "done" else None
     facts = Facts(
         algorithm=row.algorithm if is_training else "evaluate",
@@ -174,7 +173,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
         lines=load_metrics(run.metrics).lines,
         views=views,
         exam=view_of(step=0, rows=exam_rows, settings=settings),  # its step is not used
-        exam_tasks=len({exam_row.task for exam_row in validation_rows}),
+        exam_tasks=_count_validation_tasks(exam_rows),
         training_rows=_last_training_rows(run),
         failure=_failure(run, row),
         rescoring=rescored(run),
@@ -183,6 +182,12 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     if is_training:
         facts = _with_start(facts, run)
     return _with_verdict(facts, verdict) if verdict else facts
+
+
+def _count_validation_tasks(rows: Sequence[EvaluationRow]) -> int:
+    """How many tasks of the validation half have rows; without halves all tasks count."""
+    validation_rows = in_half(rows, VALIDATION) or rows
+    return len({row.task for row in validation_rows})
 
 
 def _with_start(facts: Facts, run: RunDir) -> Facts:

@@ -33,8 +33,7 @@ def paired_bootstrap(
     """The mean paired difference over tasks, with interval and p value by a bootstrap over tasks.
 
     The attempts of a task are averaged first: more attempts sharpen a task's own value but are
-    no new tasks. The percentile interval is widened to what Student's t asks for at this number of
-    tasks (the expanded percentile interval, Hesterberg 2015), and p comes from the same scale.
+    no new tasks.
 
     Args:
         diffs_by_task: task id -> one difference per attempt, at least one.
@@ -52,13 +51,24 @@ def paired_bootstrap(
     centre = math.fsum(means) / n
     if n == 1 or min(means) == max(means):
         return _without_spread(centre, n)
-    drawn_means = _drawn_means(means, seed, resamples)
-    widening = math.sqrt(n / (n - 1))
+    return _expanded_percentile(centre, _drawn_means(means, seed, resamples), n, confidence)
+
+
+def _expanded_percentile(
+    centre: float, drawn_means: Sequence[float], task_count: int, confidence: float
+) -> Bootstrap:
+    """The result of resampling, by the expanded percentile interval (Hesterberg 2015).
+
+    The percentile interval is widened to what Student's t asks for at this number of tasks, and p
+    comes from the same scale. `drawn_means` are sorted; `centre` is the mean of the data.
+    """
+    df = task_count - 1
+    widening = math.sqrt(task_count / df)
     # The share of resamples beyond each end of the widened interval.
-    tail = normal_tail(t_quantile(0.5 + confidence / 2.0, n - 1) * widening)
+    tail = normal_tail(t_quantile(0.5 + confidence / 2.0, df) * widening)
     low, high = _quantile(drawn_means, tail), _quantile(drawn_means, 1.0 - tail)
     t = normal_quantile(_share_below_zero(drawn_means)) / widening
-    p = min(1.0, 2.0 * t_cdf(-abs(t), n - 1))
+    p = min(1.0, 2.0 * t_cdf(-abs(t), df))
     return Bootstrap(centre, low, high, p)
 
 

@@ -223,16 +223,13 @@ def loss_sentences(skills: KeptSkills | None) -> list[str]:
 def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | None:
     """Compare the answers `after` with the answers of the base model of this run.
 
-    The base model is the one that the oldest ancestor began with; it was asked at the ancestor's
-    step 0. None for a run without ancestors, and where the base model was not asked the same
-    batteries.
+    The base model is the one that the oldest ancestor began with. None for a run without ancestors,
+    and where the base model was not asked the same batteries (sets of tasks).
     """
     runs = ancestry(run_dir)[::-1]  # the oldest first, this run last
     if len(runs) == 1:
         return None
-    asked_batteries = {row.battery for row in after}
-    base_rows = read_evaluation(runs[0].kept("before"))
-    before = [row for row in base_rows if row.battery in asked_batteries]
+    before = _answers_of_base(runs[0], after)
     if not before:
         return None
     skills = compare_skills(before, after)
@@ -242,6 +239,13 @@ def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | 
     if skills.verdict == "forgotten" and lost_by:
         summary += f" Lost by {', '.join(lost_by)}."
     return SinceBase(base, skills.verdict, skills.batteries, summary, lost_by)
+
+
+def _answers_of_base(oldest: RunDir, after: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+    """What the base model answered, at step 0 of the oldest run, in the batteries of `after`."""
+    asked_batteries = {row.battery for row in after}
+    base_rows = read_evaluation(oldest.kept("before"))
+    return [row for row in base_rows if row.battery in asked_batteries]
 
 
 def _forgot_something(run_dir: RunDir) -> bool:
