@@ -135,10 +135,10 @@ def _task_means(
 ) -> dict[str, float]:
     """Task id -> mean value over its attempts.
 
-    `value_of_failure` is what a row counts as whose scoring failed; None leaves the row out.
+    `value_of_failure` is the value given to a row whose scoring failed; None leaves the row out.
     """
-    values = side(rows, measure, value_of_failure).values
-    return {task: math.fsum(task_values) / len(task_values) for task, task_values in values.items()}
+    values_by_task = side(rows, measure, value_of_failure).values
+    return {task: math.fsum(values) / len(values) for task, values in values_by_task.items()}
 
 
 @dataclass(frozen=True)

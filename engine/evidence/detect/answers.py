@@ -239,9 +239,7 @@ def _cut_rows(facts: Facts) -> Finding | None:
 def overthinking(facts: Facts) -> Finding | None:
     """Detect think blocks that take so much of `max_tokens` that little is left for the answer.
 
-    None where few answers have a think block, or the blocks are short. The lever is a penalty on
-    the length of thinking for GRPO with thinking switched on, else more tokens. The finding counts
-    as a root cause where many answers are cut.
+    None where few answers have a think block, or the blocks are short.
     """
     thinking_share = mean_or_none(facts.recent_view_values("thinking_share"))
     think_size = mean_or_none(facts.recent_view_values("think_size"))
@@ -249,6 +247,15 @@ def overthinking(facts: Facts) -> Finding | None:
         return None
     if thinking_share < limits.THINKING_AT_ALL or think_size <= limits.THINK_BUDGET:
         return None
+    return _overthinking_finding(facts, thinking_share, think_size)
+
+
+def _overthinking_finding(facts: Facts, thinking_share: float, think_size: float) -> Finding:
+    """The finding that think blocks take too many tokens; a root cause where answers are cut.
+
+    `thinking_share` is the share of answers with a think block, `think_size` its size as a part of
+    `max_tokens`.
+    """
     cut_share = mean_or_none(facts.recent_view_values("cut_share")) or 0.0
     max_tokens = facts.settings.max_tokens
     evidence = {
@@ -259,10 +266,9 @@ def overthinking(facts: Facts) -> Finding | None:
         "reward_when_whole": mean_or_none(facts.recent_view_values("uncut_reward")),
         "max_tokens": max_tokens,
     }
-    sentence = f"The median think block takes {think_size:.0%} of max_tokens = {max_tokens}."
     return Finding(
         "overthinking",
-        sentence,
+        f"The median think block takes {think_size:.0%} of max_tokens = {max_tokens}.",
         evidence,
         _overthinking_lever(facts),
         playbook="failures",

@@ -4,7 +4,7 @@ Without findings the result says what was looked at. Texts in examples come from
 environment; they are cleaned, and secrets in them are hidden.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.core.files import read_object
@@ -254,12 +254,15 @@ def _chosen_steps(run: RunDir) -> list[int]:
     middle_steps = [step for step in steps if step not in always_read]
     if not middle_steps:
         return sorted(always_read)
-    bytes_left = max(0, _ROLLOUT_BYTES - sum(_rollout_bytes(run, step) for step in always_read))
-    middle_bytes = sum(_rollout_bytes(run, step) for step in middle_steps)
-    mean_bytes = max(1, middle_bytes // len(middle_steps))
-    steps_that_fit = bytes_left // mean_bytes
-    count = min(len(middle_steps), steps_that_fit)
+    bytes_left = max(0, _ROLLOUT_BYTES - _bytes_of_steps(run, always_read))
+    mean_bytes = max(1, _bytes_of_steps(run, middle_steps) // len(middle_steps))
+    count = min(len(middle_steps), bytes_left // mean_bytes)
     return sorted(always_read | _evenly_chosen(middle_steps, count))
+
+
+def _bytes_of_steps(run: RunDir, steps: Iterable[int]) -> int:
+    """The bytes of the rollouts of all these steps."""
+    return sum(_rollout_bytes(run, step) for step in steps)
 
 
 def _evenly_chosen(steps: Sequence[int], count: int) -> set[int]:

@@ -172,20 +172,23 @@ def too_easy(facts: Facts) -> Finding | None:
 
     None for a run that got there by training, or whose environment does not report success.
     """
-    effective_at_start = facts.series("groups_effective")[: limits.WINDOW]
-    if len(effective_at_start) < limits.LEAST or mean(effective_at_start) >= limits.EFFECTIVE_NONE:
+    effective_shares = facts.series("groups_effective")[: limits.WINDOW]
+    if len(effective_shares) < limits.LEAST:
         return None
-    solved_at_start = facts.view_values("solved_share")[: limits.LEAST]
-    if not solved_at_start or mean(solved_at_start) < limits.SOLVED_ALWAYS:
+    effective_share = mean(effective_shares)
+    solved_share = mean_or_none(facts.view_values("solved_share")[: limits.LEAST])
+    if solved_share is None or solved_share < limits.SOLVED_ALWAYS:
+        return None
+    if effective_share >= limits.EFFECTIVE_NONE:
         return None
     evidence = {
-        "groups_effective": mean(effective_at_start),
+        "groups_effective": effective_share,
         "groups_too_easy": mean(facts.series("groups_too_easy")[: limits.WINDOW] or [0.0]),
-        "solved": mean(solved_at_start),
+        "solved": solved_share,
         "heldout_success": dict(facts.curve("heldout_success")).get(0),
     }
     sentence = (
-        f"{mean(solved_at_start):.0%} of the answers were right from the first steps on: there "
+        f"{solved_share:.0%} of the answers were right from the first steps on: there "
         "is nothing to select."
     )
     lever = edit_lever("harder tasks")

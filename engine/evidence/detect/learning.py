@@ -12,8 +12,8 @@ from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_
 from engine.evidence.detect.groups import rounded_part
 from engine.evidence.detect.views import Facts, mean
 from engine.evidence.stats import thresholds as limits
-from engine.evidence.stats.inference import MARGIN, PairedVerdict, tasks_needed
-from engine.evidence.stats.power import more_rows
+from engine.evidence.stats.inference import MARGIN
+from engine.evidence.stats.power import more_rows, tasks_for_share
 from engine.evidence.stats.results import rounded
 from engine.evidence.verdict.comparison import Comparison
 from engine.records.lines.curves import number
@@ -260,14 +260,10 @@ class _Spike(NamedTuple):
 
 
 def unstable(facts: Facts) -> Finding | None:
-    """Detect unstable training.
+    """Detect unstable training; None without a sign of it.
 
-    The signs, in the order in which they are looked for:
-        the run ended on NaN or infinity;
-        the divergence from the start (KL) jumped;
-        the gradient norm spiked several times, or once and training got worse after it.
-
-    None without any of these.
+    The signs: the run ended on NaN or infinity, the divergence from the start (KL) jumped, or the
+    gradient norm spiked several times, or once and training got worse after it.
     """
     if facts.failure_kind == "nonfinite":
         error = facts.failure.evidence[:_ERROR_CHARS] if facts.failure else ""
@@ -276,13 +272,7 @@ def unstable(facts: Facts) -> Finding | None:
     divergence_jumps = _spikes(facts.curve("kl"), limits.KL_FLOOR)
     if divergence_jumps:
         return _divergence_finding(facts, divergence_jumps)
-    # A norm up to the limit of clipping is no spike: it was taken as it is.
-    clip_limit = float(facts.settings.max_grad_norm or 1.0)
-    gradient_spikes = _spikes(facts.curve("grad_norm"), clip_limit)
-    harmful_spikes = [spike for spike in gradient_spikes if _worse_after(facts, spike.step)]
-    if not harmful_spikes and len(gradient_spikes) < limits.SPIKES:
-        return None
-    return _gradient_finding(facts, gradient_spikes, harmful_count=len(harmful_spikes))
+    return _gradient_finding(facts)
 
 
 def _divergence_finding(facts: Facts, jumps: Sequence[_Spike]) -> Finding:
@@ -301,11 +291,17 @@ def _divergence_finding(facts: Facts, jumps: Sequence[_Spike]) -> Finding:
     return _unstable_finding(facts, sentence, evidence, rate_divisor=2)
 
 
-def _gradient_finding(facts: Facts, spikes: Sequence[_Spike], *, harmful_count: int) -> Finding:
+def _gradient_finding(facts: Facts) -> Finding | None:
     """The finding that the gradient norm spiked; the relatively largest spike is described.
 
-    `harmful_count` is the number of spikes after which training got worse.
+    None where it spiked only a few times, and training did not get worse after any of them.
     """
+    # A norm up to the limit of clipping is no spike: it was taken as it is.
+    clip_limit = float(facts.settings.max_grad_norm or 1.0)
+    spikes = _spikes(facts.curve("grad_norm"), clip_limit)
+    harmful_count = sum(_worse_after(facts, spike.step) for spike in spikes)
+    if not harmful_count and len(spikes) < limits.SPIKES:
+        return None
     largest = max(spikes, key=lambda spike: spike.value / spike.usual_value)
     evidence = {
         "grad_norm": largest.value,
@@ -350,7 +346,7 @@ def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: fl
         "n": n,
         "smallest_detectable_gap": smallest_gap,
     }
-    needed_tasks = _tasks_to_show_margin(comparison.outcome) if is_share else None
+    needed_tasks = tasks_for_share(comparison.outcome) if is_share else None
     if is_share:
         evidence["tasks_needed"] = needed_tasks
     if facts.heldout_rows is not None:
@@ -363,25 +359,12 @@ def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: fl
     return Finding("underpowered", sentence, evidence, lever, playbook="evidence", pick="changed")
 
 
-def _tasks_to_show_margin(outcome: PairedVerdict) -> int:
-    """How many tasks would show a difference of `MARGIN` between two shares.
-
-    It depends on how many tasks changed their result (flips). One more than was seen is counted,
-    so that a sample without any does not promise too much.
-    """
-    flips = len(outcome.gained) + len(outcome.lost)
-    return tasks_needed(MARGIN, (flips + 1) / (outcome.n + 1))
-
-
 def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> Lever:
     """The lever to get more tasks into the evaluation that the verdict rests on.
 
     It raises the setting for the number of rows, or asks for new rows where the environment has no
-    more.
-
-    Args:
-        reported_tasks: the number of tasks in the verdict.
-        needed_tasks: how many tasks it would take; None where that is not known.
+    more. `reported_tasks` is the number of tasks in the verdict, `needed_tasks` how many it would
+    take; None where that is not known.
     """
     is_training = facts.algorithm != "evaluate"
     setting = "eval_rows" if is_training else "rows"
@@ -395,10 +378,16 @@ def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> 
         half_note = "; a run reports on half of them" if is_training else ""
         return edit_lever(more_rows(rows_needed, rows_available) + half_note)
     new_rows = _rows_to_ask(rows_used, rows_needed, rows_available)
-    remark = "half of them are reported" if is_training else ""
-    if is_training and rows_available is None:
-        remark += "; the environment needs as many held-out tasks"
+    remark = _remark_on_halves(rows_available) if is_training else ""
     return setting_lever(setting, rows_set, new_rows, remark)
+
+
+def _remark_on_halves(rows_available: int | None) -> str:
+    """What to know of more held-out rows in training; `rows_available` None is unknown."""
+    remark = "half of them are reported"
+    if rows_available is None:
+        remark += "; the environment needs as many held-out tasks"
+    return remark
 
 
 def _rows_to_ask(rows_used: int, rows_needed: int | None, rows_available: int | None) -> int:

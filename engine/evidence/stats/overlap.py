@@ -150,9 +150,13 @@ class HeldOut:
             self.tasks += 1
             if time.monotonic() > deadline:
                 break
-        for owner in self._grams.values():
-            if owner != _COMMON:
-                self.units[owner].unique_grams += 1
+        self._count_unique_grams()
+
+    def _count_unique_grams(self) -> None:
+        """Note at each unit how many of its word sequences no other unit has."""
+        for position in self._grams.values():
+            if position != _COMMON:
+                self.units[position].unique_grams += 1
 
     @property
     def unindexed(self) -> int:

@@ -27,14 +27,22 @@ def tasks_to_decide(verdict: PairedVerdict) -> int | None:
     """
     if not verdict.n or verdict.detectable is None or not math.isfinite(verdict.detectable):
         return None
-    if verdict.method.startswith("McNemar"):
-        flips = len(verdict.gained) + len(verdict.lost)
-        # One more than were seen, so that a sample without flips does not promise too much.
-        return tasks_needed(MARGIN, (flips + 1) / (verdict.n + 1))
+    if verdict.method.startswith("McNemar"):  # each task is solved or not
+        return tasks_for_share(verdict)
     if verdict.margin <= 0:
         return None
     # The smallest detectable mean falls with the square root of the number of tasks.
     return math.ceil(verdict.n * (verdict.detectable / verdict.margin) ** 2)
+
+
+def tasks_for_share(verdict: PairedVerdict) -> int:
+    """How many tasks would show that the share of solved tasks changed by `MARGIN` (5 points).
+
+    It depends on how many of the tasks of `verdict` changed their result; there must be tasks.
+    """
+    changed_tasks = len(verdict.gained) + len(verdict.lost)
+    # One more than were seen, so that a sample without any change does not promise too much.
+    return tasks_needed(MARGIN, discordant_share=(changed_tasks + 1) / (verdict.n + 1))
 
 
 def attempts_needed(before: Side, after: Side, margin: float) -> int | None:

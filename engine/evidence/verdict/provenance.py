@@ -133,12 +133,7 @@ def verify(home: Home, run_id: str) -> Verification:
 
 
 def _verify(home: Home, row: RunRow, depth: int) -> Verification:
-    """Check one run and its ancestors.
-
-    These are faults:
-        a file that differs from the sealed one;
-        a seal that does not fit its own hashes;
-        a verdict in the database that the evaluations do not support.
+    """Check one run and its ancestors: its files, its seal and its verdict.
 
     `depth` is how many generations lie between this run and the one that was asked for.
     """
@@ -147,29 +142,30 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     if sealed is None or run.deleted.exists():
         return _verification_without_seal(run, row)
     links = _checked_links(run, sealed)
-    verdict = run_verdict(run).word
-    if row.kind == "train" and row.state == "done" and verdict != row.verdict:
-        difference = f"says {row.verdict}, the evaluations say {verdict}"
-        links[-1] = links[-1].with_fault(Fault(run.home.db.name, difference))
+    for fault in _verdict_faults(run, row):
+        links[-1] = links[-1].with_fault(fault)
     return _verification_of_seal(row, sealed.head, links, _verified_ancestors(home, run, depth))
+
+
+def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
+    """The fault that the database holds a verdict which the evaluations do not support; else []."""
+    verdict = run_verdict(run).word
+    if row.kind != "train" or row.state != "done" or verdict == row.verdict:
+        return []
+    return [Fault(run.home.db.name, f"says {row.verdict}, the evaluations say {verdict}")]
 
 
 def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
     """The sealed links, each held against the files as they are now; never empty.
 
-    The seal itself may have been changed too. A link whose hash does not fit its content has that
-    as a fault. Where the links do not fit the whole seal, the last link has the fault.
+    Where the links do not fit the whole seal, the last link has that as a fault.
     """
     config = run.find_config()
     current_files = dict(_files_by_link(run, config))
     links = []
     previous_hash = ""
     for link in sealed.links:
-        files = current_files.get(link.name, {})
-        if link.name == "environment":
-            # A later push may audit a version again. That is no fault as long as the audit that was
-            # sealed is kept: it stands in for the new one here.
-            files = files | _earlier_audit(config, link.files)
+        files = current_files.get(link.name, {}) | _kept_files(config, link)
         links.append(_checked_link(run, link, files, previous_hash))
         previous_hash = link.hash
     if not links:  # a seal without links: the fault below needs one that carries it
@@ -177,6 +173,15 @@ def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
     if not _is_complete(sealed):
         links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
     return links
+
+
+def _kept_files(config: RunConfig | None, link: SealedLink) -> dict[str, str]:
+    """The files (path -> SHA-256) of a link that were replaced since, but kept as they were.
+
+    A later push may audit a version again. That is no fault as long as the audit that was sealed is
+    kept.
+    """
+    return _earlier_audit(config, link.files) if link.name == "environment" else {}
 
 
 def _is_complete(sealed: Provenance) -> bool:

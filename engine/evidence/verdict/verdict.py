@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.core.hints import Call
-from engine.evidence.stats.inference import MARGIN, PairedVerdict, tasks_needed
+from engine.evidence.stats.inference import PairedVerdict
+from engine.evidence.stats.power import tasks_for_share
 from engine.evidence.stats.results import (
     TEST,
     Level,
@@ -489,9 +490,7 @@ def _note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:
     outcome = comparison.outcome
     if comparison.measure != "success" or not outcome.n:
         return []
-    # One more than were seen, so that a sample without any change does not promise too much.
-    discordant_share = (len(outcome.gained) + len(outcome.lost) + 1) / (outcome.n + 1)
-    needed = tasks_needed(MARGIN, discordant_share)
+    needed = tasks_for_share(outcome)
     if needed <= outcome.n:
         return []
     other_half = _OTHER_HALF if half == TEST else ""
