@@ -19,12 +19,7 @@ from engine.records.settings import ROW_ALGORITHMS, SAMPLING_ALGORITHMS
 
 
 def truncation(facts: Facts) -> Finding | None:
-    """Detect that too many answers are cut by `max_tokens` or run out of turns.
-
-    What is looked at depends on the kind of run:
-        grpo, distill: the answers of the last steps.
-        sft, dpo: training rows cut at `max_length`, else the last held-out answers.
-        evaluate: the answers of the evaluation.
+    """Detect that too many answers, or training rows, are cut by a limit of length or turns.
 
     None where few are cut. Also None where the answers grew longer for a reason that more room does
     not mend (see `length_grew`).
@@ -82,40 +77,51 @@ def length_grew(facts: Facts) -> Finding | None:
 def _reason_beyond_room(facts: Facts) -> str:
     """Why answers are cut for another reason than a lack of room, as the end of a sentence.
 
-    For example "at the start 2% were: their length grew from 80 to 210". "" where more room may be
-    what is needed: answers run out of turns, or get longer while more of them become right.
+    "" where more room may be what is needed: answers run out of turns, or get longer while more of
+    them become right.
     """
-    # Without the reward of answers that are not cut there is nothing to compare with.
-    uncut_reward_known = recent_mean(facts.view_values("uncut_reward")) is not None
-    cut_answers_paid = uncut_reward_known and cut_is_paid(facts)
     out_of_turns_share = recent_mean(facts.view_values("out_of_turns_share")) or 0.0
     if out_of_turns_share > 0.5 * limits.TRUNCATED:  # the cuts are not mainly about length
         return ""
+    # Without the reward of answers that are not cut there is nothing to compare with.
+    uncut_reward_known = recent_mean(facts.view_values("uncut_reward")) is not None
+    cut_answers_paid = uncut_reward_known and cut_is_paid(facts)
     # In a run that learns, and does not pay cut answers, longer answers may simply be better ones.
+    if cut_answers_paid or not is_learning(facts):
+        growth = _growth_text(facts)
+        if growth:
+            return growth
+    return "earn as much as the others, though hardly one is right" if cut_answers_paid else ""
+
+
+def _growth_text(facts: Facts) -> str:
+    """That few answers were cut at the start and they grew much longer since; "" where not so.
+
+    For example "at the start 2% were: their length grew from 80 to 210".
+    """
     length = recent_mean(facts.view_values("mean_tokens"))
-    if length is not None and (cut_answers_paid or not is_learning(facts)):
-        length_start, cut_share_start = _level_at_start(facts)
-        if cut_share_start <= limits.TRUNCATED and length >= limits.LENGTH_UP * length_start:
-            return (
-                f"at the start {cut_share_start:.0%} were: their length grew from "
-                f"{length_start:.3g} to {length:.3g}"
-            )
-    if cut_answers_paid:
-        return "earn as much as the others, though hardly one is right"
-    return ""
+    if length is None:
+        return ""
+    length_start, cut_share_start = _level_at_start(facts)
+    if cut_share_start > limits.TRUNCATED or length < limits.LENGTH_UP * length_start:
+        return ""
+    return (
+        f"at the start {cut_share_start:.0%} were: their length grew from "
+        f"{length_start:.3g} to {length:.3g}"
+    )
 
 
 def _level_at_start(facts: Facts) -> tuple[float, float]:
     """(mean length in tokens, share of cut answers) at the start of the run.
 
     Each is the value of the held-out answers before training, or of the first rollouts if that is
-    larger: held-out answers are greedy, and sampled ones are longer without any training. Without
-    held-out answers each is the mean of the first steps.
+    larger. Without held-out answers each is the mean of the first steps.
     """
     lengths, cut_shares = facts.view_values("mean_tokens"), facts.view_values("cut_share")
     heldout = facts.exam_start
     if heldout is None:
         return mean(lengths[:START_STEPS]), mean(cut_shares[:START_STEPS])
+    # The larger one: held-out answers are greedy, and sampled ones are longer without any training.
     # The lists of rollouts may be empty, so their first value is taken as a list of at most one.
     return max([heldout.mean_tokens, *lengths[:1]]), max([heldout.cut_share, *cut_shares[:1]])
 

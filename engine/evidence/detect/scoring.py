@@ -266,9 +266,6 @@ def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
 def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
     """The reward that wrong answers now earn, if most of the reward's rise was not earned.
 
-    A rise of the mean reward has two parts. One is earned: (rise of success) x (extra pay of a
-    right answer). The other is not: the change of what right and wrong answers are paid.
-
     None where the unearned part is small, where wrong answers earn little or no more than before,
     or where a trend is missing.
     """
@@ -281,7 +278,8 @@ def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
         return None
     if wrong_trend.last < limits.WRONG_PAYS * right_trend.last:
         return None
-    # What right and wrong answers are paid more than at first, each by its share of the answers.
+    # A rise of the mean reward is earned as far as more answers are right. The rest is what right
+    # and wrong answers are paid more than at first, each by its share of the answers.
     unearned_rise = (
         solved_trend.last * right_trend.change + (1 - solved_trend.last) * wrong_trend.change
     )
@@ -294,15 +292,13 @@ def _other_signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
     """The signals of an exploit that are not in the reward: name -> the number that shows it.
 
     They are oddities of the answers, and "audit" where the reward audit had failed.
-
-    `success_known` is whether the environment reports success. Where it does not, a rising form
-    metric is no signal, because the answers may have become right together with their form. Where
-    it does, the caller drops that signal if success rose too.
+    `success_known` is whether the environment reports success.
     """
     return {
         **_length_signal(facts),
         **_alike_signal(facts),
         **_repeated_signal(facts),
+        # Where success is not known, answers may have become right together with their form.
         **(_form_signal(facts) if success_known else {}),
         **_judge_signal(facts),
         # The audit failed, and the user accepted that.

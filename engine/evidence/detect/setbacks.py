@@ -121,9 +121,7 @@ def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
     """Whether answers that are cut earn about as much as the others, without being right.
 
     False where few answers are cut, or where the environment does not say what is right.
-
-    `reward_at_start` is the mean reward before training, None where it is not known. If cut answers
-    earn next to nothing compared with it, they do not count as paid.
+    `reward_at_start` is the mean reward before training, None where it is not known.
     """
     cut_solved_share = recent_mean(facts.view_values("cut_solved_share"))
     cut_share = recent_mean(facts.view_values("cut_share"))
@@ -133,6 +131,7 @@ def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
         return False
     if cut_solved_share > limits.SOLVED_NEVER or cut_share <= limits.TRUNCATED:
         return False
+    # Where nobody is paid, cut answers earn the mean too; that is not what is looked for.
     next_to_nothing = max(0.0, limits.CUT_PAYS_SOMETHING * (reward_at_start or 0.0))
     return cut_reward > next_to_nothing and cut_reward >= limits.CUT_PAYS * reward
 

@@ -138,14 +138,14 @@ def _counts_by_difficulty(groups: Sequence[Samples]) -> dict[str, int]:
     """How many tasks are "effective", "too_easy" and "too_hard"; some are none of these.
 
     A task is effective if those of its samples that could be scored earned different rewards. If
-    all earned the same, it is too easy where all of them were solved, else too hard. If a score of
-    the task failed it is neither, because that sample may have deserved another reward.
+    all earned the same, it is too easy where all of them were solved, else too hard.
     """
     counts = {"effective": 0, "too_easy": 0, "too_hard": 0}
     for group in groups:
         scored = [sample for sample in group if not sample.error]
         if _rewards_differ(scored):
             counts["effective"] += 1
+        # With a failed score it is neither: that sample may have deserved another reward.
         elif scored and len(scored) == len(group):
             all_solved = all(sample.solved for sample in scored)
             counts["too_easy" if all_solved else "too_hard"] += 1
@@ -244,14 +244,13 @@ def _solve_rate_prior(solve_counts: Sequence[tuple[int, int]]) -> tuple[float, f
 
 
 def _correlation_within_tasks(solve_counts: Sequence[tuple[int, int]], mean: float) -> float:
-    """The correlation of two samples of one task.
+    """The correlation of two samples of one task: 1 if they always agree, 0 if by chance alone.
 
-    1 if they always agree, 0 if they agree no more often than samples of two tasks do. 0.5 with one
-    sample per task, which does not show it. `solve_counts` holds (samples, solved samples) of each
-    task; `mean` is the share of solved samples, above 0 and below 1.
+    `solve_counts` holds (samples, solved samples) of each task; `mean` is the share of solved
+    samples, above 0 and below 1.
     """
     samples_per_task = sum(n for n, _ in solve_counts) / len(solve_counts)
-    if samples_per_task <= 1:
+    if samples_per_task <= 1:  # one sample per task does not show it
         return 0.5
     variance_of_rates = _mean([(solved / n - mean) ** 2 for n, solved in solve_counts])
     variance_of_sample = mean * (1.0 - mean)

@@ -262,10 +262,8 @@ def _value_with_errors(results: Side) -> float:
 def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None:
     """The step whose checkpoint did best on the validation half; None where none was evaluated.
 
-    Step 0 is the starting point and is never chosen. Between equal successes the reward decides,
-    then the earlier step, which has drifted less from the start.
-
-    `steps` are the steps to choose from; None means every evaluated step.
+    Step 0 is the starting point and is never chosen. `steps` are the steps to choose from; None
+    means every evaluated step.
     """
     candidates = run_dir.eval_steps() if steps is None else steps
     scores: dict[int, tuple[float, float]] = {}
@@ -274,6 +272,7 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
             score = selection_score(in_half(read_evaluation(run_dir.evals(step)), VALIDATION))
             if score is not None:
                 scores[step] = score
+    # Between equal scores the earlier step, which has drifted less from the start.
     return max(scores, key=lambda step: (scores[step], -step)) if scores else None
 
 

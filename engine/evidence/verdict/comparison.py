@@ -192,11 +192,11 @@ def _margin(before: Level) -> float | None:
 def values_of_failures(measure: Measure, *row_sets: Sequence[EvaluationRow]) -> list[float | None]:
     """The values to count a failed scoring as; a comparison is made once with each of them.
 
-    None leaves failed answers out, 0 counts them as not solved. Both are tried where a scoring
-    failed, because leaving answers out must not make a side look better than it is. A loss has no
-    value for "not solved", so there it is only [None].
+    None leaves failed answers out, 0 counts them as not solved. A loss has no value for "not
+    solved", so there it is only [None].
     """
     any_failed = any(value_of(row, measure) is None for rows in row_sets for row in rows)
+    # Both are tried, because leaving answers out must not make a side look better than it is.
     return [None, 0.0] if any_failed and measure != "loss" else [None]
 
 
@@ -242,15 +242,11 @@ def correct_for_many(
 ) -> list[tuple[Comparison, float | None]]:
     """Correct several comparisons for their number, because each is a chance to be wrong.
 
-    Holm's correction is made over all comparisons that were tested. Each p is then multiplied by a
-    factor for repeated evaluations of the same two models.
-
     Returns each comparison with its corrected p value, None where there was no test. A "better" or
     "worse" that is no longer significant has become "inconclusive".
 
-    Args:
-        evaluation_counts: for each comparison, how many evaluations have tested its two models
-            (`holdout_reuse.evaluations_of_pair`).
+    `evaluation_counts` holds for each comparison how many evaluations have tested its two models
+    (`holdout_reuse.evaluations_of_pair`).
     """
     p_values = [item.outcome.p for item in comparisons if item.outcome.p is not None]
     p_by_holm = iter(holm(p_values))  # one for each comparison that was tested, in their order

@@ -120,27 +120,23 @@ def _is_stale(home: Home, env_id: str, mark: tuple[Any, ...]) -> bool:
 def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
     """A warning that many runs were judged on the same held-out tasks, as a list; [] for few.
 
-    Also [] for a "better" that stays significant after a correction for all of these runs.
-
-    Args:
-        use: how often the tasks were used.
-        verdict: the word of the run that the warning is for.
-        p: the p value of its comparison; None where there was no test.
+    `verdict` is the word of the run that the warning is for, `p` the p value of its comparison;
+    None where there was no test.
     """
     if use.judged < MANY:
         return []
     text = f"{use.judged} runs have been judged on these held-out tasks"
+    if verdict != "better" or p is None:
+        return [f"{text}; the best of them looks better than it is."]
+    if p * use.judged < ALPHA:  # Bonferroni: significant even as the best of all these runs
+        return []
     # At level ALPHA a run without any change comes out better by luck with probability ALPHA / 2.
     chance_of_luck = 1.0 - (1.0 - ALPHA / 2.0) ** use.judged
-    if verdict == "better" and p is not None:
-        if p * use.judged < ALPHA:  # Bonferroni: significant even as the best of all these runs
-            return []
-        return [
-            f"{text}: that one of so many looks better by luck has a chance of "
-            f"{chance_of_luck:.0%}, and this gain does not survive a correction for them. "
-            "Evaluate the run on new tasks."
-        ]
-    return [f"{text}; the best of them looks better than it is."]
+    return [
+        f"{text}: that one of so many looks better by luck has a chance of "
+        f"{chance_of_luck:.0%}, and this gain does not survive a correction for them. "
+        "Evaluate the run on new tasks."
+    ]
 
 
 def evaluations_of_pair(
@@ -199,11 +195,11 @@ def correction_factor(evaluations: int) -> int:
     """The factor for p at the last of `evaluations` evaluations of the same two models.
 
     The factor is the square of their number. The number alone would be too small, because the first
-    evaluation was already tested at the full level ALPHA. Measured on two equal models evaluated
-    four times on more and more rows of one split: the verdict is that they differ in 6 of 100 cases
-    with the square, in 8 with the number, and in 14 without a correction
-    (tests/engine/evidence/verdict/test_holdout_reuse.py).
+    evaluation was already tested at the full level ALPHA.
     """
+    # Measured on two equal models, evaluated four times on more and more rows: they are found to
+    # differ in 6 of 100 cases with the square, in 8 with the number, and in 14 without either
+    # (tests/engine/evidence/verdict/test_holdout_reuse.py).
     return evaluations * evaluations
 
 
