@@ -290,32 +290,15 @@ class _Finder:
     def _own_evaluation_offers(self, row: RunRow, checkpoint: str) -> list[Offer]:
         """A training run's own held-out evaluation as a list of one offer; [] where it has no rows.
 
-        Only the half of the tasks that no checkpoint was chosen on is used. `checkpoint` is the
-        part of the id after "@"; "" stands for the checkpoint that the run reports.
+        `checkpoint` is the part of the id after "@"; "" stands for the checkpoint that the run
+        reports.
         """
         run = self.home.run(row.run_id)
         step = _step_of_checkpoint(run, checkpoint)
         if step is None or not _reported_rows(run, step):
             return []
-        sampling = sampling_of(run.find_config(), read_object(run.manifest))
         label = f"{row.run_id}@{checkpoint}" if checkpoint else row.run_id
-
-        def load() -> list[Candidate]:
-            """Read the rows of the checkpoint from disk."""
-            rows = _reported_rows(run, step)
-            return [
-                Candidate(
-                    label=label,
-                    source=run.id,
-                    env_id=row.env_id,
-                    rows=rows,
-                    sampling=sampling,
-                    run_id=row.run_id,
-                    step=step,
-                )
-            ]
-
-        return [Offer(run.id, row.env_id, sampling, load)]
+        return [self._offer_of_step(run, row, step, label, trained_here=True)]
 
     def _start_evaluation_offers(self, ref: str) -> list[Offer]:
         """The evaluations at step 0 of those compared training runs that started from model `ref`.
@@ -330,18 +313,31 @@ class _Finder:
                 continue
             run = self.home.run(row.run_id)
             if _reported_rows(run, 0):
-                offers.append(self._offer_of_step_0(run, row, ref))
+                offers.append(self._offer_of_step(run, row, 0, label=ref, trained_here=False))
         return offers
 
-    def _offer_of_step_0(self, run: RunDir, row: RunRow, ref: str) -> Offer:
-        """The evaluation at step 0 of a training run, as an offer of its start model `ref`."""
+    def _offer_of_step(
+        self, run: RunDir, row: RunRow, step: int, label: str, *, trained_here: bool
+    ) -> Offer:
+        """One held-out evaluation of a training run, as an offer of the model `label`.
+
+        Only the half of the tasks that no checkpoint was chosen on is used. `trained_here` is False
+        for step 0, the model that the run started from.
+        """
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 
         def load() -> list[Candidate]:
-            """Read the rows of step 0 from disk."""
-            rows = _reported_rows(run, 0)
+            """Read the rows of the step from disk."""
             return [
-                Candidate(label=ref, source=run.id, env_id=row.env_id, rows=rows, sampling=sampling)
+                Candidate(
+                    label=label,
+                    source=run.id,
+                    env_id=row.env_id,
+                    rows=_reported_rows(run, step),
+                    sampling=sampling,
+                    run_id=row.run_id if trained_here else "",
+                    step=step if trained_here else None,
+                )
             ]
 
         return Offer(run.id, row.env_id, sampling, load)

@@ -39,7 +39,7 @@ from engine.evidence.verdict.contamination import (
 )
 from engine.evidence.verdict.flips import FlipExamples, flip_examples
 from engine.evidence.verdict.holdout_reuse import evaluations_of_pair, pair_warnings
-from engine.home.run_dir import Home
+from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, json_chars, redactor_for
 from engine.home.store import Store
 from engine.records.run_config import EvaluateConfig, RegradeConfig
@@ -312,47 +312,53 @@ def _without_contaminated(
 ) -> tuple[list[Candidate], list[str]]:
     """(the candidates without the rows of contaminated tasks, warnings).
 
-    A task is left out for all candidates if the training rows of any of their runs contain it. The
-    warnings are about such tasks, and about stored answers that cannot be read.
+    A task is left out for all candidates if the training rows of any of their runs contain it.
     """
     sources = [
         home.run(source) for source in dict.fromkeys(candidate.source for candidate in candidates)
     ]
-    notes = [note for run in sources for note in damaged_answers_warning(run)]
-    notes += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
+    warnings = _warnings_about_sources(sources)
     contaminated_tasks = frozenset().union(*(taught_tasks(run) for run in sources))
     clean_candidates = [
         replace(candidate, rows=without_tasks(candidate.rows, contaminated_tasks))
         for candidate in candidates
     ]
-    return clean_candidates, notes
+    return clean_candidates, warnings
+
+
+def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
+    """Warnings about stored answers that cannot be read, and about contaminated tasks."""
+    warnings = [note for run in sources for note in damaged_answers_warning(run)]
+    warnings += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
+    return warnings
 
 
 def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
-    """A candidate as a row of the result; `device_hours` adds up the runs of all its seeds."""
+    """A candidate as a row of the result."""
     seeds = {member.label: seed_of(home, member) for member in candidate.members}
-    # A base model has no run (""), and so no device hours.
-    run_ids = {member.run_id for member in candidate.members or (candidate,)} - {""}
-    hours = None
-    if run_ids:
-        with Store(home) as store:
-            hours = round(sum(store.get_run(run_id).spent_hours for run_id in run_ids), 4)
     return CandidateRow(
         id=candidate.label,
         evaluated_in=candidate.source,
         seeds=seeds or None,
         step=candidate.step,
         level=level(candidate.rows, measure) if measure is not None else None,
-        device_hours=hours,
+        device_hours=_device_hours(home, candidate),
     )
 
 
-def _summary(main: Contest, number_of_contests: int) -> str:
-    """The main contest in up to three sentences.
+def _device_hours(home: Home, candidate: Candidate) -> float | None:
+    """What a candidate's training took, of all its seeds together; None for a base model."""
+    run_ids = {member.run_id for member in candidate.members or (candidate,)} - {""}
+    if not run_ids:
+        return None
+    with Store(home) as store:
+        return round(sum(store.get_run(run_id).spent_hours for run_id in run_ids), 4)
 
-    The first is the result. The second, with several contests, says that this one is the best of
-    them. The third names the cause of a difference, or says that there are several causes; it is
-    left out where the verdict is neither better nor worse, or no cause is known.
+
+def _summary(main: Contest, number_of_contests: int) -> str:
+    """The main contest in up to three sentences: its result, its place, and the cause.
+
+    The cause is left out where the verdict is neither better nor worse, or no cause is known.
     """
     text = f"{main.other.label} against {main.first.label}: {sentence(main.comparison)}"
     if number_of_contests > 1:
@@ -413,21 +419,15 @@ def _had_choice_of_checkpoints(home: Home, candidate: Candidate) -> bool:
 def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
     """What would settle an inconclusive comparison; empty for any other verdict.
 
-    The first of these that applies:
-        failed scorings decide the verdict: a look at them.
-        one side stands for several seeds: more seeds, because no number of tasks removes the
-            differences between seeds.
-        the split has tasks that were not asked yet, or its size is not known: an evaluation on more
-            of them.
-        more attempts would show a change worth having: an evaluation with so many attempts.
-        otherwise: new tasks for the environment.
+    A look at failed scorings, where these decide; more seeds, where a side stands for several; else
+    a larger evaluation.
     """
     first, other, comparison = contest.first, contest.other, contest.comparison
     if comparison.outcome.verdict != "inconclusive" or comparison.measure is None:
         return Evidence()
     if comparison.errors_decide:
         return Evidence(calls=calls_for_errors(_with_most_errors(first, other).source))
-    if first.members or other.members:
+    if first.members or other.members:  # no number of tasks removes the differences between seeds
         return Evidence(["One more seed on each side would tell more than tasks or attempts."])
     return _larger_evaluation(home, first, other, comparison, comparison.measure)
 

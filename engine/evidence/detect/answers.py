@@ -373,18 +373,19 @@ def _unreadable_form(facts: Facts) -> Finding | None:
         f"The scorer's {metric} is {1 - unread_share:.2f}: {unread_share:.0%} of the answers "
         "cannot be read."
     )
-    if 1.0 - unread_share <= limits.PARSED_NEVER and facts.algorithm in SAMPLING_ALGORITHMS:
-        edit = 'show the form first, by SFT on reference answers (algorithm="sft")'
-    else:
-        edit = "score(): read the right answers that miss the form, or ask for it in the prompt"
+    lever = _unreadable_lever(facts, unread_share)
+    where = f"{metric} < 1"
     return Finding(
-        "unparsed",
-        sentence,
-        evidence,
-        edit_lever(edit),
-        playbook="rewards",
-        pick="worst",
-        where=f"{metric} < 1",
+        "unparsed", sentence, evidence, lever, playbook="rewards", pick="worst", where=where
+    )
+
+
+def _unreadable_lever(facts: Facts, unread_share: float) -> Lever:
+    """The edit to propose where the scorer cannot read `unread_share` of the answers."""
+    if 1.0 - unread_share <= limits.PARSED_NEVER and facts.algorithm in SAMPLING_ALGORITHMS:
+        return edit_lever('show the form first, by SFT on reference answers (algorithm="sft")')
+    return edit_lever(
+        "score(): read the right answers that miss the form, or ask for it in the prompt"
     )
 
 

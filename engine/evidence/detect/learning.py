@@ -447,12 +447,12 @@ def _unstable_finding(
 def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
     """The points of a curve that are far above the median of the steps before them.
 
-    Points up to `floor` are no spikes, nor are points with too few steps before them. Step 0 and
-    values of 0 or less are ignored altogether: they do not count as steps before a point either.
+    Points up to `floor` are no spikes, nor are points with too few steps before them.
     """
     spikes: list[_Spike] = []
     earlier_values: list[float] = []
     for step, value in points:
+        # Not training steps, or nothing was measured: no steps before a point either.
         if value <= 0.0 or step <= 0:
             continue
         recent_values = earlier_values[-limits.SPIKE_MEMORY :]

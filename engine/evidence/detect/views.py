@@ -317,10 +317,8 @@ def change_between(early: Sequence[float], late: Sequence[float]) -> Trend:
 def stuck_at(values: Sequence[float], limit: float) -> float | None:
     """The recent level of a bad share, if it is above `limit` and training is not reducing it.
 
-    None in these cases:
-        the series is too short;
-        the level is not above `limit`;
-        the level clearly falls, over the whole run or recently, and is below `TOO_MUCH_TO_WAIT`.
+    None where the series is too short, where the level is not above `limit`, and where it clearly
+    falls and is below `TOO_MUCH_TO_WAIT`.
     """
     recent = window(values)
     if not recent:
@@ -328,15 +326,16 @@ def stuck_at(values: Sequence[float], limit: float) -> float | None:
     level = mean(recent)
     if level <= limit:
         return None
-    mean_at_start = mean(values[: limits.WINDOW])
-    older = mean(recent[: len(recent) // 2])
-    newer = mean(recent[len(recent) // 2 :])
-    fell_over_run = level <= limits.MENDING * mean_at_start
-    falls_now = newer <= limits.MENDING * older
     can_wait = level <= limits.TOO_MUCH_TO_WAIT
-    if (fell_over_run or falls_now) and can_wait:
-        return None
-    return level
+    return None if can_wait and _clearly_falls(values, recent) else level
+
+
+def _clearly_falls(values: Sequence[float], recent: Sequence[float]) -> bool:
+    """Whether a bad share falls, over the whole run or within its `recent` values."""
+    half = len(recent) // 2
+    fell_over_run = mean(recent) <= limits.MENDING * mean(values[: limits.WINDOW])
+    falls_now = mean(recent[half:]) <= limits.MENDING * mean(recent[:half])
+    return fell_over_run or falls_now
 
 
 # --- from rollouts ----------------------------------------------------------------------------

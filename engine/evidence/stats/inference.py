@@ -467,11 +467,11 @@ def _changed_tasks(
     The largest change comes first; equal changes are ordered by task id. Both mappings are task id
     -> value, of the same tasks; `sign` is 1 where higher is better, else -1.
     """
+    rounding = 1e-12  # a smaller change is none
     improvements = {task: sign * (after[task] - before[task]) for task in before}
     largest_first = sorted(improvements, key=lambda task: (-abs(improvements[task]), task))
-    # A change within 1e-12 is rounding.
-    gained = tuple(task for task in largest_first if improvements[task] > 1e-12)
-    lost = tuple(task for task in largest_first if improvements[task] < -1e-12)
+    gained = tuple(task for task in largest_first if improvements[task] > rounding)
+    lost = tuple(task for task in largest_first if improvements[task] < -rounding)
     return gained, lost
 
 

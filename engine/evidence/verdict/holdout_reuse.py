@@ -93,8 +93,8 @@ def _uses_by(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
 def use_by_env(home: Home) -> dict[str, HoldoutUse]:
     """Environment version -> `holdout_use` by all its runs, for every version that has runs.
 
-    Counting opens a folder for every run, so this process keeps a version's count until one of its
-    runs changes. While a run of a version is under way, its uses are counted anew each time.
+    This process keeps a version's count until one of its runs changes, because counting opens a
+    folder for every run.
     """
     root = str(home.root)
     with Store(home) as store:

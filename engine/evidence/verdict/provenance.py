@@ -255,11 +255,7 @@ def _verification_without_seal(run: RunDir, row: RunRow) -> Verification:
 def _verification_of_seal(
     row: RunRow, head: str, links: Sequence[CheckedLink], ancestors: Sequence[Verification]
 ) -> Verification:
-    """The result for a sealed run, with a sentence about it.
-
-    The sentence names the first fault of the run, else the first ancestor that is not intact. Where
-    there is neither it says that the run is intact.
-    """
+    """The result for a sealed run, with a sentence about it; `head` is the sealed hash."""
     broken = [link for link in links if not link.ok]
     altered = [ancestor for ancestor in ancestors if ancestor.intact is False]  # not None: unknown
     if broken:
