@@ -429,39 +429,43 @@ def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
         return Evidence(calls=calls_for_errors(_with_most_errors(first, other).source))
     if first.members or other.members:  # no number of tasks removes the differences between seeds
         return Evidence(["One more seed on each side would tell more than tasks or attempts."])
-    return _larger_evaluation(home, first, other, comparison, comparison.measure)
+    return _larger_evaluation(home, contest, comparison.measure)
 
 
-def _larger_evaluation(
-    home: Home, first: Candidate, other: Candidate, comparison: Comparison, measure: Measure
-) -> Evidence:
+def _larger_evaluation(home: Home, contest: Contest, measure: Measure) -> Evidence:
     """What would settle an inconclusive comparison of two models by `measure`.
 
     More tasks, more attempts at each, or new tasks for the environment: the first that can help.
     """
-    outcome = comparison.outcome
-    rows_needed = tasks_to_decide(outcome)
-    split = _evaluated_split(home, first)
-    split_size = split_rows(home, first.env_id, split)
-    if split_size is None or len(_asked_tasks(home, first, other)) < split_size:
-        rows = _rows_to_ask(rows_needed, outcome.n, split_size)
-        return Evidence(calls=[_evaluation_of(first, other, split, rows=rows)])
+    outcome = contest.comparison.outcome
+    split = _evaluated_split(home, contest.first)
+    split_size = split_rows(home, contest.first.env_id, split)
+    if split_size is None or len(_asked_tasks(home, contest.first, contest.other)) < split_size:
+        rows = _rows_to_ask(tasks_to_decide(outcome), outcome.n, split_size)
+        return Evidence(calls=[_evaluation_of(contest, split, rows=rows)])
+    return _beyond_all_rows(contest, measure, split, split_size)
+
+
+def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size: int) -> Evidence:
+    """What would settle a comparison on all `split_size` rows of a split.
+
+    More attempts at each task, or, where these would not help either, new rows.
+    """
+    outcome = contest.comparison.outcome
     all_used = f"All {split_size} rows of the {split} split are used"
-    attempts = _attempts_needed(first, other, measure, outcome.margin)
+    attempts = _attempts_needed(contest.first, contest.other, measure, outcome.margin)
     if attempts is not None:
         note = f"{all_used}; {attempts} attempts at each would show a change worth having."
-        call = _evaluation_of(first, other, split, rows=split_size, attempts=attempts)
+        call = _evaluation_of(contest, split, rows=split_size, attempts=attempts)
         return Evidence([note], [call])
-    rows_to_add = more_rows(rows_needed, split_size, _split_in_words(split))
+    split_name = "held-out" if split == "heldout" else split
+    rows_to_add = more_rows(tasks_to_decide(outcome), split_size, split_name)
     return Evidence([f"{all_used}: {rows_to_add}."], [Call("push_env", {"path": "..."})])
 
 
-def _split_in_words(split: str) -> str:
-    return "held-out" if split == "heldout" else split
-
-
-def _evaluation_of(first: Candidate, other: Candidate, split: str, **amounts: int) -> Call:
+def _evaluation_of(contest: Contest, split: str, **amounts: int) -> Call:
     """The call that evaluates two models on a split; `amounts` are its `rows` and `attempts`."""
+    first, other = contest.first, contest.other
     arguments: dict[str, object] = {"env_id": first.env_id, "models": [first.label, other.label]}
     if split != "heldout":  # else it is the default
         arguments["split"] = split

@@ -119,9 +119,8 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
     """
     scored_rows = {ref: [row for row in rows if _scored_twice(row)] for ref, rows in models.items()}
     all_scored = [row for rows in scored_rows.values() for row in rows]
-    task_means = {task: _mean_rewards(rows) for task, rows in _rows_by_task(all_scored).items()}
-    model_means = {ref: _mean_rewards(rows) for ref, rows in scored_rows.items() if rows}
-    model_moves = _rank_moves(model_means)
+    model_moves = _rank_moves(_means_by_name(scored_rows))
+    task_means = _means_by_name(_rows_by_task(all_scored))
     return RankChanges(
         rows=len(all_scored),
         changed=sum(row.reward != row.reward_before for row in all_scored),
@@ -133,6 +132,11 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
         attempts=_count_pairs_of_attempts(scored_rows.values()),
         moved=_furthest_moves(_rank_moves(task_means)),
     )
+
+
+def _means_by_name(rows_by_name: Mapping[str, Sequence[EvaluationRow]]) -> dict[str, BeforeAfter]:
+    """Name of a model or a task -> its mean reward (before, after); left out without rows."""
+    return {name: _mean_rewards(rows) for name, rows in rows_by_name.items() if rows}
 
 
 def _count_success(rows: Sequence[EvaluationRow], *, before: bool, after: bool) -> int:

@@ -165,7 +165,7 @@ def _cut_finding(
     *,
     which: str,
 ) -> Finding:
-    """The finding that answers are cut, with the limit to raise as its lever.
+    """The finding that answers are cut, with the advice to raise the limit.
 
     The limit is the number of turns if it causes most of the cuts, else the number of tokens.
 
@@ -186,7 +186,7 @@ def _cut_finding(
 
 
 def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], answers: str) -> Finding:
-    """The finding that answers are cut at `max_tokens`; the lever is to raise it.
+    """The finding that answers are cut at `max_tokens`, with the advice to raise it.
 
     Where the reference answers fit easily and the model does not think first, the advice is to
     shorten the answers instead. `answers` begins the sentence, as "20% of the answers".

@@ -161,10 +161,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     # The number of rows is an argument of an evaluation, but a lever can change it too.
     settings = replace(KnownSettings.of(config.settings if config else None), rows=rows_asked)
     is_training = row.kind == "train"
-    if is_training:
-        views = _training_views(run, settings)
-    else:
-        views = _evaluation_views(run, config, settings)
+    views = _views(run, config, settings, is_training=is_training)
     exam_rows = last_exam(run)
     verdict = run_verdict(run) if row.state == "done" else None
     facts = Facts(
@@ -182,6 +179,15 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     if is_training:
         facts = _with_start(facts, run)
     return _with_verdict(facts, verdict) if verdict else facts
+
+
+def _views(
+    run: RunDir, config: RunConfig | None, settings: KnownSettings, *, is_training: bool
+) -> list[View]:
+    """The answers of a run, condensed: by training step, or those of an evaluation in one view."""
+    if is_training:
+        return _training_views(run, settings)
+    return _evaluation_views(run, config, settings)
 
 
 def _count_validation_tasks(rows: Sequence[EvaluationRow]) -> int:
@@ -345,7 +351,7 @@ def _summary(run: RunDir, row: RunRow, facts: Facts, findings: Sequence[Finding]
 
 
 def _findings_sentence(row: RunRow, findings: Sequence[Finding]) -> str:
-    """The first finding with its lever, and the ids of the others; there is at least one."""
+    """The first finding with the change to try, and the ids of the others; at least one exists."""
     first, *others = findings
     text = f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}."
     if others:

@@ -83,7 +83,7 @@ class Lever:
         return new_values.get(self.setting)
 
     def to_json(self) -> dict[str, object]:
-        """The lever as JSON.
+        """The change to try as JSON.
 
         The keys are setting, now, to and (if there is a reason) why; for an edit only edit.
         """

@@ -73,8 +73,8 @@ def _same_text_finding(facts: Facts, shares: _GroupShares) -> Finding:
 def _equal_rewards_finding(facts: Facts, shares: _GroupShares) -> Finding:
     """The finding that the answers of a group differ, but earn the same.
 
-    The lever is the reward, or, where a good part of the groups is solved by all, the choice of
-    tasks.
+    The advice is to change the reward, or, where a good part of the groups is solved by all, the
+    choice of tasks.
     """
     if shares.solved < limits.EFFECTIVE_NONE:
         edit = "score(): pay part of the way, each tier provably harder than the one before"
@@ -115,7 +115,7 @@ def _group_evidence(facts: Facts, shares: _GroupShares, cause: str) -> dict[str,
 
 
 def _lever_for_same_text(temperature: float) -> Lever:
-    """The lever against answers of one text: temperature 1, else another start model."""
+    """The advice (a lever) against answers of one text: temperature 1, or another start model."""
     if temperature < 1.0:
         return setting_lever("temperature", temperature, 1.0)
     return edit_lever("start from a checkpoint or a model that still gives several answers")
@@ -140,7 +140,7 @@ def too_hard(facts: Facts) -> Finding | None:
 
 
 def _too_hard_finding(facts: Facts, effective_share: float) -> Finding:
-    """The finding that the tasks are too hard; the lever is to train by SFT first.
+    """The finding that the tasks are too hard, with the advice to train by SFT first.
 
     `effective_share` is the share of groups that still give a gradient.
     """
@@ -418,7 +418,7 @@ def never_solved(facts: Facts) -> bool:
 
 
 def _lower_rate(facts: Facts, *, parts: int, why: str) -> Lever:
-    """The lever that divides the learning rate by `parts`."""
+    """The advice (a lever) to divide the learning rate by `parts`; `why` is its reason."""
     learning_rate = facts.settings.learning_rate
     return setting_lever("learning_rate", learning_rate, rounded_part(learning_rate, parts), why)
 

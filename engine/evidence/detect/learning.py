@@ -112,7 +112,7 @@ def _rises_at_end(losses: Sequence[float]) -> bool:
 
 
 def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
-    """The lever to stop at `best_step`; a lower learning rate where that is step 0."""
+    """The advice (a lever) to stop at `best_step`; a lower learning rate where that is step 0."""
     if best_step == 0:  # every step did harm, so fewer of them would not help
         learning_rate = facts.settings.learning_rate
         reason = "and see whether the rows are like the held-out ones: no step made those likelier"
@@ -151,7 +151,7 @@ def too_short(facts: Facts) -> Finding | None:
 def _too_short_finding(
     facts: Facts, loss_curve: Sequence[tuple[int, float]], *, solved_share: float
 ) -> Finding:
-    """The finding that a run ended while its held-out loss fell; the lever is twice the steps.
+    """The finding that a run ended while its held-out loss fell, with the advice to train longer.
 
     `loss_curve` are pairs (step, held-out loss); `solved_share` is the last one that was measured.
     """
@@ -219,7 +219,7 @@ def no_update(facts: Facts) -> Finding | None:
 
 
 def _higher_rate(learning_rate: object) -> Lever:
-    """The lever to take ten times the learning rate; it names no value where that is unknown."""
+    """The advice (a lever) to take ten times the learning rate; no value where it is not known."""
     new_rate = None
     if isinstance(learning_rate, int | float):
         new_rate = float(f"{10 * learning_rate:.2g}")
@@ -360,7 +360,7 @@ def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: fl
 
 
 def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> Lever:
-    """The lever to get more tasks into the evaluation that the verdict rests on.
+    """The advice (a lever) to get more tasks into the evaluation that the verdict rests on.
 
     It raises the setting for the number of rows, or asks for new rows where the environment has no
     more. `reported_tasks` is the number of tasks in the verdict, `needed_tasks` how many it would
@@ -413,7 +413,7 @@ def infra(facts: Facts) -> Finding | None:
 
 
 def _less_memory(facts: Facts) -> Lever:
-    """The lever for a run that ran out of memory.
+    """What to change (the lever) in a run that ran out of memory.
 
     It is gradient checkpointing, or half the batch where checkpointing is on already.
     """
@@ -430,9 +430,9 @@ def _less_memory(facts: Facts) -> Lever:
 def _unstable_finding(
     facts: Facts, sentence: str, evidence: Mapping[str, object], *, rate_divisor: int
 ) -> Finding:
-    """The finding `unstable`, whose lever is a lower learning rate.
+    """The finding `unstable`, with the advice to divide the learning rate by `rate_divisor`.
 
-    The lever names no value where the learning rate is not known.
+    The advice names no value where the learning rate is not known.
     """
     learning_rate = facts.settings.learning_rate
     return Finding(

@@ -67,10 +67,10 @@ def _fall_text(against_start: StartComparison) -> str:
 
 
 def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str, Lever]:
-    """The reason for a fall below the start, as the end of a sentence, and the lever.
+    """(the reason for a fall below the start, as the end of a sentence; the advice, a lever).
 
     The reward is the cause if it did not fall with success, or if it pays answers that are cut.
-    Otherwise the reason is "" and the lever is a lower learning rate.
+    Otherwise the reason is "" and the advice is a lower learning rate.
     """
     if facts.algorithm == "grpo" and against_start.measure == "success":
         if _reward_kept_up(against_start):
@@ -85,7 +85,7 @@ def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str
 
 
 def _lower_rate(learning_rate: object) -> Lever:
-    """The lever to train with a third of the learning rate."""
+    """The advice (a lever) to train with a third of the learning rate."""
     new_rate = rounded_part(learning_rate, parts=3)
     reason = "from the start again: this run forgot it"
     return setting_lever("learning_rate", learning_rate, new_rate, reason)
@@ -181,12 +181,12 @@ def _inherited_forgetting(against_base: SinceBase) -> Finding:
 
 
 def _first_forgotten(batteries: Sequence[Battery]) -> Battery:
-    """The first battery with the verdict "forgotten"; there must be one."""
+    """The first battery (set of tasks) with the verdict "forgotten"; there must be one."""
     return next(battery for battery in batteries if battery.verdict == "forgotten")
 
 
 def _battery_evidence(battery: Battery) -> dict[str, object]:
-    """The results of a battery as the evidence of a finding."""
+    """The results of a battery (a set of tasks) as the evidence of a finding."""
     return {
         "battery": battery.battery,
         "before": battery.before,

@@ -67,19 +67,18 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
 
 def _measurements(groups: Sequence[Samples], group_size: int, max_tokens: int) -> ProbeResult:
     """The result of a probe without advice and summary; the arguments are `learnability`'s."""
-    scored_groups = [[sample for sample in group if not sample.error] for group in groups]
     samples = [sample for group in groups for sample in group]
-    counts = _counts_by_difficulty(groups)
-    task_shares = {name: count / max(1, len(groups)) for name, count in counts.items()}
+    scored_groups = [[sample for sample in group if not sample.error] for group in groups]
+    shares = _shares_by_difficulty(groups)
     solve_counts = _solve_counts(groups)
     failed_scores = FailedScores(failed=sum(sample.error for sample in samples), of=len(samples))
     return ProbeResult(
         tasks=len(groups),
         samples_per_task=group_size,
-        effective=task_shares["effective"],
-        too_easy=task_shares["too_easy"],
-        too_hard=task_shares["too_hard"],
-        intervals={name: _ends(wilson(count, len(groups))) for name, count in counts.items()},
+        effective=shares["effective"].share,
+        too_easy=shares["too_easy"].share,
+        too_hard=shares["too_hard"].share,
+        intervals={name: share.interval for name, share in shares.items()},
         pass_at_k=_mean_pass_at_k(solve_counts, group_size),
         gradient_share=_teaching_share_by_size(scored_groups),
         solved_counts=[solved for _, solved in solve_counts],
@@ -90,6 +89,23 @@ def _measurements(groups: Sequence[Samples], group_size: int, max_tokens: int) -
         distinct_share=_mean_distinct_share(scored_groups),
         length=_answer_lengths(samples, max_tokens),
     )
+
+
+@dataclass(frozen=True)
+class _TaskShare:
+    """A share of the tasks, with the ends of its 95 % interval."""
+
+    share: float
+    interval: list[float]
+
+
+def _shares_by_difficulty(groups: Sequence[Samples]) -> dict[str, _TaskShare]:
+    """The shares of the tasks that are "effective", "too_easy" and "too_hard"; 0 without tasks."""
+    task_count = len(groups)
+    return {
+        name: _TaskShare(count / max(1, task_count), _ends(wilson(count, task_count)))
+        for name, count in _counts_by_difficulty(groups).items()
+    }
 
 
 def _teaching_share_by_size(scored_groups: Sequence[Samples]) -> dict[str, float]:

@@ -156,7 +156,7 @@ def kept_skills(run_dir: RunDir) -> KeptSkills | None:
 
 
 def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> KeptSkills:
-    """Compare two sets of answers, battery by battery.
+    """Compare two sets of answers, battery by battery; a battery is a set of tasks.
 
     The batteries are those of `before`, which must not be empty. The verdict is that of the worst
     battery.
@@ -170,7 +170,7 @@ def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRo
 def _compared_batteries(
     before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
 ) -> list[Battery]:
-    """The batteries of `before`, each compared with the same one of `after`."""
+    """The batteries (sets of tasks) of `before`, each compared with the same one of `after`."""
     names = list(dict.fromkeys(str(row.battery) for row in before))
     rows_before = {name: _rows_of_battery(before, name) for name in names}
     rows_after = {name: _rows_of_battery(after, name) for name in names}
@@ -191,13 +191,13 @@ def _compared_batteries(
 def _outcome_of_battery(
     before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
 ) -> PairedVerdict:
-    """The verdict on the rows of one battery."""
+    """The verdict on the rows of one battery (a set of tasks)."""
     measure = _battery_measure(before)
     return paired_verdict(side(before, measure), side(after, measure))
 
 
 def _corrected_p_values(outcomes: Mapping[str, PairedVerdict]) -> dict[str, float]:
-    """Name of a battery -> its p value, by Holm's correction over those that were tested.
+    """Name of a battery (a set of tasks) -> its p value, by Holm's correction over those tested.
 
     Each battery is another chance to call luck a loss.
     """
@@ -261,12 +261,12 @@ def _forgot_something(run_dir: RunDir) -> bool:
 
 
 def _rows_of_battery(rows: Sequence[EvaluationRow], battery: str) -> list[EvaluationRow]:
-    """The rows of one battery."""
+    """The rows of one battery (a set of tasks)."""
     return [row for row in rows if str(row.battery) == battery]
 
 
 def _battery_measure(before: Sequence[EvaluationRow]) -> Measure:
-    """What a battery is compared by: success where every row reports it, else reward."""
+    """What a set of tasks is compared by: success where every row reports it, else reward."""
     return "success" if all(row.success is not None for row in before) else "reward"
 
 
@@ -277,7 +277,7 @@ def _compared_battery(
     outcome: PairedVerdict,
     p: float | None,
 ) -> Battery:
-    """The battery `name` from its rows and the outcome of their comparison.
+    """The battery (set of tasks) `name`, from its rows and the outcome of their comparison.
 
     `p` is the outcome's p value, corrected for the other batteries; None where there was no test.
     """
@@ -350,7 +350,7 @@ def _mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
 
 
 def sentence_of(battery: Battery, since: str = "") -> str:
-    """A battery's comparison in one sentence for people.
+    """The comparison of a battery (a set of tasks) in one sentence for people.
 
     For example "Forgotten (arithmetic): 82 % to 41 % on 40 tasks; most of all sums 0.90 to 0.30."
 
@@ -364,7 +364,7 @@ def sentence_of(battery: Battery, since: str = "") -> str:
 
 
 def _kept_text(battery: Battery) -> str:
-    """What a sentence says of a battery in which nothing was forgotten."""
+    """What a sentence says of a battery (a set of tasks) in which nothing was forgotten."""
     if battery.verdict == "unknown":
         return f"unknown, {battery.reason}"
     levels = _levels_text(battery)
