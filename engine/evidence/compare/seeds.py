@@ -28,12 +28,12 @@ def with_seeds_joined(home: Home, candidates: Sequence[Candidate]) -> list[Candi
     """The candidates, with those that differ only in their seed joined to one.
 
     A joined candidate stands at the place of its first seed; its `members` are the seeds, its
-    `rows` the rows of all of them. The list stays as it is where nothing can be joined, or where
-    only one candidate would be left and there would be nothing to compare.
+    `rows` the rows of all of them.
     """
     by_configuration: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         by_configuration.setdefault(_configuration_key(home, candidate), []).append(candidate)
+    # One candidate alone would have nothing to be compared with; as many as before: none to join.
     if len(by_configuration) < 2 or len(by_configuration) == len(candidates):
         return list(candidates)
     return [_joined_candidate(home, members) for members in by_configuration.values()]
@@ -114,20 +114,22 @@ def _configuration_key(home: Home, candidate: Candidate) -> str:
 def _joined_candidate(home: Home, members: list[Candidate]) -> Candidate:
     """The candidates of one configuration as one candidate, with a label that says so.
 
-    A single candidate is returned as it is. Where any two have the same seed, the last of all the
-    candidates is returned alone: repeats of one seed tell nothing about other seeds.
+    Where any two have the same seed, the last of all the candidates is returned alone.
     """
     if len(members) == 1:
         return members[0]
     seeds = [seed_of(home, candidate) for candidate in members]
-    if len(set(seeds)) < len(seeds):
+    if len(set(seeds)) < len(seeds):  # repeats of one seed tell nothing about other seeds
         return members[-1]
-    if len(members) == 2:
-        label = f"{members[0].label} and {members[1].label}"
-    else:
-        label = f"{members[0].label} and {len(members) - 1} more seeds"
     rows = [row for candidate in members for row in candidate.rows]
-    return replace(members[0], label=label, rows=rows, members=tuple(members))
+    return replace(members[0], label=_joint_label(members), rows=rows, members=tuple(members))
+
+
+def _joint_label(members: Sequence[Candidate]) -> str:
+    """The name of several seeds of one configuration in results."""
+    if len(members) == 2:
+        return f"{members[0].label} and {members[1].label}"
+    return f"{members[0].label} and {len(members) - 1} more seeds"
 
 
 def _task_means(

@@ -95,11 +95,10 @@ def making_of(home: Home, candidate: Candidate) -> Making:
 
 
 def ancestors(home: Home, making: Making) -> list[str]:
-    """The ids of the runs that made a model, the newest first.
+    """The ids of the runs that made a model, the newest first; [] where that is not known.
 
     The first is the model's own run, then comes the run of its start model, and so on. The last
-    entry is the reference of the base model where the chain could be followed that far. Empty where
-    the training is not known.
+    entry is the reference of the base model where the chain could be followed that far.
     """
     ancestor_names: list[str] = []
     while (
@@ -183,13 +182,11 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
 
     The result maps setting -> candidate's label -> value, such as
     {"learning_rate": {"r-1": 1e-5, "r-2": 3e-5}}; None where a candidate has no such setting.
-    Candidates that no run of this home trained have no settings and are left out. {} where fewer
-    than two candidates are left.
     """
     settings_of: dict[str, dict[str, object]] = {}  # label -> setting -> value
     for candidate in candidates:
         making = making_of(home, candidate)
-        if making.config:
+        if making.config:  # a model that no run of this home trained has no settings
             settings_of[candidate.label] = making.choices() | dict(making.setting_values)
     if len(settings_of) < 2:
         return {}

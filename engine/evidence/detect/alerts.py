@@ -160,9 +160,6 @@ class Watch:
     ) -> tuple[list[Finding], list[str]]:
         """Count how long each finding is present or absent, after one more step.
 
-        A finding is raised when it was present `RAISE_AFTER` times in a row and no alert of it is
-        active.
-
         `findings_now` are the findings of this step by id. Returns (findings to raise as alerts,
         ids of alerts that are over).
         """
@@ -172,6 +169,7 @@ class Watch:
         self._steps_present = {
             finding_id: self._steps_present.get(finding_id, 0) + 1 for finding_id in findings_now
         }
+        # Raised is what was present several times in a row and has no active alert.
         to_raise = [
             finding
             for finding_id, finding in findings_now.items()

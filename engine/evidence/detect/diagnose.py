@@ -298,7 +298,7 @@ def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSett
 
 
 def last_exam(run: RunDir) -> Sequence[EvaluationRow]:
-    """The answers of the last evaluation after step 0 that sampled any; empty without one."""
+    """The answers of the last held-out evaluation after step 0 that sampled any; else empty."""
     later_steps = [step for step in run.eval_steps() if step > 0]
     for step in reversed(later_steps):
         rows = read_evaluation(run.evals(step))

@@ -539,13 +539,11 @@ def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
 def _shuffled(
     rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> Iterator[Mapping[str, Any]]:
-    """`rows` in random order, so that those compared before a time limit are a fair sample.
+    """At most MOST_COMPARED of `rows`, in random order; `others` are what they are compared with.
 
-    `others` are the rows that they are compared with. The random seed is the two numbers of rows,
-    so the order is the same every time. Of more than MOST_COMPARED rows only so many are given;
-    each is taken from `rows` when its turn comes.
+    So those compared before a time limit are a fair sample. The order is the same every time.
     """
-    chance = random.Random(f"{len(rows)} {len(others)}")
+    chance = random.Random(f"{len(rows)} {len(others)}")  # the seed: the two numbers of rows
     order = chance.sample(range(len(rows)), min(len(rows), MOST_COMPARED))
     return (rows[index] for index in order)
 

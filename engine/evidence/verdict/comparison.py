@@ -205,12 +205,8 @@ def inconclusive_if_errors_decide(
 ) -> Comparison:
     """Make a verdict inconclusive if counting failed scorings as not solved would change it.
 
-    `comparison` is returned as it is if both verdicts agree, or if it decided nothing: without a
-    measure, or already inconclusive or unknown.
-
-    Args:
-        comparison: made with failed scorings left out.
-        with_failures: the outcome of the same rows with failed scorings counted as not solved.
+    `comparison` was made with failed scorings left out; `with_failures` is the outcome of the same
+    rows with failed scorings counted as not solved.
     """
     outcome, measure = comparison.outcome, comparison.measure
     if measure is None or outcome.verdict not in _DECIDED:

@@ -325,15 +325,14 @@ def _input_files(run: RunDir) -> list[Path]:
 def _earlier_audit(config: RunConfig | None, sealed: Mapping[str, str]) -> dict[str, str]:
     """The audit that a run was sealed with, as path -> SHA-256, where a later push replaced it.
 
-    Such a push keeps the earlier audit beside the new one, in a file named after its hash. {} where
-    no audit was sealed, or none of this hash was kept.
-
-    `sealed` are the files of the link "environment" (path -> SHA-256).
+    {} where no audit was sealed, or none of this hash was kept. `sealed` are the files of the link
+    "environment" (path -> SHA-256).
     """
     digest = sealed.get("audit.json", "")
     # A damaged seal may hold anything: isalnum keeps the path inside of the folder.
     if config is None or not digest.isalnum():
         return {}
+    # A push keeps the audit that it replaces in a file named after its hash.
     earlier = Path(config.env_dir) / "earlier" / f"{digest}.json"
     still_exists = earlier.is_file() and _digest(earlier) == digest
     return {"audit.json": digest} if still_exists else {}

@@ -206,7 +206,7 @@ def _corrected_p_values(outcomes: Mapping[str, PairedVerdict]) -> dict[str, floa
 
 
 def loss_sentences(skills: KeptSkills | None) -> list[str]:
-    """A sentence for each comparison in which skills were forgotten; [] where none were.
+    """A sentence for each comparison in which earlier skills were forgotten; [] where none were.
 
     There are two comparisons at most: with the run's own start, and with the base model.
     """
