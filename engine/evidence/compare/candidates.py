@@ -108,18 +108,23 @@ def find_candidates(
             (or not on `env_id`); NOT_COMPARABLE where the ids share no environment or were sampled
             differently; BAD_ARGUMENT where fewer than two or too many models result.
     """
-    with Store(home) as store:
-        finder = _Finder(home, store, ids)
-        offers = {ref: finder.offers(ref) for ref in ids}
-    if env_id:
-        offers = {ref: _offers_on(env_id, ref, offers[ref]) for ref in offers}
-    chosen_offers, other_envs = _choose_offers(ids, offers)
+    chosen_offers, other_envs = _choose_offers(ids, _offers_by_id(home, ids, env_id))
     loaded = [candidate for offer in chosen_offers for candidate in offer.load()]
     candidates = _with_distinct_labels([candidate for candidate in loaded if candidate.rows])
     _check_count(candidates)
     _check_same_sampling(candidates)
     env_warnings = _other_envs_warning(chosen_offers[0].env_id, other_envs)
     return candidates, env_warnings + _sampling_warnings(candidates)
+
+
+def _offers_by_id(home: Home, ids: Sequence[str], env_id: str) -> dict[str, list[Offer]]:
+    """The evaluations that each id may stand for: those on `env_id`, or all where that is ""."""
+    with Store(home) as store:
+        finder = _Finder(home, store, ids)
+        offers = {ref: finder.offers(ref) for ref in ids}
+    if not env_id:
+        return offers
+    return {ref: _offers_on(env_id, ref, offers_of_ref) for ref, offers_of_ref in offers.items()}
 
 
 def _other_envs_warning(chosen: str, others: Sequence[str]) -> list[str]:

@@ -513,13 +513,11 @@ def _mean_test(
 
     Both mappings are task id -> value, of the same tasks.
     """
-    diffs = {task: after[task] - before[task] for task in before}
-    boot = paired_bootstrap(
-        {task: [diff] for task, diff in diffs.items()}, seed, confidence=1.0 - alpha
-    )
+    changes = {task: [after[task] - before[task]] for task in before}
+    boot = paired_bootstrap(changes, seed, confidence=1.0 - alpha)
     values = [*before.values(), *after.values()]
     span = max(values) - min(values)
-    sd = _deviation_of_changes(list(diffs.values()), boot.mean, span)
+    sd = _deviation_of_changes([change for (change,) in changes.values()], boot.mean, span)
     return _Test(
         diff=boot.mean,
         interval=Interval(boot.low, boot.high),

@@ -423,13 +423,14 @@ def _compare_in_time(
         return _Compared([], shares=(1.0, 1.0), unindexed=0)
     # Half of the time is for indexing.
     index = HeldOut(_shuffled(heldout, train), deadline=started_at + budget_s / 2)
-    matches, compared_rows = _strongest_matches(
-        index, _shuffled(train, heldout), deadline=started_at + budget_s
+    rows = _shuffled(train, heldout)
+    matches, compared_rows = _strongest_matches(index, rows, deadline=started_at + budget_s)
+    matches.sort(key=lambda match: (match.rank, match.heldout))
+    return _Compared(
+        matches,
+        shares=(round(compared_rows / len(train), 4), round(index.tasks / len(heldout), 4)),
+        unindexed=index.unindexed,
     )
-    rows_share = round(compared_rows / len(train), 4)
-    tasks_share = round(index.tasks / len(heldout), 4)
-    strongest_first = sorted(matches, key=lambda match: (match.rank, match.heldout))
-    return _Compared(strongest_first, (rows_share, tasks_share), index.unindexed)
 
 
 def _strongest_matches(

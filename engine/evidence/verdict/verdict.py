@@ -239,10 +239,13 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     facts = _training_facts(run_dir, config, sides, comparison, redact)
     forgotten = loss_sentences(facts.kept_skills)
     start = better_start(run_dir, config, sides.step, outcome.verdict)
-    result_sentence = sentence(comparison, measure_prefix="held-out ")
+    summary_sentences = [sentence(comparison, measure_prefix="held-out ")]
+    if start is not None:
+        facts = replace(facts, go_on_with=start.model)
+        summary_sentences.append(start.sentence)
     return Verdict(
         comparison=comparison,
-        summary=" ".join([result_sentence, *([start.sentence] if start else []), *forgotten]),
+        summary=" ".join([*summary_sentences, *forgotten]),
         warnings=[
             *_warnings_about_answers(run_dir, sides, forgotten),
             *_no_halves_warning(sides, facts.checkpoints_compared),
@@ -250,7 +253,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
             *reuse_warning(facts.holdout_use, outcome.verdict, outcome.p),
         ],
         next_calls=_next_calls(run_dir.id, comparison),
-        training=replace(facts, go_on_with=start.model if start else ""),
+        training=facts,
     )
 
 
