@@ -5,7 +5,7 @@ training starts from; messages call each of them a lever. When exactly one of th
 difference of results may be attributed to it. When several differ, it may not, and they are named.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -199,14 +199,18 @@ def _differing_values(settings_of: Mapping[str, dict[str, object]]) -> dict[str,
     `settings_of` maps label -> setting -> value, and holds at least two labels.
     """
     # A dict instead of a set, to keep the order.
-    setting_names = dict.fromkeys(name for settings in settings_of.values() for name in settings)
-    table: dict[str, dict[str, object]] = {}
-    for name in setting_names:
-        value_by_label = {label: settings.get(name) for label, settings in settings_of.items()}
-        first_value, *other_values = value_by_label.values()
-        if any(value != first_value for value in other_values):
-            table[name] = value_by_label
-    return table
+    names = dict.fromkeys(name for settings in settings_of.values() for name in settings)
+    table = {
+        name: {label: settings.get(name) for label, settings in settings_of.items()}
+        for name in names
+    }
+    return {name: values for name, values in table.items() if not _all_equal(values.values())}
+
+
+def _all_equal(values: Iterable[object]) -> bool:
+    """Whether all values equal the first; there must be one."""
+    first, *others = values
+    return all(value == first for value in others)
 
 
 def _trainings_between(

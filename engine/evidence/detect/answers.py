@@ -52,26 +52,30 @@ def length_grew(facts: Facts) -> Finding | None:
     reason = _reason_beyond_room(facts)
     if cut_share is None or not reason:
         return None
-    max_tokens = facts.settings.max_tokens
+    sentence = (
+        f"{cut_share:.0%} of the answers of the last steps are cut at max_tokens = "
+        f"{facts.settings.max_tokens}, and {reason}."
+    )
+    lever = edit_lever(
+        "score(): pay nothing for length, and nothing for an answer that is cut; not max_tokens"
+    )
+    evidence = _length_evidence(facts, cut_share)
+    return Finding("length_grew", sentence, evidence, lever, playbook="rewards", pick="truncated")
+
+
+def _length_evidence(facts: Facts, cut_share: float) -> dict[str, object]:
+    """The numbers of answers that are cut because they grew, or because that is rewarded."""
     length_start, cut_share_start = _level_at_start(facts)
-    evidence = {
+    return {
         "truncated_share": cut_share,
         "truncated_share_start": cut_share_start,
         "length_start": length_start,
         "length": recent_mean(facts.view_values("mean_tokens")),
-        "max_tokens": max_tokens,
+        "max_tokens": facts.settings.max_tokens,
         "gold_tokens": facts.gold_tokens,
         "reward_when_cut": recent_mean(facts.view_values("cut_reward")),
         "reward_when_whole": recent_mean(facts.view_values("uncut_reward")),
     }
-    sentence = (
-        f"{cut_share:.0%} of the answers of the last steps are cut at max_tokens = "
-        f"{max_tokens}, and {reason}."
-    )
-    edit = "score(): pay nothing for length, and nothing for an answer that is cut; not max_tokens"
-    return Finding(
-        "length_grew", sentence, evidence, edit_lever(edit), playbook="rewards", pick="truncated"
-    )
 
 
 def _reason_beyond_room(facts: Facts) -> str:

@@ -468,10 +468,9 @@ def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
 def _worse_after(facts: Facts, step: int) -> bool:
     """Whether training got worse after a step, by more than its noise.
 
-    Compares the means of the five steps before and after: the loss for SFT and DPO, the reward for
-    GRPO. False where either side has fewer steps.
+    Compares the means of the five steps before and after. False where either side has fewer steps.
     """
-    has_rows = facts.algorithm in ROW_ALGORITHMS
+    has_rows = facts.algorithm in ROW_ALGORITHMS  # SFT and DPO: their loss counts, not a reward
     curve = facts.curve("loss" if has_rows else "reward_mean")
     before = [value for at_step, value in curve if 0 < at_step < step][-limits.LEAST :]
     after = [value for at_step, value in curve if at_step > step][: limits.LEAST]

@@ -423,26 +423,25 @@ def is_form_metric(name: str) -> bool:
 def is_pleased_and_wrong(row: Answer) -> bool | None:
     """Whether a judge rates an answer highly that fails a hard check.
 
-    The names of the metrics tell which are a judge's and which are hard checks; success counts as a
-    hard check too. None where the answer has no judge or no check, or where a judge's metric is
-    above 1, because then it is not known what is high.
+    None where the answer has no judge or no check, or where a judge's metric is above 1, because
+    then it is not known what is high.
     """
-    judge_scores: list[float] = []
-    check_scores: list[float] = []
-    for name, value in (row.metrics or {}).items():
-        if _COUNTED.search(name):  # a count or a time
-            continue
-        if _JUDGE.search(name):
-            judge_scores.append(value)
-        elif _CHECK.search(name):
-            check_scores.append(value)
-    if not judge_scores or max(judge_scores) > 1:
-        return None
+    # The names of the metrics tell which are a judge's and which are hard checks.
+    metrics = {name: value for name, value in (row.metrics or {}).items() if not _is_count(name)}
+    judge_scores = [value for name, value in metrics.items() if _JUDGE.search(name)]
+    check_scores = [
+        value for name, value in metrics.items() if _CHECK.search(name) and not _JUDGE.search(name)
+    ]
     if row.success is not None:
         check_scores.append(float(row.success))
-    if not check_scores:
+    if not judge_scores or max(judge_scores) > 1 or not check_scores:
         return None
     return max(judge_scores) >= limits.JUDGE_HIGH and min(check_scores) <= limits.CHECK_LOW
+
+
+def _is_count(name: str) -> bool:
+    """Whether a metric counts something or takes a time: that is no score."""
+    return _COUNTED.search(name) is not None
 
 
 def _by_wrapping(rows: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:

@@ -175,14 +175,10 @@ def _compared_batteries(
     rows_before = {name: _rows_of_battery(before, name) for name in names}
     rows_after = {name: _rows_of_battery(after, name) for name in names}
     outcomes = {name: _outcome_of_battery(rows_before[name], rows_after[name]) for name in names}
-    corrected = _corrected_p_values(outcomes)
+    p_values = _corrected_p_values(outcomes)
     return [
         _compared_battery(
-            name,
-            rows_before[name],
-            rows_after[name],
-            outcome=outcomes[name],
-            p=corrected.get(name),
+            name, rows_before[name], rows_after[name], outcomes[name], p_values.get(name)
         )
         for name in names
     ]
