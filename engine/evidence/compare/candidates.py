@@ -108,23 +108,32 @@ def find_candidates(
             (or not on `env_id`); NOT_COMPARABLE where the ids share no environment or were sampled
             differently; BAD_ARGUMENT where fewer than two or too many models result.
     """
-    with Store(home) as store:
-        finder = _Finder(home, store, ids)
-        offers = {ref: finder.offers(ref) for ref in ids}
-    if env_id:
-        offers = {ref: _offers_on(env_id, ref, offers[ref]) for ref in offers}
-    chosen_offers, other_envs = _choose_offers(ids, offers)
-    warnings: list[str] = []
-    if other_envs:
-        warnings.append(
-            f"Compared on {chosen_offers[0].env_id}; they were also evaluated on "
-            f"{', '.join(other_envs)}: env_id chooses."
-        )
+    chosen_offers, other_envs = _choose_offers(ids, _offers_by_id(home, ids, env_id))
     loaded = [candidate for offer in chosen_offers for candidate in offer.load()]
     candidates = _with_distinct_labels([candidate for candidate in loaded if candidate.rows])
     _check_count(candidates)
     _check_same_sampling(candidates)
-    return candidates, warnings + _sampling_warnings(candidates)
+    env_warnings = _other_envs_warning(chosen_offers[0].env_id, other_envs)
+    return candidates, env_warnings + _sampling_warnings(candidates)
+
+
+def _offers_by_id(home: Home, ids: Sequence[str], env_id: str) -> dict[str, list[Offer]]:
+    """The evaluations that each id may stand for: those on `env_id`, or all where that is ""."""
+    with Store(home) as store:
+        finder = _Finder(home, store, ids)
+        offers = {ref: finder.offers(ref) for ref in ids}
+    if not env_id:
+        return offers
+    return {ref: _offers_on(env_id, ref, offers_of_ref) for ref, offers_of_ref in offers.items()}
+
+
+def _other_envs_warning(chosen: str, others: Sequence[str]) -> list[str]:
+    """A warning that the ids could be compared on other environments too; [] without others."""
+    if not others:
+        return []
+    return [
+        f"Compared on {chosen}; they were also evaluated on {', '.join(others)}: env_id chooses."
+    ]
 
 
 def _check_count(candidates: Sequence[Candidate]) -> None:
@@ -189,21 +198,33 @@ class _Finder:
         name, _, checkpoint = ref.partition("@")
         row = self._run_with_id(name)  # None for the reference of a model that is no run here
         files_deleted = row is not None and self.home.run(row.run_id).deleted.exists()
-        # The id of an evaluation run stands for all models of that evaluation, and for no other.
-        if row is not None and row.kind != "train" and not files_deleted:
-            return [self._offer_of_evaluation(row, self.home.run(name).find_config())]
-        offers = self._offers_of_evaluations(ref)
-        if row is not None and row.kind == "train" and not files_deleted:
-            # First in the list, so that a run's own evaluation is preferred.
-            offers = self._own_evaluation_offers(row, checkpoint) + offers
-        elif not checkpoint:  # a training run starts from a model, whose evaluation is its step 0
-            offers += self._start_evaluation_offers(ref)
+        if row is None or files_deleted:
+            offers = self._offers_of_model(ref)
+        else:
+            offers = self._offers_of_run(row, ref)
         if offers:
             return offers
         if row is None:  # not a whole id: perhaps the beginning of one
             run_id = self.store.get_run(name).run_id  # or RUN_NOT_FOUND, naming the nearest id
             return self.offers(f"{run_id}@{checkpoint}" if checkpoint else run_id)
         raise self._not_evaluated(ref, row, files_deleted)
+
+    def _offers_of_run(self, row: RunRow, ref: str) -> list[Offer]:
+        """The evaluations of a run that has its files; `ref` is its id, or names a checkpoint."""
+        if row.kind != "train":
+            # The id of an evaluation run stands for all models of that evaluation, for no other.
+            return [self._offer_of_evaluation(row, self.home.run(row.run_id).find_config())]
+        _, _, checkpoint = ref.partition("@")
+        # A training run's own evaluation is preferred, so it comes first.
+        return self._own_evaluation_offers(row, checkpoint) + self._offers_of_evaluations(ref)
+
+    def _offers_of_model(self, ref: str) -> list[Offer]:
+        """The evaluations of a model that no run with files here stands for."""
+        offers = self._offers_of_evaluations(ref)
+        _, _, checkpoint = ref.partition("@")
+        if not checkpoint:  # training runs start from whole models, and evaluate them at step 0
+            offers += self._start_evaluation_offers(ref)
+        return offers
 
     def _offers_of_evaluations(self, ref: str) -> list[Offer]:
         """The past evaluation runs that asked the model `ref`, each as an offer of it alone."""
@@ -274,32 +295,15 @@ class _Finder:
     def _own_evaluation_offers(self, row: RunRow, checkpoint: str) -> list[Offer]:
         """A training run's own held-out evaluation as a list of one offer; [] where it has no rows.
 
-        Only the half of the tasks that no checkpoint was chosen on is used. `checkpoint` is the
-        part of the id after "@"; "" stands for the checkpoint that the run reports.
+        `checkpoint` is the part of the id after "@"; "" stands for the checkpoint that the run
+        reports.
         """
         run = self.home.run(row.run_id)
         step = _step_of_checkpoint(run, checkpoint)
         if step is None or not _reported_rows(run, step):
             return []
-        sampling = sampling_of(run.find_config(), read_object(run.manifest))
         label = f"{row.run_id}@{checkpoint}" if checkpoint else row.run_id
-
-        def load() -> list[Candidate]:
-            """Read the rows of the checkpoint from disk."""
-            rows = _reported_rows(run, step)
-            return [
-                Candidate(
-                    label=label,
-                    source=run.id,
-                    env_id=row.env_id,
-                    rows=rows,
-                    sampling=sampling,
-                    run_id=row.run_id,
-                    step=step,
-                )
-            ]
-
-        return [Offer(run.id, row.env_id, sampling, load)]
+        return [self._offer_of_step(run, row, step, label, trained_here=True)]
 
     def _start_evaluation_offers(self, ref: str) -> list[Offer]:
         """The evaluations at step 0 of those compared training runs that started from model `ref`.
@@ -314,18 +318,31 @@ class _Finder:
                 continue
             run = self.home.run(row.run_id)
             if _reported_rows(run, 0):
-                offers.append(self._offer_of_step_0(run, row, ref))
+                offers.append(self._offer_of_step(run, row, 0, label=ref, trained_here=False))
         return offers
 
-    def _offer_of_step_0(self, run: RunDir, row: RunRow, ref: str) -> Offer:
-        """The evaluation at step 0 of a training run, as an offer of its start model `ref`."""
+    def _offer_of_step(
+        self, run: RunDir, row: RunRow, step: int, label: str, *, trained_here: bool
+    ) -> Offer:
+        """One held-out evaluation of a training run, as an offer of the model `label`.
+
+        Only the half of the tasks that no checkpoint was chosen on is used. `trained_here` is False
+        for step 0, the model that the run started from.
+        """
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 
         def load() -> list[Candidate]:
-            """Read the rows of step 0 from disk."""
-            rows = _reported_rows(run, 0)
+            """Read the rows of the step from disk."""
             return [
-                Candidate(label=ref, source=run.id, env_id=row.env_id, rows=rows, sampling=sampling)
+                Candidate(
+                    label=label,
+                    source=run.id,
+                    env_id=row.env_id,
+                    rows=_reported_rows(run, step),
+                    sampling=sampling,
+                    run_id=row.run_id if trained_here else "",
+                    step=step if trained_here else None,
+                )
             ]
 
         return Offer(run.id, row.env_id, sampling, load)
@@ -335,25 +352,27 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
     """How the answers of a run's evaluation were sampled.
 
     What the manifest recorded (`eval_sampling`) takes precedence over the settings in `config`.
-    Held-out evaluations of a training run, and evaluations with one attempt, are greedy: their
-    temperature is 0, and top_p, top_k and min_p leave no token out. `config` or `manifest` is None
-    where the file is missing.
+    Held-out evaluations of a training run, and evaluations with one attempt, are greedy. `config`
+    or `manifest` is None where the file is missing.
     """
     recorded = (manifest or {}).get("eval_sampling") or {}
     configured = KnownSettings.of(config.settings if config else None)
     settings = KnownSettings.of(asdict(configured) | dict(recorded))
-    is_evaluation = isinstance(config, EvaluateConfig | RegradeConfig)
-    greedy = not is_evaluation or config.attempts == 1
-    return Sampling(
-        temperature=0.0 if greedy else settings.temperature,
-        top_p=1.0 if greedy else settings.top_p,
-        top_k=0 if greedy else settings.top_k,
-        min_p=0.0 if greedy else settings.min_p,
+    sampling = Sampling(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
+        min_p=settings.min_p,
         max_tokens=settings.max_tokens,
         stop=sorted(settings.stop or []),
         thinking=bool(settings.thinking),
         max_turns=settings.max_turns,
     )
+    is_evaluation = isinstance(config, EvaluateConfig | RegradeConfig)
+    if is_evaluation and config.attempts != 1:
+        return sampling
+    # Greedy: the values with which the likeliest token is taken and none is left out before.
+    return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
 
 
 def _choose_offers(
@@ -363,8 +382,8 @@ def _choose_offers(
 
     The environment is the first that all ids share, in the order of the first id's offers (a run's
     own evaluation, then the newest first). The first id's offers on it are tried in turn, each
-    together with the nearest offer of each other id. The try wins in which most ids have the same
-    source; among equals the one in which most have the same sampling, then the newest.
+    together with the nearest offer of each other id. Of the tries that agree equally well
+    (`_agreement`) the first is taken, which is the newest.
 
     Returns:
         the offers in the order of `ids`;
@@ -374,17 +393,22 @@ def _choose_offers(
     """
     common_env_ids = _common_environments(ids, offers)
     best_offers: list[Offer] = []
-    best_score = (-1, -1)  # (ids with the same source, ids with the same sampling)
+    best_agreement = (-1, -1)  # below that of any try
     first_offers = [offer for offer in offers[ids[0]] if offer.env_id == common_env_ids[0]]
     for first in first_offers:
         offers_like_first = [_nearest_offer(first, offers[ref]) for ref in ids]
-        score = (
-            sum(offer.source == first.source for offer in offers_like_first),
-            sum(not offer.sampling.differs_in(first.sampling) for offer in offers_like_first),
-        )
-        if score > best_score:
-            best_offers, best_score = offers_like_first, score
+        agreement = _agreement(first, offers_like_first)
+        if agreement > best_agreement:
+            best_offers, best_agreement = offers_like_first, agreement
     return best_offers, common_env_ids[1:]
+
+
+def _agreement(first: Offer, offers: Sequence[Offer]) -> tuple[int, int]:
+    """(how many offers have the source of `first`, how many have its sampling)."""
+    return (
+        sum(offer.source == first.source for offer in offers),
+        sum(not offer.sampling.differs_in(first.sampling) for offer in offers),
+    )
 
 
 def _common_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) -> list[str]:

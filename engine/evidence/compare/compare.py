@@ -39,7 +39,7 @@ from engine.evidence.verdict.contamination import (
 )
 from engine.evidence.verdict.flips import FlipExamples, flip_examples
 from engine.evidence.verdict.holdout_reuse import evaluations_of_pair, pair_warnings
-from engine.home.run_dir import Home
+from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, json_chars, redactor_for
 from engine.home.store import Store
 from engine.records.run_config import EvaluateConfig, RegradeConfig
@@ -148,8 +148,8 @@ class Standing:
     settings: dict[str, dict[str, object]]
     sampling: Sampling
     flips: FlipExamples
-    warnings: Sequence[str]
-    next_calls: Sequence[Call]
+    warnings: Sequence[str] = ()
+    next_calls: Sequence[Call] = ()
 
     def to_json(self, leave_out: Sequence[str] = ()) -> Reply:
         """The result as JSON, shortened by the parts named in `leave_out`.
@@ -164,11 +164,7 @@ class Standing:
             settings = dict.fromkeys(self.settings, "differs")
         sampling_entry = {} if "sampling" in leave_out else {"sampling": self.sampling.to_json()}
         return {
-            "summary": _summary(self.main, len(self.contests)),
-            "verdict": self.main.comparison.outcome.verdict,
-            "metric": self.measure,
-            "env_id": self.main.first.env_id,
-            "reference": self.main.first.label,
+            **self._headline(),
             "arms": [row.to_json() for row in self.candidates],
             "comparisons": [contest.to_json(method=with_answers) for contest in self.contests],
             "settings": dict(settings),
@@ -176,6 +172,16 @@ class Standing:
             "flips": {"model": self.main.other.label, **flips},
             "warnings": list(self.warnings),
             "next": [call.to_json() for call in self.next_calls],
+        }
+
+    def _headline(self) -> dict[str, object]:
+        """The first entries of the result: what came out, and what was compared where."""
+        return {
+            "summary": _summary(self.main, len(self.contests)),
+            "verdict": self.main.comparison.outcome.verdict,
+            "metric": self.measure,
+            "env_id": self.main.first.env_id,
+            "reference": self.main.first.label,
         }
 
     def _flipped_tasks(self) -> dict[str, object]:
@@ -205,30 +211,35 @@ def compare_runs(home: Home, ids: Sequence[str], env_id: str = "") -> Reply:
     """
     candidates, warnings = _candidates_to_compare(home, ids, env_id)
     first, others = candidates[0], candidates[1:]
-    measure = measure_of(*(candidate.rows for candidate in candidates))
     evaluation_counts = [_times_compared(home, first, other) for other in others]
     contests = _contests(home, first, others, evaluation_counts)
+    standing = _standing(home, candidates, contests)
+    more_evidence = _evidence_to_gather(home, standing.main)
+    all_warnings = [
+        *warnings,
+        *more_evidence.notes,
+        *pair_warnings(max(evaluation_counts)),
+        *_cautions(home, candidates, [contest.comparison for contest in contests]),
+    ]
+    next_calls = [*more_evidence.calls, *standing.next_calls]
+    return _within_limit(replace(standing, warnings=all_warnings, next_calls=next_calls))
+
+
+def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Contest]) -> Standing:
+    """The result of the contests, without warnings; the next call shows the tasks that changed."""
+    measure = measure_of(*(candidate.rows for candidate in candidates))
     main = max(contests, key=lambda contest: contest.comparison.lead)
-    redact = _redactor(home, first.source)
-    more_evidence = _evidence_to_gather(home, main)
-    show_flips = Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})
-    standing = Standing(
+    redact = _redactor(home, main.first.source)
+    return Standing(
         candidates=[_candidate_row(home, candidate, measure) for candidate in candidates],
         measure=measure,
         contests=contests,
         main=main,
         settings=_first_settings(differing_settings(home, candidates)),
-        sampling=first.sampling,
-        flips=flip_examples(main.comparison, first.rows, main.other.rows, redact),
-        warnings=[
-            *warnings,
-            *more_evidence.notes,
-            *pair_warnings(max(evaluation_counts)),
-            *_cautions(home, candidates, [contest.comparison for contest in contests]),
-        ],
-        next_calls=[*more_evidence.calls, show_flips],
+        sampling=main.first.sampling,
+        flips=flip_examples(main.comparison, main.first.rows, main.other.rows, redact),
+        next_calls=[Call("read_rollouts", {"run_id": main.other.source, "pick": "changed"})],
     )
-    return _within_limit(standing)
 
 
 def _candidates_to_compare(
@@ -301,47 +312,53 @@ def _without_contaminated(
 ) -> tuple[list[Candidate], list[str]]:
     """(the candidates without the rows of contaminated tasks, warnings).
 
-    A task is left out for all candidates if the training rows of any of their runs contain it. The
-    warnings are about such tasks, and about stored answers that cannot be read.
+    A task is left out for all candidates if the training rows of any of their runs contain it.
     """
     sources = [
         home.run(source) for source in dict.fromkeys(candidate.source for candidate in candidates)
     ]
-    notes = [note for run in sources for note in damaged_answers_warning(run)]
-    notes += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
+    warnings = _warnings_about_sources(sources)
     contaminated_tasks = frozenset().union(*(taught_tasks(run) for run in sources))
     clean_candidates = [
         replace(candidate, rows=without_tasks(candidate.rows, contaminated_tasks))
         for candidate in candidates
     ]
-    return clean_candidates, notes
+    return clean_candidates, warnings
+
+
+def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
+    """Warnings about stored answers that cannot be read, and about contaminated tasks."""
+    warnings = [note for run in sources for note in damaged_answers_warning(run)]
+    warnings += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
+    return warnings
 
 
 def _candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
-    """A candidate as a row of the result; `device_hours` adds up the runs of all its seeds."""
+    """A candidate as a row of the result."""
     seeds = {member.label: seed_of(home, member) for member in candidate.members}
-    # A base model has no run (""), and so no device hours.
-    run_ids = {member.run_id for member in candidate.members or (candidate,)} - {""}
-    hours = None
-    if run_ids:
-        with Store(home) as store:
-            hours = round(sum(store.get_run(run_id).spent_hours for run_id in run_ids), 4)
     return CandidateRow(
         id=candidate.label,
         evaluated_in=candidate.source,
         seeds=seeds or None,
         step=candidate.step,
         level=level(candidate.rows, measure) if measure is not None else None,
-        device_hours=hours,
+        device_hours=_device_hours(home, candidate),
     )
 
 
-def _summary(main: Contest, number_of_contests: int) -> str:
-    """The main contest in up to three sentences.
+def _device_hours(home: Home, candidate: Candidate) -> float | None:
+    """What a candidate's training took, of all its seeds together; None for a base model."""
+    run_ids = {member.run_id for member in candidate.members or (candidate,)} - {""}
+    if not run_ids:
+        return None
+    with Store(home) as store:
+        return round(sum(store.get_run(run_id).spent_hours for run_id in run_ids), 4)
 
-    The first is the result. The second, with several contests, says that this one is the best of
-    them. The third names the cause of a difference, or says that there are several causes; it is
-    left out where the verdict is neither better nor worse, or no cause is known.
+
+def _summary(main: Contest, number_of_contests: int) -> str:
+    """The main contest in up to three sentences: its result, its place, and the cause.
+
+    The cause is left out where the verdict is neither better nor worse, or no cause is known.
     """
     text = f"{main.other.label} against {main.first.label}: {sentence(main.comparison)}"
     if number_of_contests > 1:
@@ -360,10 +377,7 @@ def _cautions(
 ) -> list[str]:
     """Sentences on what weakens these comparisons, at most `_MOST_NOTES`.
 
-    In this order:
-        tasks that were scored on one side only;
-        how the answers were counted;
-        answers to tasks that a candidate's checkpoint was chosen on.
+    They are about unpaired tasks, how answers were counted, and the choice of checkpoints.
     """
     notes = []
     unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
@@ -373,14 +387,20 @@ def _cautions(
         note for comparison in comparisons for note in notes_on_counting(comparison)
     )
     for candidate in candidates:
-        validation_count = sum(row.half == VALIDATION for row in candidate.rows)
-        if validation_count and _had_choice_of_checkpoints(home, candidate):
-            notes.append(
-                f"{validation_count} of the {len(candidate.rows)} answers of {candidate.label} are "
-                "to tasks its checkpoint was chosen on, which flatters it a little; the run's own "
-                "verdict leaves them out."
-            )
+        notes += _note_on_chosen_checkpoint(home, candidate)
     return notes[:_MOST_NOTES]
+
+
+def _note_on_chosen_checkpoint(home: Home, candidate: Candidate) -> list[str]:
+    """A sentence where a candidate has answers to tasks its checkpoint was chosen on; else []."""
+    validation_count = sum(row.half == VALIDATION for row in candidate.rows)
+    if not validation_count or not _had_choice_of_checkpoints(home, candidate):
+        return []
+    return [
+        f"{validation_count} of the {len(candidate.rows)} answers of {candidate.label} are "
+        "to tasks its checkpoint was chosen on, which flatters it a little; the run's own "
+        "verdict leaves them out."
+    ]
 
 
 def _had_choice_of_checkpoints(home: Home, candidate: Candidate) -> bool:
@@ -399,50 +419,57 @@ def _had_choice_of_checkpoints(home: Home, candidate: Candidate) -> bool:
 def _evidence_to_gather(home: Home, contest: Contest) -> Evidence:
     """What would settle an inconclusive comparison; empty for any other verdict.
 
-    The first of these that applies:
-        failed scorings decide the verdict: a look at them.
-        one side stands for several seeds: more seeds, because no number of tasks removes the
-            differences between seeds.
-        the split has tasks that were not asked yet, or its size is not known: an evaluation on more
-            of them.
-        more attempts would show a change worth having: an evaluation with so many attempts.
-        otherwise: new tasks for the environment.
+    A look at failed scorings, where these decide; more seeds, where a side stands for several; else
+    a larger evaluation.
     """
     first, other, comparison = contest.first, contest.other, contest.comparison
     if comparison.outcome.verdict != "inconclusive" or comparison.measure is None:
         return Evidence()
     if comparison.errors_decide:
         return Evidence(calls=calls_for_errors(_with_most_errors(first, other).source))
-    if first.members or other.members:
+    if first.members or other.members:  # no number of tasks removes the differences between seeds
         return Evidence(["One more seed on each side would tell more than tasks or attempts."])
-    return _larger_evaluation(home, first, other, comparison, comparison.measure)
+    return _larger_evaluation(home, contest, comparison.measure)
 
 
-def _larger_evaluation(
-    home: Home, first: Candidate, other: Candidate, comparison: Comparison, measure: Measure
-) -> Evidence:
+def _larger_evaluation(home: Home, contest: Contest, measure: Measure) -> Evidence:
     """What would settle an inconclusive comparison of two models by `measure`.
 
     More tasks, more attempts at each, or new tasks for the environment: the first that can help.
     """
-    rows_needed = tasks_to_decide(comparison.outcome)
-    split = _evaluated_split(home, first)
-    split_size = split_rows(home, first.env_id, split)
+    outcome = contest.comparison.outcome
+    split = _evaluated_split(home, contest.first)
+    split_size = split_rows(home, contest.first.env_id, split)
+    if split_size is None or len(_asked_tasks(home, contest.first, contest.other)) < split_size:
+        rows = _rows_to_ask(tasks_to_decide(outcome), outcome.n, split_size)
+        return Evidence(calls=[_evaluation_of(contest, split, rows=rows)])
+    return _beyond_all_rows(contest, measure, split, split_size)
+
+
+def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size: int) -> Evidence:
+    """What would settle a comparison on all `split_size` rows of a split.
+
+    More attempts at each task, or, where these would not help either, new rows.
+    """
+    outcome = contest.comparison.outcome
+    all_used = f"All {split_size} rows of the {split} split are used"
+    attempts = _attempts_needed(contest.first, contest.other, measure, outcome.margin)
+    if attempts is not None:
+        note = f"{all_used}; {attempts} attempts at each would show a change worth having."
+        call = _evaluation_of(contest, split, rows=split_size, attempts=attempts)
+        return Evidence([note], [call])
+    split_name = "held-out" if split == "heldout" else split
+    rows_to_add = more_rows(tasks_to_decide(outcome), split_size, split_name)
+    return Evidence([f"{all_used}: {rows_to_add}."], [Call("push_env", {"path": "..."})])
+
+
+def _evaluation_of(contest: Contest, split: str, **amounts: int) -> Call:
+    """The call that evaluates two models on a split; `amounts` are its `rows` and `attempts`."""
+    first, other = contest.first, contest.other
     arguments: dict[str, object] = {"env_id": first.env_id, "models": [first.label, other.label]}
     if split != "heldout":  # else it is the default
         arguments["split"] = split
-    if split_size is None or len(_asked_tasks(home, first, other)) < split_size:
-        rows = _rows_to_ask(rows_needed, comparison.outcome.n, split_size)
-        return Evidence(calls=[Call("evaluate", arguments | {"rows": rows})])
-    all_used = f"All {split_size} rows of the {split} split are used"
-    attempts = _attempts_needed(first, other, measure, comparison.outcome.margin)
-    if attempts is not None:
-        note = f"{all_used}; {attempts} attempts at each would show a change worth having."
-        call = Call("evaluate", arguments | {"rows": split_size, "attempts": attempts})
-        return Evidence([note], [call])
-    split_name = "held-out" if split == "heldout" else split
-    rows_to_add = more_rows(rows_needed, split_size, split_name)
-    return Evidence([f"{all_used}: {rows_to_add}."], [Call("push_env", {"path": "..."})])
+    return Call("evaluate", arguments | amounts)
 
 
 def _rows_to_ask(needed: int | None, compared: int, split_size: int | None) -> int:

@@ -119,21 +119,29 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
     """
     scored_rows = {ref: [row for row in rows if _scored_twice(row)] for ref, rows in models.items()}
     all_scored = [row for rows in scored_rows.values() for row in rows]
-    task_means = {task: _mean_rewards(rows) for task, rows in _rows_by_task(all_scored).items()}
-    successes = [(row.success_before, row.success) for row in all_scored]
-    model_means = {ref: _mean_rewards(rows) for ref, rows in scored_rows.items() if rows}
-    model_moves = _rank_moves(model_means)
+    model_moves = _rank_moves(_means_by_name(scored_rows))
+    task_means = _means_by_name(_rows_by_task(all_scored))
     return RankChanges(
         rows=len(all_scored),
         changed=sum(row.reward != row.reward_before for row in all_scored),
-        success_gained=successes.count((False, True)),
-        success_lost=successes.count((True, False)),
+        success_gained=_count_success(all_scored, before=False, after=True),
+        success_lost=_count_success(all_scored, before=True, after=False),
         models=model_moves,
         model_flips=_model_flips(model_moves),
         tasks=count_pairs(_sampled(list(task_means.values()))),
         attempts=_count_pairs_of_attempts(scored_rows.values()),
         moved=_furthest_moves(_rank_moves(task_means)),
     )
+
+
+def _means_by_name(rows_by_name: Mapping[str, Sequence[EvaluationRow]]) -> dict[str, BeforeAfter]:
+    """Name of a model or a task -> its mean reward (before, after); left out without rows."""
+    return {name: _mean_rewards(rows) for name, rows in rows_by_name.items() if rows}
+
+
+def _count_success(rows: Sequence[EvaluationRow], *, before: bool, after: bool) -> int:
+    """How many answers had this success by the old reward, and that by the new one."""
+    return [(row.success_before, row.success) for row in rows].count((before, after))
 
 
 def _count_pairs_of_attempts(rows_of_models: Iterable[Sequence[EvaluationRow]]) -> PairCounts:
@@ -148,24 +156,30 @@ def _count_pairs_of_attempts(rows_of_models: Iterable[Sequence[EvaluationRow]]) 
 def count_pairs(items: Iterable[BeforeAfter]) -> PairCounts:
     """Count pairs of items by what happened to their order, as defined at `PairCounts`.
 
-    `items` holds one (value before, value after) per item. Items with the same two values are
-    grouped; they were equal before and are equal after, so pairs within a group are not counted.
+    `items` holds one (value before, value after) per item.
     """
-    in_same_order = reversed_count = tied = parted = 0
+    pairs = _pairs_by_order(items)
+    return PairCounts(
+        kept=pairs[1, 1] + pairs[-1, -1],
+        reversed=pairs[1, -1] + pairs[-1, 1],
+        tied=pairs[1, 0] + pairs[-1, 0],
+        parted=sum(count for (order_before, _), count in pairs.items() if order_before == 0),
+    )
+
+
+def _pairs_by_order(items: Iterable[BeforeAfter]) -> Counter[tuple[int, int]]:
+    """(order before, order after) -> number of pairs; an order is -1, 1, or 0 for equal values.
+
+    Items with the same two values are grouped; they were equal before and are equal after, so pairs
+    within a group are not counted.
+    """
+    pairs: Counter[tuple[int, int]] = Counter()
     groups = list(Counter(items).items())
     for index, ((before, after), size) in enumerate(groups):
         for (other_before, other_after), other_size in groups[index + 1 :]:
-            order_before, order_after = _sign(before - other_before), _sign(after - other_after)
-            pair_count = size * other_size
-            if order_before == 0:  # then the values after differ: the two groups are not the same
-                parted += pair_count
-            elif order_after == 0:
-                tied += pair_count
-            elif order_before == order_after:
-                in_same_order += pair_count
-            else:
-                reversed_count += pair_count
-    return PairCounts(kept=in_same_order, reversed=reversed_count, tied=tied, parted=parted)
+            orders = _sign(before - other_before), _sign(after - other_after)
+            pairs[orders] += size * other_size
+    return pairs
 
 
 def sentence(changes: RankChanges) -> str:
@@ -181,11 +195,16 @@ def sentence(changes: RankChanges) -> str:
     if gained or lost:
         parts.append(f"success changed on {gained + lost} answers ({gained} gained, {lost} lost)")
     parts += _order_of_models(changes)
-    for items, counts in (("tasks", changes.tasks), ("attempts at one task", changes.attempts)):
-        ordered = counts.ordered_before
-        if ordered:
-            parts.append(f"{counts.reversed} of {ordered} ordered pairs of {items} are reversed")
+    parts += _reversed_pairs(changes.tasks, "tasks")
+    parts += _reversed_pairs(changes.attempts, "attempts at one task")
     return "; ".join(parts) + "."
+
+
+def _reversed_pairs(counts: PairCounts, items: str) -> list[str]:
+    """How many pairs of `items` are reversed, as part of a sentence; [] where none had an order."""
+    if not counts.ordered_before:
+        return []
+    return [f"{counts.reversed} of {counts.ordered_before} ordered pairs of {items} are reversed"]
 
 
 def _order_of_models(changes: RankChanges) -> list[str]:

@@ -28,12 +28,12 @@ def with_seeds_joined(home: Home, candidates: Sequence[Candidate]) -> list[Candi
     """The candidates, with those that differ only in their seed joined to one.
 
     A joined candidate stands at the place of its first seed; its `members` are the seeds, its
-    `rows` the rows of all of them. The list stays as it is where nothing can be joined, or where
-    only one candidate would be left and there would be nothing to compare.
+    `rows` the rows of all of them.
     """
     by_configuration: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         by_configuration.setdefault(_configuration_key(home, candidate), []).append(candidate)
+    # One candidate alone would have nothing to be compared with; as many as before: none to join.
     if len(by_configuration) < 2 or len(by_configuration) == len(candidates):
         return list(candidates)
     return [_joined_candidate(home, members) for members in by_configuration.values()]
@@ -53,9 +53,10 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
     """
     comparison = compare_rows(first.rows, other.rows)
     measure = comparison.measure
+    if comparison.outcome.diff is None or measure is None:
+        return comparison
     members_before, members_after = first.members or (first,), other.members or (other,)
-    several_seeds = len(members_before) > 1 or len(members_after) > 1
-    if not several_seeds or comparison.outcome.diff is None or measure is None:
+    if len(members_before) == 1 and len(members_after) == 1:
         return comparison
     outcomes = _verdicts_over_seeds(comparison, measure, members_before, members_after)
     # A verdict over seeds has no reason. One with a reason is still that of the rows, for which it
@@ -82,14 +83,14 @@ def _verdicts_over_seeds(
     rows_of_members = with_one_id_per_prompt(*(member.rows for member in members))
     rows_before = rows_of_members[: len(members_before)]
     rows_after = rows_of_members[len(members_before) :]
-    return [
-        _verdict_over_seeds(
-            comparison,
-            means_before=[_task_means(rows, measure, value_of_failure) for rows in rows_before],
-            means_after=[_task_means(rows, measure, value_of_failure) for rows in rows_after],
+    verdicts = []
+    for value_of_failure in values_of_failures(measure, *rows_of_members):
+        means = _SeedMeans(
+            before=[_task_means(rows, measure, value_of_failure) for rows in rows_before],
+            after=[_task_means(rows, measure, value_of_failure) for rows in rows_after],
         )
-        for value_of_failure in values_of_failures(measure, *rows_of_members)
-    ]
+        verdicts.append(_verdict_over_seeds(comparison, means))
+    return verdicts
 
 
 def _configuration_key(home: Home, candidate: Candidate) -> str:
@@ -113,20 +114,22 @@ def _configuration_key(home: Home, candidate: Candidate) -> str:
 def _joined_candidate(home: Home, members: list[Candidate]) -> Candidate:
     """The candidates of one configuration as one candidate, with a label that says so.
 
-    A single candidate is returned as it is. Where any two have the same seed, the last of all the
-    candidates is returned alone: repeats of one seed tell nothing about other seeds.
+    Where any two have the same seed, the last of all the candidates is returned alone.
     """
     if len(members) == 1:
         return members[0]
     seeds = [seed_of(home, candidate) for candidate in members]
-    if len(set(seeds)) < len(seeds):
+    if len(set(seeds)) < len(seeds):  # repeats of one seed tell nothing about other seeds
         return members[-1]
-    if len(members) == 2:
-        label = f"{members[0].label} and {members[1].label}"
-    else:
-        label = f"{members[0].label} and {len(members) - 1} more seeds"
     rows = [row for candidate in members for row in candidate.rows]
-    return replace(members[0], label=label, rows=rows, members=tuple(members))
+    return replace(members[0], label=_joint_label(members), rows=rows, members=tuple(members))
+
+
+def _joint_label(members: Sequence[Candidate]) -> str:
+    """The name of several seeds of one configuration in results."""
+    if len(members) == 2:
+        return f"{members[0].label} and {members[1].label}"
+    return f"{members[0].label} and {len(members) - 1} more seeds"
 
 
 def _task_means(
@@ -134,69 +137,78 @@ def _task_means(
 ) -> dict[str, float]:
     """Task id -> mean value over its attempts.
 
-    `value_of_failure` is what a row counts as whose scoring failed; None leaves the row out.
+    `value_of_failure` is the value given to a row whose scoring failed; None leaves the row out.
     """
-    values = side(rows, measure, value_of_failure).values
-    return {task: math.fsum(task_values) / len(task_values) for task, task_values in values.items()}
+    values_by_task = side(rows, measure, value_of_failure).values
+    return {task: math.fsum(values) / len(values) for task, values in values_by_task.items()}
 
 
-def _verdict_over_seeds(
-    comparison: Comparison,
-    means_before: Sequence[dict[str, float]],
-    means_after: Sequence[dict[str, float]],
-) -> PairedVerdict:
+@dataclass(frozen=True)
+class _SeedLevels:
+    """The mean over the tasks for each seed of both sides."""
+
+    before: Sequence[float]
+    after: Sequence[float]
+
+    def shown_in(self, verdict: PairedVerdict, task_count: int) -> PairedVerdict:
+        """The verdict with the means of these levels, and the numbers of tasks and of seeds."""
+        return replace(
+            verdict,
+            before=_mean(self.before),
+            after=_mean(self.after),
+            n=task_count,
+            method=f"t over {task_count} tasks and {len(self.before)} + {len(self.after)} seeds",
+        )
+
+
+@dataclass(frozen=True)
+class _SeedMeans:
+    """The mean value of each task (task id -> mean), one dict for each seed of both sides."""
+
+    before: Sequence[dict[str, float]]
+    after: Sequence[dict[str, float]]
+
+    @property
+    def shared_tasks(self) -> set[str]:
+        """The ids of the tasks that all seeds have."""
+        return set.intersection(*(set(means) for means in (*self.before, *self.after)))
+
+    def levels(self, tasks: set[str]) -> _SeedLevels:
+        """For each seed its mean over `tasks`."""
+        return _SeedLevels(
+            before=[_mean_over_tasks(means, tasks) for means in self.before],
+            after=[_mean_over_tasks(means, tasks) for means in self.after],
+        )
+
+    def differences(self, tasks: set[str]) -> list[float]:
+        """For each of `tasks`, its mean over the seeds after, less that over the seeds before."""
+        return [
+            _mean([means[task] for means in self.after])
+            - _mean([means[task] for means in self.before])
+            for task in tasks
+        ]
+
+
+def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerdict:
     """The verdict on several seeds, with a t interval over tasks and seeds.
 
     It is "unknown" with fewer than two tasks that all seeds share. Where nothing varies, it is the
     verdict of `comparison`, which is over the rows.
-
-    `means_before` and `means_after` hold one dict per seed: task id -> mean value.
     """
     verdict_of_rows = comparison.outcome
-    shared_tasks = set.intersection(*(set(means) for means in (*means_before, *means_after)))
-    if len(shared_tasks) < 2:
+    tasks = means.shared_tasks
+    if len(tasks) < 2:
         return replace(
             verdict_of_rows, verdict="unknown", reason="the seeds share no tasks", diff=None
         )
-    levels_before = [_mean_over_tasks(means, shared_tasks) for means in means_before]
-    levels_after = [_mean_over_tasks(means, shared_tasks) for means in means_after]
-    task_differences = _task_differences(means_before, means_after, shared_tasks)
-    variance, df = _variance_and_freedom(task_differences, levels_before, levels_after)
+    levels = means.levels(tasks)
+    variance, df = _variance_and_freedom(means.differences(tasks), levels)
     if variance <= 0.0:
         return replace(verdict_of_rows, method=f"{verdict_of_rows.method}, seeds alike")
-    before, after = _mean(levels_before), _mean(levels_after)
-    test = _t_test(after - before, variance, df)
-    return replace(
-        verdict_of_rows,
-        verdict=_word_of_test(test, comparison.measure, verdict_of_rows.margin),
-        reason="",
-        before=before,
-        after=after,
-        diff=test.diff,
-        low=test.interval.low,
-        high=test.interval.high,
-        p=test.p,
-        n=len(shared_tasks),
-        detectable=test.detectable,
-        method=f"t over {len(shared_tasks)} tasks and "
-        f"{len(levels_before)} + {len(levels_after)} seeds",
-    )
-
-
-def _task_differences(
-    means_before: Sequence[dict[str, float]],
-    means_after: Sequence[dict[str, float]],
-    tasks: set[str],
-) -> list[float]:
-    """For each of `tasks`, its mean over the seeds after, less that over the seeds before.
-
-    `means_before` and `means_after` hold one dict per seed: task id -> mean value.
-    """
-    return [
-        _mean([means[task] for means in means_after])
-        - _mean([means[task] for means in means_before])
-        for task in tasks
-    ]
+    test = _t_test(_mean(levels.after) - _mean(levels.before), variance, df)
+    word = _word_of_test(test, comparison.measure, verdict_of_rows.margin)
+    verdict = replace(verdict_of_rows, verdict=word, reason="")
+    return test.shown_in(levels.shown_in(verdict, task_count=len(tasks)))
 
 
 @dataclass(frozen=True)
@@ -207,6 +219,17 @@ class _TTest:
     interval: Interval
     p: float
     detectable: float
+
+    def shown_in(self, verdict: PairedVerdict) -> PairedVerdict:
+        """The verdict with the numbers of this test in place of its own."""
+        return replace(
+            verdict,
+            diff=self.diff,
+            low=self.interval.low,
+            high=self.interval.high,
+            p=self.p,
+            detectable=self.detectable,
+        )
 
 
 def _t_test(diff: float, variance: float, df: float) -> _TTest:
@@ -232,33 +255,32 @@ def _word_of_test(test: _TTest, measure: Measure | None, margin: float) -> Word:
 
 
 def _variance_and_freedom(
-    task_differences: Sequence[float],
-    levels_before: Sequence[float],
-    levels_after: Sequence[float],
+    task_differences: Sequence[float], levels: _SeedLevels
 ) -> tuple[float, float]:
     """The variance of the difference over tasks and seeds, and its degrees of freedom.
 
     The variance over tasks and the one over seeds are added; the degrees of freedom are
-    Satterthwaite's. (0, 0) where nothing varies.
-
-    Args:
-        task_differences: for each task, the difference of its mean values; at least two.
-        levels_before, levels_after: for each seed, its mean over the tasks.
+    Satterthwaite's. (0, 0) where nothing varies. `task_differences` holds the difference of each
+    task's mean values, of at least two tasks.
     """
     task_freedom = len(task_differences) - 1
     variance_between_tasks = _squared_deviations(task_differences) / task_freedom
     task_variance = variance_between_tasks / len(task_differences)  # of the mean over the tasks
-    seed_freedom = len(levels_before) + len(levels_after) - 2
-    pooled_variance = (
-        _squared_deviations(levels_before) + _squared_deviations(levels_after)
-    ) / seed_freedom
-    # Of the difference of the two means over the seeds.
-    seed_variance = pooled_variance * (1.0 / len(levels_before) + 1.0 / len(levels_after))
+    seed_freedom = len(levels.before) + len(levels.after) - 2
+    seed_variance = _seed_variance(levels, seed_freedom)
     total_variance = task_variance + seed_variance
     if total_variance <= 0.0:
         return 0.0, 0.0
     df = total_variance**2 / (task_variance**2 / task_freedom + seed_variance**2 / seed_freedom)
     return total_variance, df
+
+
+def _seed_variance(levels: _SeedLevels, freedom: int) -> float:
+    """The variance over seeds of the difference of the two means; `freedom` is its degrees."""
+    pooled_variance = (
+        _squared_deviations(levels.before) + _squared_deviations(levels.after)
+    ) / freedom
+    return pooled_variance * (1.0 / len(levels.before) + 1.0 / len(levels.after))
 
 
 def _mean_over_tasks(task_means: dict[str, float], tasks: set[str]) -> float:

@@ -5,7 +5,7 @@ training starts from; messages call each of them a lever. When exactly one of th
 difference of results may be attributed to it. When several differ, it may not, and they are named.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,11 +95,10 @@ def making_of(home: Home, candidate: Candidate) -> Making:
 
 
 def ancestors(home: Home, making: Making) -> list[str]:
-    """The ids of the runs that made a model, the newest first.
+    """The ids of the runs that made a model, the newest first; [] where that is not known.
 
     The first is the model's own run, then comes the run of its start model, and so on. The last
-    entry is the reference of the base model where the chain could be followed that far. Empty where
-    the training is not known.
+    entry is the reference of the base model where the chain could be followed that far.
     """
     ancestor_names: list[str] = []
     while (
@@ -161,16 +160,21 @@ def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
         changed = changed_names(first_making, second_making)
     if len(changed) == 1:
         return Attribution(changed)
-    if changed:
-        reason = (
-            f"{len(changed)} levers changed ({', '.join(changed)}): the difference cannot be "
-            "attributed to one of them"
-        )
-        return Attribution(changed, reason)
+    if not changed:
+        return Attribution([], _reason_for_noise(first_making, second_making))
+    reason = (
+        f"{len(changed)} levers changed ({', '.join(changed)}): the difference cannot be "
+        "attributed to one of them"
+    )
+    return Attribution(changed, reason)
+
+
+def _reason_for_noise(first: Making, second: Making) -> str:
+    """That two trainings differ in nothing, or only in the seed."""
     # A model that no run of this home trained has no seed.
-    seeds = {making.seed for making in (first_making, second_making) if making.config}
-    reason = "only the seed differs" if len(seeds) > 1 else "no lever differs"
-    return Attribution([], f"{reason}: what is left is noise")
+    seeds = {making.seed for making in (first, second) if making.config}
+    what_differs = "only the seed differs" if len(seeds) > 1 else "no lever differs"
+    return f"{what_differs}: what is left is noise"
 
 
 def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str, dict[str, object]]:
@@ -178,13 +182,11 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
 
     The result maps setting -> candidate's label -> value, such as
     {"learning_rate": {"r-1": 1e-5, "r-2": 3e-5}}; None where a candidate has no such setting.
-    Candidates that no run of this home trained have no settings and are left out. {} where fewer
-    than two candidates are left.
     """
     settings_of: dict[str, dict[str, object]] = {}  # label -> setting -> value
     for candidate in candidates:
         making = making_of(home, candidate)
-        if making.config:
+        if making.config:  # a model that no run of this home trained has no settings
             settings_of[candidate.label] = making.choices() | dict(making.setting_values)
     if len(settings_of) < 2:
         return {}
@@ -197,14 +199,18 @@ def _differing_values(settings_of: Mapping[str, dict[str, object]]) -> dict[str,
     `settings_of` maps label -> setting -> value, and holds at least two labels.
     """
     # A dict instead of a set, to keep the order.
-    setting_names = dict.fromkeys(name for settings in settings_of.values() for name in settings)
-    table: dict[str, dict[str, object]] = {}
-    for name in setting_names:
-        value_by_label = {label: settings.get(name) for label, settings in settings_of.items()}
-        first_value, *other_values = value_by_label.values()
-        if any(value != first_value for value in other_values):
-            table[name] = value_by_label
-    return table
+    names = dict.fromkeys(name for settings in settings_of.values() for name in settings)
+    table = {
+        name: {label: settings.get(name) for label, settings in settings_of.items()}
+        for name in names
+    }
+    return {name: values for name, values in table.items() if not _all_equal(values.values())}
+
+
+def _all_equal(values: Iterable[object]) -> bool:
+    """Whether all values equal the first; there must be one."""
+    first, *others = values
+    return all(value == first for value in others)
 
 
 def _trainings_between(
@@ -212,17 +218,13 @@ def _trainings_between(
 ) -> list[str] | None:
     """The trainings that lie between two models, as texts for `Attribution.changed`.
 
-    Depending on how the models are related:
-        two checkpoints of one run: ["checkpoint"], or [] for the same checkpoint.
-        one descends from the other: "training of <run>" for each run between them.
-        one is a base model that the other does not descend from: "base model", and "training of
-            <run>" for the other.
-        both were trained, and neither descends from the other: None, as their settings are to be
-            compared.
+    None where both were trained and neither descends from the other: then their settings are to be
+    compared.
     """
     if first_making.run_id and first_making.run_id == second_making.run_id:
         same_checkpoint = (first.step, first.label) == (second.step, second.label)
         return [] if same_checkpoint else ["checkpoint"]
+    # One may descend from the other.
     trainings = _trainings_since(home, first_making, second_making.run_id or second.label)
     if trainings is None:
         trainings = _trainings_since(home, second_making, first_making.run_id or first.label)
@@ -230,10 +232,13 @@ def _trainings_between(
         return trainings
     if first_making.config and second_making.config:
         return None
-    trainings = [
-        f"training of {making.run_id}" for making in (first_making, second_making) if making.config
-    ]
-    return ["base model", *trainings]
+    # At least one is a base model, and not the one that the other began with.
+    return ["base model", *_trainings_of(first_making), *_trainings_of(second_making)]
+
+
+def _trainings_of(making: Making) -> list[str]:
+    """The training that made a model, as a list; [] where it is not known."""
+    return [f"training of {making.run_id}"] if making.config else []
 
 
 def _trainings_since(home: Home, descendant: Making, ancestor: str) -> list[str] | None:
@@ -260,22 +265,27 @@ def changed_names(first: Making, second: Making) -> list[str]:
     """The names of what was changed from one training to another.
 
     First come those of model, algorithm and env_id that differ, then the settings that differ and
-    that somebody chose. Seeds and neutral settings do not count. Computed defaults that differ are
-    listed only where nothing else changed, because they usually follow from another change.
+    that somebody chose. Computed defaults that differ are listed only where nothing else changed,
+    because they usually follow from another change.
     """
     second_choices = second.choices()
     changed_choices = [
         name for name, value in first.choices().items() if value != second_choices[name]
     ]
+    changed_settings = _changed_settings(first, second)
+    chosen_settings = [
+        name for name in changed_settings if _was_chosen(first, name) or _was_chosen(second, name)
+    ]
+    return changed_choices + chosen_settings or changed_settings
+
+
+def _changed_settings(first: Making, second: Making) -> list[str]:
+    """The names of the settings that differ, but for the seed and those in `NEUTRAL`."""
     setting_names = dict.fromkeys([*first.setting_values, *second.setting_values])
-    changed_settings = [
+    return [
         name
         for name in setting_names
         if name not in NEUTRAL
         and name != "seed"
         and first.setting_values.get(name) != second.setting_values.get(name)
     ]
-    chosen_settings = [
-        name for name in changed_settings if _was_chosen(first, name) or _was_chosen(second, name)
-    ]
-    return changed_choices + chosen_settings or changed_settings

@@ -160,32 +160,45 @@ class Watch:
     ) -> tuple[list[Finding], list[str]]:
         """Count how long each finding is present or absent, after one more step.
 
-        A finding is raised when it was present `RAISE_AFTER` times in a row and no alert of it is
-        active. An alert is over when its finding was absent `CLEAR_AFTER` times in a row.
-
         `findings_now` are the findings of this step by id. Returns (findings to raise as alerts,
         ids of alerts that are over).
         """
-        active_before = self.active_alerts
-        self.active_alerts = {}
-        cleared = []
-        for finding_id, steps in active_before.items():
-            steps_absent = 0 if finding_id in findings_now else steps + 1
-            if steps_absent >= limits.CLEAR_AFTER:
-                cleared.append(finding_id)
-            else:
-                self.active_alerts[finding_id] = steps_absent
+        active_before = set(self.active_alerts)
+        cleared = self._clear_absent(findings_now)
         # A finding that is absent now is left out, so its count begins again.
         self._steps_present = {
             finding_id: self._steps_present.get(finding_id, 0) + 1 for finding_id in findings_now
         }
-        to_raise = []
-        for finding_id, finding in findings_now.items():
-            long_enough = self._steps_present[finding_id] >= limits.RAISE_AFTER
-            if long_enough and finding_id not in active_before:
-                to_raise.append(finding)
-                self.active_alerts[finding_id] = 0
+        # Raised is what was present several times in a row and has no active alert.
+        to_raise = [
+            finding
+            for finding_id, finding in findings_now.items()
+            if self._steps_present[finding_id] >= limits.RAISE_AFTER
+            and finding_id not in active_before
+        ]
+        for finding in to_raise:
+            self.active_alerts[finding.id] = 0
         return to_raise, cleared
+
+    def _clear_absent(self, findings_now: Mapping[str, Finding]) -> list[str]:
+        """Count how long the finding of each active alert is absent; end those that are over.
+
+        An alert is over when its finding was absent `CLEAR_AFTER` times in a row. Returns the ids
+        of those alerts; `findings_now` are the findings of this step by id.
+        """
+        steps_absent = {
+            finding_id: 0 if finding_id in findings_now else steps + 1
+            for finding_id, steps in self.active_alerts.items()
+        }
+        cleared = [
+            finding_id for finding_id, steps in steps_absent.items() if steps >= limits.CLEAR_AFTER
+        ]
+        self.active_alerts = {
+            finding_id: steps
+            for finding_id, steps in steps_absent.items()
+            if finding_id not in cleared
+        }
+        return cleared
 
     def _planned_evaluations(self) -> int:
         """How many evaluations the run will have after step 0; 0 where the settings do not say."""

@@ -19,12 +19,7 @@ from engine.records.settings import ROW_ALGORITHMS, SAMPLING_ALGORITHMS
 
 
 def truncation(facts: Facts) -> Finding | None:
-    """Detect that too many answers are cut by `max_tokens` or run out of turns.
-
-    What is looked at depends on the kind of run:
-        grpo, distill: the answers of the last steps.
-        sft, dpo: training rows cut at `max_length`, else the last held-out answers.
-        evaluate: the answers of the evaluation.
+    """Detect that too many answers, or training rows, are cut by a limit of length or turns.
 
     None where few are cut. Also None where the answers grew longer for a reason that more room does
     not mend (see `length_grew`).
@@ -57,65 +52,80 @@ def length_grew(facts: Facts) -> Finding | None:
     reason = _reason_beyond_room(facts)
     if cut_share is None or not reason:
         return None
-    max_tokens = facts.settings.max_tokens
+    sentence = (
+        f"{cut_share:.0%} of the answers of the last steps are cut at max_tokens = "
+        f"{facts.settings.max_tokens}, and {reason}."
+    )
+    lever = edit_lever(
+        "score(): pay nothing for length, and nothing for an answer that is cut; not max_tokens"
+    )
+    evidence = _length_evidence(facts, cut_share)
+    return Finding("length_grew", sentence, evidence, lever, playbook="rewards", pick="truncated")
+
+
+def _length_evidence(facts: Facts, cut_share: float) -> dict[str, object]:
+    """The numbers of answers that are cut because they grew, or because that is rewarded."""
     length_start, cut_share_start = _level_at_start(facts)
-    evidence = {
+    return {
         "truncated_share": cut_share,
         "truncated_share_start": cut_share_start,
         "length_start": length_start,
         "length": recent_mean(facts.view_values("mean_tokens")),
-        "max_tokens": max_tokens,
+        "max_tokens": facts.settings.max_tokens,
         "gold_tokens": facts.gold_tokens,
         "reward_when_cut": recent_mean(facts.view_values("cut_reward")),
         "reward_when_whole": recent_mean(facts.view_values("uncut_reward")),
     }
-    sentence = (
-        f"{cut_share:.0%} of the answers of the last steps are cut at max_tokens = "
-        f"{max_tokens}, and {reason}."
-    )
-    edit = "score(): pay nothing for length, and nothing for an answer that is cut; not max_tokens"
-    return Finding(
-        "length_grew", sentence, evidence, edit_lever(edit), playbook="rewards", pick="truncated"
-    )
 
 
 def _reason_beyond_room(facts: Facts) -> str:
     """Why answers are cut for another reason than a lack of room, as the end of a sentence.
 
-    For example "at the start 2% were: their length grew from 80 to 210". "" where more room may be
-    what is needed: answers run out of turns, or get longer while more of them become right.
+    "" where more room may be what is needed: answers run out of turns, or get longer while more of
+    them become right.
     """
-    # Without the reward of answers that are not cut there is nothing to compare with.
-    uncut_reward_known = recent_mean(facts.view_values("uncut_reward")) is not None
-    cut_answers_paid = uncut_reward_known and cut_is_paid(facts)
     out_of_turns_share = recent_mean(facts.view_values("out_of_turns_share")) or 0.0
     if out_of_turns_share > 0.5 * limits.TRUNCATED:  # the cuts are not mainly about length
         return ""
+    # Without the reward of answers that are not cut there is nothing to compare with.
+    uncut_reward_known = recent_mean(facts.view_values("uncut_reward")) is not None
+    cut_answers_paid = uncut_reward_known and cut_is_paid(facts)
     # In a run that learns, and does not pay cut answers, longer answers may simply be better ones.
+    if cut_answers_paid or not is_learning(facts):
+        growth = _growth_text(facts)
+        if growth:
+            return growth
+    return "earn as much as the others, though hardly one is right" if cut_answers_paid else ""
+
+
+def _growth_text(facts: Facts) -> str:
+    """That few answers were cut at the start and they grew much longer since; "" where not so.
+
+    For example "at the start 2% were: their length grew from 80 to 210".
+    """
     length = recent_mean(facts.view_values("mean_tokens"))
-    if length is not None and (cut_answers_paid or not is_learning(facts)):
-        length_start, cut_share_start = _level_at_start(facts)
-        if cut_share_start <= limits.TRUNCATED and length >= limits.LENGTH_UP * length_start:
-            return (
-                f"at the start {cut_share_start:.0%} were: their length grew from "
-                f"{length_start:.3g} to {length:.3g}"
-            )
-    if cut_answers_paid:
-        return "earn as much as the others, though hardly one is right"
-    return ""
+    if length is None:
+        return ""
+    length_start, cut_share_start = _level_at_start(facts)
+    if cut_share_start > limits.TRUNCATED or length < limits.LENGTH_UP * length_start:
+        return ""
+    return (
+        f"at the start {cut_share_start:.0%} were: their length grew from "
+        f"{length_start:.3g} to {length:.3g}"
+    )
 
 
 def _level_at_start(facts: Facts) -> tuple[float, float]:
     """(mean length in tokens, share of cut answers) at the start of the run.
 
     Each is the value of the held-out answers before training, or of the first rollouts if that is
-    larger: held-out answers are greedy, and sampled ones are longer without any training. Without
-    held-out answers each is the mean of the first steps.
+    larger. Without held-out answers each is the mean of the first steps.
     """
     lengths, cut_shares = facts.view_values("mean_tokens"), facts.view_values("cut_share")
     heldout = facts.exam_start
     if heldout is None:
         return mean(lengths[:START_STEPS]), mean(cut_shares[:START_STEPS])
+    # The larger one: held-out answers are greedy, and sampled ones are longer without any training.
     # The lists of rollouts may be empty, so their first value is taken as a list of at most one.
     return max([heldout.mean_tokens, *lengths[:1]]), max([heldout.cut_share, *cut_shares[:1]])
 
@@ -159,30 +169,40 @@ def _cut_finding(
     *,
     which: str,
 ) -> Finding:
-    """The finding that answers are cut, with the limit to raise as its lever.
+    """The finding that answers are cut, with the advice to raise the limit.
 
-    The limit is the number of turns if it causes most of the cuts, else the number of tokens. Where
-    the reference answers fit easily and the model does not think first, the advice is to shorten
-    the answers instead.
+    The limit is the number of turns if it causes most of the cuts, else the number of tokens.
 
     Args:
         evidence: the numbers of the finding; the length of reference answers is added to them.
         which: which answers, such as "of the last steps".
     """
-    max_turns, max_tokens = facts.settings.max_turns, facts.settings.max_tokens
+    max_turns = facts.settings.max_turns
     if out_of_turns_share > cut_share / 2:
         sentence = (
             f"{cut_share:.0%} of the answers {which} ran out of turns (max_turns = {max_turns})."
         )
         lever = setting_lever("max_turns", now=max_turns, to=_doubled(max_turns))
-    else:
-        sentence = f"{cut_share:.0%} of the answers {which} were cut at max_tokens = {max_tokens}."
-        lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
-        if _references_fit_easily(facts) and not facts.settings.thinking:
-            evidence = {**evidence, "gold_tokens": facts.gold_tokens}
-            sentence += f" Reference answers take {facts.gold_tokens:.0f} tokens."
-            edit = "ask for short answers in the prompt, or show them by SFT"
-            lever = edit_lever(f"{edit}; more max_tokens only where an answer must be worked out")
+        return Finding(
+            "truncation", sentence, evidence, lever, playbook="failures", pick="truncated"
+        )
+    return _out_of_tokens_finding(facts, evidence, f"{cut_share:.0%} of the answers {which}")
+
+
+def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], answers: str) -> Finding:
+    """The finding that answers are cut at `max_tokens`, with the advice to raise it.
+
+    Where the reference answers fit easily and the model does not think first, the advice is to
+    shorten the answers instead. `answers` begins the sentence, as "20% of the answers".
+    """
+    max_tokens = facts.settings.max_tokens
+    sentence = f"{answers} were cut at max_tokens = {max_tokens}."
+    lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
+    if _references_fit_easily(facts) and not facts.settings.thinking:
+        evidence = {**evidence, "gold_tokens": facts.gold_tokens}
+        sentence += f" Reference answers take {facts.gold_tokens:.0f} tokens."
+        edit = "ask for short answers in the prompt, or show them by SFT"
+        lever = edit_lever(f"{edit}; more max_tokens only where an answer must be worked out")
     return Finding("truncation", sentence, evidence, lever, playbook="failures", pick="truncated")
 
 
@@ -229,9 +249,7 @@ def _cut_rows(facts: Facts) -> Finding | None:
 def overthinking(facts: Facts) -> Finding | None:
     """Detect think blocks that take so much of `max_tokens` that little is left for the answer.
 
-    None where few answers have a think block, or the blocks are short. The lever is a penalty on
-    the length of thinking for GRPO with thinking switched on, else more tokens. The finding counts
-    as a root cause where many answers are cut.
+    None where few answers have a think block, or the blocks are short.
     """
     thinking_share = mean_or_none(facts.recent_view_values("thinking_share"))
     think_size = mean_or_none(facts.recent_view_values("think_size"))
@@ -239,6 +257,15 @@ def overthinking(facts: Facts) -> Finding | None:
         return None
     if thinking_share < limits.THINKING_AT_ALL or think_size <= limits.THINK_BUDGET:
         return None
+    return _overthinking_finding(facts, thinking_share, think_size)
+
+
+def _overthinking_finding(facts: Facts, thinking_share: float, think_size: float) -> Finding:
+    """The finding that think blocks take too many tokens; a root cause where answers are cut.
+
+    `thinking_share` is the share of answers with a think block, `think_size` its size as a part of
+    `max_tokens`.
+    """
     cut_share = mean_or_none(facts.recent_view_values("cut_share")) or 0.0
     max_tokens = facts.settings.max_tokens
     evidence = {
@@ -249,10 +276,9 @@ def overthinking(facts: Facts) -> Finding | None:
         "reward_when_whole": mean_or_none(facts.recent_view_values("uncut_reward")),
         "max_tokens": max_tokens,
     }
-    sentence = f"The median think block takes {think_size:.0%} of max_tokens = {max_tokens}."
     return Finding(
         "overthinking",
-        sentence,
+        f"The median think block takes {think_size:.0%} of max_tokens = {max_tokens}.",
         evidence,
         _overthinking_lever(facts),
         playbook="failures",
@@ -275,7 +301,7 @@ def repetition(facts: Facts) -> Finding | None:
     """Detect answers that repeat phrases: far more than at the start, or heavily from the start on.
 
     What is measured is the share of four-word phrases that repeat an earlier one. An evaluation has
-    no start, so only heavy repetition counts there. None where answers repeat little.
+    no start, so only heavy repetition counts there.
     """
     recent_shares = facts.recent_view_values("repeated_share")
     if not recent_shares:
@@ -287,6 +313,16 @@ def repetition(facts: Facts) -> Finding | None:
     is_heavy = share >= limits.REPEATED_FROM_START
     if not has_grown and not (from_start and is_heavy):
         return None
+    return _repetition_finding(facts, share, share_start, from_start=from_start)
+
+
+def _repetition_finding(
+    facts: Facts, share: float, share_start: float, *, from_start: bool
+) -> Finding:
+    """The finding that answers repeat phrases, with the repeated share now and at the start.
+
+    `from_start` is whether they did so before any training.
+    """
     evidence = {
         "repeated_share": share,
         "repeated_share_start": share_start,
@@ -294,11 +330,8 @@ def repetition(facts: Facts) -> Finding | None:
         "kl_coef": facts.settings.kl_coef,
         "temperature": facts.settings.temperature,
     }
-    sentence = f"{share:.0%} of the four-word phrases of an answer repeat an earlier one"
-    if from_start:
-        sentence += ", and did so from the start."
-    else:
-        sentence += f"; at the start {share_start:.0%} did."
+    since = ", and did so from the start" if from_start else f"; at the start {share_start:.0%} did"
+    sentence = f"{share:.0%} of the four-word phrases of an answer repeat an earlier one{since}."
     lever = _repetition_lever(facts.settings.kl_coef or 0.0, from_start=from_start)
     return Finding("repetition", sentence, evidence, lever, playbook="failures", pick="worst")
 
@@ -344,18 +377,19 @@ def _unreadable_form(facts: Facts) -> Finding | None:
         f"The scorer's {metric} is {1 - unread_share:.2f}: {unread_share:.0%} of the answers "
         "cannot be read."
     )
-    if 1.0 - unread_share <= limits.PARSED_NEVER and facts.algorithm in SAMPLING_ALGORITHMS:
-        edit = 'show the form first, by SFT on reference answers (algorithm="sft")'
-    else:
-        edit = "score(): read the right answers that miss the form, or ask for it in the prompt"
+    lever = _unreadable_lever(facts, unread_share)
+    where = f"{metric} < 1"
     return Finding(
-        "unparsed",
-        sentence,
-        evidence,
-        edit_lever(edit),
-        playbook="rewards",
-        pick="worst",
-        where=f"{metric} < 1",
+        "unparsed", sentence, evidence, lever, playbook="rewards", pick="worst", where=where
+    )
+
+
+def _unreadable_lever(facts: Facts, unread_share: float) -> Lever:
+    """The edit to propose where the scorer cannot read `unread_share` of the answers."""
+    if 1.0 - unread_share <= limits.PARSED_NEVER and facts.algorithm in SAMPLING_ALGORITHMS:
+        return edit_lever('show the form first, by SFT on reference answers (algorithm="sft")')
+    return edit_lever(
+        "score(): read the right answers that miss the form, or ask for it in the prompt"
     )
 
 
@@ -370,23 +404,26 @@ def _name_of_form_metric(facts: Facts) -> str:
 
 
 def _unread_share(facts: Facts) -> float | None:
-    """The share of answers that the scorer cannot read, if it is high enough for a finding.
-
-    Of a run that samples it is the share that training does not reduce. While such a run is early,
-    only a share above `TOO_MUCH_TO_WAIT` is reported: training usually teaches the form first.
-
-    For other runs it is the share among the last held-out answers, if these are enough.
-    """
+    """The share of answers that the scorer cannot read, if it is high enough for a finding."""
     if facts.algorithm in SAMPLING_ALGORITHMS:
-        unread_shares = [1.0 - score for score in facts.view_values("form_score")]
-        share = stuck_at(unread_shares, limits.UNPARSED)
-        can_wait = facts.is_early and share is not None and share <= limits.TOO_MUCH_TO_WAIT
-        return None if can_wait else share
+        return _lasting_unread_share(facts)
     view = facts.last_answers
     if view is None or view.form_score is None or view.answer_count < limits.FEWEST_ANSWERS:
         return None
     share = 1.0 - view.form_score
     return share if share > limits.UNPARSED else None
+
+
+def _lasting_unread_share(facts: Facts) -> float | None:
+    """The share of sampled answers that the scorer cannot read; None where training mends it.
+
+    While a run is early, only a share above `TOO_MUCH_TO_WAIT` is reported: training usually
+    teaches the form first.
+    """
+    unread_shares = [1.0 - score for score in facts.view_values("form_score")]
+    share = stuck_at(unread_shares, limits.UNPARSED)
+    can_wait = facts.is_early and share is not None and share <= limits.TOO_MUCH_TO_WAIT
+    return None if can_wait else share
 
 
 def _wrapping_paid_less(facts: Facts) -> Finding | None:

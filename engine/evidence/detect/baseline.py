@@ -38,22 +38,19 @@ def against_start(
 def evaluation_against_start(
     run: RunDir, step: int, rows: Sequence[EvaluationRow], *, planned: int = 0
 ) -> StartComparison | None:
-    """The evaluation of `step` compared with step 0, task by task.
+    """The evaluation of `step` compared with step 0, task by task; `rows` are its answers.
 
-    Only the half of the tasks that every evaluation asks is compared, without contaminated tasks.
-    None where either evaluation has no such rows.
+    None where either evaluation has no rows of the half of the tasks that every evaluation asks.
 
-    Args:
-        rows: of the evaluation of `step`.
-        planned: how many evaluations the run will have, for a caller that tests every one of them
-            and stops at the first result. Each test is a chance to be wrong, so all of them are
-            counted from the first on. 0 counts only those that exist.
+    `planned` is how many evaluations the run will have, for a caller that tests every one of them
+    and stops at the first result; 0 counts only those that exist.
     """
-    taught_ids = taught_tasks(run)
+    taught_ids = taught_tasks(run)  # their answers stand in the training rows
     before = _rows_always_asked(without_tasks(read_evaluation(run.evals(0)), taught_ids))
     after = _rows_always_asked(without_tasks(rows, taught_ids))
     if not before or not after:
         return None
+    # Each test is a chance to be wrong, so all that are planned are counted from the first on.
     evaluations = max(len(_evaluated_steps(run, step)), planned)
     return compared_with_start(before, after, step, evaluations)
 
@@ -83,7 +80,7 @@ def compared_with_start(
 
 
 def first_exam(run: RunDir, settings: KnownSettings) -> View | None:
-    """The answers of step 0 as a view, None where no answers were sampled."""
+    """The held-out answers of step 0, condensed; None where no answers were sampled."""
     # Where only the loss was measured, rows have no completion.
     rows = [row for row in read_evaluation(run.evals(0)) if row.completion is not None]
     return view_of(0, rows, settings)
@@ -106,8 +103,7 @@ def references(run: RunDir) -> dict[str, str]:
 def gold_tokens(run: RunDir) -> float | None:
     """The tokens that 95 % of the reference answers need at most, as an estimate.
 
-    Characters are converted by the characters per token of this run's own answers at step 0. None
-    where there are no references or no answers.
+    None where there are no references, or the run has no answers at step 0.
     """
     answers = [row for row in read_evaluation(run.evals(0)) if row.completion and row.tokens]
     if not answers:
@@ -115,11 +111,15 @@ def gold_tokens(run: RunDir) -> float | None:
     reference_chars = sorted(len(text) for text in references(run).values())
     if not reference_chars:
         return None
-    answer_chars = sum(len(row.completion or "") for row in answers)
-    chars_per_token = answer_chars / sum(row.tokens for row in answers)
     percentile_95_chars = reference_chars[int(0.95 * (len(reference_chars) - 1))]
+    return percentile_95_chars / _chars_per_token(answers)
+
+
+def _chars_per_token(answers: Sequence[EvaluationRow]) -> float:
+    """The characters of a token in these answers; all have text and tokens."""
+    answer_chars = sum(len(row.completion or "") for row in answers)
     # At least 0.1, because degenerate answers have hardly any text.
-    return percentile_95_chars / max(chars_per_token, 0.1)
+    return max(answer_chars / sum(row.tokens for row in answers), 0.1)
 
 
 def _longest_turn(answer: Sequence[ChatMessage] | None) -> str:

@@ -4,7 +4,7 @@ Without findings the result says what was looked at. Texts in examples come from
 environment; they are cleaned, and secrets in them are hidden.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.core.files import read_object
@@ -21,7 +21,7 @@ from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.power import split_rows
 from engine.evidence.stats.results import VALIDATION, damaged_answers_warning, in_half
 from engine.evidence.verdict.fresh_scores import rescored
-from engine.evidence.verdict.verdict import run_verdict
+from engine.evidence.verdict.verdict import Verdict, run_verdict
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import Redactor, json_chars, redactor_for
@@ -122,12 +122,8 @@ def diagnose(home: Home, run_id: str) -> Reply:
     facts = facts_of(run, row, config)
     findings = find_all(facts)
     examples = Examples(run, facts.algorithm, last_exam(run), redact)
-    if run.deleted.exists():
-        summary = f"{row.run_id} is {row.state}; its files were deleted."
-    else:
-        summary = _summary(row, facts, findings)
     diagnosis = Diagnosis(
-        summary=summary,
+        summary=_summary(run, row, facts, findings),
         run_id=row.run_id,
         state=row.state,
         findings=[_shown_finding(finding, examples, redact) for finding in findings],
@@ -165,30 +161,58 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     # The number of rows is an argument of an evaluation, but a lever can change it too.
     settings = replace(KnownSettings.of(config.settings if config else None), rows=rows_asked)
     is_training = row.kind == "train"
-    if is_training:
-        views = _training_views(run, settings)
-    else:
-        views = _evaluation_views(run, config, settings)
+    views = _views(run, config, settings, is_training=is_training)
     exam_rows = last_exam(run)
-    validation_rows = in_half(exam_rows, VALIDATION) or exam_rows  # all rows without halves
     verdict = run_verdict(run) if row.state == "done" else None
-    return Facts(
+    facts = Facts(
         algorithm=row.algorithm if is_training else "evaluate",
         settings=settings,
         lines=load_metrics(run.metrics).lines,
         views=views,
         exam=view_of(step=0, rows=exam_rows, settings=settings),  # its step is not used
-        exam_tasks=len({exam_row.task for exam_row in validation_rows}),
+        exam_tasks=_count_validation_tasks(exam_rows),
         training_rows=_last_training_rows(run),
         failure=_failure(run, row),
-        comparison=verdict.comparison if verdict else None,
-        recommended_model=verdict.training.go_on_with if verdict and verdict.training else "",
         rescoring=rescored(run),
-        exam_start=first_exam(run, settings) if is_training else None,
-        against_start=against_start(run) if is_training else None,
-        gold_tokens=gold_tokens(run) if is_training else None,
         heldout_rows=split_rows(run.home, row.env_id, split),
-        kept_skills=verdict.kept_skills if verdict else None,
+    )
+    if is_training:
+        facts = _with_start(facts, run)
+    return _with_verdict(facts, verdict) if verdict else facts
+
+
+def _views(
+    run: RunDir, config: RunConfig | None, settings: KnownSettings, *, is_training: bool
+) -> list[View]:
+    """The answers of a run, condensed: by training step, or those of an evaluation in one view."""
+    if is_training:
+        return _training_views(run, settings)
+    return _evaluation_views(run, config, settings)
+
+
+def _count_validation_tasks(rows: Sequence[EvaluationRow]) -> int:
+    """How many tasks of the validation half have rows; without halves all tasks count."""
+    validation_rows = in_half(rows, VALIDATION) or rows
+    return len({row.task for row in validation_rows})
+
+
+def _with_start(facts: Facts, run: RunDir) -> Facts:
+    """The facts of a training run, with what is known of its start and its reference answers."""
+    return replace(
+        facts,
+        exam_start=first_exam(run, facts.settings),
+        against_start=against_start(run),
+        gold_tokens=gold_tokens(run),
+    )
+
+
+def _with_verdict(facts: Facts, verdict: Verdict) -> Facts:
+    """The facts of a finished run, with what its verdict says."""
+    return replace(
+        facts,
+        comparison=verdict.comparison,
+        recommended_model=verdict.training.go_on_with if verdict.training else "",
+        kept_skills=verdict.kept_skills,
     )
 
 
@@ -231,17 +255,20 @@ def _chosen_steps(run: RunDir) -> list[int]:
     Steps in between are chosen at even distances.
     """
     steps = run.rollout_steps()
-    file_bytes = {step: _rollout_bytes(run, step) for step in steps}
     # Detectors compare the last steps with the first; of the last, twice as many are read.
     always_read = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
     middle_steps = [step for step in steps if step not in always_read]
     if not middle_steps:
         return sorted(always_read)
-    bytes_left = max(0, _ROLLOUT_BYTES - sum(file_bytes[step] for step in always_read))
-    mean_bytes = max(1, sum(file_bytes[step] for step in middle_steps) // len(middle_steps))
-    steps_that_fit = bytes_left // mean_bytes
-    count = min(len(middle_steps), steps_that_fit)
+    bytes_left = max(0, _ROLLOUT_BYTES - _bytes_of_steps(run, always_read))
+    mean_bytes = max(1, _bytes_of_steps(run, middle_steps) // len(middle_steps))
+    count = min(len(middle_steps), bytes_left // mean_bytes)
     return sorted(always_read | _evenly_chosen(middle_steps, count))
+
+
+def _bytes_of_steps(run: RunDir, steps: Iterable[int]) -> int:
+    """The bytes of the rollouts of all these steps."""
+    return sum(_rollout_bytes(run, step) for step in steps)
 
 
 def _evenly_chosen(steps: Sequence[int], count: int) -> set[int]:
@@ -271,7 +298,7 @@ def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSett
 
 
 def last_exam(run: RunDir) -> Sequence[EvaluationRow]:
-    """The answers of the last evaluation after step 0 that sampled any; empty without one."""
+    """The answers of the last held-out evaluation after step 0 that sampled any; else empty."""
     later_steps = [step for step in run.eval_steps() if step > 0]
     for step in reversed(later_steps):
         rows = read_evaluation(run.evals(step))
@@ -307,26 +334,33 @@ def _looked_at(facts: Facts) -> LookedAt:
     )
 
 
-def _summary(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
-    """The findings, and which model to go on with where training did not improve on the start."""
-    summary = _findings_sentence(row, facts, findings)
+def _summary(run: RunDir, row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
+    """The findings in a sentence, or that the files of the run were deleted.
+
+    A second sentence names the model to go on with where training did not improve on the start.
+    """
+    if run.deleted.exists():
+        return f"{row.run_id} is {row.state}; its files were deleted."
+    if findings:
+        summary = _findings_sentence(row, findings)
+    else:
+        summary = _no_findings_sentence(row, facts)
     if facts.recommended_model:  # the verdict names one only where the start was not beaten
         summary += f" The start was not beaten: go on with {facts.recommended_model}."
     return summary
 
 
-def _findings_sentence(row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
-    """The first finding with its lever, and the ids of the others.
+def _findings_sentence(row: RunRow, findings: Sequence[Finding]) -> str:
+    """The first finding with the change to try, and the ids of the others; at least one exists."""
+    first, *others = findings
+    text = f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}."
+    if others:
+        text += f" Also: {', '.join(finding.id for finding in others)}."
+    return text
 
-    Without findings the sentence says so, or that nothing explains the failure, and how much was
-    looked at.
-    """
-    if findings:
-        first, *others = findings
-        text = f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}."
-        if others:
-            text += f" Also: {', '.join(finding.id for finding in others)}."
-        return text
+
+def _no_findings_sentence(row: RunRow, facts: Facts) -> str:
+    """That nothing was found, or that nothing explains the failure, and how much was looked at."""
     looked_at = _looked_at(facts)
     extent = f"{counted(looked_at.steps, 'step')}, {counted(looked_at.rollouts, 'rollout')}"
     if facts.failure_kind:
@@ -363,10 +397,16 @@ def _next_calls(row: RunRow, findings: Sequence[Finding], step: int) -> list[Cal
     playbook = Call("read_playbook", {"section": first.playbook})
     if not first.pick:  # rollouts do not show the finding
         return [playbook]
-    arguments: dict[str, object] = {"run_id": row.run_id, "pick": first.pick}
+    return [_rollouts_call(row.run_id, first, step), playbook]
+
+
+def _rollouts_call(run_id: str, finding: Finding, step: int) -> Call:
+    """The call that reads the rollouts of a finding; `step` is theirs, -1 where there is none."""
+    arguments: dict[str, object] = {"run_id": run_id, "pick": finding.pick}
     # "changed" shows held-out answers, to which the training step and the filter do not apply.
-    if step >= 0 and first.pick != "changed":
-        arguments["step"] = step
-    if first.where and first.pick != "changed":
-        arguments["where"] = first.where
-    return [Call("read_rollouts", arguments), playbook]
+    if finding.pick != "changed":
+        if step >= 0:
+            arguments["step"] = step
+        if finding.where:
+            arguments["where"] = finding.where
+    return Call("read_rollouts", arguments)

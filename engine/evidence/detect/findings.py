@@ -83,7 +83,7 @@ class Lever:
         return new_values.get(self.setting)
 
     def to_json(self) -> dict[str, object]:
-        """The lever as JSON.
+        """The change to try as JSON.
 
         The keys are setting, now, to and (if there is a reason) why; for an edit only edit.
         """
@@ -104,7 +104,7 @@ class Lever:
 
 
 def setting_lever(name: str, now: object, to: object, why: str = "") -> Lever:
-    """A lever that changes setting `name` from `now` to `to`.
+    """A lever (the one change to try next) that changes setting `name` from `now` to `to`.
 
     `to` is None where the new value is not known; `why` is the reason, "" without one.
     """
@@ -114,7 +114,7 @@ def setting_lever(name: str, now: object, to: object, why: str = "") -> Lever:
 
 
 def edit_lever(text: str, change: Change | None = None) -> Lever:
-    """A lever in words.
+    """A lever (the one change to try next) that is no setting: `text` says what to edit by hand.
 
     `change` is what it changes in the call that submitted the run; None where it changes nothing
     there.

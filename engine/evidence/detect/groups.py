@@ -22,73 +22,100 @@ from engine.evidence.stats import thresholds as limits
 def uniform_groups(facts: Facts) -> Finding | None:
     """Detect groups that give no gradient because their answers are alike without being right.
 
-    The lever depends on what is alike:
-        the texts, from the start on: the temperature, or another start model.
-        only the rewards: the reward; or the choice of tasks, where many are always solved.
-
     None while the run learns, or where most groups give a gradient. Groups that are alike because
     hardly any task is ever solved are left to `too_hard`.
     """
-    zero_advantage_shares = facts.recent("zero_advantage_share")
-    unsolved_shares = facts.recent("groups_too_hard")
-    effective_shares = facts.recent("groups_effective")
-    if not zero_advantage_shares or not unsolved_shares or not effective_shares:
+    shares = _recent_group_shares(facts)
+    if shares is None or shares.effective >= limits.EFFECTIVE_LOW or is_learning(facts):
         return None
-    if mean(effective_shares) >= limits.EFFECTIVE_LOW or is_learning(facts):
-        return None
-    same_text = _same_text_from_start(facts)
+    if _same_text_from_start(facts):
+        return _same_text_finding(facts, shares)
     # Equal rewards are no fault where the groups are solved; unsolved tasks are `too_hard`.
-    few_unsolved = mean(unsolved_shares) < limits.UNSOLVED_FLAT
-    if not same_text and (few_unsolved or never_solved(facts)):
+    if shares.unsolved < limits.UNSOLVED_FLAT or never_solved(facts):
         return None
-    all_solved_share = mean(facts.recent("groups_too_easy") or [0.0])
-    distinct = recent_mean(facts.view_values("distinct_share"))
-    evidence = {
-        "zero_advantage_share": mean(zero_advantage_shares),
-        "groups_effective": mean(effective_shares),
-        "groups_too_hard": mean(unsolved_shares),
-        "groups_too_easy": all_solved_share,
-        "distinct_in_group": distinct,
-        "temperature": facts.settings.temperature,
-        "group_size": facts.settings.group_size,
-        "cause": "equal texts" if same_text else "equal rewards",
-    }
-    if same_text:
-        fault = "the answers of a group are the same text"
-        lever = _lever_for_same_text(facts.settings.temperature or 1.0)
-        playbook_section = "failures"
-    else:
-        fault = "the answers of a group differ, but not what they are paid"
-        lever, playbook_section = _lever_for_equal_rewards(all_solved_share)
-    sentence = (
-        f"{mean(zero_advantage_shares):.0%} of the completions of the last steps have no "
-        f"advantage: {fault}."
-    )
+    return _equal_rewards_finding(facts, shares)
+
+
+@dataclass(frozen=True)
+class _GroupShares:
+    """Of the last steps: what part of the groups is of each kind."""
+
+    effective: float  # groups whose answers earn different rewards
+    unsolved: float  # groups in which all earn the same, without solving the task
+    solved: float  # groups in which every answer solves the task
+    zero_advantage: float  # a share of the completions: those that give no gradient
+
+
+def _recent_group_shares(facts: Facts) -> _GroupShares | None:
+    """The shares of groups over the last steps; None while there are too few steps."""
+    zero_advantage = recent_mean(facts.series("zero_advantage_share"))
+    effective = recent_mean(facts.series("groups_effective"))
+    unsolved = recent_mean(facts.series("groups_too_hard"))
+    if zero_advantage is None or effective is None or unsolved is None:
+        return None
+    solved = mean(facts.recent("groups_too_easy") or [0.0])
+    return _GroupShares(effective, unsolved, solved, zero_advantage)
+
+
+def _same_text_finding(facts: Facts, shares: _GroupShares) -> Finding:
+    """The finding that the answers of a group have been the same text from the start on."""
     return Finding(
         "uniform_groups",
-        sentence,
-        evidence,
-        lever,
-        playbook=playbook_section,
+        _no_advantage_text(shares, "the answers of a group are the same text"),
+        _group_evidence(facts, shares, cause="equal texts"),
+        _lever_for_same_text(facts.settings.temperature or 1.0),
+        playbook="failures",
         pick="group",
-        root=same_text,
+        root=True,
     )
 
 
-def _lever_for_equal_rewards(all_solved_share: float) -> tuple[Lever, str]:
-    """(the lever, the section of the playbook) for different answers that earn the same.
+def _equal_rewards_finding(facts: Facts, shares: _GroupShares) -> Finding:
+    """The finding that the answers of a group differ, but earn the same.
 
-    It is the reward, or, where a good part of the groups is solved by all, the choice of tasks.
+    The advice is to change the reward, or, where a good part of the groups is solved by all, the
+    choice of tasks.
     """
-    if all_solved_share < limits.EFFECTIVE_NONE:
+    if shares.solved < limits.EFFECTIVE_NONE:
         edit = "score(): pay part of the way, each tier provably harder than the one before"
-        return edit_lever(edit), "rewards"
-    edit = "tasks between the two ends: leave out those solved always and those solved never"
-    return edit_lever(edit), "curriculum"
+        playbook_section = "rewards"
+    else:
+        edit = "tasks between the two ends: leave out those solved always and those solved never"
+        playbook_section = "curriculum"
+    return Finding(
+        "uniform_groups",
+        _no_advantage_text(shares, "the answers of a group differ, but not what they are paid"),
+        _group_evidence(facts, shares, cause="equal rewards"),
+        edit_lever(edit),
+        playbook=playbook_section,
+        pick="group",
+    )
+
+
+def _no_advantage_text(shares: _GroupShares, fault: str) -> str:
+    """The sentence on completions without a gradient; `fault` says why they have none."""
+    return (
+        f"{shares.zero_advantage:.0%} of the completions of the last steps have no "
+        f"advantage: {fault}."
+    )
+
+
+def _group_evidence(facts: Facts, shares: _GroupShares, cause: str) -> dict[str, object]:
+    """The numbers of groups that give no gradient; `cause` is what is equal in them."""
+    return {
+        "zero_advantage_share": shares.zero_advantage,
+        "groups_effective": shares.effective,
+        "groups_too_hard": shares.unsolved,
+        "groups_too_easy": shares.solved,
+        "distinct_in_group": recent_mean(facts.view_values("distinct_share")),
+        "temperature": facts.settings.temperature,
+        "group_size": facts.settings.group_size,
+        "cause": cause,
+    }
 
 
 def _lever_for_same_text(temperature: float) -> Lever:
-    """The lever against answers of one text: temperature 1, else another start model."""
+    """The advice (a lever) against answers of one text: temperature 1, or another start model."""
     if temperature < 1.0:
         return setting_lever("temperature", temperature, 1.0)
     return edit_lever("start from a checkpoint or a model that still gives several answers")
@@ -104,16 +131,22 @@ def too_hard(facts: Facts) -> Finding | None:
     """
     if any(value >= limits.SOLVED_ONCE for _, value in facts.curve("heldout_success")):
         return None
-    effective_shares = facts.recent("groups_effective")
-    if not effective_shares or mean(effective_shares) >= limits.EFFECTIVE_NONE:
+    effective_share = recent_mean(facts.series("groups_effective"))
+    if effective_share is None or effective_share >= limits.EFFECTIVE_NONE:
         return None
-    if is_learning(facts):
+    if is_learning(facts) or not never_solved(facts) or _same_text_from_start(facts):
         return None
-    if not never_solved(facts) or _same_text_from_start(facts):
-        return None
+    return _too_hard_finding(facts, effective_share)
+
+
+def _too_hard_finding(facts: Facts, effective_share: float) -> Finding:
+    """The finding that the tasks are too hard, with the advice to train by SFT first.
+
+    `effective_share` is the share of groups that still give a gradient.
+    """
     solved_share = recent_mean(facts.view_values("solved_share"))
     evidence = {
-        "groups_effective": mean(effective_shares),
+        "groups_effective": effective_share,
         "groups_too_hard": mean(facts.recent("groups_too_hard") or [0.0]),
         "solved": solved_share,
         "reward_mean": recent_mean(facts.series("reward_mean")),
@@ -121,7 +154,7 @@ def too_hard(facts: Facts) -> Finding | None:
     }
     solved_text = f"{solved_share:.0%}" if solved_share is not None else "hardly any"
     sentence = (
-        f"{mean(effective_shares):.0%} of the groups of the last steps carry a gradient and "
+        f"{effective_share:.0%} of the groups of the last steps carry a gradient and "
         f"{solved_text} of the answers are right: the tasks are too hard for now."
     )
     lever = edit_lever(
@@ -139,30 +172,27 @@ def too_easy(facts: Facts) -> Finding | None:
 
     None for a run that got there by training, or whose environment does not report success.
     """
-    effective_at_start = facts.series("groups_effective")[: limits.WINDOW]
-    if len(effective_at_start) < limits.LEAST or mean(effective_at_start) >= limits.EFFECTIVE_NONE:
+    effective_shares = facts.series("groups_effective")[: limits.WINDOW]
+    if len(effective_shares) < limits.LEAST:
         return None
-    solved_at_start = facts.view_values("solved_share")[: limits.LEAST]
-    if not solved_at_start or mean(solved_at_start) < limits.SOLVED_ALWAYS:
+    effective_share = mean(effective_shares)
+    solved_share = mean_or_none(facts.view_values("solved_share")[: limits.LEAST])
+    if solved_share is None or solved_share < limits.SOLVED_ALWAYS:
+        return None
+    if effective_share >= limits.EFFECTIVE_NONE:
         return None
     evidence = {
-        "groups_effective": mean(effective_at_start),
+        "groups_effective": effective_share,
         "groups_too_easy": mean(facts.series("groups_too_easy")[: limits.WINDOW] or [0.0]),
-        "solved": mean(solved_at_start),
+        "solved": solved_share,
         "heldout_success": dict(facts.curve("heldout_success")).get(0),
     }
     sentence = (
-        f"{mean(solved_at_start):.0%} of the answers were right from the first steps on: there "
+        f"{solved_share:.0%} of the answers were right from the first steps on: there "
         "is nothing to select."
     )
-    return Finding(
-        "too_easy",
-        sentence,
-        evidence,
-        edit_lever("harder tasks"),
-        playbook="curriculum",
-        pick="worst",
-    )
+    lever = edit_lever("harder tasks")
+    return Finding("too_easy", sentence, evidence, lever, playbook="curriculum", pick="worst")
 
 
 def entropy_collapse(facts: Facts) -> Finding | None:
@@ -190,21 +220,7 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
         return None
     if _still_rising(facts, fall.steps_since):
         return None
-    evidence = {
-        "entropy_start": fall.start,
-        "entropy": fall.end,
-        "entropy_left": fall.end / fall.start,
-        "flat_steps": fall.steps_since,
-        "solved_start": solved_start,
-        "solved": solved_end,
-        "distinct_in_group": recent_mean(facts.view_values("distinct_share")),
-    }
-    sentence = (
-        f"Entropy fell to {fall.end / fall.start:.0%} of its start, and in the "
-        f"{fall.steps_since} steps since the share of right answers stays at {solved_end:.0%}."
-    )
-    lever = _lower_rate(facts, parts=2, why="and go on from a step before the fall")
-    return Finding("entropy_collapse", sentence, evidence, lever, playbook="stalls", pick="group")
+    return _lasting_fall_finding(facts, fall, solved_start, solved_end)
 
 
 @dataclass(frozen=True)
@@ -214,6 +230,28 @@ class _EntropyFall:
     start: float
     end: float
     steps_since: int
+
+
+def _lasting_fall_finding(
+    facts: Facts, fall: _EntropyFall, solved_start: float, solved_end: float
+) -> Finding:
+    """The finding that entropy fell for good; the others are the solved shares at both ends."""
+    entropy_left = fall.end / fall.start
+    evidence = {
+        "entropy_start": fall.start,
+        "entropy": fall.end,
+        "entropy_left": entropy_left,
+        "flat_steps": fall.steps_since,
+        "solved_start": solved_start,
+        "solved": solved_end,
+        "distinct_in_group": recent_mean(facts.view_values("distinct_share")),
+    }
+    sentence = (
+        f"Entropy fell to {entropy_left:.0%} of its start, and in the "
+        f"{fall.steps_since} steps since the share of right answers stays at {solved_end:.0%}."
+    )
+    lever = _lower_rate(facts, parts=2, why="and go on from a step before the fall")
+    return Finding("entropy_collapse", sentence, evidence, lever, playbook="stalls", pick="group")
 
 
 def _lasting_entropy_fall(entropies: Sequence[float]) -> _EntropyFall | None:
@@ -254,8 +292,7 @@ def _steps_since_below(values: Sequence[float], limit: float) -> int:
 def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     """Detect entropy that fell within the first steps, in a run without a held-out gain.
 
-    None for a run without a verdict, or with the verdict "better". The severity is low, because the
-    missing gain may be chance.
+    None for a run without a verdict, or with the verdict "better".
     """
     if facts.comparison is None or facts.comparison.outcome.verdict == "better":
         return None
@@ -263,33 +300,14 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     against_start = _comparison_without_gain(facts)
     if entropy is None or against_start is None:
         return None
-    effective_shares = facts.series("groups_effective")
-    n = against_start.comparison.outcome.n
-    evidence = {
-        "entropy_start": entropy.start,
-        "entropy_first_steps": entropy.early,
-        "entropy": entropy.end,
-        "heldout_start": against_start.before,
-        "heldout": against_start.after,
-        "n": n,
-        "p": against_start.comparison.p,
-        "groups_effective_start": mean_or_none(effective_shares[:1]),
-        "groups_effective": mean_or_none(effective_shares[-limits.LEAST :]),
-    }
-    sentence = (
-        f"Entropy fell from {entropy.start:.2g} to {entropy.early:.2g} within "
-        f"{limits.ENTROPY_EARLY} steps, and held-out {against_start.measure} is not above its "
-        f"start ({against_start.before:.2g} to {against_start.after:.2g} on {n} tasks, which may "
-        "be chance)."
-    )
     return Finding(
         "entropy_collapse",
-        sentence,
-        evidence,
+        _early_fall_text(entropy, against_start),
+        _early_fall_evidence(facts, entropy, against_start),
         _lower_rate(facts, parts=3, why="from the start again"),
         playbook="stalls",
         pick="group",
-        severity="low",
+        severity="low",  # the missing gain may be chance
     )
 
 
@@ -300,6 +318,35 @@ class _Entropies:
     start: float
     early: float
     end: float
+
+
+def _early_fall_text(entropy: _Entropies, against_start: StartComparison) -> str:
+    """The sentence on an entropy that fell within the first steps, without a held-out gain."""
+    n = against_start.comparison.outcome.n
+    return (
+        f"Entropy fell from {entropy.start:.2g} to {entropy.early:.2g} within "
+        f"{limits.ENTROPY_EARLY} steps, and held-out {against_start.measure} is not above its "
+        f"start ({against_start.before:.2g} to {against_start.after:.2g} on {n} tasks, which may "
+        "be chance)."
+    )
+
+
+def _early_fall_evidence(
+    facts: Facts, entropy: _Entropies, against_start: StartComparison
+) -> dict[str, object]:
+    """The numbers of an entropy that fell within the first steps, without a held-out gain."""
+    effective_shares = facts.series("groups_effective")
+    return {
+        "entropy_start": entropy.start,
+        "entropy_first_steps": entropy.early,
+        "entropy": entropy.end,
+        "heldout_start": against_start.before,
+        "heldout": against_start.after,
+        "n": against_start.comparison.outcome.n,
+        "p": against_start.comparison.p,
+        "groups_effective_start": mean_or_none(effective_shares[:1]),
+        "groups_effective": mean_or_none(effective_shares[-limits.LEAST :]),
+    }
 
 
 def _entropy_at_once_lost(entropies: Sequence[float]) -> _Entropies | None:
@@ -371,7 +418,7 @@ def never_solved(facts: Facts) -> bool:
 
 
 def _lower_rate(facts: Facts, *, parts: int, why: str) -> Lever:
-    """The lever that divides the learning rate by `parts`."""
+    """The advice (a lever) to divide the learning rate by `parts`; `why` is its reason."""
     learning_rate = facts.settings.learning_rate
     return setting_lever("learning_rate", learning_rate, rounded_part(learning_rate, parts), why)
 

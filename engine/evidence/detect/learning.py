@@ -5,15 +5,17 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.evidence.detect.findings import Finding, Lever, edit_lever, setting_lever
 from engine.evidence.detect.groups import rounded_part
 from engine.evidence.detect.views import Facts, mean
 from engine.evidence.stats import thresholds as limits
-from engine.evidence.stats.inference import MARGIN, PairedVerdict, tasks_needed
-from engine.evidence.stats.power import more_rows
+from engine.evidence.stats.inference import MARGIN
+from engine.evidence.stats.power import more_rows, tasks_for_share
 from engine.evidence.stats.results import rounded
+from engine.evidence.verdict.comparison import Comparison
 from engine.records.lines.curves import number
 from engine.records.settings import ROW_ALGORITHMS
 
@@ -33,39 +35,71 @@ def overfitting(facts: Facts) -> Finding | None:
     """Detect that the loss of the rows (SFT, DPO) still falls while the held-out loss rises.
 
     None with too few held-out evaluations, or where held-out success clearly rose in the meantime.
-    The lever is to stop at the step of the lowest held-out loss; a lower learning rate where that
-    is step 0.
+    """
+    losses = _losses_since_lowest(facts)
+    if losses is None or losses.last_heldout < losses.lowest_heldout * (1 + limits.OVERFIT_RISE):
+        return None
+    if losses.rows_now >= losses.rows_then:
+        return None
+    if _success_rose(facts, losses.lowest_step, losses.last_step):
+        return None
+    return _overfitting_finding(facts, losses)
+
+
+@dataclass(frozen=True)
+class _Losses:
+    """The held-out loss, and the loss of the training rows, at two steps of a run."""
+
+    lowest_step: int  # where the held-out loss was lowest
+    last_step: int  # of the last held-out evaluation
+    lowest_heldout: float
+    last_heldout: float
+    rows_then: float  # loss of the rows up to `lowest_step`
+    rows_now: float  # loss of the rows up to `last_step`
+
+
+def _losses_since_lowest(facts: Facts) -> _Losses | None:
+    """The losses of a run whose held-out loss rises at its end; None for other runs.
+
+    None as well where the loss of the training rows is not known.
     """
     heldout_losses = facts.curve("heldout_loss")
     if not _rises_at_end([loss for _, loss in heldout_losses]):
         return None
-    best_step, lowest_loss = min(heldout_losses, key=lambda point: point[1])
+    row_losses = facts.curve("loss")
+    if not row_losses:
+        return None
+    lowest_step, lowest_loss = min(heldout_losses, key=lambda point: point[1])
     last_step, last_loss = heldout_losses[-1]
-    if last_loss < lowest_loss * (1 + limits.OVERFIT_RISE):
-        return None
-    train_losses = facts.curve("loss")
-    if not train_losses:
-        return None
-    train_loss_then = mean(_values_up_to(train_losses, best_step))
-    train_loss_now = mean(_values_up_to(train_losses, last_step))
-    if train_loss_now >= train_loss_then or _success_rose(facts, best_step, last_step):
-        return None
+    return _Losses(
+        lowest_step,
+        last_step,
+        lowest_heldout=lowest_loss,
+        last_heldout=last_loss,
+        rows_then=mean(_values_up_to(row_losses, lowest_step)),
+        rows_now=mean(_values_up_to(row_losses, last_step)),
+    )
+
+
+def _overfitting_finding(facts: Facts, losses: _Losses) -> Finding:
+    """The finding that a run fits its rows ever better and held-out rows ever worse."""
     success_by_step = dict(facts.curve("heldout_success"))
     evidence = {
-        "heldout_loss_lowest": lowest_loss,
-        "lowest_at_step": best_step,
-        "heldout_loss": last_loss,
-        "loss_then": train_loss_then,
-        "loss": train_loss_now,
-        "heldout_success_then": success_by_step.get(best_step),
-        "heldout_success": success_by_step.get(last_step),
+        "heldout_loss_lowest": losses.lowest_heldout,
+        "lowest_at_step": losses.lowest_step,
+        "heldout_loss": losses.last_heldout,
+        "loss_then": losses.rows_then,
+        "loss": losses.rows_now,
+        "heldout_success_then": success_by_step.get(losses.lowest_step),
+        "heldout_success": success_by_step.get(losses.last_step),
     }
     sentence = (
-        f"The held-out loss was lowest at step {best_step} ({lowest_loss:.3g}) and has risen to "
-        f"{last_loss:.3g} since, while the loss of the rows fell from "
-        f"{train_loss_then:.3g} to {train_loss_now:.3g}."
+        f"The held-out loss was lowest at step {losses.lowest_step} "
+        f"({losses.lowest_heldout:.3g}) and has risen to "
+        f"{losses.last_heldout:.3g} since, while the loss of the rows fell from "
+        f"{losses.rows_then:.3g} to {losses.rows_now:.3g}."
     )
-    lever = _overfitting_lever(facts, best_step)
+    lever = _overfitting_lever(facts, losses.lowest_step)
     return Finding("overfitting", sentence, evidence, lever, playbook="sft", pick="changed")
 
 
@@ -78,7 +112,7 @@ def _rises_at_end(losses: Sequence[float]) -> bool:
 
 
 def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
-    """The lever to stop at `best_step`; a lower learning rate where that is step 0."""
+    """The advice (a lever) to stop at `best_step`; a lower learning rate where that is step 0."""
     if best_step == 0:  # every step did harm, so fewer of them would not help
         learning_rate = facts.settings.learning_rate
         reason = "and see whether the rows are like the held-out ones: no step made those likelier"
@@ -108,21 +142,31 @@ def too_short(facts: Facts) -> Finding | None:
     solved_shares = [value for _, value in facts.curve("heldout_success")]
     if not solved_shares or max(solved_shares) > limits.SOLVED_NEVER:
         return None
-    curve = facts.curve("heldout_loss")
-    losses = [loss for _, loss in curve]
-    if not _still_falls(losses):
+    loss_curve = facts.curve("heldout_loss")
+    if not _still_falls([loss for _, loss in loss_curve]):
         return None
+    return _too_short_finding(facts, loss_curve, solved_share=solved_shares[-1])
+
+
+def _too_short_finding(
+    facts: Facts, loss_curve: Sequence[tuple[int, float]], *, solved_share: float
+) -> Finding:
+    """The finding that a run ended while its held-out loss fell, with the advice to train longer.
+
+    `loss_curve` are pairs (step, held-out loss); `solved_share` is the last one that was measured.
+    """
+    losses = [loss for _, loss in loss_curve]
     first_loss, halfway_loss, last_loss = losses[0], _halfway(losses), losses[-1]
-    last_step, _ = curve[-1]
+    last_step, _ = loss_curve[-1]
     evidence = {
         "heldout_loss_start": first_loss,
         "heldout_loss_halfway": halfway_loss,
         "heldout_loss": last_loss,
-        "heldout_success": solved_shares[-1],
+        "heldout_success": solved_share,
         "steps": last_step,
     }
     sentence = (
-        f"{solved_shares[-1]:.0%} of the held-out tasks are solved after {last_step} steps, "
+        f"{solved_share:.0%} of the held-out tasks are solved after {last_step} steps, "
         f"but the loss still falls: {first_loss:.3g}, {halfway_loss:.3g} halfway, "
         f"{last_loss:.3g} at the end."
     )
@@ -155,14 +199,13 @@ def no_update(facts: Facts) -> Finding | None:
     rates, norms = _rates_and_norms(facts)
     # AdamW moves a weight by at most about the learning rate per step.
     farthest_move = sum(rates)
-    median_norm = statistics.median(norms) if norms else None
     ended_by_trainer = facts.failure_kind == "no_update"  # it has found the same already
     steps_too_small = len(rates) >= limits.WINDOW and farthest_move < limits.FARTHEST_MOVE
     if not (ended_by_trainer or steps_too_small or _has_no_gradient(norms)):
         return None
-    learning_rate = facts.settings.learning_rate
+    median_norm = statistics.median(norms) if norms else None
     evidence = {
-        "learning_rate": learning_rate,
+        "learning_rate": facts.settings.learning_rate,
         "sum_of_lr": farthest_move,
         "grad_norm": median_norm,
         "steps": len(rates),
@@ -171,12 +214,17 @@ def no_update(facts: Facts) -> Finding | None:
         f"In {len(rates)} steps no weight of the adapter can have moved by more than "
         f"{farthest_move:.1g} (gradient norm {median_norm or 0.0:.2g})."
     )
+    lever = _higher_rate(facts.settings.learning_rate)
+    return Finding("no_update", sentence, evidence, lever, playbook="failures")
+
+
+def _higher_rate(learning_rate: object) -> Lever:
+    """The advice (a lever) to take ten times the learning rate; no value where it is not known."""
     new_rate = None
     if isinstance(learning_rate, int | float):
         new_rate = float(f"{10 * learning_rate:.2g}")
     reason = "or leave it out for the value that suits the model"
-    lever = setting_lever("learning_rate", learning_rate, new_rate, reason)
-    return Finding("no_update", sentence, evidence, lever, playbook="failures")
+    return setting_lever("learning_rate", learning_rate, new_rate, reason)
 
 
 def _has_no_gradient(norms: Sequence[float]) -> bool:
@@ -212,14 +260,10 @@ class _Spike(NamedTuple):
 
 
 def unstable(facts: Facts) -> Finding | None:
-    """Detect unstable training.
+    """Detect unstable training; None without a sign of it.
 
-    The signs, in the order in which they are looked for:
-        the run ended on NaN or infinity;
-        the divergence from the start (KL) jumped;
-        the gradient norm spiked several times, or once and training got worse after it.
-
-    None without any of these.
+    The signs: the run ended on NaN or infinity, the divergence from the start (KL) jumped, or the
+    gradient norm spiked several times, or once and training got worse after it.
     """
     if facts.failure_kind == "nonfinite":
         error = facts.failure.evidence[:_ERROR_CHARS] if facts.failure else ""
@@ -228,13 +272,7 @@ def unstable(facts: Facts) -> Finding | None:
     divergence_jumps = _spikes(facts.curve("kl"), limits.KL_FLOOR)
     if divergence_jumps:
         return _divergence_finding(facts, divergence_jumps)
-    # A norm up to the limit of clipping is no spike: it was taken as it is.
-    clip_limit = float(facts.settings.max_grad_norm or 1.0)
-    gradient_spikes = _spikes(facts.curve("grad_norm"), clip_limit)
-    harmful_spikes = [spike for spike in gradient_spikes if _worse_after(facts, spike.step)]
-    if not harmful_spikes and len(gradient_spikes) < limits.SPIKES:
-        return None
-    return _gradient_finding(facts, gradient_spikes, harmful_count=len(harmful_spikes))
+    return _gradient_finding(facts)
 
 
 def _divergence_finding(facts: Facts, jumps: Sequence[_Spike]) -> Finding:
@@ -253,23 +291,29 @@ def _divergence_finding(facts: Facts, jumps: Sequence[_Spike]) -> Finding:
     return _unstable_finding(facts, sentence, evidence, rate_divisor=2)
 
 
-def _gradient_finding(facts: Facts, spikes: Sequence[_Spike], *, harmful_count: int) -> Finding:
+def _gradient_finding(facts: Facts) -> Finding | None:
     """The finding that the gradient norm spiked; the relatively largest spike is described.
 
-    `harmful_count` is the number of spikes after which training got worse.
+    None where it spiked only a few times, and training did not get worse after any of them.
     """
-    largest = max(spikes, key=lambda spike: spike.value / spike.usual_value)
+    # A norm up to the limit of clipping is no spike: it was taken as it is.
+    clip_limit = float(facts.settings.max_grad_norm or 1.0)
+    spikes = _spikes(facts.curve("grad_norm"), clip_limit)
+    harmful_count = sum(_worse_after(facts, spike.step) for spike in spikes)
+    if not harmful_count and len(spikes) < limits.SPIKES:
+        return None
+    step, norm, usual_norm = max(spikes, key=lambda spike: spike.value / spike.usual_value)
     evidence = {
-        "grad_norm": largest.value,
-        "grad_norm_usual": largest.usual_value,
-        "step": largest.step,
+        "grad_norm": norm,
+        "grad_norm_usual": usual_norm,
+        "step": step,
         "spikes": len(spikes),
         "followed_by_a_fall": harmful_count,
     }
     consequence = ", and training got worse after it" if harmful_count else ""
     sentence = (
-        f"The gradient norm jumped {len(spikes)} times, to {largest.value:.2g} at step "
-        f"{largest.step} where {largest.usual_value:.2g} is usual{consequence}."
+        f"The gradient norm jumped {len(spikes)} times, to {norm:.2g} at step "
+        f"{step} where {usual_norm:.2g} is usual{consequence}."
     )
     return _unstable_finding(facts, sentence, evidence, rate_divisor=2)
 
@@ -283,21 +327,26 @@ def underpowered(facts: Facts) -> Finding | None:
     if comparison is None or comparison.outcome.verdict != "inconclusive":
         return None
     smallest_gap = rounded(comparison.outcome.detectable)
-    n = comparison.outcome.n
-    if smallest_gap is None or not n:
+    if smallest_gap is None or not comparison.outcome.n:
         return None
-    is_share = comparison.measure == "success"
-    shows_enough = is_share and smallest_gap <= MARGIN
+    shows_enough = comparison.measure == "success" and smallest_gap <= MARGIN
     merely_too_short = facts.algorithm == "sft" and too_short(facts) is not None
     if shows_enough or merely_too_short:
         return None
+    return _underpowered_finding(facts, comparison, smallest_gap)
+
+
+def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: float) -> Finding:
+    """The finding that a comparison has too few tasks: it shows `smallest_gap` or more."""
+    n = comparison.outcome.n
+    is_share = comparison.measure == "success"
     evidence: dict[str, object] = {
         "difference": comparison.difference,
         "interval": comparison.interval,
         "n": n,
         "smallest_detectable_gap": smallest_gap,
     }
-    needed_tasks = _tasks_to_show_margin(comparison.outcome) if is_share else None
+    needed_tasks = tasks_for_share(comparison.outcome) if is_share else None
     if is_share:
         evidence["tasks_needed"] = needed_tasks
     if facts.heldout_rows is not None:
@@ -310,25 +359,12 @@ def underpowered(facts: Facts) -> Finding | None:
     return Finding("underpowered", sentence, evidence, lever, playbook="evidence", pick="changed")
 
 
-def _tasks_to_show_margin(outcome: PairedVerdict) -> int:
-    """How many tasks would show a difference of `MARGIN` between two shares.
-
-    It depends on how many tasks changed their result (flips). One more than was seen is counted,
-    so that a sample without any does not promise too much.
-    """
-    flips = len(outcome.gained) + len(outcome.lost)
-    return tasks_needed(MARGIN, (flips + 1) / (outcome.n + 1))
-
-
 def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> Lever:
-    """The lever to get more tasks into the evaluation that the verdict rests on.
+    """The advice (a lever) to get more tasks into the evaluation that the verdict rests on.
 
     It raises the setting for the number of rows, or asks for new rows where the environment has no
-    more.
-
-    Args:
-        reported_tasks: the number of tasks in the verdict.
-        needed_tasks: how many tasks it would take; None where that is not known.
+    more. `reported_tasks` is the number of tasks in the verdict, `needed_tasks` how many it would
+    take; None where that is not known.
     """
     is_training = facts.algorithm != "evaluate"
     setting = "eval_rows" if is_training else "rows"
@@ -341,48 +377,62 @@ def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> 
     if rows_available is not None and rows_used >= rows_available:
         half_note = "; a run reports on half of them" if is_training else ""
         return edit_lever(more_rows(rows_needed, rows_available) + half_note)
-    # Where it is not known how many are needed: four times the tasks halve the smallest change
-    # that shows.
-    new_rows = rows_needed or 4 * rows_used
-    if rows_available is not None:
-        new_rows = min(new_rows, rows_available)
-    remark = "half of them are reported" if is_training else ""
-    if is_training and rows_available is None:
-        remark += "; the environment needs as many held-out tasks"
+    new_rows = _rows_to_ask(rows_used, rows_needed, rows_available)
+    remark = _remark_on_halves(rows_available) if is_training else ""
     return setting_lever(setting, rows_set, new_rows, remark)
 
 
-def infra(facts: Facts) -> Finding | None:
-    """Detect a run that failed because of the machine, not because of the model; None for others.
+def _remark_on_halves(rows_available: int | None) -> str:
+    """What to know of more held-out rows in training; `rows_available` None is unknown."""
+    remark = "half of them are reported"
+    if rows_available is None:
+        remark += "; the environment needs as many held-out tasks"
+    return remark
 
-    Where memory ran out, the lever is gradient checkpointing, or a smaller batch if checkpointing
-    is on already. For other failures it is to repair the machine.
-    """
+
+def _rows_to_ask(rows_used: int, rows_needed: int | None, rows_available: int | None) -> int:
+    """How many rows the next evaluation should ask, at most those available; None is unknown."""
+    # Where it is not known how many are needed: four times the tasks halve the smallest change
+    # that shows.
+    rows = rows_needed or 4 * rows_used
+    return rows if rows_available is None else min(rows, rows_available)
+
+
+def infra(facts: Facts) -> Finding | None:
+    """Detect a run that failed because of the machine, not because of the model; else None."""
     failure = facts.failure
     if failure is None or failure.kind not in _MACHINE:
         return None
     error = (failure.evidence or failure.message)[:_ERROR_CHARS]
     evidence = {"kind": failure.kind, "error": error}
-    if failure.kind != "oom":
+    if failure.kind == "oom":
+        lever = _less_memory(facts)
+    else:
         lever = edit_lever("mend the machine (honesmith doctor), then resume the run")
-    elif not facts.settings.gradient_checkpointing:
-        lever = setting_lever(
+    return Finding("infra", _MACHINE[failure.kind], evidence, lever, playbook="crashes", root=True)
+
+
+def _less_memory(facts: Facts) -> Lever:
+    """What to change (the lever) in a run that ran out of memory.
+
+    It is gradient checkpointing, or half the batch where checkpointing is on already.
+    """
+    if not facts.settings.gradient_checkpointing:
+        return setting_lever(
             "gradient_checkpointing", now=False, to=True, why="the same mathematics in less memory"
         )
-    else:
-        setting = "batch_size" if facts.algorithm in ROW_ALGORITHMS else "prompts_per_step"
-        batch_size = getattr(facts.settings, setting)
-        half_size = max(1, batch_size // 2) if isinstance(batch_size, int) else None
-        lever = setting_lever(setting, now=batch_size, to=half_size)
-    return Finding("infra", _MACHINE[failure.kind], evidence, lever, playbook="crashes", root=True)
+    setting = "batch_size" if facts.algorithm in ROW_ALGORITHMS else "prompts_per_step"
+    batch_size = getattr(facts.settings, setting)
+    half_size = max(1, batch_size // 2) if isinstance(batch_size, int) else None
+    return setting_lever(setting, now=batch_size, to=half_size)
 
 
 def _unstable_finding(
     facts: Facts, sentence: str, evidence: Mapping[str, object], *, rate_divisor: int
 ) -> Finding:
-    """The finding `unstable`, whose lever is a lower learning rate.
+    """The finding `unstable`, with the advice to divide the learning rate by `rate_divisor`.
 
-    The lever names no value where the learning rate is not known.
+    The advice names no value where the learning rate is not known.
     """
     learning_rate = facts.settings.learning_rate
     return Finding(
@@ -397,12 +447,12 @@ def _unstable_finding(
 def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
     """The points of a curve that are far above the median of the steps before them.
 
-    Points up to `floor` are no spikes, nor are points with too few steps before them. Step 0 and
-    values of 0 or less are ignored altogether: they do not count as steps before a point either.
+    Points up to `floor` are no spikes, nor are points with too few steps before them.
     """
     spikes: list[_Spike] = []
     earlier_values: list[float] = []
     for step, value in points:
+        # Not training steps, or nothing was measured: no steps before a point either.
         if value <= 0.0 or step <= 0:
             continue
         recent_values = earlier_values[-limits.SPIKE_MEMORY :]
@@ -418,10 +468,9 @@ def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
 def _worse_after(facts: Facts, step: int) -> bool:
     """Whether training got worse after a step, by more than its noise.
 
-    Compares the means of the five steps before and after: the loss for SFT and DPO, the reward for
-    GRPO. False where either side has fewer steps.
+    Compares the means of the five steps before and after. False where either side has fewer steps.
     """
-    has_rows = facts.algorithm in ROW_ALGORITHMS
+    has_rows = facts.algorithm in ROW_ALGORITHMS  # SFT and DPO: their loss counts, not a reward
     curve = facts.curve("loss" if has_rows else "reward_mean")
     before = [value for at_step, value in curve if 0 < at_step < step][-limits.LEAST :]
     after = [value for at_step, value in curve if at_step > step][: limits.LEAST]
@@ -429,9 +478,13 @@ def _worse_after(facts: Facts, step: int) -> bool:
         return False
     rise = mean(after) - mean(before)
     worsening = rise if has_rows else -rise  # a loss gets worse by rising
+    return worsening > _noise_of_difference(before, after)
+
+
+def _noise_of_difference(before: Sequence[float], after: Sequence[float]) -> float:
+    """Two standard errors of the difference of two means, over `LEAST` steps each."""
     deviation = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
-    two_standard_errors = 2 * deviation * (2 / limits.LEAST) ** 0.5  # of two means' difference
-    return worsening > two_standard_errors
+    return 2 * deviation * (2 / limits.LEAST) ** 0.5
 
 
 def _values_up_to(points: Sequence[tuple[int, float]], step: int) -> list[float]:

@@ -9,6 +9,7 @@ from engine.evidence.detect.views import (
     Trend,
     mean,
     mean_or_none,
+    recent_mean,
     stuck_at,
     trend,
 )
@@ -46,12 +47,12 @@ def reward_errors(facts: Facts) -> Finding | None:
     if not scoring_ended_run and error_share <= limits.REWARD_ERRORS:
         return None
     evidence: dict[str, object] = {"reward_errors": error_share}
-    sentence = f"Scoring failed on {error_share:.0%} of the answers of the last steps."
-    if scoring_ended_run:
-        if facts.failure is not None:
-            evidence["error"] = facts.failure.evidence[:_ERROR_CHARS]
-        if not error_shares:
-            sentence = "Scoring failed on too many answers before a step was done."
+    if scoring_ended_run and facts.failure is not None:
+        evidence["error"] = facts.failure.evidence[:_ERROR_CHARS]
+    if error_shares:
+        sentence = f"Scoring failed on {error_share:.0%} of the answers of the last steps."
+    else:  # then it ended the run
+        sentence = "Scoring failed on too many answers before a step was done."
     lever = edit_lever("score(): mend it for the answers shown, push again")
     return Finding(
         "reward_errors", sentence, evidence, lever, playbook="rewards", pick="error", root=True
@@ -97,12 +98,11 @@ def slow_reward(facts: Facts) -> Finding | None:
 
     None where it takes less, where it takes no noticeable time, or where times were not measured.
     """
-    score_times = facts.recent("reward_s")
-    sample_times = facts.recent("sample_s")
-    train_times = facts.recent("train_s")
-    if not score_times or not sample_times or not train_times:
+    score_s = recent_mean(facts.series("reward_s"))
+    sample_s = recent_mean(facts.series("sample_s"))
+    train_s = recent_mean(facts.series("train_s"))
+    if score_s is None or sample_s is None or train_s is None:
         return None
-    score_s, sample_s, train_s = mean(score_times), mean(sample_times), mean(train_times)
     step_s = max(1e-9, score_s + (sample_s + train_s))  # never 0, to divide by it
     share = score_s / step_s
     if share <= limits.SLOW_SHARE or score_s < limits.SLOW_SECONDS:
@@ -169,8 +169,17 @@ def reward_hacking(facts: Facts) -> Finding | None:
         other_signals.pop("form_only", None)  # the form was learnt together with the answers
     if not _is_enough_evidence(reward_signals, other_signals):
         return None
-    signals = other_signals | reward_signals
-    evidence = _hacking_evidence(facts, reward_trend, signals)
+    where = "success == False" if reward_signals else ""  # without these, success may be unknown
+    return _hacking_finding(facts, reward_trend, other_signals | reward_signals, where)
+
+
+def _hacking_finding(
+    facts: Facts, reward_trend: Trend, signals: Mapping[str, float], where: str
+) -> Finding:
+    """The finding that a reward is exploited.
+
+    `signals` maps a signal to the number that shows it; `where` filters the example rollouts.
+    """
     changes = ", ".join(text for name, text in _SIGNAL_TEXTS.items() if name in signals)
     sentence = (
         f"The reward rose from {reward_trend.first:.2g} to {reward_trend.last:.2g}, but {changes}."
@@ -178,9 +187,14 @@ def reward_hacking(facts: Facts) -> Finding | None:
     lever = edit_lever(
         "score(): stop paying what the best answers share; push, train from the start"
     )
-    where = "success == False" if reward_signals else ""  # without these, success may be unknown
     return Finding(
-        "reward_hacking", sentence, evidence, lever, playbook="rewards", pick="best", where=where
+        "reward_hacking",
+        sentence,
+        _hacking_evidence(facts, reward_trend, signals),
+        lever,
+        playbook="rewards",
+        pick="best",
+        where=where,
     )
 
 
@@ -252,9 +266,6 @@ def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
 def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
     """The reward that wrong answers now earn, if most of the reward's rise was not earned.
 
-    A rise of the mean reward has two parts. One is earned: (rise of success) x (extra pay of a
-    right answer). The other is not: the change of what right and wrong answers are paid.
-
     None where the unearned part is small, where wrong answers earn little or no more than before,
     or where a trend is missing.
     """
@@ -267,7 +278,8 @@ def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
         return None
     if wrong_trend.last < limits.WRONG_PAYS * right_trend.last:
         return None
-    # What right and wrong answers are paid more than at first, each by its share of the answers.
+    # A rise of the mean reward is earned as far as more answers are right. The rest is what right
+    # and wrong answers are paid more than at first, each by its share of the answers.
     unearned_rise = (
         solved_trend.last * right_trend.change + (1 - solved_trend.last) * wrong_trend.change
     )
@@ -280,15 +292,13 @@ def _other_signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
     """The signals of an exploit that are not in the reward: name -> the number that shows it.
 
     They are oddities of the answers, and "audit" where the reward audit had failed.
-
-    `success_known` is whether the environment reports success. Where it does not, a rising form
-    metric is no signal, because the answers may have become right together with their form. Where
-    it does, the caller drops that signal if success rose too.
+    `success_known` is whether the environment reports success.
     """
     return {
         **_length_signal(facts),
         **_alike_signal(facts),
         **_repeated_signal(facts),
+        # Where success is not known, answers may have become right together with their form.
         **(_form_signal(facts) if success_known else {}),
         **_judge_signal(facts),
         # The audit failed, and the user accepted that.

@@ -14,24 +14,35 @@ def below_start(facts: Facts) -> Finding | None:
     """Detect that the last held-out evaluation is clearly worse than step 0 on the same tasks.
 
     It does not matter whether an earlier checkpoint was better. The p value is multiplied by the
-    number of evaluations, since each one is a chance to be wrong. None where the last one is not
-    clearly worse, or where there is none after step 0.
+    number of evaluations, since each one is a chance to be wrong.
     """
     against_start = facts.against_start
-    if against_start is None:
+    if against_start is None or against_start.comparison.outcome.verdict != "worse":
         return None
-    outcome = against_start.comparison.outcome
     p = against_start.comparison.p
-    if outcome.verdict != "worse" or p is None or p * against_start.evaluations >= ALPHA:
+    if p is None or p * against_start.evaluations >= ALPHA:
         return None
     reason, lever = _reason_and_lever(facts, against_start)
-    evidence = {
+    return Finding(
+        "below_start",
+        f"{_fall_text(against_start)}{reason}.",
+        _fall_evidence(facts, against_start),
+        lever,
+        playbook="failures" if lever.setting else "rewards",  # without one it edits score()
+        # GRPO has training rollouts that show what the reward pays; others have held-out answers.
+        pick="best" if facts.algorithm == "grpo" else "changed",
+    )
+
+
+def _fall_evidence(facts: Facts, against_start: StartComparison) -> dict[str, object]:
+    """The numbers of a fall below the start."""
+    return {
         "before": against_start.before,
         "after": against_start.after,
         "difference": against_start.comparison.difference,
         "interval": against_start.comparison.interval,
-        "n": outcome.n,
-        "p": p,
+        "n": against_start.comparison.outcome.n,
+        "p": against_start.comparison.p,
         "step": against_start.step,
         "reward_before": against_start.reward_before,
         "reward_after": against_start.reward_after,
@@ -39,11 +50,6 @@ def below_start(facts: Facts) -> Finding | None:
         "reward_when_cut": recent_mean(facts.view_values("cut_reward")),
         "learning_rate": facts.settings.learning_rate,
     }
-    sentence = f"{_fall_text(against_start)}{reason}."
-    playbook_section = "failures" if lever.setting else "rewards"  # without one it edits score()
-    # GRPO has training rollouts that show what the reward pays; others have held-out answers only.
-    pick = "best" if facts.algorithm == "grpo" else "changed"
-    return Finding("below_start", sentence, evidence, lever, playbook=playbook_section, pick=pick)
 
 
 def _fall_text(against_start: StartComparison) -> str:
@@ -61,10 +67,10 @@ def _fall_text(against_start: StartComparison) -> str:
 
 
 def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str, Lever]:
-    """The reason for a fall below the start, as the end of a sentence, and the lever.
+    """(the reason for a fall below the start, as the end of a sentence; the advice, a lever).
 
     The reward is the cause if it did not fall with success, or if it pays answers that are cut.
-    Otherwise the reason is "" and the lever is a lower learning rate.
+    Otherwise the reason is "" and the advice is a lower learning rate.
     """
     if facts.algorithm == "grpo" and against_start.measure == "success":
         if _reward_kept_up(against_start):
@@ -75,11 +81,14 @@ def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str
             pay_of_cut = mean(window(facts.view_values("cut_reward")))
             reason = f"; answers that are cut earn {pay_of_cut:.2g}, as much as the mean"
             return reason, edit_lever(_PAYS_CUT)
-    learning_rate = facts.settings.learning_rate
+    return "", _lower_rate(facts.settings.learning_rate)
+
+
+def _lower_rate(learning_rate: object) -> Lever:
+    """The advice (a lever) to train with a third of the learning rate."""
     new_rate = rounded_part(learning_rate, parts=3)
-    return "", setting_lever(
-        "learning_rate", learning_rate, new_rate, "from the start again: this run forgot it"
-    )
+    reason = "from the start again: this run forgot it"
+    return setting_lever("learning_rate", learning_rate, new_rate, reason)
 
 
 def _reward_kept_up(against_start: StartComparison) -> bool:
@@ -112,9 +121,7 @@ def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
     """Whether answers that are cut earn about as much as the others, without being right.
 
     False where few answers are cut, or where the environment does not say what is right.
-
-    `reward_at_start` is the mean reward before training, None where it is not known. If cut answers
-    earn next to nothing compared with it, they do not count as paid.
+    `reward_at_start` is the mean reward before training, None where it is not known.
     """
     cut_solved_share = recent_mean(facts.view_values("cut_solved_share"))
     cut_share = recent_mean(facts.view_values("cut_share"))
@@ -124,6 +131,7 @@ def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
         return False
     if cut_solved_share > limits.SOLVED_NEVER or cut_share <= limits.TRUNCATED:
         return False
+    # Where nobody is paid, cut answers earn the mean too; that is not what is looked for.
     next_to_nothing = max(0.0, limits.CUT_PAYS_SOMETHING * (reward_at_start or 0.0))
     return cut_reward > next_to_nothing and cut_reward >= limits.CUT_PAYS * reward
 
@@ -152,7 +160,10 @@ _MIX_ROWS = "mix 10 to 30 % rows of what the model could do before into the trai
 
 
 def _inherited_forgetting(against_base: SinceBase) -> Finding:
-    """The finding that ancestors of a run lost a skill; of medium severity only."""
+    """The finding that the runs which a run descends from lost a skill.
+
+    It is of medium severity, because this run itself lost nothing.
+    """
     battery = _first_forgotten(against_base.batteries)
     # `lost_by` is empty where no single run shows the loss.
     culprits = ", ".join(against_base.lost_by) or "a run before it"
@@ -170,12 +181,12 @@ def _inherited_forgetting(against_base: SinceBase) -> Finding:
 
 
 def _first_forgotten(batteries: Sequence[Battery]) -> Battery:
-    """The first battery with the verdict "forgotten"; there must be one."""
+    """The first battery (set of tasks) with the verdict "forgotten"; there must be one."""
     return next(battery for battery in batteries if battery.verdict == "forgotten")
 
 
 def _battery_evidence(battery: Battery) -> dict[str, object]:
-    """The results of a battery as the evidence of a finding."""
+    """The results of a battery (a set of tasks) as the evidence of a finding."""
     return {
         "battery": battery.battery,
         "before": battery.before,

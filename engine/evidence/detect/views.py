@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.evidence.stats import thresholds as limits
@@ -317,10 +317,8 @@ def change_between(early: Sequence[float], late: Sequence[float]) -> Trend:
 def stuck_at(values: Sequence[float], limit: float) -> float | None:
     """The recent level of a bad share, if it is above `limit` and training is not reducing it.
 
-    None in these cases:
-        the series is too short;
-        the level is not above `limit`;
-        the level clearly falls, over the whole run or recently, and is below `TOO_MUCH_TO_WAIT`.
+    None where the series is too short, where the level is not above `limit`, and where it clearly
+    falls and is below `TOO_MUCH_TO_WAIT`.
     """
     recent = window(values)
     if not recent:
@@ -328,15 +326,16 @@ def stuck_at(values: Sequence[float], limit: float) -> float | None:
     level = mean(recent)
     if level <= limit:
         return None
-    mean_at_start = mean(values[: limits.WINDOW])
-    older = mean(recent[: len(recent) // 2])
-    newer = mean(recent[len(recent) // 2 :])
-    fell_over_run = level <= limits.MENDING * mean_at_start
-    falls_now = newer <= limits.MENDING * older
     can_wait = level <= limits.TOO_MUCH_TO_WAIT
-    if (fell_over_run or falls_now) and can_wait:
-        return None
-    return level
+    return None if can_wait and _clearly_falls(values, recent) else level
+
+
+def _clearly_falls(values: Sequence[float], recent: Sequence[float]) -> bool:
+    """Whether a bad share falls, over the whole run or within its `recent` values."""
+    half = len(recent) // 2
+    fell_over_run = mean(recent) <= limits.MENDING * mean(values[: limits.WINDOW])
+    falls_now = mean(recent[half:]) <= limits.MENDING * mean(recent[:half])
+    return fell_over_run or falls_now
 
 
 # --- from rollouts ----------------------------------------------------------------------------
@@ -350,37 +349,69 @@ def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View 
     if not rows:
         return None
     scored = [row for row in rows if not row.error]
-    cut_rows = [row for row in rows if row.cut]
-    out_of_turns = [row for row in rows if row.stop_reason == "max_turns"]
-    wrapped, unwrapped = _by_wrapping(scored)
     form_metric, form_score = _form_metric(scored)
-    sizes_or_none = [_think_size(row, settings) for row in rows]
-    think_sizes = [size for size in sizes_or_none if size is not None]
-    return View(
+    view = View(
         step=step,
         answer_count=len(rows),
+        mean_tokens=mean([float(row.tokens) for row in rows]),
+        error_share=1 - len(scored) / len(rows),
+        distinct_share=_distinct_share(rows),
+        repeated_share=mean([repeated_share(_all_text(row)) for row in rows]),
+        form_score=form_score,
+        form_metric=form_metric,
+        judge_gap=_judge_gap(scored),
+        alike_share=alike_share(_one_text_per_task(rows)),
+    )
+    view = _with_rewards(view, scored)
+    view = _with_cuts(view, rows)
+    view = _with_wrapping(view, scored)
+    return _with_thinking(view, rows, settings)
+
+
+def _with_rewards(view: View, scored: Sequence[Answer]) -> View:
+    """The view with what its scored answers earned, and how many of them solve their task."""
+    return replace(
+        view,
         solved_share=_success_share(scored),
         reward=_mean_reward(scored),
         wrong_reward=_mean_reward([row for row in scored if row.success is False]),
         right_reward=_mean_reward([row for row in scored if row.success is True]),
-        mean_tokens=mean([float(row.tokens) for row in rows]),
-        error_share=1 - len(scored) / len(rows),
+    )
+
+
+def _with_cuts(view: View, rows: Sequence[Answer]) -> View:
+    """The view with the figures on answers that a limit cut off; `rows` are all its answers."""
+    cut_rows = [row for row in rows if row.cut]
+    out_of_turns = [row for row in rows if row.stop_reason == "max_turns"]
+    return replace(
+        view,
         cut_share=len(cut_rows) / len(rows),
         out_of_turns_share=len(out_of_turns) / len(rows),
         cut_reward=_mean_reward([row for row in cut_rows if not row.error]),
         cut_solved_share=_success_share(cut_rows),
-        uncut_reward=_mean_reward([row for row in scored if not row.cut]),
-        distinct_share=_distinct_share(rows),
-        repeated_share=mean([repeated_share(_all_text(row)) for row in rows]),
+        uncut_reward=_mean_reward([row for row in rows if not row.error and not row.cut]),
+    )
+
+
+def _with_wrapping(view: View, scored: Sequence[Answer]) -> View:
+    """The view with the figures on answers in code fences, in quotes or behind courtesies."""
+    wrapped, unwrapped = _by_wrapping(scored)
+    return replace(
+        view,
         wrapped_share=len(wrapped) / len(scored) if scored else 0.0,
         wrapped_reward=_mean_reward(wrapped),
         unwrapped_reward=_mean_reward(unwrapped),
-        form_score=form_score,
-        form_metric=form_metric,
-        thinking_share=len(think_sizes) / len(rows),
-        think_size=statistics.median(think_sizes) if think_sizes else None,
-        judge_gap=_judge_gap(scored),
-        alike_share=alike_share(_one_text_per_task(rows)),
+    )
+
+
+def _with_thinking(view: View, rows: Sequence[Answer], settings: KnownSettings) -> View:
+    """The view with the figures on think blocks; `rows` are all its answers."""
+    sizes_or_none = [_think_size(row, settings) for row in rows]
+    sizes = [size for size in sizes_or_none if size is not None]
+    return replace(
+        view,
+        thinking_share=len(sizes) / len(rows),
+        think_size=statistics.median(sizes) if sizes else None,
     )
 
 
@@ -392,26 +423,25 @@ def is_form_metric(name: str) -> bool:
 def is_pleased_and_wrong(row: Answer) -> bool | None:
     """Whether a judge rates an answer highly that fails a hard check.
 
-    The names of the metrics tell which are a judge's and which are hard checks; success counts as a
-    hard check too. None where the answer has no judge or no check, or where a judge's metric is
-    above 1, because then it is not known what is high.
+    None where the answer has no judge or no check, or where a judge's metric is above 1, because
+    then it is not known what is high.
     """
-    judge_scores: list[float] = []
-    check_scores: list[float] = []
-    for name, value in (row.metrics or {}).items():
-        if _COUNTED.search(name):  # a count or a time
-            continue
-        if _JUDGE.search(name):
-            judge_scores.append(value)
-        elif _CHECK.search(name):
-            check_scores.append(value)
-    if not judge_scores or max(judge_scores) > 1:
-        return None
+    # The names of the metrics tell which are a judge's and which are hard checks.
+    metrics = {name: value for name, value in (row.metrics or {}).items() if not _is_count(name)}
+    judge_scores = [value for name, value in metrics.items() if _JUDGE.search(name)]
+    check_scores = [
+        value for name, value in metrics.items() if _CHECK.search(name) and not _JUDGE.search(name)
+    ]
     if row.success is not None:
         check_scores.append(float(row.success))
-    if not check_scores:
+    if not judge_scores or max(judge_scores) > 1 or not check_scores:
         return None
     return max(judge_scores) >= limits.JUDGE_HIGH and min(check_scores) <= limits.CHECK_LOW
+
+
+def _is_count(name: str) -> bool:
+    """Whether a metric counts something or takes a time: that is no score."""
+    return _COUNTED.search(name) is not None
 
 
 def _by_wrapping(rows: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:

@@ -33,11 +33,7 @@ def paired_bootstrap(
     """The mean paired difference over tasks, with interval and p value by a bootstrap over tasks.
 
     The attempts of a task are averaged first: more attempts sharpen a task's own value but are
-    no new tasks. The percentile interval is widened to what Student's t asks for at this number of
-    tasks (the expanded percentile interval, Hesterberg 2015), and p comes from the same scale.
-
-    Where all tasks differ by the same amount there is nothing to resample. Both ends of the
-    interval are then that amount, and p is 0; p is 1 for a single task or an amount of 0.
+    no new tasks.
 
     Args:
         diffs_by_task: task id -> one difference per attempt, at least one.
@@ -54,16 +50,35 @@ def paired_bootstrap(
         raise ValueError("paired_bootstrap needs at least one task")
     centre = math.fsum(means) / n
     if n == 1 or min(means) == max(means):
-        p = 0.0 if n > 1 and centre != 0.0 else 1.0
-        return Bootstrap(centre, low=centre, high=centre, p=p)
-    drawn_means = _drawn_means(means, seed, resamples)
-    widening = math.sqrt(n / (n - 1))
+        return _without_spread(centre, n)
+    return _expanded_percentile(centre, _drawn_means(means, seed, resamples), n, confidence)
+
+
+def _expanded_percentile(
+    centre: float, drawn_means: Sequence[float], task_count: int, confidence: float
+) -> Bootstrap:
+    """The result of resampling, by the expanded percentile interval (Hesterberg 2015).
+
+    The percentile interval is widened to what Student's t asks for at this number of tasks, and p
+    comes from the same scale. `drawn_means` are sorted; `centre` is the mean of the data.
+    """
+    df = task_count - 1
+    widening = math.sqrt(task_count / df)
     # The share of resamples beyond each end of the widened interval.
-    tail = normal_tail(t_quantile(0.5 + confidence / 2.0, n - 1) * widening)
+    tail = normal_tail(t_quantile(0.5 + confidence / 2.0, df) * widening)
     low, high = _quantile(drawn_means, tail), _quantile(drawn_means, 1.0 - tail)
     t = normal_quantile(_share_below_zero(drawn_means)) / widening
-    p = min(1.0, 2.0 * t_cdf(-abs(t), n - 1))
+    p = min(1.0, 2.0 * t_cdf(-abs(t), df))
     return Bootstrap(centre, low, high, p)
+
+
+def _without_spread(difference: float, task_count: int) -> Bootstrap:
+    """The result where all tasks differ by the same amount, so that nothing can be resampled.
+
+    Both ends of the interval are that amount; p is 0, or 1 for a single task or an amount of 0.
+    """
+    p = 0.0 if task_count > 1 and difference != 0.0 else 1.0
+    return Bootstrap(difference, low=difference, high=difference, p=p)
 
 
 def _means_of_tasks(values_by_task: Mapping[str, Sequence[float]]) -> list[float]:

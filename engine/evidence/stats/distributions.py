@@ -118,23 +118,30 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 
     Stops when a round changes the value by less than 1e-15 of it, or after 499 rounds.
     """
-    tiny = 1e-300  # takes the place of a denominator of 0, as the method asks
     # c and d are the method's two running ratios; each round takes two terms of the fraction.
     c = 1.0
-    d = 1.0 - (a + b) * x / (a + 1.0)
-    d = 1.0 / (d if abs(d) > tiny else tiny)
+    d = 1.0 / _not_zero(1.0 - (a + b) * x / (a + 1.0))
     value = d
     for m in range(1, 500):
-        for numerator in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1.0 + numerator * d
-            d = 1.0 / (d if abs(d) > tiny else tiny)
-            c = 1.0 + numerator / c
-            c = c if abs(c) > tiny else tiny
+        for numerator in _beta_numerators(a, b, x, m):
+            d = 1.0 / _not_zero(1.0 + numerator * d)
+            c = _not_zero(1.0 + numerator / c)
             change = c * d
             value *= change
         if abs(change - 1.0) < 1e-15:
             return value
     return value
+
+
+def _beta_numerators(a: float, b: float, x: float, m: int) -> tuple[float, float]:
+    """The numerators number 2 m and 2 m + 1 in the continued fraction of I_x(a, b)."""
+    return (
+        m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+        -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+    )
+
+
+def _not_zero(denominator: float) -> float:
+    """The denominator, or a tiny number in place of 0, as the modified Lentz method asks."""
+    tiny = 1e-300
+    return denominator if abs(denominator) > tiny else tiny

@@ -98,19 +98,25 @@ def tango_interval(b: int, c: int, n: int, confidence: float = 0.95) -> Interval
 def _tango_score(b: int, c: int, n: int, delta: float) -> float:
     """Tango's score (a z value) for the hypothesis that the true difference is `delta`.
 
-    `b` of `n` tasks were gained, `c` lost. `lost_rate` is the maximum likelihood estimate of the
-    share of lost tasks under that hypothesis, the root of a quadratic equation.
+    `b` of `n` tasks were gained, `c` lost.
     """
-    # The quadratic equation is 2 n x^2 + linear x + constant = 0.
-    linear = -(b + c) + (2 * n - b + c) * delta
-    constant = -c * delta * (1.0 - delta)
-    root = math.sqrt(max(0.0, linear * linear - 8.0 * n * constant))
-    lost_rate = max(0.0, (root - linear) / (4.0 * n))
-    variance = n * (2.0 * lost_rate + delta * (1.0 - delta))
+    variance = n * (2.0 * _likeliest_lost_rate(b, c, n, delta) + delta * (1.0 - delta))
     gap = b - c - n * delta
     if variance <= 0.0:  # under the hypothesis one result is certain: this one (gap 0) or another
         return 0.0 if gap == 0.0 else math.copysign(math.inf, gap)
     return gap / math.sqrt(variance)
+
+
+def _likeliest_lost_rate(b: int, c: int, n: int, delta: float) -> float:
+    """The maximum likelihood share of lost tasks if the true difference of the rates is `delta`.
+
+    `b` of `n` tasks were gained, `c` lost. The share is the root of the quadratic equation
+    2 n x^2 + linear x + constant = 0 (Tango 1998).
+    """
+    linear = -(b + c) + (2 * n - b + c) * delta
+    constant = -c * delta * (1.0 - delta)
+    root = math.sqrt(max(0.0, linear * linear - 8.0 * n * constant))
+    return max(0.0, (root - linear) / (4.0 * n))
 
 
 def _score_bound(b: int, c: int, n: int, z: float, *, low: float, high: float) -> float:
@@ -205,8 +211,7 @@ def smallest_detectable_mean(
 def mcnemar_power(n: int, gap: float, discordant_share: float, *, alpha: float = ALPHA) -> float:
     """The chance that the mid-p test on `n` tasks finds a true gain of `gap`.
 
-    Computed exactly, as a sum over the numbers of discordant tasks that are likely enough to
-    matter. 0 without tasks, or where no task comes out differently.
+    Computed exactly. 0 without tasks, or where no task comes out differently.
 
     Args:
         gap: the true difference of the two rates.
@@ -217,16 +222,23 @@ def mcnemar_power(n: int, gap: float, discordant_share: float, *, alpha: float =
     if share <= 0.0 or n <= 0:
         return 0.0
     gain_rate = (share + gap) / (2.0 * share)  # the part of the discordant tasks that are gains
-    # Seven standard deviations around the expected number: what lies outside is negligible.
-    spread = 7.0 * math.sqrt(n * share * (1.0 - share)) + 1.0
-    first, last = max(0, int(n * share - spread)), min(n, int(n * share + spread) + 1)
     power = 0.0
-    for discordant in range(first, last + 1):
+    for discordant in _likely_counts(n, share):
         most_losses = _critical_losses(discordant, alpha)
         if most_losses >= 0:
             chance_of_significance = binomial_cdf(most_losses, discordant, 1.0 - gain_rate)
             power += math.exp(log_binomial(discordant, n, share)) * chance_of_significance
     return min(1.0, power)
+
+
+def _likely_counts(n: int, p: float) -> range:
+    """The numbers of successes in `n` trials of probability `p` that are likely enough to matter.
+
+    They lie within seven standard deviations of the expected number; the rest is negligible.
+    """
+    spread = 7.0 * math.sqrt(n * p * (1.0 - p)) + 1.0
+    first, last = max(0, int(n * p - spread)), min(n, int(n * p + spread) + 1)
+    return range(first, last + 1)
 
 
 def _critical_losses(discordant: int, alpha: float) -> int:
@@ -330,9 +342,6 @@ def paired_verdict(
         inconclusive: neither of these, or too few tasks for a bootstrap.
         unknown: no task has values on both sides, or more than 5 % of the scorings failed.
 
-    Where the interval excludes 0 but the test is not significant, the interval is extended to 0, so
-    that the two agree. Its coverage can only grow by that.
-
     Args:
         higher_is_better: False for losses.
         margin: how small a difference counts as none; None for 5 % of the span of the values (5
@@ -349,24 +358,25 @@ def paired_verdict(
     means_after = {task: _mean(after.values[task]) for task in shared}
     test = _test_of_means(means_before, means_after, alpha, seed)
     sign = 1.0 if higher_is_better else -1.0
-    gained, lost = _changed_tasks(means_before, means_after, sign)
     used_margin = test.span * MARGIN if margin is None else margin
-    verdict, reason = _word_of_test(test, sign, used_margin, counts.n, alpha)
-    return PairedVerdict(
-        verdict=verdict,
-        reason=reason,
-        before=_mean(list(means_before.values())),
-        after=_mean(list(means_after.values())),
-        diff=test.diff,
-        low=test.interval.low,
-        high=test.interval.high,
-        p=test.p,
-        n=counts.n,
-        detectable=test.detectable,
-        method=test.method,
-        margin=used_margin,
-        unpaired=counts.unpaired,
-        errors=counts.errors,
+    word, reason = _word_of_test(test, sign, used_margin, counts.n, alpha)
+    verdict = replace(counts.unknown_verdict(reason), verdict=word, margin=used_margin)
+    return test.with_statistics(_with_means(verdict, means_before, means_after, sign))
+
+
+def _with_means(
+    verdict: PairedVerdict, before: Mapping[str, float], after: Mapping[str, float], sign: float
+) -> PairedVerdict:
+    """The verdict with the means of both sides, and with the tasks that became better or worse.
+
+    Both mappings are task id -> value, of the same tasks; `sign` is 1 where higher is better, else
+    -1.
+    """
+    gained, lost = _changed_tasks(before, after, sign)
+    return replace(
+        verdict,
+        before=_mean(list(before.values())),
+        after=_mean(list(after.values())),
         gained=gained,
         lost=lost,
     )
@@ -412,6 +422,18 @@ class _Test:
     method: str
     span: float
 
+    def with_statistics(self, verdict: PairedVerdict) -> PairedVerdict:
+        """The verdict with the numbers of this test in place of its own."""
+        return replace(
+            verdict,
+            diff=self.diff,
+            low=self.interval.low,
+            high=self.interval.high,
+            p=self.p,
+            detectable=self.detectable,
+            method=self.method,
+        )
+
 
 def _shared_tasks(before: Side, after: Side) -> list[str]:
     """The ids of the tasks that have values on both sides, sorted."""
@@ -445,11 +467,11 @@ def _changed_tasks(
     The largest change comes first; equal changes are ordered by task id. Both mappings are task id
     -> value, of the same tasks; `sign` is 1 where higher is better, else -1.
     """
+    rounding = 1e-12  # a smaller change is none
     improvements = {task: sign * (after[task] - before[task]) for task in before}
     largest_first = sorted(improvements, key=lambda task: (-abs(improvements[task]), task))
-    # A change within 1e-12 is rounding.
-    gained = tuple(task for task in largest_first if improvements[task] > 1e-12)
-    lost = tuple(task for task in largest_first if improvements[task] < -1e-12)
+    gained = tuple(task for task in largest_first if improvements[task] > rounding)
+    lost = tuple(task for task in largest_first if improvements[task] < -rounding)
     return gained, lost
 
 
@@ -491,25 +513,29 @@ def _mean_test(
 
     Both mappings are task id -> value, of the same tasks.
     """
-    diffs = {task: after[task] - before[task] for task in before}
-    boot = paired_bootstrap(
-        {task: [diff] for task, diff in diffs.items()}, seed, confidence=1.0 - alpha
-    )
+    changes = {task: [after[task] - before[task]] for task in before}
+    boot = paired_bootstrap(changes, seed, confidence=1.0 - alpha)
     values = [*before.values(), *after.values()]
     span = max(values) - min(values)
-    n = len(before)
-    sd = _deviation(list(diffs.values()), boot.mean)
-    if sd == 0.0:  # all tasks changed by the same amount: 0 would promise to detect anything
-        # The spread that one more task with a change of the whole span would bring.
-        sd = span / math.sqrt(n + 1)
+    sd = _deviation_of_changes([change for (change,) in changes.values()], boot.mean, span)
     return _Test(
         diff=boot.mean,
         interval=Interval(boot.low, boot.high),
         p=boot.p,
-        detectable=smallest_detectable_mean(n, sd, alpha=alpha),
+        detectable=smallest_detectable_mean(len(before), sd, alpha=alpha),
         method=f"bootstrap over tasks ({RESAMPLES} resamples)",
         span=span,
     )
+
+
+def _deviation_of_changes(changes: Sequence[float], mean: float, span: float) -> float:
+    """The standard deviation of the tasks' changes around their mean.
+
+    Where all tasks changed by the same amount, it would be 0 and promise to detect anything.
+    Instead it is then what one more task with a change of `span` would bring.
+    """
+    sd = _deviation(changes, mean)
+    return span / math.sqrt(len(changes) + 1) if sd == 0.0 else sd
 
 
 def _deviation(values: Sequence[float], mean: float) -> float:

@@ -54,46 +54,66 @@ Samples = Sequence[Sample]
 
 
 def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) -> ProbeResult:
-    """What sampled answers say about training on these tasks, with advice.
-
-    The result holds:
-        the shares of tasks that teach (their answers earned different rewards), that are too easy
-            and that are too hard, with intervals;
-        pass@k, and the expected share of groups that teach for each group size;
-        answer lengths, the shares of cut answers and of failed scores;
-        advice and a summary.
+    """What sampled answers say about training on these tasks, with advice and a summary.
 
     Args:
         groups: one sequence of samples per task.
         group_size: how many samples were drawn per task.
         max_tokens: how many tokens an answer was allowed.
     """
-    scored_groups = [[sample for sample in group if not sample.error] for group in groups]
+    result = _measurements(groups, group_size, max_tokens)
+    return result.model_copy(update={"advice": advice(result), "summary": _summary(result)})
+
+
+def _measurements(groups: Sequence[Samples], group_size: int, max_tokens: int) -> ProbeResult:
+    """The result of a probe without advice and summary; the arguments are `learnability`'s."""
     samples = [sample for group in groups for sample in group]
-    counts = _counts_by_difficulty(groups)
+    scored_groups = [[sample for sample in group if not sample.error] for group in groups]
+    shares = _shares_by_difficulty(groups)
     solve_counts = _solve_counts(groups)
-    failed_count = sum(sample.error for sample in samples)
-    at_least_one_task = max(1, len(groups))  # what shares are divided by, also without any task
-    result = ProbeResult(
+    failed_scores = FailedScores(failed=sum(sample.error for sample in samples), of=len(samples))
+    return ProbeResult(
         tasks=len(groups),
         samples_per_task=group_size,
-        effective=counts["effective"] / at_least_one_task,
-        too_easy=counts["too_easy"] / at_least_one_task,
-        too_hard=counts["too_hard"] / at_least_one_task,
-        intervals={name: _ends(wilson(count, len(groups))) for name, count in counts.items()},
+        effective=shares["effective"].share,
+        too_easy=shares["too_easy"].share,
+        too_hard=shares["too_hard"].share,
+        intervals={name: share.interval for name, share in shares.items()},
         pass_at_k=_mean_pass_at_k(solve_counts, group_size),
-        gradient_share={
-            str(size): round(teaching_share(scored_groups, size), 4) for size in GROUP_SIZES
-        },
+        gradient_share=_teaching_share_by_size(scored_groups),
         solved_counts=[solved for _, solved in solve_counts],
         reward_mean=_mean([sample.reward for sample in samples]),
         truncated_share=_mean([float(sample.cut) for sample in samples]),
-        error_share=failed_count / max(1, len(samples)),
-        failed_scores=FailedScores(failed=failed_count, of=len(samples)),
+        error_share=failed_scores.failed / max(1, len(samples)),
+        failed_scores=failed_scores,
         distinct_share=_mean_distinct_share(scored_groups),
         length=_answer_lengths(samples, max_tokens),
     )
-    return result.model_copy(update={"advice": advice(result), "summary": _summary(result)})
+
+
+@dataclass(frozen=True)
+class _TaskShare:
+    """A share of the tasks, with the ends of its 95 % interval."""
+
+    share: float
+    interval: list[float]
+
+
+def _shares_by_difficulty(groups: Sequence[Samples]) -> dict[str, _TaskShare]:
+    """The shares of the tasks that are "effective", "too_easy" and "too_hard"; 0 without tasks."""
+    task_count = len(groups)
+    return {
+        name: _TaskShare(count / max(1, task_count), _ends(wilson(count, task_count)))
+        for name, count in _counts_by_difficulty(groups).items()
+    }
+
+
+def _teaching_share_by_size(scored_groups: Sequence[Samples]) -> dict[str, float]:
+    """Group size as a text -> the expected share of groups whose members earn different rewards.
+
+    `scored_groups` holds for each task those samples whose scoring did not fail.
+    """
+    return {str(size): round(teaching_share(scored_groups, size), 4) for size in GROUP_SIZES}
 
 
 def _solve_counts(groups: Sequence[Samples]) -> list[tuple[int, int]]:
@@ -134,14 +154,14 @@ def _counts_by_difficulty(groups: Sequence[Samples]) -> dict[str, int]:
     """How many tasks are "effective", "too_easy" and "too_hard"; some are none of these.
 
     A task is effective if those of its samples that could be scored earned different rewards. If
-    all earned the same, it is too easy where all of them were solved, else too hard. If a score of
-    the task failed it is neither, because that sample may have deserved another reward.
+    all earned the same, it is too easy where all of them were solved, else too hard.
     """
     counts = {"effective": 0, "too_easy": 0, "too_hard": 0}
     for group in groups:
         scored = [sample for sample in group if not sample.error]
         if _rewards_differ(scored):
             counts["effective"] += 1
+        # With a failed score it is neither: that sample may have deserved another reward.
         elif scored and len(scored) == len(group):
             all_solved = all(sample.solved for sample in scored)
             counts["too_easy" if all_solved else "too_hard"] += 1
@@ -190,25 +210,30 @@ def teaching_share(scored_groups: Sequence[Samples], size: int) -> float:
 def _chance_of_different(group: Samples, size: int, a: float, b: float) -> float:
     """The chance that `size` answers to this task earn at least two different rewards.
 
-    There are three cases:
-        size up to the number of samples: estimated from the samples without bias.
-        larger, and the samples earned different rewards: the samples' shares of rewards are taken
-            as the true ones.
-        larger, and all samples earned the same: the solve rate is taken to be Beta(a, b), its
-            distribution over all tasks, updated by these samples. 0 where `a` or `b` is 0.
+    `group` are the samples of the task; Beta(a, b) is the distribution of solve rates over all
+    tasks. It is used where the samples all earned the same and `size` goes beyond their number.
     """
     n = len(group)
     # Rounded, so that a rounding error does not make two rewards out of one.
     rewards = Counter(round(sample.reward, 9) for sample in group)
-    if size <= n:
+    if size <= n:  # estimated without bias: how many subsets of this size have one reward
         same_reward = sum(math.comb(count, size) for count in rewards.values())
         return 1.0 - same_reward / math.comb(n, size)
-    if len(rewards) > 1:
+    if len(rewards) > 1:  # the shares among the samples are taken as the true ones
         return 1.0 - sum((count / n) ** size for count in rewards.values())
-    if not a or not b:  # all answers to all tasks were solved, or none was
+    return _chance_of_mixed_results(group, size, a, b)
+
+
+def _chance_of_mixed_results(group: Samples, size: int, a: float, b: float) -> float:
+    """The chance that `size` answers to a task are neither all solved nor all unsolved.
+
+    `group` are samples of the task, all solved or all not. They update Beta(a, b), the distribution
+    of solve rates over all tasks. 0 where `a` or `b` is 0: all answers to all tasks were alike.
+    """
+    if not a or not b:
         return 0.0
-    solved = n if group[0].solved else 0
-    a, b = a + solved, b + n - solved  # the distribution updated by this task's samples
+    solved = len(group) if group[0].solved else 0
+    a, b = a + solved, b + len(group) - solved
     return 1.0 - _chance_all_succeed(a, b, size) - _chance_all_succeed(b, a, size)
 
 
@@ -235,14 +260,13 @@ def _solve_rate_prior(solve_counts: Sequence[tuple[int, int]]) -> tuple[float, f
 
 
 def _correlation_within_tasks(solve_counts: Sequence[tuple[int, int]], mean: float) -> float:
-    """The correlation of two samples of one task.
+    """The correlation of two samples of one task: 1 if they always agree, 0 if by chance alone.
 
-    1 if they always agree, 0 if they agree no more often than samples of two tasks do. 0.5 with one
-    sample per task, which does not show it. `solve_counts` holds (samples, solved samples) of each
-    task; `mean` is the share of solved samples, above 0 and below 1.
+    `solve_counts` holds (samples, solved samples) of each task; `mean` is the share of solved
+    samples, above 0 and below 1.
     """
     samples_per_task = sum(n for n, _ in solve_counts) / len(solve_counts)
-    if samples_per_task <= 1:
+    if samples_per_task <= 1:  # one sample per task does not show it
         return 0.5
     variance_of_rates = _mean([(solved / n - mean) ** 2 for n, solved in solve_counts])
     variance_of_sample = mean * (1.0 - mean)
@@ -256,82 +280,105 @@ def _correlation_within_tasks(solve_counts: Sequence[tuple[int, int]], mean: flo
 def advice(result: ProbeResult) -> list[Advice]:
     """What to change before a run, the most important first; [] where nothing stands out.
 
-    The advice is on failed scores, cut answers, the difficulty of the tasks, answers that are
-    nearly the same, and the group size. Where too many scores failed that is the only advice,
-    because the other numbers mean nothing then.
+    Where too many scores failed that is the only advice, because the other numbers mean nothing.
     """
-    items: list[Advice] = []
-
-    def add(lever: str, text: str) -> None:
-        """Add a piece of advice; `lever` names the setting or the part to change."""
-        items.append(Advice(lever=lever, say=text))
-
-    if result.error_share:
-        add("score", f"{result.error_share:.0%} of the scores failed: mend score() and push again")
     if result.error_share > BROKEN:
-        return items
-    if result.length is not None and result.truncated_share > CUT:
-        allowed = result.length.max_tokens
-        add(
-            "max_tokens",
-            f"{result.truncated_share:.0%} of the answers are cut at {allowed} "
-            f"tokens: raise max_tokens to {2 * allowed}, or ask for shorter answers",
-        )
-    difficulty_advice = _difficulty_advice(result)
-    if difficulty_advice is not None:
-        lever, text = difficulty_advice
-        add(lever, text)
-    # A share that was not measured gives no advice.
-    distinct_share = 1.0 if result.distinct_share is None else result.distinct_share
+        return _score_advice(result)
+    return [
+        *_score_advice(result),
+        *_length_advice(result),
+        *_difficulty_advice(result),
+        *_variety_advice(result),
+        *_group_size_advice(result),
+    ]
+
+
+def _score_advice(result: ProbeResult) -> list[Advice]:
+    """The advice to mend the scorer, where any scoring failed; else []."""
+    if not result.error_share:
+        return []
+    text = f"{result.error_share:.0%} of the scores failed: mend score() and push again"
+    return [Advice(lever="score", say=text)]
+
+
+def _length_advice(result: ProbeResult) -> list[Advice]:
+    """The advice to allow longer answers, where many were cut at `max_tokens`; else []."""
+    if result.length is None or result.truncated_share <= CUT:
+        return []
+    allowed = result.length.max_tokens
+    text = (
+        f"{result.truncated_share:.0%} of the answers are cut at {allowed} "
+        f"tokens: raise max_tokens to {2 * allowed}, or ask for shorter answers"
+    )
+    return [Advice(lever="max_tokens", say=text)]
+
+
+def _variety_advice(result: ProbeResult) -> list[Advice]:
+    """The advice to sample more freely, where the answers to a task are nearly equal; else []."""
+    if result.distinct_share is None:  # it was not measured
+        return []
     # Where half of the tasks teach, there is enough variety whatever the texts.
-    if distinct_share < ALIKE and result.effective < 0.5:
-        add("temperature", "the answers of a group are nearly the same: raise temperature")
-    group_size_advice = _group_size_advice(result)
-    if group_size_advice:
-        add("group_size", group_size_advice)
-    return items
+    if result.distinct_share >= ALIKE or result.effective >= 0.5:
+        return []
+    text = "the answers of a group are nearly the same: raise temperature"
+    return [Advice(lever="temperature", say=text)]
 
 
-def _difficulty_advice(result: ProbeResult) -> tuple[str, str] | None:
-    """The advice (lever, sentence) where the tasks are too hard or too easy; else None.
+def _difficulty_advice(result: ProbeResult) -> list[Advice]:
+    """The advice where the tasks are too hard or too easy; else [].
 
     Where hardly any task teaches, the advice is to change the start or the data; where only a good
     part of the tasks is too hard or too easy, it is to leave that part out.
     """
-    if result.effective < LITTLE and result.too_hard > 0 and result.too_hard >= result.too_easy:
-        return "sft", "hardly any answer is right: train by SFT first, or give partial credit"
-    if result.effective < LITTLE and result.too_easy > 0:
-        return "data", "the tasks are solved already: take harder ones"
+    hardly_any_teaches = result.effective < LITTLE
+    if hardly_any_teaches and result.too_hard > 0 and result.too_hard >= result.too_easy:
+        text = "hardly any answer is right: train by SFT first, or give partial credit"
+        return [Advice(lever="sft", say=text)]
+    if hardly_any_teaches and result.too_easy > 0:
+        return [Advice(lever="data", say="the tasks are solved already: take harder ones")]
+    part_to_leave_out = _part_to_leave_out(result)
+    return [Advice(lever="curriculum", say=part_to_leave_out)] if part_to_leave_out else []
+
+
+def _part_to_leave_out(result: ProbeResult) -> str:
+    """A sentence on the tasks to start without, as too hard or too easy; "" where these are few."""
     if result.too_hard >= MANY:
-        return "curriculum", (
+        return (
             f"{result.too_hard:.0%} of the tasks are never solved: start on the others, in a "
             "version of the environment without them"
         )
     if result.too_easy >= MANY:
-        return "curriculum", (
+        return (
             f"{result.too_easy:.0%} of the tasks are always solved: leave them out, they cost "
             "samples and teach nothing"
         )
-    return None
+    return ""
 
 
-def _group_size_advice(result: ProbeResult) -> str:
-    """A sentence that recommends another group size.
+def _group_size_advice(result: ProbeResult) -> list[Advice]:
+    """The advice to use another group size.
 
-    Recommended is the smallest size that is nearly as good as the best. "" where the size used is
-    about right, or where hardly any group would teach at any size.
+    [] where the size used is about right, or where hardly any group would teach at any size.
     """
-    share_by_size = result.gradient_share
-    size_used = result.samples_per_task
-    highest_share = max(share_by_size.values())
+    highest_share = max(result.gradient_share.values())
     # So few tasks teach that no group size would help.
     if result.effective < LITTLE / 2 or highest_share <= 0:
-        return ""
+        return []
+    text = _better_group_size(result, ENOUGH * highest_share)
+    return [Advice(lever="group_size", say=text)] if text else []
+
+
+def _better_group_size(result: ProbeResult, share_wanted: float) -> str:
+    """A sentence that recommends the smallest group size of which `share_wanted` groups teach.
+
+    "" where that size is close to the one used. At least one size must reach the share.
+    """
+    size_used = result.samples_per_task
     # The sizes come in ascending order, so the first that is good enough is the smallest.
     better_size = next(
-        int(size) for size, share in share_by_size.items() if share >= ENOUGH * highest_share
+        int(size) for size, share in result.gradient_share.items() if share >= share_wanted
     )
-    share_text = f"{share_by_size[str(better_size)]:.0%}"
+    share_text = f"{result.gradient_share[str(better_size)]:.0%}"
     if better_size > size_used:
         return (
             f"group_size {better_size} would give {share_text} of the groups "

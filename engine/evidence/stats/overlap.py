@@ -15,20 +15,26 @@ normalised only. Standard library and pure functions: nothing is read or written
 
 import math
 import random
-import re
 import time
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.evidence.stats.results import content_of
+from engine.evidence.stats.words import (
+    GRAM_WORDS,
+    MOST_CHARS,
+    grams_of,
+    lookup_keys,
+    numbers_of,
+    segments,
+    tokens_of,
+)
 from envs.json_types import ChatMessage
 
 Kind = Literal["exact", "normalised", "ngram"]
 KINDS: tuple[Kind, ...] = ("exact", "normalised", "ngram")
 
-GRAM_WORDS = 8  # words of one indexed sequence
 COPIED_WORDS = 13  # words in a row that are a copy by themselves
 LARGE_SHARE = 0.5  # this share of the sequences that only one task has counts as the task...
 FEWEST_GRAMS = 3  # ...if it is at least this many sequences
@@ -36,22 +42,12 @@ LEAST_TOKENS = 4  # a shorter question inside a longer text does not count
 ANSWER_TOKENS = 8  # shorter answers cannot be told from others by their words
 LEAK_SHARE = 0.01  # above this share of leaked held-out tasks the exam as a whole is spoilt
 MOST_GRAMS = 500_000  # held-out sequences that are indexed; bounds the memory
-MOST_CHARS = 200_000  # of one text that are compared
 MOST_COMPARED = 200_000  # rows of one side that are compared
 BUDGET_S = 5.0  # seconds that a scan may take, as a submit waits for it
 SHOWN = 5  # examples in a result
 ID_CHARS = 60  # of an id in a sentence
 
 _COMMON = -1  # in the index of sequences: several held-out tasks have this one
-_CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_OPERATORS = frozenset("- + * / ^ = < > % ± × ÷ √ ≤ ≥ ≠ ** // == <= >= !=".split())
-_TOKEN = re.compile(
-    rf"[{_CJK}]|[^\W_{_CJK}]+(?:[.,][0-9]+)*|\*\*|//|[=<>!]=|[-+*/^=<>%±×÷√≤≥≠]|[()\[\]]"
-)
-_DASHES = str.maketrans({"‐": "-", "‑": "-", "‒": "-", "–": "-", "−": "-", "⁄": "/", "·": "*"})
-_APOSTROPHE = re.compile(r"(?<=[^\W\d_])['’](?=[^\W\d_])")
-_SENTENCE = re.compile(r"(?<=[.?!])\s+")
-_LABELS = {"q", "question", "problem", "task", "user", "prompt", "input", "exercise"}
 
 
 @dataclass(frozen=True)
@@ -117,6 +113,19 @@ class _Hit:
     spoils: bool
 
 
+@dataclass
+class _SharedGrams:
+    """The word sequences that a training row shares with one unit and with no other."""
+
+    grams: set[tuple[str, ...]] = field(default_factory=set)
+    longest_run: int = 0  # how many of them follow one another, at most
+
+    @property
+    def words_in_a_row(self) -> int:
+        """The longest row of shared words: a whole sequence, and one word for each that follows."""
+        return self.longest_run + GRAM_WORDS - 1
+
+
 class HeldOut:
     """An index of the held-out tasks; any number of training rows can be compared with it.
 
@@ -137,16 +146,17 @@ class HeldOut:
         self._grams: dict[tuple[str, ...], int] = {}  # word sequence -> position, or _COMMON
         self.tasks = 0
         for row in rows:
-            task, answer = str(row["id"]), answer_of(row)
-            # Every question is indexed; of the answers only those long enough to be told apart.
-            self._add("prompt", task, question_of(row), answer=answer, fewest_tokens=1)
-            self._add("answer", task, answer, answer="", fewest_tokens=ANSWER_TOKENS)
+            self._add_task(row)
             self.tasks += 1
             if time.monotonic() > deadline:
                 break
-        for owner in self._grams.values():
-            if owner != _COMMON:
-                self.units[owner].unique_grams += 1
+        self._count_unique_grams()
+
+    def _count_unique_grams(self) -> None:
+        """Note at each unit how many of its word sequences no other unit has."""
+        for position in self._grams.values():
+            if position != _COMMON:
+                self.units[position].unique_grams += 1
 
     @property
     def unindexed(self) -> int:
@@ -162,23 +172,25 @@ class HeldOut:
         `row` is a stored task row of the training split.
         """
         question, answer = question_of(row)[:MOST_CHARS], answer_of(row)[:MOST_CHARS]
+        train_id = str(row.get("id"))
+        strongest: dict[str, Match] = {}
+        for hit in self._hits(question, answer):
+            unit = self.units[hit.position]
+            for task in unit.ids:
+                match = Match(hit.kind, unit.part, task, train_id, hit.spoils)
+                _keep_stronger(strongest, match)
+        return list(strongest.values())
+
+    def _hits(self, question: str, answer: str) -> list[_Hit]:
+        """All ways in which the question and the answer of a training row match a unit."""
         question_tokens, answer_tokens = tokens_of(question), tokens_of(answer)
         sharing_grams = self._units_sharing_grams((question_tokens, answer_tokens))
-        hits = [
+        return [
             *self._equal_texts(question, answer),
             *self._equal_words(question_tokens, answer_tokens),
             *self._questions_in_parts(question, answer),
             *(_Hit("ngram", position, spoils=False) for position in sharing_grams),
         ]
-        train_id = str(row.get("id"))
-        strongest: dict[str, Match] = {}  # task id -> its strongest match so far
-        for hit in hits:
-            unit = self.units[hit.position]
-            for task in unit.ids:
-                match = Match(hit.kind, unit.part, task, train_id, hit.spoils)
-                if task not in strongest or match.rank < strongest[task].rank:
-                    strongest[task] = match
-        return list(strongest.values())
 
     def _equal_texts(self, question: str, answer: str) -> Iterator[_Hit]:
         """The units that equal the question or the answer of a training row letter for letter.
@@ -200,7 +212,7 @@ class HeldOut:
         position = self._normalised.get(("answer", " ".join(answer_tokens)))
         if position is not None:
             yield _Hit("normalised", position, spoils=False)
-        for key in _lookup_keys(question_tokens):
+        for key in lookup_keys(question_tokens):
             position = self._normalised.get(("prompt", key))
             if position is not None and _answers_agree(self.units[position].answer, answer_tokens):
                 yield _Hit("normalised", position, spoils=True)
@@ -222,11 +234,18 @@ class HeldOut:
         With `with_entire_text` also of those whose question is all of the text. Segments of fewer
         than `LEAST_TOKENS` tokens do not count.
         """
-        for tokens in _segments(text, with_entire_text=with_entire_text):
+        for tokens in segments(text, with_entire_text=with_entire_text):
             if len(tokens) >= LEAST_TOKENS:
-                for key in _lookup_keys(tokens):
+                for key in lookup_keys(tokens):
                     if ("prompt", key) in self._normalised:
                         yield self._normalised["prompt", key]
+
+    def _add_task(self, row: Mapping[str, Any]) -> None:
+        """Index the question and the reference answer of a held-out task."""
+        task, answer = str(row["id"]), answer_of(row)
+        # Every question is indexed; of the answers only those long enough to be told apart.
+        self._add("prompt", task, question_of(row), answer=answer, fewest_tokens=1)
+        self._add("answer", task, answer, answer="", fewest_tokens=ANSWER_TOKENS)
 
     def _add(self, part: str, task: str, text: str, *, answer: str, fewest_tokens: int) -> None:
         """Index one text of a held-out task, as a new unit or as one that is indexed already.
@@ -243,14 +262,18 @@ class HeldOut:
             return
         unit = _Unit(part, [task], tokens, tokens_of(answer))
         index = self._equal_unit(unit, text)
-        if index is not None:
+        if index is None:
+            self._add_unit(unit, text)
+        else:
             self.units[index].ids.append(task)
             self._exact.setdefault((part, text), index)
-            return
+
+    def _add_unit(self, unit: _Unit, text: str) -> None:
+        """Index a unit that equals none so far, under its text, its tokens and its sequences."""
         index = len(self.units)
         self.units.append(unit)
-        self._normalised.setdefault((part, " ".join(tokens)), index)
-        self._exact[part, text] = index
+        self._normalised.setdefault((unit.part, " ".join(unit.tokens)), index)
+        self._exact[unit.part, text] = index
         self._add_grams(unit, index)
 
     def _add_grams(self, unit: _Unit, index: int) -> None:
@@ -258,7 +281,7 @@ class HeldOut:
         if len(self._grams) > MOST_GRAMS:  # the index is full
             unit.skipped = len(unit.tokens) >= GRAM_WORDS
             return
-        for gram in _grams(unit.tokens):
+        for gram in grams_of(unit.tokens):
             if self._grams.setdefault(gram, index) != index:  # another unit has it already
                 self._grams[gram] = _COMMON
 
@@ -273,7 +296,7 @@ class HeldOut:
             return None
         return index
 
-    def _units_sharing_grams(self, texts: Iterable[Sequence[str]]) -> list[int]:
+    def _units_sharing_grams(self, texts: Sequence[Sequence[str]]) -> list[int]:
         """Positions of the units of which these texts contain a large part.
 
         A large part is a run of `COPIED_WORDS` words that only this unit has, or half of the
@@ -282,28 +305,34 @@ class HeldOut:
         """
         if not self._grams:
             return []
-        grams_by_unit: dict[int, set[tuple[str, ...]]] = {}
-        # Position of a unit -> how many of its sequences follow one another, at most.
-        longest_run: dict[int, int] = {}
-        numbers: set[str] = set()  # in all of the texts
+        shared: dict[int, _SharedGrams] = {}  # position of a unit -> what these texts have of it
         for tokens in texts:
-            numbers |= _numbers(tokens)
-            previous_index = _COMMON
-            run = 0
-            for gram in _grams(tokens):
-                index = self._grams.get(gram, _COMMON)
-                run = run + 1 if index == previous_index else 1
-                previous_index = index
-                if index != _COMMON:
-                    grams_by_unit.setdefault(index, set()).add(gram)
-                    longest_run[index] = max(longest_run.get(index, 0), run)
-        positions = []
-        for index, grams in grams_by_unit.items():
-            # The first sequence has `GRAM_WORDS` words, each that follows it adds one.
-            words_in_a_row = longest_run[index] + GRAM_WORDS - 1
-            if words_in_a_row >= COPIED_WORDS or self._is_large_part(index, grams, numbers):
-                positions.append(index)
-        return positions
+            self._collect_shared(tokens, shared)
+        numbers = {number for tokens in texts for number in numbers_of(tokens)}
+        return [
+            position
+            for position, of_unit in shared.items()
+            if of_unit.words_in_a_row >= COPIED_WORDS
+            or self._is_large_part(position, of_unit.grams, numbers)
+        ]
+
+    def _collect_shared(self, tokens: Sequence[str], shared: dict[int, _SharedGrams]) -> None:
+        """Add to `shared` the word sequences of a text that exactly one unit has.
+
+        `shared` maps the position of a unit to what was found of it so far.
+        """
+        previous_position = _COMMON
+        run = 0  # how many sequences in a row belong to the same unit
+        for gram in grams_of(tokens):
+            position = self._grams.get(gram, _COMMON)
+            run = run + 1 if position == previous_position else 1
+            previous_position = position
+            if position == _COMMON:
+                continue
+            if position not in shared:
+                shared[position] = _SharedGrams()
+            shared[position].grams.add(gram)
+            shared[position].longest_run = max(shared[position].longest_run, run)
 
     def _is_large_part(self, index: int, grams: set[tuple[str, ...]], numbers: set[str]) -> bool:
         """Whether half of the sequences that only one unit has, and all of its numbers, are given.
@@ -313,7 +342,7 @@ class HeldOut:
         """
         unit = self.units[index]
         fewest_grams = max(FEWEST_GRAMS, LARGE_SHARE * unit.unique_grams)
-        return len(grams) >= fewest_grams and _numbers(unit.tokens) <= numbers
+        return len(grams) >= fewest_grams and numbers_of(unit.tokens) <= numbers
 
 
 def scan(
@@ -338,58 +367,76 @@ def scan(
         examples: a few matches, the strongest first.
         headline: the result in a sentence.
     """
-    strongest, index, compared_shares = _compare_in_time(train, heldout, budget_s)
-    counts = {kind: sum(match.kind == kind for match in strongest.values()) for kind in KINDS}
-    leaked = sorted(match.heldout for match in strongest.values() if match.spoils)
-    strongest_first = sorted(strongest.values(), key=lambda match: (match.rank, match.heldout))
-    verdict = "clean"
-    if strongest:
-        verdict = "leak" if len(leaked) > LEAK_SHARE * len(heldout) else "overlap"
+    compared = _compare_in_time(train, heldout, budget_s)
+    matches = compared.matches
+    counts = {kind: sum(match.kind == kind for match in matches) for kind in KINDS}
+    leaked = sorted(match.heldout for match in matches if match.spoils)
     return {
-        "verdict": verdict,
+        "verdict": _verdict_of_scan(len(matches), len(leaked), len(heldout)),
         "train": len(train),
         "heldout": len(heldout),
         **counts,
         "leaked": leaked,
-        "compared": list(compared_shares),
-        "unindexed": index.unindexed,
-        "examples": [match.to_json() for match in strongest_first[:SHOWN]],
+        "compared": list(compared.shares),
+        "unindexed": compared.unindexed,
+        "examples": [match.to_json() for match in matches[:SHOWN]],
         "headline": headline(
             heldout=len(heldout),
             train=len(train),
             counts=counts,
-            matches=strongest_first,
-            compared_shares=compared_shares,
-            unindexed=index.unindexed,
+            matches=matches,
+            compared_shares=compared.shares,
+            unindexed=compared.unindexed,
         ),
     }
 
 
+def _verdict_of_scan(overlapping: int, leaked: int, heldout: int) -> str:
+    """The word on a scan, from how many of the `heldout` tasks overlap and are leaked."""
+    if not overlapping:
+        return "clean"
+    return "leak" if leaked > LEAK_SHARE * heldout else "overlap"
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What a scan found in the time it had.
+
+    Attributes:
+        matches: one for each held-out task that overlaps, its strongest; the strongest of all
+            first.
+        shares: which share of the training rows, and of the held-out tasks, was compared.
+        unindexed: how many tasks were not compared by word sequences.
+    """
+
+    matches: Sequence[Match]
+    shares: tuple[float, float]
+    unindexed: int
+
+
 def _compare_in_time(
     train: Sequence[Mapping[str, Any]], heldout: Sequence[Mapping[str, Any]], budget_s: float
-) -> tuple[dict[str, Match], HeldOut, tuple[float, float]]:
-    """Compare as many training rows with as many held-out tasks as `budget_s` seconds allow.
-
-    Returns (held-out task id -> its strongest match, the index of the tasks, (share of the rows,
-    share of the tasks) that were compared).
-    """
+) -> _Compared:
+    """Compare as many training rows with as many held-out tasks as `budget_s` seconds allow."""
     started_at = time.monotonic()
     if not train or not heldout:
-        return {}, HeldOut([]), (1.0, 1.0)
+        return _Compared([], shares=(1.0, 1.0), unindexed=0)
     # Half of the time is for indexing.
     index = HeldOut(_shuffled(heldout, train), deadline=started_at + budget_s / 2)
-    strongest, compared_rows = _strongest_matches(
-        index, _shuffled(train, heldout), deadline=started_at + budget_s
+    rows = _shuffled(train, heldout)
+    matches, compared_rows = _strongest_matches(index, rows, deadline=started_at + budget_s)
+    matches.sort(key=lambda match: (match.rank, match.heldout))
+    return _Compared(
+        matches,
+        shares=(round(compared_rows / len(train), 4), round(index.tasks / len(heldout), 4)),
+        unindexed=index.unindexed,
     )
-    rows_share = round(compared_rows / len(train), 4)
-    tasks_share = round(index.tasks / len(heldout), 4)
-    return strongest, index, (rows_share, tasks_share)
 
 
 def _strongest_matches(
     index: HeldOut, rows: Iterable[Mapping[str, Any]], deadline: float
-) -> tuple[dict[str, Match], int]:
-    """Held-out task id -> its strongest match with any of the training rows.
+) -> tuple[list[Match], int]:
+    """The strongest match of each held-out task with any of the training rows.
 
     The second result is how many rows were compared. After `deadline` (monotonic time) no further
     row is compared; the first always is.
@@ -398,12 +445,18 @@ def _strongest_matches(
     compared_rows = 0
     for row in rows:
         for match in index.matches(row):
-            if match.heldout not in strongest or match.rank < strongest[match.heldout].rank:
-                strongest[match.heldout] = match
+            _keep_stronger(strongest, match)
         compared_rows += 1
         if time.monotonic() > deadline:
             break
-    return strongest, compared_rows
+    return list(strongest.values()), compared_rows
+
+
+def _keep_stronger(strongest: dict[str, Match], match: Match) -> None:
+    """Enter a match under its held-out task, unless one at least as strong stands there."""
+    earlier = strongest.get(match.heldout)
+    if earlier is None or match.rank < earlier.rank:
+        strongest[match.heldout] = match
 
 
 def headline(
@@ -427,6 +480,24 @@ def headline(
         compared_shares: which share of the rows and which share of the tasks was compared.
         unindexed: how many tasks were not compared by word sequences.
     """
+    remark = _remark(compared_shares, unindexed)
+    total = sum(counts.values())
+    if not total:
+        return f"none of {heldout} held-out tasks overlaps with the {train} training rows{remark}"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    first = matches[0]
+    return (
+        f"{total} of {heldout} held-out tasks overlap with training rows ({kinds}), "
+        f"such as {first.heldout[:ID_CHARS]!r} with {first.train[:ID_CHARS]!r}{remark}"
+    )
+
+
+def _remark(compared_shares: tuple[float, float], unindexed: int) -> str:
+    """What was not fully compared, in brackets behind a sentence; "" where everything was.
+
+    `compared_shares` are those of the rows and of the tasks; `unindexed` is how many tasks were not
+    compared by word sequences.
+    """
     restrictions = []
     rows_share, tasks_share = compared_shares
     if rows_share < 1 or tasks_share < 1:
@@ -438,16 +509,7 @@ def headline(
             f"{unindexed} tasks are past the {MOST_GRAMS:,} word sequences that are indexed and "
             "were compared as a whole only"
         )
-    remark = f" ({'; '.join(restrictions)})" if restrictions else ""
-    total = sum(counts.values())
-    if not total:
-        return f"none of {heldout} held-out tasks overlaps with the {train} training rows{remark}"
-    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    first = matches[0]
-    return (
-        f"{total} of {heldout} held-out tasks overlap with training rows ({kinds}), "
-        f"such as {first.heldout[:ID_CHARS]!r} with {first.train[:ID_CHARS]!r}{remark}"
-    )
+    return f" ({'; '.join(restrictions)})" if restrictions else ""
 
 
 def question_of(row: Mapping[str, Any]) -> str:
@@ -465,64 +527,6 @@ def answer_of(row: Mapping[str, Any]) -> str:
     return "\n".join(content_of(turn) for turn in turns).strip()
 
 
-def tokens_of(text: str) -> list[str]:
-    """The words, numbers and operators of a text in a normalised form.
-
-    Case, spacing, apostrophes and the many kinds of dashes make no difference. An operator counts
-    only where it has operands (numbers or single letters), and a bracket only beside an operator:
-    elsewhere they are punctuation or markup and are left out.
-    """
-    text = unicodedata.normalize("NFKC", text[:MOST_CHARS]).casefold().translate(_DASHES)
-    raw = _TOKEN.findall(_APOSTROPHE.sub("", text))
-    return [token for index, token in enumerate(raw) if _has_meaning(raw, index)]
-
-
-def _has_meaning(raw: Sequence[str], index: int) -> bool:
-    """Whether the token at `index` is more than punctuation or markup.
-
-    An operator has meaning if it has operands, an opening bracket if an operator stands before it,
-    and a closing bracket if an operator follows it. Any other token has meaning.
-    """
-    token = raw[index]
-    if token in _OPERATORS:
-        return _has_operands(raw, index)
-    if token in "([":
-        return index > 0 and raw[index - 1] in _OPERATORS
-    if token in ")]":
-        return index + 1 < len(raw) and raw[index + 1] in _OPERATORS
-    return True
-
-
-def _has_operands(raw: Sequence[str], index: int) -> bool:
-    """Whether the operator at `index` has the operands that it needs."""
-    left, right = _is_operand(raw, index - 1), _is_operand(raw, index + 1)
-    # Three operators need an operand on one side only: 5%, -3, √2.
-    if raw[index] == "%":
-        return left
-    if raw[index] in "-√":
-        return right
-    # The operand on the right may have a sign, as in 3 * -2.
-    minus_follows = index + 1 < len(raw) and raw[index + 1] == "-"
-    return left and (right or (minus_follows and _is_operand(raw, index + 2)))
-
-
-def _is_operand(raw: Sequence[str], index: int) -> bool:
-    """Whether an operand stands at `index`: a number, a single letter, or the bracket beside one.
-
-    `raw` are the tokens of a text. False where `index` is not in the list.
-    """
-    if not 0 <= index < len(raw):
-        return False
-    token = raw[index]
-    if token in _OPERATORS:
-        return False
-    if token in "()[]":
-        # The bracket stands for the token next to it, on its inside, which may be no bracket again.
-        inside = index + 1 if token in "([" else index - 1
-        return 0 <= inside < len(raw) and raw[inside] not in "()[]" and _is_operand(raw, inside)
-    return len(token) == 1 or token[0].isdigit()
-
-
 def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
     """Whether the shorter of two answers (as tokens) stands in the longer one.
 
@@ -536,13 +540,11 @@ def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
 def _shuffled(
     rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> Iterator[Mapping[str, Any]]:
-    """`rows` in random order, so that those compared before a time limit are a fair sample.
+    """At most MOST_COMPARED of `rows`, in random order; `others` are what they are compared with.
 
-    `others` are the rows that they are compared with. The random seed is the two numbers of rows,
-    so the order is the same every time. Of more than MOST_COMPARED rows only so many are given;
-    each is taken from `rows` when its turn comes.
+    So those compared before a time limit are a fair sample. The order is the same every time.
     """
-    chance = random.Random(f"{len(rows)} {len(others)}")
+    chance = random.Random(f"{len(rows)} {len(others)}")  # the seed: the two numbers of rows
     order = chance.sample(range(len(rows)), min(len(rows), MOST_COMPARED))
     return (rows[index] for index in order)
 
@@ -553,43 +555,3 @@ def _after_prompt(row: Mapping[str, Any]) -> list[ChatMessage]:
     if isinstance(gold, list):  # the gold conversation begins with the prompt
         return gold[len(row.get("prompt") or []) :]
     return row.get("answer") or []
-
-
-def _segments(text: str, *, with_entire_text: bool) -> Iterable[list[str]]:
-    """The tokens of the lines of a text, each followed by those of its sentences.
-
-    A line counts only if the text has several, a sentence only if its line has several. With
-    `with_entire_text`, the tokens of the entire text come first.
-    """
-    if with_entire_text and text:
-        yield tokens_of(text)
-    lines = [line for line in text.split("\n") if line.strip()]
-    for line in lines:
-        if len(lines) > 1:
-            yield tokens_of(line)
-        sentences = _SENTENCE.split(line)
-        if len(sentences) > 1:
-            for sentence in sentences:
-                yield tokens_of(sentence)
-
-
-def _lookup_keys(tokens: Sequence[str]) -> list[str]:
-    """The keys under which a segment may be indexed: all its tokens, joined by blanks.
-
-    Where it begins with a label like `Question:`, also its tokens without the label.
-    """
-    keys = [" ".join(tokens)]
-    if len(tokens) > 1 and tokens[0] in _LABELS:
-        keys.append(" ".join(tokens[1:]))
-    return keys
-
-
-def _grams(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    """Every sequence of `GRAM_WORDS` neighbouring tokens; none for a shorter text."""
-    starts = range(len(tokens) - GRAM_WORDS + 1)
-    return (tuple(tokens[start : start + GRAM_WORDS]) for start in starts)
-
-
-def _numbers(tokens: Iterable[str]) -> set[str]:
-    """The tokens that are numbers, each once."""
-    return {token for token in tokens if token[0].isdigit()}

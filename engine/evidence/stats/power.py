@@ -1,6 +1,8 @@
 """How large an exam must be to show a change worth having: more tasks, or more attempts at each."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean, variance
 
 from engine.evidence.stats.inference import (
@@ -25,14 +27,22 @@ def tasks_to_decide(verdict: PairedVerdict) -> int | None:
     """
     if not verdict.n or verdict.detectable is None or not math.isfinite(verdict.detectable):
         return None
-    if verdict.method.startswith("McNemar"):
-        flips = len(verdict.gained) + len(verdict.lost)
-        # One more than were seen, so that a sample without flips does not promise too much.
-        return tasks_needed(MARGIN, (flips + 1) / (verdict.n + 1))
+    if verdict.method.startswith("McNemar"):  # each task is solved or not
+        return tasks_for_share(verdict)
     if verdict.margin <= 0:
         return None
     # The smallest detectable mean falls with the square root of the number of tasks.
     return math.ceil(verdict.n * (verdict.detectable / verdict.margin) ** 2)
+
+
+def tasks_for_share(verdict: PairedVerdict) -> int:
+    """How many tasks would show that the share of solved tasks changed by `MARGIN` (5 points).
+
+    It depends on how many of the tasks of `verdict` changed their result; there must be tasks.
+    """
+    changed_tasks = len(verdict.gained) + len(verdict.lost)
+    # One more than were seen, so that a sample without any change does not promise too much.
+    return tasks_needed(MARGIN, discordant_share=(changed_tasks + 1) / (verdict.n + 1))
 
 
 def attempts_needed(before: Side, after: Side, margin: float) -> int | None:
@@ -40,24 +50,43 @@ def attempts_needed(before: Side, after: Side, margin: float) -> int | None:
 
     None where no number up to `MOST_ATTEMPTS` would. Also None where fewer than two tasks had
     several attempts on both sides, because single attempts do not show how random they are.
-
-    More attempts average out the chance in each answer, but not the differences between tasks.
     """
     repeated_tasks = _tasks_with_several_attempts(before, after)
     if len(repeated_tasks) < 2:
         return None
-    attempt_values = [side.values[task] for task in repeated_tasks for side in (before, after)]
-    # What a single attempt on each side adds to the variance of a task's gap: that of two attempts.
-    attempt_variance = fmean([variance(values) for values in attempt_values]) * 2
-    fewest_attempts = min(len(values) for values in attempt_values)
-    gaps = [fmean(after.values[task]) - fmean(before.values[task]) for task in repeated_tasks]
-    # What the tasks themselves vary by: the rest, once the chance in the attempts is taken off.
-    task_variance = max(0.0, variance(gaps) - attempt_variance / fewest_attempts)
-    for attempts in range(fewest_attempts + 1, MOST_ATTEMPTS + 1):
-        sd = math.sqrt(task_variance + attempt_variance / attempts)
+    noise = _GapNoise.of(before, after, repeated_tasks)
+    for attempts in range(noise.fewest_attempts + 1, MOST_ATTEMPTS + 1):
+        sd = noise.deviation_with(attempts)
         if smallest_detectable_mean(len(repeated_tasks), sd) <= margin:
             return attempts
     return None
+
+
+@dataclass(frozen=True)
+class _GapNoise:
+    """Why the gap between two sides varies from task to task.
+
+    More attempts average out the chance in each answer, but not the differences between tasks.
+    """
+
+    attempt_variance: float  # that one attempt on each side adds to the variance of a task's gap
+    task_variance: float  # of the gaps, with the chance in the attempts taken off
+    fewest_attempts: int  # that any task had on a side
+
+    @staticmethod
+    def of(before: Side, after: Side, tasks: Sequence[str]) -> "_GapNoise":
+        """The noise on `tasks`, at least two; each had several attempts on both sides."""
+        attempt_values = [side.values[task] for task in tasks for side in (before, after)]
+        # Twice the variance of an attempt, because there is one on each side.
+        attempt_variance = fmean([variance(values) for values in attempt_values]) * 2
+        fewest_attempts = min(len(values) for values in attempt_values)
+        gaps = [fmean(after.values[task]) - fmean(before.values[task]) for task in tasks]
+        task_variance = max(0.0, variance(gaps) - attempt_variance / fewest_attempts)
+        return _GapNoise(attempt_variance, task_variance, fewest_attempts)
+
+    def deviation_with(self, attempts: int) -> float:
+        """The standard deviation of the tasks' gaps with so many attempts on each side."""
+        return math.sqrt(self.task_variance + self.attempt_variance / attempts)
 
 
 def _tasks_with_several_attempts(before: Side, after: Side) -> list[str]:

@@ -7,7 +7,7 @@ One row is one attempt at one task (engine/records/lines/evaluation_row.py). Wha
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,7 +105,6 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
     Such tasks ask one question, so their answers are several attempts at one task. That holds only
     where the answer depends on the prompt alone: if any conversation has later messages by the
     environment, all rows are returned as they are, because what the environment hides may differ.
-    A row without a recorded prompt keeps its id.
 
     Returns one list per argument, in the same order. The common id is the smallest of the ids.
     """
@@ -113,20 +112,30 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
     all_rows = list(itertools.chain.from_iterable(row_lists))
     if any(_has_messages_of_environment(row) for row in all_rows):
         return row_lists
-    prompt_of_task: dict[str, str] = {}
-    for row in all_rows:
-        if row.prompt and row.task not in prompt_of_task:
-            prompt_of_task[row.task] = prompt_key(row.prompt)
-    common_id: dict[str, str] = {}  # prompt -> the smallest id of its tasks
-    for task in sorted(prompt_of_task):
-        common_id.setdefault(prompt_of_task[task], task)
-    if len(common_id) == len(prompt_of_task):  # every task has its own prompt
+    common_ids = _common_ids(all_rows)
+    if not common_ids:
         return row_lists
-    new_ids = {task: common_id[prompt] for task, prompt in prompt_of_task.items()}
     return [
-        [row.model_copy(update={"task": new_ids.get(row.task, row.task)}) for row in rows]
+        [row.model_copy(update={"task": common_ids.get(row.task, row.task)}) for row in rows]
         for rows in row_lists
     ]
+
+
+def _common_ids(rows: Sequence[EvaluationRow]) -> dict[str, str]:
+    """Task id -> the smallest id of all tasks with the same prompt.
+
+    {} where every task has its own prompt. A task whose rows record no prompt is left out.
+    """
+    prompt_of_task: dict[str, str] = {}
+    for row in rows:
+        if row.prompt and row.task not in prompt_of_task:
+            prompt_of_task[row.task] = prompt_key(row.prompt)
+    smallest_id: dict[str, str] = {}  # prompt -> the smallest id of its tasks
+    for task in sorted(prompt_of_task):
+        smallest_id.setdefault(prompt_of_task[task], task)
+    if len(smallest_id) == len(prompt_of_task):
+        return {}
+    return {task: smallest_id[prompt] for task, prompt in prompt_of_task.items()}
 
 
 def _has_messages_of_environment(row: EvaluationRow) -> bool:
@@ -209,27 +218,24 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
     (rows_by_prompt,) = with_one_id_per_prompt(rows)
     results = side(rows_by_prompt, measure)
     means = {task: math.fsum(values) / len(values) for task, values in results.values.items()}
-    n = len(means)
-    if n == 0:
-        return Level(
-            measure,
-            value=None,
-            low=None,
-            high=None,
-            tasks=0,
-            attempts=results.attempts,
-            errors=results.errors,
-            value_with_errors=None,
-        )
-    interval = _interval_of_means(means, measure)
-    return Level(
+    without_value = Level(
         measure,
-        value=math.fsum(means.values()) / n,
-        low=interval.low,
-        high=interval.high,
-        tasks=n,
+        value=None,
+        low=None,
+        high=None,
+        tasks=len(means),
         attempts=results.attempts,
         errors=results.errors,
+        value_with_errors=None,
+    )
+    if not means:
+        return without_value
+    interval = _interval_of_means(means, measure)
+    return replace(
+        without_value,
+        value=math.fsum(means.values()) / len(means),
+        low=interval.low,
+        high=interval.high,
         value_with_errors=None if measure == "loss" else _value_with_errors(results),
     )
 
@@ -256,10 +262,8 @@ def _value_with_errors(results: Side) -> float:
 def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None:
     """The step whose checkpoint did best on the validation half; None where none was evaluated.
 
-    Step 0 is the starting point and is never chosen. Between equal successes the reward decides,
-    then the earlier step, which has drifted less from the start.
-
-    `steps` are the steps to choose from; None means every evaluated step.
+    Step 0 is the starting point and is never chosen. `steps` are the steps to choose from; None
+    means every evaluated step.
     """
     candidates = run_dir.eval_steps() if steps is None else steps
     scores: dict[int, tuple[float, float]] = {}
@@ -268,6 +272,7 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
             score = selection_score(in_half(read_evaluation(run_dir.evals(step)), VALIDATION))
             if score is not None:
                 scores[step] = score
+    # Between equal scores the earlier step, which has drifted less from the start.
     return max(scores, key=lambda step: (scores[step], -step)) if scores else None
 
 
@@ -276,18 +281,23 @@ def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None
 
     The first number is the mean success (or reward, or the negated loss, see `measure_of`). The
     second is the mean reward, which breaks ties; 0 for a loss. None where nothing was scored.
-    Failed scorings count as not solved, so that a model gains nothing by breaking the scorer.
     """
     measure = measure_of(rows)
     if measure is None:
         return None
     if measure == "loss":
-        losses = [value_of(row, "loss") for row in rows]
-        known_losses = [loss for loss in losses if loss is not None]  # None: the scoring failed
-        return -math.fsum(known_losses) / len(known_losses), 0.0
+        return _negated_loss(rows), 0.0
+    # A failed scoring counts as 0, so that a model gains nothing by breaking the scorer.
     mean_value = math.fsum(value_of(row, measure) or 0.0 for row in rows) / len(rows)
     mean_reward = math.fsum(row.reward or 0.0 for row in rows) / len(rows)
     return mean_value, mean_reward
+
+
+def _negated_loss(rows: Sequence[EvaluationRow]) -> float:
+    """The mean loss with a minus; rows without one are left out, and at least one has it."""
+    losses = [value_of(row, "loss") for row in rows]
+    known_losses = [loss for loss in losses if loss is not None]
+    return -math.fsum(known_losses) / len(known_losses)
 
 
 def text_of(messages: str | Sequence[ChatMessage] | None) -> str:

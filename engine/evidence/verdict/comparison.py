@@ -121,23 +121,14 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
     "unknown" where the two have no measure in common, and "inconclusive" where it depends on how
     failed scorings are counted.
     """
-    id_count = len({row.task for rows in (before, after) for row in rows})
+    id_count = _count_tasks(before, after)
     before, after = with_one_id_per_prompt(before, after)
-    prompt_count = len({row.task for rows in (before, after) for row in rows})
+    prompts_are_shared = _count_tasks(before, after) < id_count
     measure = measure_of(before, after)
     if measure is None:
         return without_evidence(None, _reason_for_no_measure(before, after))
     level_before, level_after = level(before, measure), level(after, measure)
-    outcomes = [
-        paired_verdict(
-            side(before, measure, value_of_failure),
-            side(after, measure, value_of_failure),
-            higher_is_better=HIGHER_IS_BETTER[measure],
-            margin=_margin(level_before),
-        )
-        for value_of_failure in values_of_failures(measure, before, after)
-    ]
-    prompts_are_shared = prompt_count < id_count
+    outcomes = _outcomes(before, after, measure, _margin(level_before))
     comparison = Comparison(
         measure,
         outcome=outcomes[0],
@@ -147,6 +138,32 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
     )
     # The last outcome counts failed scorings as not solved; it is the first one if none failed.
     return inconclusive_if_errors_decide(comparison, outcomes[-1])
+
+
+def _count_tasks(*row_sets: Sequence[EvaluationRow]) -> int:
+    """How many different task ids the rows of all sets have together."""
+    return len({row.task for rows in row_sets for row in rows})
+
+
+def _outcomes(
+    before: Sequence[EvaluationRow],
+    after: Sequence[EvaluationRow],
+    measure: Measure,
+    margin: float | None,
+) -> list[PairedVerdict]:
+    """The verdict on two evaluations for each value that a failed scoring can be counted as.
+
+    Left out first, then 0, if any failed. `margin` is as in `paired_verdict`.
+    """
+    return [
+        paired_verdict(
+            side(before, measure, value_of_failure),
+            side(after, measure, value_of_failure),
+            higher_is_better=HIGHER_IS_BETTER[measure],
+            margin=margin,
+        )
+        for value_of_failure in values_of_failures(measure, before, after)
+    ]
 
 
 def _reason_for_no_measure(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> str:
@@ -175,11 +192,11 @@ def _margin(before: Level) -> float | None:
 def values_of_failures(measure: Measure, *row_sets: Sequence[EvaluationRow]) -> list[float | None]:
     """The values to count a failed scoring as; a comparison is made once with each of them.
 
-    None leaves failed answers out, 0 counts them as not solved. Both are tried where a scoring
-    failed, because leaving answers out must not make a side look better than it is. A loss has no
-    value for "not solved", so there it is only [None].
+    None leaves failed answers out, 0 counts them as not solved. A loss has no value for "not
+    solved", so there it is only [None].
     """
     any_failed = any(value_of(row, measure) is None for rows in row_sets for row in rows)
+    # Both are tried, because leaving answers out must not make a side look better than it is.
     return [None, 0.0] if any_failed and measure != "loss" else [None]
 
 
@@ -188,32 +205,32 @@ def inconclusive_if_errors_decide(
 ) -> Comparison:
     """Make a verdict inconclusive if counting failed scorings as not solved would change it.
 
-    `comparison` is returned as it is if both verdicts agree, or if it decided nothing: without a
-    measure, or already inconclusive or unknown.
-
-    Args:
-        comparison: made with failed scorings left out.
-        with_failures: the outcome of the same rows with failed scorings counted as not solved.
+    `comparison` was made with failed scorings left out; `with_failures` is the outcome of the same
+    rows with failed scorings counted as not solved.
     """
-    without_failures = comparison.outcome
-    measure = comparison.measure
-    if (
-        measure is None
-        or without_failures.verdict not in _DECIDED
-        or with_failures.verdict == without_failures.verdict
-    ):
+    outcome, measure = comparison.outcome, comparison.measure
+    if measure is None or outcome.verdict not in _DECIDED:
         return comparison
+    if with_failures.verdict == outcome.verdict:
+        return comparison
+    reason = _reason_by_errors(outcome, with_failures, measure)
+    outcome = replace(outcome, verdict="inconclusive", reason=reason)
+    return replace(comparison, outcome=outcome, errors_decide=True)
+
+
+def _reason_by_errors(
+    without_failures: PairedVerdict, with_failures: PairedVerdict, measure: Measure
+) -> str:
+    """That failed scorings decide a verdict: what it is without them, and with them as 0."""
     level_before = show(with_failures.before, measure)
     level_after = show(with_failures.after, measure)
     failed_count = sum(without_failures.errors)
     failed_answers = f"the {failed_count} answers" if failed_count > 1 else "the one answer"
-    reason = (
+    return (
         f"{failed_answers} whose scoring failed decide: left out, the verdict is "
         f"{_as_words(without_failures.verdict)}; counted as not solved, "
         f"{_as_words(with_failures.verdict)} ({level_before} to {level_after})"
     )
-    outcome = replace(without_failures, verdict="inconclusive", reason=reason)
-    return replace(comparison, outcome=outcome, errors_decide=True)
 
 
 def correct_for_many(
@@ -221,39 +238,35 @@ def correct_for_many(
 ) -> list[tuple[Comparison, float | None]]:
     """Correct several comparisons for their number, because each is a chance to be wrong.
 
-    Holm's correction is made over all comparisons that were tested. Each p is then multiplied by a
-    factor for repeated evaluations of the same two models.
-
     Returns each comparison with its corrected p value, None where there was no test. A "better" or
     "worse" that is no longer significant has become "inconclusive".
 
-    Args:
-        evaluation_counts: for each comparison, how many evaluations have tested its two models
-            (`holdout_reuse.evaluations_of_pair`).
+    `evaluation_counts` holds for each comparison how many evaluations have tested its two models
+    (`holdout_reuse.evaluations_of_pair`).
     """
     p_values = [item.outcome.p for item in comparisons if item.outcome.p is not None]
     p_by_holm = iter(holm(p_values))  # one for each comparison that was tested, in their order
     corrected: list[tuple[Comparison, float | None]] = []
     for comparison, evaluation_count in zip(comparisons, evaluation_counts, strict=True):
-        if comparison.outcome.p is None:
-            corrected.append((comparison, None))
-            continue
-        p = min(1.0, next(p_by_holm) * correction_factor(evaluation_count))
-        if comparison.outcome.verdict in ("better", "worse") and p >= ALPHA:
-            comparison = _not_significant(
+        p = None
+        if comparison.outcome.p is not None:
+            p = min(1.0, next(p_by_holm) * correction_factor(evaluation_count))
+            comparison = _if_significant(
                 comparison, p, tests=len(p_values), evaluations=evaluation_count
             )
         corrected.append((comparison, p))
     return corrected
 
 
-def _not_significant(
+def _if_significant(
     comparison: Comparison, p: float, *, tests: int, evaluations: int
 ) -> Comparison:
-    """The comparison as inconclusive, because its corrected p value `p` is not significant.
+    """The comparison; a "better" or "worse" becomes "inconclusive" if `p` is not significant.
 
-    It was corrected for this number of tests, and of evaluations of the same models.
+    `p` is corrected for this number of tests, and of evaluations of the same models.
     """
+    if comparison.outcome.verdict not in ("better", "worse") or p < ALPHA:
+        return comparison
     causes = [f"{tests} comparisons"] if tests > 1 else []
     causes += [f"{evaluations} evaluations of these models"] if evaluations > 1 else []
     reason = (
@@ -275,11 +288,16 @@ def sentence(comparison: Comparison, measure_prefix: str = "") -> str:
         return f"The verdict is unknown: {outcome.reason}."
     before, after = show(outcome.before, measure), show(outcome.after, measure)
     change = f"{measure_prefix}{measure} went from {before} to {after} on {outcome.n} tasks"
-    span = f"{show_change(outcome.low, measure)} to {show_change(outcome.high, measure)}"
-    span += " points" if measure == "success" else ""
     verdict = _as_words(outcome.verdict).capitalize()
+    span = _interval_text(outcome, measure)
     text = f"{verdict}: {change} (95 % interval of the change {span})"
     return f"{text}; {comparison.reason}." if comparison.reason else f"{text}."
+
+
+def _interval_text(outcome: PairedVerdict, measure: Measure) -> str:
+    """The interval of a change as text, such as "-1.2 to +7.4 points"; rewards have no unit."""
+    ends = f"{show_change(outcome.low, measure)} to {show_change(outcome.high, measure)}"
+    return f"{ends} points" if measure == "success" else ends
 
 
 def notes_on_counting(comparison: Comparison) -> list[str]:

@@ -92,9 +92,6 @@ def flip_examples(
 ) -> FlipExamples:
     """The tasks that changed most, with both answers.
 
-    Of several attempts at a task the first one whose scoring worked is shown. A side without such
-    an attempt shows an empty answer.
-
     Args:
         before, after: the rows that were compared.
         redact: removes secrets from the texts.
@@ -121,9 +118,9 @@ def _flip_example(
     redact: Redactor,
     chars: int,
 ) -> FlipExample:
-    """The example of one task; its prompt is the one of the second side, else of the first.
+    """The example of one task; a row is None where that side did not answer it.
 
-    A row is None where that side did not answer the task.
+    Each text is shown with at most `chars` characters.
     """
 
     def shown(text: str) -> str:

@@ -93,17 +93,18 @@ def _uses_by(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
 def use_by_env(home: Home) -> dict[str, HoldoutUse]:
     """Environment version -> `holdout_use` by all its runs, for every version that has runs.
 
-    Counting opens a folder for every run, so this process keeps a version's count until one of its
-    runs changes. While a run of a version is under way, its uses are counted anew each time.
+    This process keeps a version's count until one of its runs changes, because counting opens a
+    folder for every run.
     """
+    root = str(home.root)
     with Store(home) as store:
         marks = {env_id: mark for env_id, mark in store.env_marks().items() if env_id}
         stale = [env_id for env_id, mark in marks.items() if _is_stale(home, env_id, mark)]
         rows = store.list_runs(_MOST_RUNS) if stale else []
     for env_id in stale:
         use = _uses_by(home, env_id, [row for row in rows if row.env_id == env_id])
-        _stored_counts[str(home.root), env_id] = _StoredCount(marks[env_id], use)
-    return {env_id: _stored_counts[str(home.root), env_id].use for env_id in marks}
+        _stored_counts[root, env_id] = _StoredCount(marks[env_id], use)
+    return {env_id: _stored_counts[root, env_id].use for env_id in marks}
 
 
 def _is_stale(home: Home, env_id: str, mark: tuple[Any, ...]) -> bool:
@@ -119,27 +120,23 @@ def _is_stale(home: Home, env_id: str, mark: tuple[Any, ...]) -> bool:
 def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
     """A warning that many runs were judged on the same held-out tasks, as a list; [] for few.
 
-    Also [] for a "better" that stays significant after a correction for all of these runs.
-
-    Args:
-        use: how often the tasks were used.
-        verdict: the word of the run that the warning is for.
-        p: the p value of its comparison; None where there was no test.
+    `verdict` is the word of the run that the warning is for, `p` the p value of its comparison;
+    None where there was no test.
     """
     if use.judged < MANY:
         return []
     text = f"{use.judged} runs have been judged on these held-out tasks"
+    if verdict != "better" or p is None:
+        return [f"{text}; the best of them looks better than it is."]
+    if p * use.judged < ALPHA:  # Bonferroni: significant even as the best of all these runs
+        return []
     # At level ALPHA a run without any change comes out better by luck with probability ALPHA / 2.
     chance_of_luck = 1.0 - (1.0 - ALPHA / 2.0) ** use.judged
-    if verdict == "better" and p is not None:
-        if p * use.judged < ALPHA:  # Bonferroni: significant even as the best of all these runs
-            return []
-        return [
-            f"{text}: that one of so many looks better by luck has a chance of "
-            f"{chance_of_luck:.0%}, and this gain does not survive a correction for them. "
-            "Evaluate the run on new tasks."
-        ]
-    return [f"{text}; the best of them looks better than it is."]
+    return [
+        f"{text}: that one of so many looks better by luck has a chance of "
+        f"{chance_of_luck:.0%}, and this gain does not survive a correction for them. "
+        "Evaluate the run on new tasks."
+    ]
 
 
 def evaluations_of_pair(
@@ -148,9 +145,8 @@ def evaluations_of_pair(
     """How many different evaluations have tested these models against each other; at least 1.
 
     Someone who evaluates two models on more and more rows until they differ makes as many tests as
-    evaluations. Two evaluations are different if their numbers of rows or of attempts differ, or,
-    with several attempts at each task, their seeds. The same rows asked again in the same way are
-    not a new test, and neither is regrading.
+    evaluations. The same rows asked again in the same way are not a new test (see
+    `_evaluation_key`), and neither is regrading.
 
     Args:
         env_id: the environment version they were evaluated on.
@@ -158,21 +154,32 @@ def evaluations_of_pair(
         run_ids: evaluations up to and including the newest of these are counted, on the same split
             as that one.
     """
+    rows = _evaluations_until(home, env_id, run_ids)
+    if not rows:
+        return 1
+    split = _split_of(home.run(rows[-1].run_id))
+    keys = {_key_of_test(home.run(row.run_id), split, models) for row in rows}
+    return max(1, len(keys - {None}))
+
+
+def _evaluations_until(home: Home, env_id: str, run_ids: Sequence[str]) -> list[RunRow]:
+    """The evaluations on a version, oldest first, up to the newest of `run_ids`; [] without one."""
     rows = [row for row in _runs_on(home, env_id) if row.kind == "evaluate"]
     positions = [index for index, row in enumerate(rows) if row.run_id in run_ids]
-    if not positions:
-        return 1
-    newest = positions[-1]
-    split = _split_of(home.run(rows[newest].run_id))
-    distinct_evaluations: set[tuple[int | None, int, int | None]] = set()
-    for row in rows[: newest + 1]:
-        run = home.run(row.run_id)
-        config = run.find_config()
-        if not isinstance(config, EvaluateConfig) or config.split != split:
-            continue
-        if set(models) <= _played_models(run, config):
-            distinct_evaluations.add(_evaluation_key(config))
-    return max(1, len(distinct_evaluations))
+    return rows[: positions[-1] + 1] if positions else []
+
+
+def _key_of_test(
+    run: RunDir, split: str, models: Sequence[str]
+) -> tuple[int | None, int, int | None] | None:
+    """The `_evaluation_key` of an evaluation run that played all of `models` on `split`, else None.
+
+    None for regrading too: it scores answers again that were counted before.
+    """
+    config = run.find_config()
+    if not isinstance(config, EvaluateConfig) or config.split != split:
+        return None
+    return _evaluation_key(config) if set(models) <= _played_models(run, config) else None
 
 
 def _evaluation_key(config: EvaluateConfig) -> tuple[int | None, int, int | None]:
@@ -188,11 +195,11 @@ def correction_factor(evaluations: int) -> int:
     """The factor for p at the last of `evaluations` evaluations of the same two models.
 
     The factor is the square of their number. The number alone would be too small, because the first
-    evaluation was already tested at the full level ALPHA. Measured on two equal models evaluated
-    four times on more and more rows of one split: the verdict is that they differ in 6 of 100 cases
-    with the square, in 8 with the number, and in 14 without a correction
-    (tests/engine/evidence/verdict/test_holdout_reuse.py).
+    evaluation was already tested at the full level ALPHA.
     """
+    # Measured on two equal models, evaluated four times on more and more rows: they are found to
+    # differ in 6 of 100 cases with the square, in 8 with the number, and in 14 without either
+    # (tests/engine/evidence/verdict/test_holdout_reuse.py).
     return evaluations * evaluations
 
 

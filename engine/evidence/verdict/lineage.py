@@ -11,7 +11,7 @@ from engine.evidence.stats.results import (
     show,
 )
 from engine.home.run_dir import Home, RunDir
-from engine.records.lines.evaluation_row import read_evaluation
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.run_config import TrainConfig
 
 _MOST_GENERATIONS = 12  # of ancestors that are looked up
@@ -84,17 +84,14 @@ def _start_not_beaten(run_dir: RunDir, model: str, best_step: int | None) -> Sta
     """
     if best_step is None:
         return None
-    start_rows = in_half(read_evaluation(run_dir.evals(0)), VALIDATION)
-    best_rows = in_half(read_evaluation(run_dir.evals(best_step)), VALIDATION)
+    start_rows, best_rows = _validation_rows(run_dir, 0), _validation_rows(run_dir, best_step)
     measure = measure_of(start_rows)
     start_score, best_score = selection_score(start_rows), selection_score(best_rows)
     if measure is None or start_score is None or best_score is None:
         return None
-    if measure_of(best_rows) != measure:
-        return None
     start_mean, _ = start_score  # the second number only breaks ties between checkpoints
     best_mean, _ = best_score
-    if best_mean > start_mean:
+    if measure_of(best_rows) != measure or best_mean > start_mean:
         return None
     best_level, start_level = _level_text(best_mean, measure), _level_text(start_mean, measure)
     return Start(
@@ -102,6 +99,11 @@ def _start_not_beaten(run_dir: RunDir, model: str, best_step: int | None) -> Sta
         f"No checkpoint beat the start ({best_level} at best against {start_level}, on the half "
         f"that chooses): go on with {model}.",
     )
+
+
+def _validation_rows(run_dir: RunDir, step: int) -> list[EvaluationRow]:
+    """What the model of a step answered on the validation half of the held-out tasks."""
+    return in_half(read_evaluation(run_dir.evals(step)), VALIDATION)
 
 
 def _level_text(selection_mean: float, measure: Measure) -> str:

@@ -133,12 +133,7 @@ def verify(home: Home, run_id: str) -> Verification:
 
 
 def _verify(home: Home, row: RunRow, depth: int) -> Verification:
-    """Check one run and its ancestors.
-
-    These are faults:
-        a file that differs from the sealed one;
-        a seal that does not fit its own hashes;
-        a verdict in the database that the evaluations do not support.
+    """Check one run and its ancestors: its files, its seal and its verdict.
 
     `depth` is how many generations lie between this run and the one that was asked for.
     """
@@ -147,38 +142,52 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     if sealed is None or run.deleted.exists():
         return _verification_without_seal(run, row)
     links = _checked_links(run, sealed)
-    verdict = run_verdict(run).word
-    if row.kind == "train" and row.state == "done" and verdict != row.verdict:
-        difference = f"says {row.verdict}, the evaluations say {verdict}"
-        links[-1] = links[-1].with_fault(Fault(run.home.db.name, difference))
+    for fault in _verdict_faults(run, row):
+        links[-1] = links[-1].with_fault(fault)
     return _verification_of_seal(row, sealed.head, links, _verified_ancestors(home, run, depth))
+
+
+def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
+    """The fault that the database holds a verdict which the evaluations do not support; else []."""
+    verdict = run_verdict(run).word
+    if row.kind != "train" or row.state != "done" or verdict == row.verdict:
+        return []
+    return [Fault(run.home.db.name, f"says {row.verdict}, the evaluations say {verdict}")]
 
 
 def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
     """The sealed links, each held against the files as they are now; never empty.
 
-    The seal itself may have been changed too. A link whose hash does not fit its content has that
-    as a fault. Where links are missing, or the head is not the hash of the last link, the last link
-    has the fault.
+    Where the links do not fit the whole seal, the last link has that as a fault.
     """
     config = run.find_config()
     current_files = dict(_files_by_link(run, config))
     links = []
     previous_hash = ""
     for link in sealed.links:
-        files = current_files.get(link.name, {})
-        if link.name == "environment":
-            # A later push may audit a version again. That is no fault as long as the audit that was
-            # sealed is kept: it stands in for the new one here.
-            files = files | _earlier_audit(config, link.files)
+        files = current_files.get(link.name, {}) | _kept_files(config, link)
         links.append(_checked_link(run, link, files, previous_hash))
         previous_hash = link.hash
     if not links:  # a seal without links: the fault below needs one that carries it
         links = [CheckedLink("evaluation", [], ok=True)]
-    has_all_links = [link.name for link in sealed.links] == list(LINKS)
-    if not has_all_links or sealed.head != previous_hash:
+    if not _is_complete(sealed):
         links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
     return links
+
+
+def _kept_files(config: RunConfig | None, link: SealedLink) -> dict[str, str]:
+    """The files (path -> SHA-256) of a link that were replaced since, but kept as they were.
+
+    A later push may audit a version again. That is no fault as long as the audit that was sealed is
+    kept.
+    """
+    return _earlier_audit(config, link.files) if link.name == "environment" else {}
+
+
+def _is_complete(sealed: Provenance) -> bool:
+    """Whether a seal has all links in their order, and the last one's hash as its head."""
+    names = [link.name for link in sealed.links]
+    return names == list(LINKS) and sealed.head == sealed.links[-1].hash
 
 
 def _checked_link(
@@ -246,11 +255,7 @@ def _verification_without_seal(run: RunDir, row: RunRow) -> Verification:
 def _verification_of_seal(
     row: RunRow, head: str, links: Sequence[CheckedLink], ancestors: Sequence[Verification]
 ) -> Verification:
-    """The result for a sealed run, with a sentence about it.
-
-    The sentence names the first fault of the run, else the first ancestor that is not intact. Where
-    there is neither it says that the run is intact.
-    """
+    """The result for a sealed run, with a sentence about it; `head` is the sealed hash."""
     broken = [link for link in links if not link.ok]
     altered = [ancestor for ancestor in ancestors if ancestor.intact is False]  # not None: unknown
     if broken:
@@ -286,15 +291,23 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
     (None) the environment is not known, so the links environment, data and curation have no files.
     """
     env = Path(config.env_dir) if config else run.path / "none"  # "none" never exists
+    yield from _environment_links(env)
+    yield "run", _hashes(run.path, _input_files(run)) | _parent_heads(run.home, config)
+    yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best_checkpoint(run)
+    results = [run.metrics, run.result, *_files(run.evals_dir), *_files(run.rollouts_dir)]
+    yield "evaluation", _hashes(run.path, results)
+
+
+def _environment_links(env: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The first three links, (name, path -> SHA-256), from the folder of an environment version.
+
+    They have no files where there is no such folder.
+    """
     curation = env / "source" / _CURATION
     env_files = [*_files(env / "source"), env / "env.json", env / "audit.json"]
     yield "environment", _hashes(env, [file for file in env_files if file != curation])
     yield "data", _hashes(env, [env / "tasks.jsonl", env / "rows.idx"])
     yield "curation", _hashes(env, [curation])
-    yield "run", _hashes(run.path, _input_files(run)) | _parent_heads(run.home, config)
-    yield "checkpoints", _hashes(run.path, _checkpoint_files(run)) | _best_checkpoint(run)
-    results = [run.metrics, run.result, *_files(run.evals_dir), *_files(run.rollouts_dir)]
-    yield "evaluation", _hashes(run.path, results)
 
 
 def _input_files(run: RunDir) -> list[Path]:
@@ -312,15 +325,14 @@ def _input_files(run: RunDir) -> list[Path]:
 def _earlier_audit(config: RunConfig | None, sealed: Mapping[str, str]) -> dict[str, str]:
     """The audit that a run was sealed with, as path -> SHA-256, where a later push replaced it.
 
-    Such a push keeps the earlier audit beside the new one, in a file named after its hash. {} where
-    no audit was sealed, or none of this hash was kept.
-
-    `sealed` are the files of the link "environment" (path -> SHA-256).
+    {} where no audit was sealed, or none of this hash was kept. `sealed` are the files of the link
+    "environment" (path -> SHA-256).
     """
     digest = sealed.get("audit.json", "")
     # A damaged seal may hold anything: isalnum keeps the path inside of the folder.
     if config is None or not digest.isalnum():
         return {}
+    # A push keeps the audit that it replaces in a file named after its hash.
     earlier = Path(config.env_dir) / "earlier" / f"{digest}.json"
     still_exists = earlier.is_file() and _digest(earlier) == digest
     return {"audit.json": digest} if still_exists else {}

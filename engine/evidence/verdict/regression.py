@@ -156,42 +156,44 @@ def kept_skills(run_dir: RunDir) -> KeptSkills | None:
 
 
 def compare_skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> KeptSkills:
-    """Compare two sets of answers, battery by battery.
+    """Compare two sets of answers, battery by battery; a battery is a set of tasks.
 
     The batteries are those of `before`, which must not be empty. The verdict is that of the worst
     battery.
     """
-    names = list(dict.fromkeys(str(row.battery) for row in before))
-    # Name of a battery -> its rows before and after.
-    rows_of = {
-        name: (_rows_of_battery(before, name), _rows_of_battery(after, name)) for name in names
-    }
-    outcomes = {
-        name: _outcome_of_battery(rows_before, rows_after)
-        for name, (rows_before, rows_after) in rows_of.items()
-    }
-    corrected = _corrected_p_values(outcomes)
-    batteries = [
-        _compared_battery(
-            name, rows_before, rows_after, outcome=outcomes[name], p=corrected.get(name)
-        )
-        for name, (rows_before, rows_after) in rows_of.items()
-    ]
+    batteries = _compared_batteries(before, after)
     verdicts = {battery.verdict for battery in batteries}
     worst: Word = next(word for word in WORDS if word in verdicts)  # the worst come first
     return KeptSkills(worst, batteries, " ".join(sentence_of(battery) for battery in batteries))
 
 
+def _compared_batteries(
+    before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
+) -> list[Battery]:
+    """The batteries (sets of tasks) of `before`, each compared with the same one of `after`."""
+    names = list(dict.fromkeys(str(row.battery) for row in before))
+    rows_before = {name: _rows_of_battery(before, name) for name in names}
+    rows_after = {name: _rows_of_battery(after, name) for name in names}
+    outcomes = {name: _outcome_of_battery(rows_before[name], rows_after[name]) for name in names}
+    p_values = _corrected_p_values(outcomes)
+    return [
+        _compared_battery(
+            name, rows_before[name], rows_after[name], outcomes[name], p_values.get(name)
+        )
+        for name in names
+    ]
+
+
 def _outcome_of_battery(
     before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
 ) -> PairedVerdict:
-    """The verdict on the rows of one battery."""
+    """The verdict on the rows of one battery (a set of tasks)."""
     measure = _battery_measure(before)
     return paired_verdict(side(before, measure), side(after, measure))
 
 
 def _corrected_p_values(outcomes: Mapping[str, PairedVerdict]) -> dict[str, float]:
-    """Name of a battery -> its p value, by Holm's correction over those that were tested.
+    """Name of a battery (a set of tasks) -> its p value, by Holm's correction over those tested.
 
     Each battery is another chance to call luck a loss.
     """
@@ -200,7 +202,7 @@ def _corrected_p_values(outcomes: Mapping[str, PairedVerdict]) -> dict[str, floa
 
 
 def loss_sentences(skills: KeptSkills | None) -> list[str]:
-    """A sentence for each comparison in which skills were forgotten; [] where none were.
+    """A sentence for each comparison in which earlier skills were forgotten; [] where none were.
 
     There are two comparisons at most: with the run's own start, and with the base model.
     """
@@ -217,31 +219,29 @@ def loss_sentences(skills: KeptSkills | None) -> list[str]:
 def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | None:
     """Compare the answers `after` with the answers of the base model of this run.
 
-    The base model is the one that the oldest ancestor began with; it was asked at the ancestor's
-    step 0. None for a run without ancestors, and where the base model was not asked the same
-    batteries.
+    The base model is the one that the oldest ancestor began with. None for a run without ancestors,
+    and where the base model was not asked the same batteries (sets of tasks).
     """
     runs = ancestry(run_dir)[::-1]  # the oldest first, this run last
     if len(runs) == 1:
         return None
-    asked_batteries = {row.battery for row in after}
-    base_rows = read_evaluation(runs[0].kept("before"))
-    before = [row for row in base_rows if row.battery in asked_batteries]
+    before = _answers_of_base(runs[0], after)
     if not before:
         return None
     skills = compare_skills(before, after)
     base = started_from(runs[0])
     lost_by = [run.id for run in runs if _forgot_something(run)]
-    sentences = [sentence_of(battery, f" since {base}") for battery in skills.batteries]
+    summary = " ".join(sentence_of(battery, f" since {base}") for battery in skills.batteries)
     if skills.verdict == "forgotten" and lost_by:
-        sentences.append(f"Lost by {', '.join(lost_by)}.")
-    return SinceBase(
-        base=base,
-        verdict=skills.verdict,
-        batteries=skills.batteries,
-        summary=" ".join(sentences),
-        lost_by=lost_by,
-    )
+        summary += f" Lost by {', '.join(lost_by)}."
+    return SinceBase(base, skills.verdict, skills.batteries, summary, lost_by)
+
+
+def _answers_of_base(oldest: RunDir, after: Sequence[EvaluationRow]) -> list[EvaluationRow]:
+    """What the base model answered, at step 0 of the oldest run, in the batteries of `after`."""
+    asked_batteries = {row.battery for row in after}
+    base_rows = read_evaluation(oldest.kept("before"))
+    return [row for row in base_rows if row.battery in asked_batteries]
 
 
 def _forgot_something(run_dir: RunDir) -> bool:
@@ -257,12 +257,12 @@ def _forgot_something(run_dir: RunDir) -> bool:
 
 
 def _rows_of_battery(rows: Sequence[EvaluationRow], battery: str) -> list[EvaluationRow]:
-    """The rows of one battery."""
+    """The rows of one battery (a set of tasks)."""
     return [row for row in rows if str(row.battery) == battery]
 
 
 def _battery_measure(before: Sequence[EvaluationRow]) -> Measure:
-    """What a battery is compared by: success where every row reports it, else reward."""
+    """What a set of tasks is compared by: success where every row reports it, else reward."""
     return "success" if all(row.success is not None for row in before) else "reward"
 
 
@@ -273,7 +273,7 @@ def _compared_battery(
     outcome: PairedVerdict,
     p: float | None,
 ) -> Battery:
-    """The battery `name` from its rows and the outcome of their comparison.
+    """The battery (set of tasks) `name`, from its rows and the outcome of their comparison.
 
     `p` is the outcome's p value, corrected for the other batteries; None where there was no test.
     """
@@ -297,12 +297,8 @@ def _compared_battery(
 def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
     """What an outcome means for the skill.
 
-    The verdict is one of:
-        unknown: nothing could be compared.
-        forgotten, improved: the difference is significant, also after the correction.
-        inconclusive: the difference is a loss that only a one-sided test would call significant,
-            and not so small that the outcome is "no_difference".
-        kept: anything else, a smaller loss included.
+    "forgotten" and "improved" are differences that stay significant after the correction. A loss is
+    "inconclusive" if only a one-sided test would call it significant. All else is "kept".
 
     `p` is the outcome's p value, corrected for the other batteries; None where there was no test.
     """
@@ -312,6 +308,7 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
         return "forgotten" if outcome.verdict == "worse" else "improved"
     is_lower = outcome.diff is not None and outcome.diff < 0
     may_be_real = outcome.p is not None and outcome.p < _MAYBE_LOST
+    # "no_difference": the loss is too small to matter, even if it is real.
     if is_lower and may_be_real and outcome.verdict != "no_difference":
         return "inconclusive"
     return "kept"
@@ -325,17 +322,21 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
     names = list(dict.fromkeys(row.family or "" for row in before))
     if names == [""]:  # all tasks are of one kind without a name
         return []
-    skills = []
-    for name in names:
-        rows_before = [row for row in before if (row.family or "") == name]
-        rows_after = [row for row in after if (row.family or "") == name]
-        skills.append(Skill(name, _mean_reward(rows_before), _mean_reward(rows_after)))
+    skills = [
+        Skill(name, _mean_reward(_of_family(before, name)), _mean_reward(_of_family(after, name)))
+        for name in names
+    ]
+    return sorted(skills, key=_largest_loss_first)
 
-    def sort_key(skill: Skill) -> tuple[float, str]:
-        """The change, then the name; a mean that is not known counts as 0."""
-        return (skill.after or 0.0) - (skill.before or 0.0), skill.skill
 
-    return sorted(skills, key=sort_key)
+def _of_family(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
+    """The rows on tasks of one kind; "" stands for the tasks without a kind."""
+    return [row for row in rows if (row.family or "") == name]
+
+
+def _largest_loss_first(skill: Skill) -> tuple[float, str]:
+    """A key to sort by: the change, then the name; a mean that is not known counts as 0."""
+    return (skill.after or 0.0) - (skill.before or 0.0), skill.skill
 
 
 def _mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
@@ -345,7 +346,7 @@ def _mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
 
 
 def sentence_of(battery: Battery, since: str = "") -> str:
-    """A battery's comparison in one sentence for people.
+    """The comparison of a battery (a set of tasks) in one sentence for people.
 
     For example "Forgotten (arithmetic): 82 % to 41 % on 40 tasks; most of all sums 0.90 to 0.30."
 
@@ -359,7 +360,7 @@ def sentence_of(battery: Battery, since: str = "") -> str:
 
 
 def _kept_text(battery: Battery) -> str:
-    """What a sentence says of a battery in which nothing was forgotten."""
+    """What a sentence says of a battery (a set of tasks) in which nothing was forgotten."""
     if battery.verdict == "unknown":
         return f"unknown, {battery.reason}"
     levels = _levels_text(battery)

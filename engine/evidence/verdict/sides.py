@@ -45,10 +45,8 @@ def training_sides(run_dir: RunDir) -> Sides:
     taught = taught_tasks(run_dir)
     before = without_tasks(read_evaluation(run_dir.evals(0)), taught)
     after: list[EvaluationRow] = []
-    after_name = "no step yet"
     if step is not None:
         after = without_tasks(read_evaluation(run_dir.evals(step)), taught)
-        after_name = f"step {step}"
     half = "all"
     if any(row.half for row in before):
         before, after = in_half(before, TEST), in_half(after, TEST)
@@ -57,7 +55,7 @@ def training_sides(run_dir: RunDir) -> Sides:
         before,
         after,
         before_name="step 0",
-        after_name=after_name,
+        after_name="no step yet" if step is None else f"step {step}",
         half=half,
         step=step,
         taught=len(taught),
@@ -97,19 +95,24 @@ def result_step(run_dir: RunDir) -> int | None:
     """The evaluated step that stands for the run's result; None while no step was evaluated.
 
     The candidates are the steps evaluated on the test half, or all evaluated steps where none was.
-    Returned is the candidate that the run named its best checkpoint; else the best candidate on the
-    validation half; else the last candidate. Step 0, the start, is no candidate.
+    Step 0, the start, is no candidate.
     """
     steps = [step for step in run_dir.eval_steps() if step > 0]
     tested_steps = [step for step in steps if in_half(read_evaluation(run_dir.evals(step)), TEST)]
     candidates = tested_steps or steps
     if not candidates:
         return None
-    best_folder = run_dir.resolve_checkpoint("best")
-    if best_folder is not None:
-        # A checkpoint's folder is named after its step, as in step_000020.
-        named_best = int(best_folder.name.rpartition("_")[2])
-        if named_best in candidates:
-            return named_best
-    best = best_step(run_dir, candidates)
+    named_best = _step_named_best(run_dir)
+    if named_best in candidates:
+        return named_best
+    best = best_step(run_dir, candidates)  # on the validation half
     return candidates[-1] if best is None else best
+
+
+def _step_named_best(run_dir: RunDir) -> int | None:
+    """The step of the checkpoint that the run named its best; None where it named none."""
+    best_folder = run_dir.resolve_checkpoint("best")
+    if best_folder is None:
+        return None
+    # A checkpoint's folder is named after its step, as in step_000020.
+    return int(best_folder.name.rpartition("_")[2])

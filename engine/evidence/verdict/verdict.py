@@ -6,11 +6,12 @@ the test half only, so the choice cannot flatter it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.core.hints import Call
-from engine.evidence.stats.inference import MARGIN, PairedVerdict, tasks_needed
+from engine.evidence.stats.inference import PairedVerdict
+from engine.evidence.stats.power import tasks_for_share
 from engine.evidence.stats.results import (
     TEST,
     Level,
@@ -233,43 +234,53 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     Raises DamagedRecord naming a file that cannot be read.
     """
     sides = training_sides(run_dir)
-    checkpoint_count = sum(step > 0 for step in run_dir.eval_steps())
     comparison = _compare_sides(sides)
-    verdict = comparison.outcome.verdict
-    env_id, expect = (config.env_id, config.expect) if config else ("", "")
-    uses = holdout_use(run_dir.home, env_id, run_dir.id)
-    skills = kept_skills(run_dir)
-    forgotten = loss_sentences(skills)
-    start = better_start(run_dir, config, sides.step, verdict)
-    expected, as_expected = _expectation(expect, verdict)
-    warnings = [
-        *_warnings_about_answers(run_dir, sides, forgotten),
-        *_no_halves_warning(sides, checkpoint_count),
-        *_cautions(comparison, config, sides.half),
-        *reuse_warning(uses, verdict, comparison.outcome.p),
-    ]
-    summary_sentences = [
-        sentence(comparison, measure_prefix="held-out "),
-        *([start.sentence] if start else []),
-        *forgotten,
-    ]
+    outcome = comparison.outcome
+    facts = _training_facts(run_dir, config, sides, comparison, redact)
+    forgotten = loss_sentences(facts.kept_skills)
+    start = better_start(run_dir, config, sides.step, outcome.verdict)
+    summary_sentences = [sentence(comparison, measure_prefix="held-out ")]
+    if start is not None:
+        facts = replace(facts, go_on_with=start.model)
+        summary_sentences.append(start.sentence)
     return Verdict(
         comparison=comparison,
-        summary=" ".join(summary_sentences),
-        warnings=warnings,
+        summary=" ".join([*summary_sentences, *forgotten]),
+        warnings=[
+            *_warnings_about_answers(run_dir, sides, forgotten),
+            *_no_halves_warning(sides, facts.checkpoints_compared),
+            *_cautions(comparison, config, sides.half),
+            *reuse_warning(facts.holdout_use, outcome.verdict, outcome.p),
+        ],
         next_calls=_next_calls(run_dir.id, comparison),
-        training=TrainingFacts(
-            half=sides.half,
-            before=LevelAt(0, comparison.before),
-            after=LevelAt(sides.step, comparison.after),
-            checkpoints_compared=checkpoint_count,
-            flips=flips_of(comparison, sides.before, sides.after, redact),
-            expected=expected,
-            as_expected=as_expected,
-            go_on_with=start.model if start else "",
-            holdout_use=uses,
-            kept_skills=skills,
-        ),
+        training=facts,
+    )
+
+
+def _training_facts(
+    run_dir: RunDir,
+    config: TrainConfig | None,
+    sides: Sides,
+    comparison: Comparison,
+    redact: Redactor,
+) -> TrainingFacts:
+    """What the verdict of a training run says beside the comparison of its two sides.
+
+    `go_on_with` is left "".
+    """
+    env_id, expect = (config.env_id, config.expect) if config else ("", "")
+    expected, as_expected = _expectation(expect, comparison.outcome.verdict)
+    return TrainingFacts(
+        half=sides.half,
+        before=LevelAt(0, comparison.before),
+        after=LevelAt(sides.step, comparison.after),
+        checkpoints_compared=sum(step > 0 for step in run_dir.eval_steps()),
+        flips=flips_of(comparison, sides.before, sides.after, redact),
+        expected=expected,
+        as_expected=as_expected,
+        go_on_with="",
+        holdout_use=holdout_use(run_dir.home, env_id, run_dir.id),
+        kept_skills=kept_skills(run_dir),
     )
 
 
@@ -326,7 +337,6 @@ def _no_halves_warning(sides: Sides, checkpoint_count: int) -> list[str]:
 def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor) -> Verdict:
     """The verdict of an evaluation: its first model against the one furthest ahead of it.
 
-    All other models are compared with the first as well, and the p values are corrected for that.
     With fewer than two scored models the verdict is "unknown". Raises DamagedRecord naming a file
     that cannot be read.
     """
@@ -335,33 +345,48 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     levels = [
         ModelLevel(ref, level(rows, measure) if measure else None) for ref, rows in models.items()
     ]
-    common_warnings = [
-        *damaged_answers_warning(run_dir),
-        *contamination_warnings(run_dir),
-        *rescored_warnings(run_dir),
-    ]
+    warnings = _warnings_about_evaluation(run_dir)
     if len(models) < 2 or measure is None:
         reason = _reason_for_no_comparison(run_dir, model_count=len(models))
-        return _verdict_on_levels(run_dir.id, levels, measure, reason, common_warnings)
+        return _verdict_on_levels(run_dir.id, levels, measure, reason, warnings)
+    verdict = _verdict_on_models(run_dir, config, models, levels, redact)
+    return replace(verdict, warnings=[*warnings, *verdict.warnings])
+
+
+def _verdict_on_models(
+    run_dir: RunDir,
+    config: AskingConfig,
+    models: Mapping[str, Sequence[EvaluationRow]],
+    levels: Sequence[ModelLevel],
+    redact: Redactor,
+) -> Verdict:
+    """The verdict on at least two scored models: the first against the one furthest ahead of it.
+
+    `models` maps a model's reference to its rows. The warnings are those about the comparison.
+    """
     evaluation_counts = _counts_of_evaluations(run_dir, config, list(models))
     comparisons = _comparisons_with_first(models, list(evaluation_counts.values()))
     main = max(comparisons, key=lambda item: item.comparison.lead)
+    flips = flips_of(main.comparison, models[main.against], models[main.model], redact)
     return Verdict(
         comparison=main.comparison,
         summary=f"{main.model} against {main.against}: {sentence(main.comparison)}",
         warnings=[
-            *common_warnings,
             *pair_warnings(evaluation_counts[main.model]),
             *_cautions(main.comparison, config),
         ],
         next_calls=_next_calls_of_evaluation(run_dir.id, main.comparison),
-        evaluation=EvaluationFacts(
-            models=levels,
-            comparisons=comparisons[:_MOST_COMPARISONS],
-            main=main,
-            flips=flips_of(main.comparison, models[main.against], models[main.model], redact),
-        ),
+        evaluation=EvaluationFacts(levels, comparisons[:_MOST_COMPARISONS], main, flips),
     )
+
+
+def _warnings_about_evaluation(run_dir: RunDir) -> list[str]:
+    """What is wrong with the answers of an evaluation, whatever models it compares."""
+    return [
+        *damaged_answers_warning(run_dir),
+        *contamination_warnings(run_dir),
+        *rescored_warnings(run_dir),
+    ]
 
 
 def _verdict_on_levels(
@@ -429,18 +454,25 @@ def _comparisons_with_first(
 
 
 def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all") -> list[str]:
-    """What the reader of a comparison should keep in mind, one sentence each.
-
-    The sentences, where they apply, in this order:
-        tasks that were scored on one side only;
-        failed scorings;
-        how the answers were counted;
-        how many tasks would settle an inconclusive comparison;
-        a reward risk that was accepted.
+    """What the reader of a comparison should keep in mind, one sentence each; [] for nothing.
 
     `half` is the half of the held-out tasks that was compared, "all" without halves.
     """
     outcome = comparison.outcome
+    notes = [*_notes_on_missing_scores(outcome), *notes_on_counting(comparison)]
+    # Where failed scorings decide, more tasks would not settle it.
+    if outcome.verdict == "inconclusive" and not comparison.errors_decide:
+        notes += _note_on_tasks_needed(comparison, half)
+    if isinstance(config, TrainConfig) and config.settings.accept_reward_risk:
+        notes.append(
+            "The reward audit of this environment failed and accept_reward_risk was set: a higher "
+            "reward may not mean better answers."
+        )
+    return notes
+
+
+def _notes_on_missing_scores(outcome: PairedVerdict) -> list[str]:
+    """Sentences on tasks scored on one side only, and on answers whose scoring failed."""
     notes = []
     if outcome.unpaired:
         notes.append(f"{outcome.unpaired} tasks were scored on one side only and are left out.")
@@ -449,15 +481,6 @@ def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all
         notes.append(
             f"Scoring failed on {errors_before} attempts before and {errors_after} after; "
             "they are left out of the comparison."
-        )
-    notes += notes_on_counting(comparison)
-    # Where failed scorings decide, more tasks would not settle it.
-    if outcome.verdict == "inconclusive" and not comparison.errors_decide:
-        notes += _note_on_tasks_needed(comparison, half)
-    if isinstance(config, TrainConfig) and config.settings.accept_reward_risk:
-        notes.append(
-            "The reward audit of this environment failed and accept_reward_risk was set: a higher "
-            "reward may not mean better answers."
         )
     return notes
 
@@ -470,9 +493,7 @@ def _note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:
     outcome = comparison.outcome
     if comparison.measure != "success" or not outcome.n:
         return []
-    # One more than were seen, so that a sample without any change does not promise too much.
-    discordant_share = (len(outcome.gained) + len(outcome.lost) + 1) / (outcome.n + 1)
-    needed = tasks_needed(MARGIN, discordant_share)
+    needed = tasks_for_share(outcome)
     if needed <= outcome.n:
         return []
     other_half = _OTHER_HALF if half == TEST else ""

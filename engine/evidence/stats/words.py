@@ -1,0 +1,118 @@
+"""A text as words, numbers and operators in a normalised form, and what it is made of: lines,
+sentences and word sequences. What `overlap.py` compares.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+GRAM_WORDS = 8  # words of one indexed sequence
+MOST_CHARS = 200_000  # of one text that are compared
+
+_CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_OPERATORS = frozenset("- + * / ^ = < > % ± × ÷ √ ≤ ≥ ≠ ** // == <= >= !=".split())
+_TOKEN = re.compile(
+    rf"[{_CJK}]|[^\W_{_CJK}]+(?:[.,][0-9]+)*|\*\*|//|[=<>!]=|[-+*/^=<>%±×÷√≤≥≠]|[()\[\]]"
+)
+_DASHES = str.maketrans({"‐": "-", "‑": "-", "‒": "-", "–": "-", "−": "-", "⁄": "/", "·": "*"})
+_APOSTROPHE = re.compile(r"(?<=[^\W\d_])['’](?=[^\W\d_])")
+_SENTENCE = re.compile(r"(?<=[.?!])\s+")
+_LABELS = {"q", "question", "problem", "task", "user", "prompt", "input", "exercise"}
+
+
+def tokens_of(text: str) -> list[str]:
+    """The words, numbers and operators of a text in a normalised form.
+
+    Case, spacing, apostrophes and the many kinds of dashes make no difference. An operator counts
+    only where it has operands (numbers or single letters), and a bracket only beside an operator:
+    elsewhere they are punctuation or markup and are left out.
+    """
+    text = unicodedata.normalize("NFKC", text[:MOST_CHARS]).casefold().translate(_DASHES)
+    raw = _TOKEN.findall(_APOSTROPHE.sub("", text))
+    return [token for index, token in enumerate(raw) if _has_meaning(raw, index)]
+
+
+def segments(text: str, *, with_entire_text: bool) -> Iterable[list[str]]:
+    """The tokens of the lines of a text, each followed by those of its sentences.
+
+    A line counts only if the text has several, a sentence only if its line has several. With
+    `with_entire_text`, the tokens of the entire text come first.
+    """
+    if with_entire_text and text:
+        yield tokens_of(text)
+    lines = [line for line in text.split("\n") if line.strip()]
+    for line in lines:
+        if len(lines) > 1:
+            yield tokens_of(line)
+        sentences = _SENTENCE.split(line)
+        if len(sentences) > 1:
+            for sentence in sentences:
+                yield tokens_of(sentence)
+
+
+def lookup_keys(tokens: Sequence[str]) -> list[str]:
+    """The keys under which a segment may be indexed: all its tokens, joined by blanks.
+
+    Where it begins with a label like `Question:`, also its tokens without the label.
+    """
+    keys = [" ".join(tokens)]
+    if len(tokens) > 1 and tokens[0] in _LABELS:
+        keys.append(" ".join(tokens[1:]))
+    return keys
+
+
+def grams_of(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    """Every sequence of `GRAM_WORDS` neighbouring tokens; none for a shorter text."""
+    starts = range(len(tokens) - GRAM_WORDS + 1)
+    return (tuple(tokens[start : start + GRAM_WORDS]) for start in starts)
+
+
+def numbers_of(tokens: Iterable[str]) -> set[str]:
+    """The tokens that are numbers, each once."""
+    return {token for token in tokens if token[0].isdigit()}
+
+
+def _has_meaning(raw: Sequence[str], index: int) -> bool:
+    """Whether the token at `index` is more than punctuation or markup.
+
+    An operator has meaning if it has operands, an opening bracket if an operator stands before it,
+    and a closing bracket if an operator follows it. Any other token has meaning.
+    """
+    token = raw[index]
+    if token in _OPERATORS:
+        return _has_operands(raw, index)
+    if token in "([":
+        return index > 0 and raw[index - 1] in _OPERATORS
+    if token in ")]":
+        return index + 1 < len(raw) and raw[index + 1] in _OPERATORS
+    return True
+
+
+def _has_operands(raw: Sequence[str], index: int) -> bool:
+    """Whether the operator at `index` has the operands that it needs."""
+    left, right = _is_operand(raw, index - 1), _is_operand(raw, index + 1)
+    # Three operators need an operand on one side only: 5%, -3, √2.
+    if raw[index] == "%":
+        return left
+    if raw[index] in "-√":
+        return right
+    # The operand on the right may have a sign, as in 3 * -2.
+    minus_follows = index + 1 < len(raw) and raw[index + 1] == "-"
+    return left and (right or (minus_follows and _is_operand(raw, index + 2)))
+
+
+def _is_operand(raw: Sequence[str], index: int) -> bool:
+    """Whether an operand stands at `index`: a number, a single letter, or the bracket beside one.
+
+    `raw` are the tokens of a text. False where `index` is not in the list.
+    """
+    if not 0 <= index < len(raw):
+        return False
+    token = raw[index]
+    if token in _OPERATORS:
+        return False
+    if token in "()[]":
+        # The bracket stands for the token next to it, on its inside, which may be no bracket again.
+        inside = index + 1 if token in "([" else index - 1
+        return 0 <= inside < len(raw) and raw[inside] not in "()[]" and _is_operand(raw, inside)
+    return len(token) == 1 or token[0].isdigit()
