@@ -17,7 +17,7 @@ from engine.environments.datasets import (
     TokenLengths,
     spread,
 )
-from engine.environments.env_facts import SAMPLE, row_lengths
+from engine.environments.env_facts import SAMPLE, RowLengths, row_lengths
 from engine.environments.indexed import build
 from engine.environments.indexed.rows import ROWS_INDEX, IndexedRows, stored_row
 from engine.environments.snapshot import resolve_inside
@@ -86,12 +86,8 @@ def _dataset_report(
 def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataReport:
     """The report of one file; `deadline` is a value of `time.monotonic()`."""
     model_folder = catalog.resolve_model(home, model).base_path if model else None
-    try:
-        is_large = file.suffix.lower() in LINE_FORMATS and build.is_large([file])
-    except OSError:  # `datasets.inspect` says what is wrong
-        is_large = False
-    rows: Sequence[TaskRow] = ()
-    if is_large:
+    rows: Sequence[TaskRow] = ()  # read only if their tokens are counted
+    if _is_large(file):
         wait_s = max(0.0, deadline - time.monotonic())
         indexed = build.read_once(home, [file], file.parent, wait_s=wait_s)
         report = _large_report(file, indexed.facts)
@@ -104,6 +100,15 @@ def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataRep
     if model_folder is None:
         return report
     return replace(report, tokens=_count_tokens(rows, model, model_folder))
+
+
+def _is_large(file: Path) -> bool:
+    """Whether the file is too large to be read at once; False if it cannot be opened, because then
+    `datasets.inspect` says what is wrong."""
+    try:
+        return file.suffix.lower() in LINE_FORMATS and build.is_large([file])
+    except OSError:
+        return False
 
 
 def _task_rows(file: Path) -> list[TaskRow]:
@@ -136,25 +141,31 @@ def _as_dict(numbers: Spread) -> dict[str, int]:
 
 
 def _count_tokens(rows: Sequence[TaskRow], model: str, model_folder: Path) -> TokenLengths:
-    """Count the tokens of the rows, or of a seeded sample of them; rows that the chat template
-    refuses are left out. `model` is the reference that the user gave."""
-    tokenizer = tokens.load(model_folder)
+    """Count the tokens of the rows, or of a seeded sample of them. `model` is the reference that
+    the user gave."""
     sample = random.Random(0).sample(rows, SAMPLE) if len(rows) > SAMPLE else rows
-    lengths = []
-    refused_rows = 0
-    first_refusal = ""
-    for row in sample:
-        try:
-            lengths.append(row_lengths(row, row["metadata"].get("tools") or [], tokenizer))
-        except TemplateError as error:
-            refused_rows += 1
-            first_refusal = first_refusal or f"row {row['id']}: {error}"
+    lengths, refusals = _row_lengths(sample, tokens.load(model_folder))
     return TokenLengths(
         model=model,
         counted=len(lengths),
         prompt=spread([row.prompt for row in lengths]),
         answer=spread([row.answer for row in lengths]),
         total=spread([row.total for row in lengths]),
-        refused_by_template=refused_rows,
-        refusal=first_refusal[:_REFUSAL_CHARS] or None,
+        refused_by_template=len(refusals),
+        refusal=refusals[0][:_REFUSAL_CHARS] if refusals else None,
     )
+
+
+def _row_lengths(
+    rows: Sequence[TaskRow], tokenizer: tokens.ChatTokenizer
+) -> tuple[list[RowLengths], list[str]]:
+    """The lengths of the rows in tokens, and what the chat template says of each row that it
+    refuses, which gets no lengths."""
+    lengths: list[RowLengths] = []
+    refusals: list[str] = []
+    for row in rows:
+        try:
+            lengths.append(row_lengths(row, row["metadata"].get("tools") or [], tokenizer))
+        except TemplateError as error:
+            refusals.append(f"row {row['id']}: {error}")
+    return lengths, refusals

@@ -129,12 +129,10 @@ def inspect(path: str | Path) -> DataReport:
         hash=_short_hash(file),
         rows=len(tasks),
         bad=len(bad_rows),
-        bad_rows=[
-            ShownBadRow(bad_row.line, bad_row.message) for bad_row in bad_rows[:MOST_BAD_ROWS]
-        ],
+        bad_rows=[ShownBadRow(row.line, row.message) for row in bad_rows[:MOST_BAD_ROWS]],
         shapes=dict(shapes),
-        with_answer=sum(1 for task in tasks if task.answer_messages or task.preference),
-        with_tools=sum(1 for task in tasks if task.metadata.get("tools")),
+        with_answer=sum(_has_answer(task) for task in tasks),
+        with_tools=sum(bool(task.metadata.get("tools")) for task in tasks),
         turns=spread([_assistant_turns(task) for task in tasks]),
         duplicates=_duplicates(tasks),
         splits=splits,
@@ -142,6 +140,11 @@ def inspect(path: str | Path) -> DataReport:
         sample=[_sample_row(task) for task in tasks[:SAMPLE_ROWS]],
     )
     return with_summary_and_warnings(report, warnings)
+
+
+def _has_answer(task: Task) -> bool:
+    """Whether the task has a reference answer, or a better and a worse one."""
+    return bool(task.answer_messages or task.preference)
 
 
 def _assistant_turns(task: Task) -> int:
@@ -184,8 +187,7 @@ def _valid_tasks(
     for line, row in rows:
         try:
             task = to_task(row, f"{file.stem}-{line}", split)
-            if task.id in line_by_id:
-                raise ValueError(f"the id {task.id!r} is also that of line {line_by_id[task.id]}")
+            _require_new_id(task.id, line_by_id)
         except ValueError as error:
             invalid_rows.append(BadRow(line, str(error)))
             continue
@@ -193,6 +195,12 @@ def _valid_tasks(
         shapes[shape_of(row)] += 1
         tasks.append(task)
     return tasks, shapes, invalid_rows
+
+
+def _require_new_id(task_id: str, line_by_id: dict[str, int]) -> None:
+    """Raise ValueError if an earlier row has this id; `line_by_id` holds the lines of those."""
+    if task_id in line_by_id:
+        raise ValueError(f"the id {task_id!r} is also that of line {line_by_id[task_id]}")
 
 
 def _split_by_name(file: Path) -> str | None:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -336,16 +336,13 @@ def _count_rows(
     counted = _SampleLengths()
     for row in sample:
         counted.count(row, record.tools, tokenizer, thinking)
-    if record.version.data:
-        kinds = _large_data_kinds(record, len(train), sample)
-    else:
-        kinds = _row_kinds(train)
+    kinds = _kinds_of(record, train, sample)
     return _CachedCounts(
         train_rows=len(train),
         heldout_rows=len(heldout),
         answered_rows=kinds.answered,
         paired_rows=kinds.paired,
-        heldout_pairs=sum(1 for row in heldout if pair_of(row)),
+        heldout_pairs=_count_pairs(heldout),
         lengths=counted.lengths,
         duplicate_share=1 - kinds.distinct_prompts / len(train) if train else 0.0,
         refused=counted.refused,
@@ -353,6 +350,11 @@ def _count_rows(
         without_reasoning=counted.without_reasoning,
         reasoned=sum(1 for row in sample if row.get("gold") and has_reasoning(row["gold"])),
     )
+
+
+def _count_pairs(rows: Iterable[TaskRow]) -> int:
+    """How many of the rows have a better and a worse answer."""
+    return sum(1 for row in rows if pair_of(row))
 
 
 def _rows_by_split(
@@ -409,12 +411,16 @@ class _RowKinds:
     distinct_prompts: int
 
 
-def _row_kinds(train: Sequence[TaskRow]) -> _RowKinds:
-    """Count the kinds of all train rows."""
+def _kinds_of(
+    record: "registry.EnvRecord", train: Sequence[TaskRow], sample: Sequence[TaskRow]
+) -> _RowKinds:
+    """The kinds of a version's train rows; `sample` are the rows of which tokens are counted."""
+    if record.version.data:  # large data, whose rows are not all read here
+        return _large_data_kinds(record, len(train), sample)
     return _RowKinds(
         distinct_prompts=len({json.dumps(row["prompt"], sort_keys=True) for row in train}),
         answered=sum(1 for row in train if row.get("gold")),
-        paired=sum(1 for row in train if pair_of(row)),
+        paired=_count_pairs(train),
     )
 
 
@@ -422,7 +428,7 @@ def _large_data_kinds(
     record: "registry.EnvRecord", train_count: int, sample: Sequence[TaskRow]
 ) -> _RowKinds:
     """The kinds of `train_count` rows of large data, the pairs as estimated from a sample."""
-    paired_in_sample = sum(1 for row in sample if pair_of(row))
+    paired_in_sample = _count_pairs(sample)
     return _RowKinds(
         # Counted when the files were read, where each row had an answer or was a preference.
         distinct_prompts=record.version.distinct_prompts,

@@ -116,17 +116,11 @@ def push_env(
     could not be fetched or read in the time of a push: the next push goes on from there.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
-    places = [Path(), *(roots or [])]
-    dataset = hub_data.named_dataset(home, path, places, deadline - _AFTER_FETCHING_S)
-    if dataset is None:
-        source = _allowed_folder(home, path, roots)
-        name = _version_name(name, source.name)
-    else:  # its files are data, in a folder of ours
-        source = dataset.folder
-        name = _version_name(name, dataset.origin.name)
-    large = push_large.find(home, source, deadline)
+    source = _source(home, path, roots, deadline)
+    name = _version_name(name, source.default_name)
+    large = push_large.find(home, source.folder, deadline)
     with staging(home, name) as folder:
-        copied = snapshot.take(source, folder / SOURCE, _hashes_of_large_files(large))
+        copied = snapshot.take(source.folder, folder / SOURCE, _hashes_of_large_files(large))
         try:
             settings = read_settings(folder / SOURCE)
             draft = Draft(home, name, folder, copied, settings, deadline)
@@ -134,9 +128,37 @@ def push_env(
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
     reply = _reply(registry.find_env(home, f"{name}@{copied.digest[:12]}"), copied)
-    if dataset is None:
+    if not source.origin:
         return reply
-    return replace(reply, summary=f"{reply.summary} {dataset.origin.in_words()}")
+    return replace(reply, summary=f"{reply.summary} {source.origin}")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the files of a push come from.
+
+    Attributes:
+        default_name: the version's name is made from it if the caller names none.
+        origin: sentences about a dataset of the hub; "" for a folder of the user.
+    """
+
+    folder: Path
+    default_name: str
+    origin: str = ""
+
+
+def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: float) -> _Source:
+    """The folder that `path` names, or a folder of ours with the dataset of the hub that it names.
+
+    `deadline`: of the push, in seconds of `time.monotonic`. The other arguments and the errors are
+    those of `push_env`.
+    """
+    places = [Path(), *(roots or [])]
+    dataset = hub_data.named_dataset(home, path, places, deadline - _AFTER_FETCHING_S)
+    if dataset is None:
+        folder = _allowed_folder(home, path, roots)
+        return _Source(folder, folder.name)
+    return _Source(dataset.folder, dataset.origin.name, dataset.origin.in_words())
 
 
 def _allowed_folder(home: Home, path: str | Path, roots: list[Path] | None) -> Path:
@@ -264,17 +286,18 @@ def _play(draft: Draft) -> _Played:
     """
     with draft.process() as env, draft.process() as second_env:
         description, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
-        tasks_limit = _seconds_for_tasks(draft, env.limits.start_seconds)
-        rows, tasks_seconds = draft.timed(tasks_limit, lambda: env.tasks(tasks_limit))
+        limit_s = _seconds_for_tasks(draft, env.limits.start_seconds)
+        rows, tasks_seconds = draft.timed(limit_s, lambda: env.tasks(limit_s))
         first_rows = [dict(row) for row in rows]  # copies: the rows are changed below
         # For checks that need a process that has scored nothing; it starts when it is used.
         second_process = push_audit.SecondProcess(
             second_env, first_rows, start_seconds, tasks_seconds, draft.deadline
         )
-        kind = task_rows.kind_of(description["kind"], rows)
+        own_kind = description["kind"]  # as the environment says it; its rows may make it another
+        kind = task_rows.kind_of(own_kind, rows)
         split = task_rows.assign_split(rows, draft)
-        task_rows.add_gold(env, rows, description["kind"], draft)
-        audit = push_audit.run_audit(env, rows, description["kind"], second_process, draft)
+        task_rows.add_gold(env, rows, own_kind, draft)
+        audit = push_audit.run_audit(env, rows, own_kind, second_process, draft)
         isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()
     return _Played({**description, "kind": kind}, rows, split, audit, isolation)
@@ -298,24 +321,25 @@ def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
 def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> EnvVersion:
     """The content of env.json, with secrets hidden in the texts of the environment."""
     redactor = Redactor(draft.secrets)
+    copied, settings, description = draft.shot, draft.settings, played.description
     return EnvVersion(
         env_id=f"{draft.name}@{draft.hash}",
         name=draft.name,
         hash=draft.hash,
-        digest=draft.shot.digest,
-        kind=played.description["kind"],
-        scored=played.description["scored"],
-        tools=played.description["tools"],
+        digest=copied.digest,
+        kind=description["kind"],
+        scored=description["scored"],
+        tools=description["tools"],
         # Through JSON: TOML has dates, which env.json holds as text.
-        params=json.loads(json.dumps(draft.settings.params, default=str)),
+        params=json.loads(json.dumps(settings.params, default=str)),
         rows={name: played.split.sides.count(name) for name in ("train", "heldout")},
         split=played.split.source,
         contamination=contamination,
-        files=len(draft.shot.files),
-        size=draft.shot.size,
-        left_out=tuple(draft.shot.left_out),
-        limits=draft.settings.limits,
-        secrets=draft.settings.secrets,
+        files=len(copied.files),
+        size=copied.size,
+        left_out=tuple(copied.left_out),
+        limits=settings.limits,
+        secrets=settings.secrets,
         python=draft.python,
         isolation=played.isolation,
         warnings=tuple(redactor.text(warning) for warning in draft.warnings),
@@ -407,9 +431,9 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
     `record` is the stored version, `copied` tells which files were copied.
     """
     audit = record.audit.as_written()
-    train = record.rows["train"]
-    heldout = record.rows["heldout"]
+    shown_audit = {key: audit[key] for key in _AUDIT_KEYS_IN_REPLY if key in audit}
     redact = Redactor({name: os.environ.get(name, "") for name in record.secrets})
+    problems = [redact.text(problem.message) for problem in record.version.problems]
     return PushReply(
         env_id=record.env_id,
         kind=record.kind,
@@ -417,17 +441,23 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         split=record.version.split,
         files=len(copied.files),
         left_out=copied.left_out,
-        audit=redact.value({key: audit[key] for key in _AUDIT_KEYS_IN_REPLY if key in audit}),
-        problems=[
-            ShownProblem(redact.text(problem.message)) for problem in record.version.problems
-        ],
+        audit=redact.value(shown_audit),
+        problems=[ShownProblem(problem) for problem in problems],
         isolation=record.isolation,
         secrets=list(record.secrets),
         network=record.limits.network,
-        summary=f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, "
-        f"{record.kind}, audit {record.audit.verdict}.",
+        summary=_summary(record),
         next=[_dry_run_call(record)],
         warnings=[redact.text(warning) for warning in _reply_warnings(record)],
+    )
+
+
+def _summary(record: registry.EnvRecord) -> str:
+    """One sentence about the version that was stored."""
+    train, heldout = record.rows["train"], record.rows["heldout"]
+    return (
+        f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, {record.kind}, "
+        f"audit {record.audit.verdict}."
     )
 
 

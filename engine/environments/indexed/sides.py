@@ -53,22 +53,31 @@ def decide(prompts: Sequence[int], named: bytes) -> Sides:
     sides = Sides(bytearray(len(prompts)), _source(named))
     names_heldout = HELDOUT in named
     chooser = _Chooser(NAMED_MOST if names_heldout else _heldout_target(prompts, named))
-    moved_rows = 0
     for low, high in portions(len(prompts)):  # so that sets of prompts stay small
         rows = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
-        candidates = _candidates(rows, prompts, named)
-        rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
-        asked_prompts = chooser.choose(rows_of_prompt)
-        heldout_prompts = candidates if names_heldout else asked_prompts
-        heldout_rows = [row for row in rows if prompts[row] in heldout_prompts]
-        for row in heldout_rows:
-            sides.of_row[row] = IN_HELDOUT if prompts[row] in asked_prompts else OUTSIDE
-        moved_rows += sum(named[row] == TRAIN for row in heldout_rows)
-        sides.distinct_prompts += len({prompts[row] for row in rows}) - len(heldout_prompts)
+        _decide_portion(sides, rows, prompts, named, chooser)
     if not names_heldout and not chooser.taken_rows:
         _hold_out_smallest(sides, prompts, chooser)
-    sides.warnings += _warnings(sides, named, moved_rows)
+    sides.warnings += _warnings(sides, named)
     return sides
+
+
+def _decide_portion(
+    sides: Sides, rows: Sequence[int], prompts: Sequence[int], named: bytes, chooser: "_Chooser"
+) -> None:
+    """Write the side of each of these rows into `sides.of_row`, and count their training prompts.
+
+    `rows` are the numbers of all rows of some prompts; `prompts` and `named` are those of `decide`.
+    """
+    candidates = _candidates(rows, prompts, named)
+    rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
+    asked_prompts = chooser.choose(rows_of_prompt)
+    # Prompts that the rows name as held out are never trained on, even those that are not asked.
+    heldout_prompts = candidates if HELDOUT in named else asked_prompts
+    for row in rows:
+        if prompts[row] in heldout_prompts:
+            sides.of_row[row] = IN_HELDOUT if prompts[row] in asked_prompts else OUTSIDE
+    sides.distinct_prompts += len({prompts[row] for row in rows}) - len(heldout_prompts)
 
 
 def _hold_out_smallest(sides: Sides, prompts: Sequence[int], chooser: "_Chooser") -> None:
@@ -162,14 +171,19 @@ def _hold_out(sides: Sides, prompts: Sequence[int], prompt: int) -> None:
         sides.of_row[row] = IN_HELDOUT if number < NAMED_MOST else OUTSIDE
 
 
-def _warnings(sides: Sides, named: bytes, moved_rows: int) -> list[str]:
-    """What the author of the dataset should know of the sides.
+def _count_moved_rows(sides: Sides, named: bytes) -> int:
+    """How many rows name the training side and are held out, because they share their prompt with a
+    row that is; `named` is that of `decide`."""
+    if TRAIN not in named:
+        return 0
+    pairs = zip(sides.of_row, named, strict=True)
+    return sum(name == TRAIN and side != IN_TRAIN for side, name in pairs)
 
-    Args:
-        named: the side that each row names, UNSAID, TRAIN or HELDOUT.
-        moved_rows: how many rows name the training side and share their prompt with a held-out row.
-    """
+
+def _warnings(sides: Sides, named: bytes) -> list[str]:
+    """What the author of the dataset should know of the sides; `named` is that of `decide`."""
     warnings = []
+    moved_rows = _count_moved_rows(sides, named)
     if moved_rows:
         warnings.append(
             f"{moved_rows} training rows have the prompt of a held-out row and are held out with it"
