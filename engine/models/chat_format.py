@@ -98,6 +98,22 @@ class TokenizedChat:
 
 
 @dataclass(frozen=True)
+class _StandIn:
+    """What takes the place of a conversation that ends with an assistant's turn, to find the text
+    that the template writes after that turn.
+
+    Attributes:
+        history: the messages before the turn.
+        message: the message of the turn; what the model says in it ends with `mark`.
+        mark: a text that no other message holds.
+    """
+
+    history: Sequence[ChatMessage]
+    message: ChatMessage
+    mark: str
+
+
+@dataclass(frozen=True)
 class ChatFormat:
     """How one model writes a conversation.
 
@@ -183,9 +199,9 @@ class ChatFormat:
         Raises as `text` does, if the template refuses the replies.
         """
         first_refusal: TemplateError | None = None
-        for history, stand_in, mark in _stand_ins(before, replies):
+        for stand_in in _stand_ins(before, replies):
             try:
-                return self._after_turn(history, stand_in, mark, replies, tools, last_id)
+                return self._after_turn(stand_in, replies, tools, last_id)
             except TemplateError as error:
                 first_refusal = first_refusal or error
         assert first_refusal is not None  # there are always candidates
@@ -193,9 +209,7 @@ class ChatFormat:
 
     def _after_turn(
         self,
-        history: Sequence[ChatMessage],
-        stand_in: ChatMessage,
-        mark: str,
+        stand_in: _StandIn,
         replies: Sequence[ChatMessage],
         tools: Sequence[ToolSchema],
         last_id: int | None,
@@ -203,12 +217,9 @@ class ChatFormat:
         """Token ids that follow an assistant turn, as `between_turns` returns them: up to and with
         the opening of the next turn, without an end of the turn that was sampled already.
 
-        Args:
-            history: the messages before that turn.
-            stand_in: takes the place of the turn's message; its text ends with `mark`.
-            last_id: the last id of the turn as it was sampled; None: its end token.
+        `last_id`: the last id of the turn as it was sampled; None: its end token.
         """
-        turn_end, rest = self._rest(history, stand_in, mark, replies, tools)
+        turn_end, rest = self._rest(stand_in, replies, tools)
         if not turn_end:
             return self._after_opening(rest, last_id)
         if rest.startswith(turn_end):
@@ -235,19 +246,15 @@ class ChatFormat:
         return self.encode(rest)
 
     def _rest(
-        self,
-        history: Sequence[ChatMessage],
-        stand_in: ChatMessage,
-        mark: str,
-        replies: Sequence[ChatMessage],
-        tools: Sequence[ToolSchema],
+        self, stand_in: _StandIn, replies: Sequence[ChatMessage], tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
         """What the template writes after what the model says in the turn of `stand_in`.
 
         Returns (the text that ends the turn where nothing follows it, "" if there is none; the text
         from there to the opening of the next turn, where `replies` follow).
         """
-        conversation = [*history, stand_in]
+        conversation = [*stand_in.history, stand_in.message]
+        mark = stand_in.mark
         closed = _after(mark, self.text(conversation, tools, prompt=False))
         continued = _after(mark, self.text([*conversation, *replies], tools, prompt=True))
         stops = [(closed.find(stop), stop) for stop in self.stop_texts if stop in closed]
@@ -288,17 +295,24 @@ class ChatFormat:
             if reasoning == "require" and "reasoning_content" not in message:
                 raise NoReasoning(f"message {index + 1} has no reasoning, and thinking requires it")
             prompt, answer = self._turn(messages[:index], message, tools)
-            if rows and prompt.startswith(row_text):  # the last row goes on
-                row = rows.pop()
-                ids = row.ids + self.encode(prompt[len(row_text) :])
-                turns, known = row.turns, row.shape.known
+            if rows and prompt.startswith(row_text):
+                rows[-1] = self._continued(rows[-1], prompt[len(row_text) :], answer)
             else:
-                ids, turns = self.encode(prompt), []
-                known = _common_start(ids, rows[-1].ids) if rows else 0
-            rows = [TokenizedChat(row.ids, replace(row.shape, is_last=False)) for row in rows]
-            rows.append(self._with_turn(ids, turns, known, answer))
+                rows.append(self._new_row(rows, prompt, answer))
             row_text = prompt + answer
-        return rows
+        earlier = [TokenizedChat(row.ids, replace(row.shape, is_last=False)) for row in rows[:-1]]
+        return earlier + rows[-1:]
+
+    def _continued(self, row: TokenizedChat, more: str, answer: str) -> TokenizedChat:
+        """The row, and after it the text `more` and the turn `answer`."""
+        prompt_ids = row.ids + self.encode(more)
+        return self._with_turn(prompt_ids, row.turns, row.shape.known, answer)
+
+    def _new_row(self, rows: Sequence[TokenizedChat], prompt: str, answer: str) -> TokenizedChat:
+        """A row of one turn, which follows `rows` of the same conversation."""
+        prompt_ids = self.encode(prompt)
+        known = _common_start(prompt_ids, rows[-1].ids) if rows else 0
+        return self._with_turn(prompt_ids, [], known, answer)
 
     def _with_turn(
         self, prompt_ids: list[int], turns: Sequence[tuple[int, int]], known: int, answer: str
@@ -323,12 +337,12 @@ class ChatFormat:
         thought = message.get("reasoning_content", "")
         thinking = bool(thought)
         prompt = self.text(history, tools, prompt=True, thinking=thinking)
-        closed = self.text([*history, message], tools, prompt=False, thinking=thinking)
-        if closed.startswith(prompt) and self._writes_thought(history, message, tools):
-            turn = closed[len(prompt) :]
-        else:
+        whole = self.text([*history, message], tools, prompt=False, thinking=thinking)
+        if whole.startswith(prompt) and self._writes_thought(history, message, tools):
+            turn = whole[len(prompt) :]
+        else:  # the template writes the turn in another way than the model has to
             turn = self._thought(prompt, thought) + self._answer(history, message, tools)
-        return prompt, self._ended(turn, history, message, tools)
+        return prompt, self._up_to_end(turn, history, message, tools)
 
     def _thought(self, prompt: str, thought: str) -> str:
         """A thought as the model writes it after `prompt`, with what opens it, unless the prompt
@@ -348,18 +362,19 @@ class ChatFormat:
         """
         plain = template_messages.without_reasoning(message)
         prompt = self.text(history, tools, prompt=True, thinking=False)
-        closed = self.text([*history, plain], tools, prompt=False, thinking=False)
-        if closed.startswith(prompt):
-            return closed[len(prompt) :]
+        whole = self.text([*history, plain], tools, prompt=False, thinking=False)
+        if whole.startswith(prompt):
+            return whole[len(prompt) :]
         # The prompt is no beginning of it, so a mark before the content shows where that begins.
         mark = _unused_mark([*history, message])
-        marked = {**plain, "content": f"{mark}{plain.get('content') or ''}"}
+        content = plain.get("content") or ""
+        marked = {**plain, "content": f"{mark}{content}"}
         text = self.text([*history, marked], tools, prompt=False, thinking=False)
         if mark not in text and plain.get("tool_calls"):  # the content of calls is left out
-            return closed[_common_start(prompt, closed) :]
+            return whole[_common_start(prompt, whole) :]
         answer = _after(mark, text)
         # Without content, line feeds after the mark only part it from the calls that follow.
-        return answer if plain.get("content") else answer.lstrip("\n")
+        return answer if content else answer.lstrip("\n")
 
     def _writes_thought(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
@@ -371,7 +386,7 @@ class ChatFormat:
         marked = {**message, "reasoning_content": mark}
         return mark in self.text([*history, marked], tools, prompt=False, thinking=True)
 
-    def _ended(
+    def _up_to_end(
         self,
         turn: str,
         history: Sequence[ChatMessage],
@@ -389,9 +404,9 @@ class ChatFormat:
             turn = turn[: max(ends)]
             return self._with_one_end(turn)
         reply = _reply_to(message)
-        before, stand_in, mark = next(_stand_ins([*history, message], [reply]))
+        stand_in = next(_stand_ins([*history, message], [reply]))
         try:
-            _, rest = self._rest(before, stand_in, mark, [reply], tools)
+            _, rest = self._rest(stand_in, [reply], tools)
         except TemplateError:  # the template takes no reply: the turn ends with its text
             return turn
         return turn + next((s for s in self.stop_texts if rest.startswith(s)), "")
@@ -419,12 +434,8 @@ def _reply_to(message: ChatMessage) -> ChatMessage:
     }
 
 
-def _stand_ins(
-    before: Sequence[ChatMessage], replies: Sequence[ChatMessage]
-) -> Iterator[tuple[Sequence[ChatMessage], ChatMessage, str]]:
-    """What may take the place of a conversation to find the text after its last turn.
-
-    Yields (the messages before the turn, a message for the turn, the mark in which its text ends):
+def _stand_ins(before: Sequence[ChatMessage], replies: Sequence[ChatMessage]) -> Iterator[_StandIn]:
+    """What may take the place of the conversation `before` to find the text after its last turn:
 
     - the conversation as it is
     - a question alone before the turn, for a template that refuses something of the conversation
@@ -432,14 +443,14 @@ def _stand_ins(
     """
     mark = _unused_mark([*before, *replies])
     calls = before[-1].get("tool_calls") or []
-    with_all_calls = _stand_in(mark, calls)
-    yield before[:-1], with_all_calls, mark
-    yield [_QUESTION], with_all_calls, mark
+    with_all_calls = _marked_message(mark, calls)
+    yield _StandIn(before[:-1], with_all_calls, mark)
+    yield _StandIn([_QUESTION], with_all_calls, mark)
     if len(calls) > 1:
-        yield [_QUESTION], _stand_in(mark, calls[:1]), mark
+        yield _StandIn([_QUESTION], _marked_message(mark, calls[:1]), mark)
 
 
-def _stand_in(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
+def _marked_message(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
     """An assistant's message that calls the same tools, with `mark` as the only argument of each.
 
     Without calls, `mark` is its content.

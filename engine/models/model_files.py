@@ -25,6 +25,7 @@ _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _LENGTH_BYTES = 8  # before the header of a safetensors file: its length
 _DEFAULT_CONTEXT = 2048  # tokens, where config.json names no max_position_embeddings
 _MAX_HEADER = 100_000_000  # the limit of the safetensors library itself
+_DAMAGED_HINT = "Fetch the file again; it should come from a finished download."
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SUPPORTED_HINT = (
     "Choose a decoder-only model that transformers loads by itself, such as a Qwen3 or a Llama."
@@ -195,27 +196,32 @@ def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[st
 
     Raises UserError MODEL_UNSUPPORTED for anything that is not a complete, well-formed file.
     """
-    hint = "Fetch the file again; it should come from a finished download."
-    header_bytes = header_length(raw, name)
-    data_start = _LENGTH_BYTES + header_bytes
+    data_start = _LENGTH_BYTES + header_length(raw, name)
     if len(raw) < data_start:
-        raise unsupported(f"{name} ends inside its header", hint)
+        raise unsupported(f"{name} ends inside its header", _DAMAGED_HINT)
     try:
-        header = json.loads(raw[_LENGTH_BYTES:data_start])
-        # The entry "__metadata__" does not describe a tensor.
-        entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
-        tensors = {key: _parse_tensor(entry) for key, entry in entries.items()}
-        data_bytes = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+        tensors, data_bytes = _parse_entries(raw[_LENGTH_BYTES:data_start])
     # ValueError: no JSON, or a wrong number. KeyError: an entry lacks a key. TypeError: a value of
     # another type. AttributeError: no JSON object. RecursionError: nested too deeply.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise unsupported(f"{name} has a header that cannot be read ({error})", hint) from error
+        reason = f"{name} has a header that cannot be read ({error})"
+        raise unsupported(reason, _DAMAGED_HINT) from error
     needed_bytes = data_start + data_bytes
     if file_size is not None and file_size < needed_bytes:
         raise unsupported(
-            f"{name} is cut short: {file_size} of {needed_bytes} bytes are there", hint
+            f"{name} is cut short: {file_size} of {needed_bytes} bytes are there", _DAMAGED_HINT
         )
     return tensors
+
+
+def _parse_entries(header_json: bytes) -> tuple[dict[str, Tensor], int]:
+    """The tensors of a header by name, and how many bytes of values follow the header."""
+    header = json.loads(header_json)
+    # The entry "__metadata__" does not describe a tensor.
+    entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
+    tensors = {key: _parse_tensor(entry) for key, entry in entries.items()}
+    data_bytes = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+    return tensors, data_bytes
 
 
 def header_length(raw: bytes, name: str) -> int:
@@ -530,14 +536,20 @@ def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]
     """The shape that a weight must have whose name has one of these ends, by the ends."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
     if facts.own_forward:
-        projection, heads = "q_proj", facts.heads
-        if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
-            projection, heads = "qkv_proj", facts.heads + 2 * facts.kv_heads
-        name = f"model.layers.{facts.layers - 1}.self_attn.{projection}.weight"
-        expected[(name,)] = (heads * facts.head_dim, facts.hidden)
+        name, outputs = _last_query_projection(facts)
+        expected[(name,)] = (outputs, facts.hidden)
     if not facts.tied:
         expected[_HEADS] = (facts.vocab, facts.hidden)
     return expected
+
+
+def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
+    """The name of the weight that makes the last layer's queries, and its number of outputs."""
+    projection, heads = "q_proj", facts.heads
+    if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
+        projection, heads = "qkv_proj", facts.heads + 2 * facts.kv_heads
+    name = f"model.layers.{facts.layers - 1}.self_attn.{projection}.weight"
+    return name, heads * facts.head_dim
 
 
 def _disagree(difference: str) -> UserError:

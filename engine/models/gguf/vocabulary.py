@@ -15,6 +15,14 @@ from engine.models import model_files
 from engine.models.gguf.tokenizer import NORMALIZED, PRE_TOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of token
+_END_OF_TEXT = "tokenizer.ggml.eos_token_id"
+# GGUF's keys for the ids of tokens, by the names of the tokens in tokenizer_config.json.
+_SPECIAL_KEYS = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": _END_OF_TEXT,
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+}
 
 
 class NotExportable(ValueError):
@@ -44,10 +52,10 @@ def read(folder: Path, rows: int) -> JsonObject:
         "tokenizer.chat_template": model_files.chat_template(folder),
     }
     if model.get("byte_fallback"):  # SentencePiece writes unknown characters as tokens of bytes
-        values |= _sentence_piece(state, tokens, _merges(model))
+        values |= _sentence_piece(state, tokens)
         types = _with_byte_tokens(types, tokens)
     else:
-        values |= _byte_level(state, _merges(model))
+        values |= _byte_level(state)
     values["tokenizer.ggml.token_type"] = types
     return values | _special_ids(folder, {text: number for number, text in texts.items()})
 
@@ -68,11 +76,12 @@ def _with_byte_tokens(types: list[int], tokens: list[str]) -> list[int]:
     return [_BYTE if _is_byte(token) else kind for token, kind in zip(tokens, types, strict=True)]
 
 
-def _byte_level(state: JsonObject, merges: list[list[str]]) -> JsonObject:
+def _byte_level(state: JsonObject) -> JsonObject:
     """The values of a tokenizer whose tokens are made of bytes, as GPT-2's are.
 
     `state` is the content of tokenizer.json. Raises NotExportable if its rule has no name in GGUF.
     """
+    merges = _merges(state["model"])
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": _rule(state),
@@ -100,13 +109,14 @@ def _is_byte(token: str) -> bool:
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
-def _sentence_piece(state: JsonObject, tokens: list[str], merges: list[list[str]]) -> JsonObject:
+def _sentence_piece(state: JsonObject, tokens: list[str]) -> JsonObject:
     """The values of a SentencePiece tokenizer, which has a score per token in place of merges: the
     earlier a merge makes the token, the higher.
 
     `state` is the content of tokenizer.json. Raises NotExportable if text is prepared in another
     way than Llama 2 does.
     """
+    merges = _merges(state["model"])
     normalizer = state.get("normalizer") or {}
     steps = normalizer.get("normalizers") or [normalizer]
     step_types = [step.get("type") for step in steps]
@@ -171,24 +181,19 @@ def _special_ids(folder: Path, ids: dict[str, int]) -> JsonObject:
     """
     settings = model_files.load_json(folder / "tokenizer_config.json")
     values: JsonObject = {}
-    for key, name in (
-        ("bos_token_id", "bos_token"),
-        ("eos_token_id", "eos_token"),
-        ("unknown_token_id", "unk_token"),
-        ("padding_token_id", "pad_token"),
-    ):
+    for name, key in _SPECIAL_KEYS.items():
         text = settings.get(name)
         if isinstance(text, dict):
             text = text.get("content")
         if isinstance(text, str) and text in ids:
-            values[f"tokenizer.ggml.{key}"] = ids[text]
+            values[key] = ids[text]
     end_ids = _end_ids(folder)
     if end_ids:
-        values.setdefault("tokenizer.ggml.eos_token_id", end_ids[0])
-        others = [number for number in end_ids if number != values["tokenizer.ggml.eos_token_id"]]
+        values.setdefault(_END_OF_TEXT, end_ids[0])
+        others = [number for number in end_ids if number != values[_END_OF_TEXT]]
         if others:  # GGUF has a key for one more, the end of a turn
             values["tokenizer.ggml.eot_token_id"] = others[0]
-    if "tokenizer.ggml.eos_token_id" not in values:
+    if _END_OF_TEXT not in values:
         raise NotExportable("its tokenizer names no end token")
     return values
 
