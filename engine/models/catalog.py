@@ -140,13 +140,18 @@ def describe(home: Home, ref: str) -> Reply:
         "folder": str(model.base_path),
     }
     if model.adapter is not None and model.adapter_facts is not None:
-        reply |= {
-            "base": model.base_ref,
-            "adapter": str(model.adapter),
-            "lora_rank": model.adapter_facts.rank,
-            "lora_targets": list(model.adapter_facts.targets),
-        }
+        reply |= _adapter_fields(model.base_ref, model.adapter, model.adapter_facts)
     return reply
+
+
+def _adapter_fields(base_ref: str, adapter: Path, facts: AdapterFacts) -> Reply:
+    """What `describe` says of a model that is an adapter on the base model `base_ref`."""
+    return {
+        "base": base_ref,
+        "adapter": str(adapter),
+        "lora_rank": facts.rank,
+        "lora_targets": list(facts.targets),
+    }
 
 
 def check_in_sight(home: Home, ref: str) -> None:

@@ -179,11 +179,7 @@ def read_layers(
         config: of the text model (`text_part`).
     """
     weights = list(_layer_weights(shapes, layers))
-    expert_params = sum(
-        prod(weight.shape)
-        for weight in weights
-        if _is_of_experts(weight.path, weight.shape) and len(weight.shape) > 1  # not biases
-    )
+    expert_params = sum(prod(weight.shape) for weight in weights if weight.is_of_experts)
     matrices = [weight for weight in weights if weight.is_matrix]
     linear_params = sum(prod(matrix.shape) for matrix in matrices)
     without_adapter = WITHOUT_ADAPTER.get(str(config.get("model_type")), ())
@@ -220,6 +216,11 @@ class _LayerWeight:
     def projection(self) -> str:
         """The name of the module that has the weight, such as "q_proj"."""
         return self.path.removesuffix(".weight").rpartition(".")[2]
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether it holds matrices of experts; their biases do not count."""
+        return _is_of_experts(self.path, self.shape) and len(self.shape) > 1
 
     @property
     def is_matrix(self) -> bool:

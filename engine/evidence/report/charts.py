@@ -145,16 +145,22 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     """
     x_zero, x_value = x_of(0), x_of(effect.value)
     x_low, x_high = x_of(effect.low), x_of(effect.high)
-    x_shaded, x_shaded_end = x_of(-effect.margin), x_of(effect.margin)
     y = _STRIP_AXIS_Y
     return [
-        f'<rect class="moot" x="{x_shaded:.1f}" y="{y - 22}" rx="3" '
-        f'width="{x_shaded_end - x_shaded:.1f}" height="44"/>',
+        _moot_band(x_of(-effect.margin), x_of(effect.margin)),
         _line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), (y, y)),
         _line("zero", (x_zero, x_zero), (y - 26, y + 26)),
         _line("interval", (x_low, x_high), (y, y)),
         f'<circle class="estimate" cx="{x_value:.1f}" cy="{y}" r="7"/>',
     ]
+
+
+def _moot_band(x_start: float, x_end: float) -> str:
+    """The shaded band of the differences that are too small to matter."""
+    return (
+        f'<rect class="moot" x="{x_start:.1f}" y="{_STRIP_AXIS_Y - 22}" rx="3" '
+        f'width="{x_end - x_start:.1f}" height="44"/>'
+    )
 
 
 def _strip_labels(effect: Effect, width: int, x_of: _XOf) -> list[str]:
@@ -352,15 +358,20 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     """
     if _are_equal(low, high) or high - low < 1e-200:  # a smaller step would have no logarithm
         high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
-    exact_step = (high - low) / about
-    power_of_ten = 10 ** math.floor(math.log10(exact_step))
-    round_steps = (1, 2, 2.5, 5, 10)  # times a power of ten; the first that is large enough
-    # Times 0.999, and 1e-9 below, so that a rounding error does not add a step or a tick.
-    factor = next(factor for factor in round_steps if factor * power_of_ten >= exact_step * 0.999)
-    step = factor * power_of_ten
+    step = _round_step((high - low) / about)
+    # 1e-9, so that a rounding error does not add a tick.
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+
+
+def _round_step(exact_step: float) -> float:
+    """The smallest round number from `exact_step` on: 1, 2, 2.5 or 5 times a power of ten."""
+    power_of_ten = 10 ** math.floor(math.log10(exact_step))
+    round_steps = (1, 2, 2.5, 5, 10)
+    # Times 0.999, so that a rounding error does not lead to the next one.
+    factor = next(factor for factor in round_steps if factor * power_of_ten >= exact_step * 0.999)
+    return factor * power_of_ten
 
 
 def _are_equal(low: float, high: float) -> bool:

@@ -222,6 +222,7 @@ def gather(home: Home, run_id: str) -> Dossier:
     is_training = row.kind == "train"
     sides = training_sides(run) if is_training else evaluation_sides(run, config)
     comparison = compare_rows(sides.before, sides.after) if sides else None
+    failure = read_object(run.failure)
     return Dossier(
         row=row,
         run=run,
@@ -235,7 +236,7 @@ def gather(home: Home, run_id: str) -> Dossier:
         held_out_results=_held_out_results(run) if is_training else [],
         audit=_redacted_audit(config, redact),
         contamination=_redacted_contamination(run, redact),
-        failure_evidence=redact.text(str(read_object(run.failure).get("evidence") or "")),
+        failure_evidence=redact.text(str(failure.get("evidence") or "")),
         device_hours=row.spent_hours or _hours_between(row.started, row.ended),
         lineage=lineage(home, row, config),
         provenance=read_provenance(run),

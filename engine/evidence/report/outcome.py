@@ -7,9 +7,12 @@ from engine.evidence.report.blocks import Block, Note, Section, Tag
 from engine.evidence.report.dossier import Dossier
 from engine.evidence.stats.results import TEST, Level, Measure, show, show_change
 from engine.evidence.verdict.comparison import Comparison
+from engine.evidence.verdict.verdict import EvaluationFacts
 from engine.home.rows import TERMINAL
-from engine.home.sanitize import clip, one_line
+from engine.home.sanitize import Redactor, clip, one_line
 from engine.records.lines.evaluation_row import EvaluationRow
+
+_ModelRow = tuple[str | blocks.Cell | Tag, ...]  # of the table of models
 
 _ALERTS = 6  # shown at most
 _MARKDOWN_EXAMPLES = 2  # tasks gained, and as many lost, that Markdown shows too
@@ -46,14 +49,18 @@ def verdict(dossier: Dossier) -> Section:
         note = clip(dossier.note, 600)
         section_blocks.append(blocks.Paragraph([note], style="note", shown_in="page"))
     if comparison and comparison.measure and comparison.outcome.diff is not None:
-        section_blocks.append(_effect_figure(comparison, comparison.measure))
-        figures = _figures(dossier, comparison, comparison.measure)
-        heads = ("", "value", "95 % interval, or why")
-        section_blocks.append(blocks.Table(heads, figures, style="figures"))
+        section_blocks += _change_blocks(dossier, comparison, comparison.measure)
     notes = _notes(dossier)
     if notes:
         section_blocks.append(blocks.Notes(notes))
     return Section(word, "Verdict", section_blocks)
+
+
+def _change_blocks(dossier: Dossier, comparison: Comparison, measure: Measure) -> list[Block]:
+    """The measured change as a drawing, and its numbers as a table."""
+    heads = ("", "value", "95 % interval, or why")
+    rows = _figures(dossier, comparison, measure)
+    return [_effect_figure(comparison, measure), blocks.Table(heads, rows, style="figures")]
 
 
 def _summary(dossier: Dossier, word: str) -> str:
@@ -78,28 +85,35 @@ def sentence_case(text: str) -> str:
 
 def _effect_figure(comparison: Comparison, measure: Measure) -> blocks.Figure:
     """The change with its interval as a drawing; the caption says what counts as no difference."""
-    outcome = comparison.outcome
-    is_share = measure == "success"
-    effect = charts.Effect(
-        low=outcome.low or 0.0,
-        value=outcome.diff or 0.0,
-        high=outcome.high or 0.0,
-        margin=outcome.margin,
-        is_share=is_share,
-        lower_is_better=measure == "loss",
-    )
-    label = f"Change {charts.signed(effect.value, is_share)}, 95 % interval"
+    effect = _effect(comparison, measure)
+    label = f"Change {charts.signed(effect.value, effect.is_share)}, 95 % interval"
     interval = f"{show_change(effect.low, measure)} to {show_change(effect.high, measure)}"
-    margin = show_change(outcome.margin, measure).removeprefix("+")
-    if is_share:
-        margin += " points"
     return blocks.Figure(
         charts.effect_strip(effect, charts.WIDE - 30, label),
         charts.effect_strip(effect, charts.NARROW - 20, label),
         text=f"{label} {interval}.",
         caption="The bar is the 95\u00a0% interval of the change. Shaded: changes of less than "
-        f"{margin}, which count as no difference.",
+        f"{_without_sign(effect.margin, measure)}, which count as no difference.",
     )
+
+
+def _effect(comparison: Comparison, measure: Measure) -> charts.Effect:
+    """The change with its interval, to be drawn; what was not measured is 0."""
+    outcome = comparison.outcome
+    return charts.Effect(
+        low=outcome.low or 0.0,
+        value=outcome.diff or 0.0,
+        high=outcome.high or 0.0,
+        margin=outcome.margin,
+        is_share=measure == "success",
+        lower_is_better=measure == "loss",
+    )
+
+
+def _without_sign(change: float | None, measure: Measure) -> str:
+    """The size of a change that is not negative, such as "5.0 points" or "0.02"."""
+    text = show_change(change, measure).removeprefix("+")
+    return f"{text} points" if measure == "success" else text
 
 
 def _figures(
@@ -118,9 +132,7 @@ def _figures(
     p = outcome.p if outcome.p is not None else 1.0  # without a test nothing speaks for a change
     p_text = "< 0.001" if p < 0.001 else f"{p:.3f}"
     test_name, _, _ = outcome.method.partition(",")  # without the kind of interval
-    smallest_change = show_change(outcome.detectable, measure).removeprefix("+")
-    if measure == "success":
-        smallest_change += " points"
+    smallest_change = _without_sign(outcome.detectable, measure)
     return [
         *_level_figures(dossier, comparison, measure),
         ("tasks", str(outcome.n), tasks_remark),
@@ -208,17 +220,9 @@ def models(dossier: Dossier) -> Section | None:
     evaluation, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
     if evaluation is None or measure is None or measure == "loss":
         return None
-    levels = [(shown.model, shown.level) for shown in evaluation.models if shown.level is not None]
-    axis = _axis_of_levels([level for _, level in levels], measure)
-    if axis is None:
+    rows = _model_rows(evaluation, measure, dossier.redact)
+    if rows is None:
         return None
-    comparison_by_model = {contest.model: contest.comparison for contest in evaluation.comparisons}
-    rows = []
-    for model, level in levels:
-        name, comparison = dossier.redact.text(model), comparison_by_model.get(model)
-        row = _model_row(name, level, comparison, axis, measure)
-        if row is not None:
-            rows.append(row)
     heads = ("model", measure, "95 % interval", "change", "verdict", "tasks", "errors")
     styles = ("name", "num level", "bar", "num", "", "num rest", "num rest")
     lead = (
@@ -227,6 +231,24 @@ def models(dossier: Dossier) -> Section | None:
     )
     table = blocks.Table(heads, rows, styles, style="models")
     return Section("Models, on the same tasks", "Models", [table], [lead])
+
+
+def _model_rows(
+    evaluation: EvaluationFacts, measure: Measure, redact: Redactor
+) -> list[_ModelRow] | None:
+    """A row for each model whose level has an interval; None where no level has one."""
+    levels = [(shown.model, shown.level) for shown in evaluation.models if shown.level is not None]
+    axis = _axis_of_levels([level for _, level in levels], measure)
+    if axis is None:
+        return None
+    comparison_by_model = {contest.model: contest.comparison for contest in evaluation.comparisons}
+    rows = []
+    for model, level in levels:
+        name, comparison = redact.text(model), comparison_by_model.get(model)
+        row = _model_row(name, level, comparison, axis, measure)
+        if row is not None:
+            rows.append(row)
+    return rows
 
 
 def _axis_of_levels(levels: Sequence[Level], measure: Measure) -> tuple[float, float] | None:
@@ -243,7 +265,7 @@ def _model_row(
     comparison: Comparison | None,
     axis: tuple[float, float],
     measure: Measure,
-) -> tuple[str | blocks.Cell | Tag, ...] | None:
+) -> _ModelRow | None:
     """The row of one model in the table of models; None where its level has no interval.
 
     `comparison` is that with the first model, None for the first itself. `axis` is the lowest and
@@ -284,18 +306,26 @@ def tasks(dossier: Dossier) -> Section | None:
     outcome = comparison.outcome
     gained_count, lost_count = len(outcome.gained), len(outcome.lost)
     unchanged_count = outcome.n - gained_count - lost_count
-    # Each part: what happened to the tasks, how many they are, the CSS class of their colour.
-    unchanged_parts = [("unchanged", unchanged_count, "same")]
     right_count = _solved_twice(dossier) if comparison.measure == "success" else None
-    if right_count is not None:
-        unchanged_parts = [
-            ("right both times", right_count, "right"),
-            ("wrong both times", unchanged_count - right_count, "same"),
-        ]
-    gained_part, lost_part = ("gained", gained_count, "gained"), ("lost", lost_count, "lost")
-    panel = blocks.Panel([blocks.Shares(outcome.n, [gained_part, *unchanged_parts, lost_part])])
+    parts = [
+        ("gained", gained_count, "gained"),
+        *_unchanged_parts(unchanged_count, right_count),
+        ("lost", lost_count, "lost"),
+    ]
+    panel = blocks.Panel([blocks.Shares(outcome.n, parts)])
     lead = f"The same {outcome.n} tasks before and after. Only those that changed carry evidence."
     return Section("Task by task", "What changed", [panel], [lead])
+
+
+def _unchanged_parts(unchanged_count: int, right_count: int | None) -> list[tuple[str, int, str]]:
+    """The tasks whose result did not change: what happened to them, how many they are, and the CSS
+    class of their colour. `right_count` of them were solved, None where that is not known."""
+    if right_count is None:
+        return [("unchanged", unchanged_count, "same")]
+    return [
+        ("right both times", right_count, "right"),
+        ("wrong both times", unchanged_count - right_count, "same"),
+    ]
 
 
 def _solved_twice(dossier: Dossier) -> int | None:

@@ -70,12 +70,23 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
 
     None with fewer than two evaluations, or without a held-out metric.
     """
-    results = dossier.held_out_results
     name = _held_out_name(dossier)
-    if len(results) < 2 or not name:
+    if len(dossier.held_out_results) < 2 or not name:
         return None
+    curve = _held_out_curve(dossier, is_share=name == "heldout_success")
+    title = f"Held-out {name.removeprefix('heldout_')}"
+    wide = charts.line_chart(curve, charts.WIDE, height=300, label=title)
+    narrow = charts.line_chart(curve, charts.NARROW, height=250, label=title)
+    return blocks.Panel([blocks.Figure(wide, narrow, legend=_legend(curve))], title)
+
+
+def _held_out_curve(dossier: Dossier, is_share: bool) -> charts.Curve:
+    """The held-out results over the steps, with their intervals, the results on the reported half
+    and a line at the best step."""
+    results = dossier.held_out_results
+    metrics_lines = dossier.metrics.lines
     best_step = _best_step(dossier)
-    curve = charts.Curve(
+    return charts.Curve(
         points=[(result.step, result.value) for result in results],
         band=[
             (result.step, result.interval.low, result.interval.high)
@@ -83,15 +94,11 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
             if result.interval
         ],
         marks=_reported_marks(dossier),
-        is_share=name == "heldout_success",
+        is_share=is_share,
         line_at=best_step,
         line_label=f"best: step {best_step}",
-        last_step=dossier.metrics.lines[-1]["step"] if dossier.metrics.lines else None,
+        last_step=metrics_lines[-1]["step"] if metrics_lines else None,
     )
-    title = f"Held-out {name.removeprefix('heldout_')}"
-    wide = charts.line_chart(curve, charts.WIDE, 300, title)
-    narrow = charts.line_chart(curve, charts.NARROW, 250, title)
-    return blocks.Panel([blocks.Figure(wide, narrow, legend=_legend(curve))], title)
 
 
 def _best_step(dossier: Dossier) -> int | None:

@@ -115,15 +115,13 @@ class ReplyReader:
         - `content`: the rest. If one call cannot be read, all stay there as they were written, and
           the environment sees them.
         """
-        message: ChatMessage = {"role": "assistant", "content": text}
         thought, rest = self.thoughts.take_off(text)
+        parsed = self.dialect.calls(rest, tools)
+        keeps_calls = parsed.faults or (parsed.calls and not tools)
+        content = rest if keeps_calls else parsed.content
+        message: ChatMessage = {"role": "assistant", "content": content}
         if thought is not None:
             message["reasoning_content"] = thought
-        parsed = self.dialect.calls(rest, tools)
-        if parsed.faults or (parsed.calls and not tools):
-            message["content"] = rest
-        else:
-            message["content"] = parsed.content
         if not tools:
             return Reply(message)
         if parsed.calls and not parsed.faults:

@@ -74,15 +74,14 @@ def between_marks(text: str, opening: str, closing: str, body: Body) -> Found:
     """
     calls: list[FoundCall] = []
     faults: list[str] = []
-    contents: list[str] = []
+    contents: list[str] = []  # the texts around the calls
     at = 0
     while (start := text.find(opening, at)) >= 0:
         contents.append(text[at:start])
         at = start + len(opening)
         try:
-            body_calls, body_end = body(text, at)
-            at = skip_mark(text, body_end, closing)
-            calls += body_calls
+            new_calls, at = _read_closed(text, at, closing, body)
+            calls += new_calls
         except Malformed as fault:
             faults.append(str(fault))
             at = _end_of_fault(text, at, closing)
@@ -90,6 +89,13 @@ def between_marks(text: str, opening: str, closing: str, body: Body) -> Found:
     if not calls and not faults:
         return Found(text)
     return Found("".join(contents).strip(), tuple(calls), tuple(faults))
+
+
+def _read_closed(text: str, at: int, closing: str, body: Body) -> tuple[list[FoundCall], int]:
+    """The calls that `body` reads at `at`, and the position after the mark that must follow them.
+    Raises Malformed."""
+    calls, end = body(text, at)
+    return calls, skip_mark(text, end, closing)
 
 
 def _end_of_fault(text: str, at: int, closing: str) -> int:
