@@ -121,16 +121,30 @@ def inspect(path: str | Path) -> DataReport:
         data = read_rows(file)
     except EnvProblem as problem:
         raise UserError(problem.code, str(problem), hint=problem.hint, field="path") from problem
-    tasks, shapes, invalid_rows = _valid_tasks(data.rows, file)
-    bad_rows = sorted([*data.bad, *invalid_rows], key=lambda bad_row: bad_row.line)
-    splits, warnings = _rows_per_split(tasks)
-    report = DataReport(
+    converted = _converted(data.rows, file)
+    bad_rows = sorted([*data.bad, *converted.invalid_rows], key=lambda bad_row: bad_row.line)
+    splits, warnings = _rows_per_split(converted.tasks)
+    report = _report(file, converted, bad_rows, splits)
+    return with_summary_and_warnings(report, warnings)
+
+
+def _report(
+    file: Path, converted: "_Converted", bad_rows: Sequence[BadRow], splits: dict[str, int]
+) -> DataReport:
+    """The report of a data file without its summary and warnings.
+
+    Args:
+        bad_rows: all lines that are no valid row, in order.
+        splits: how many rows each split has.
+    """
+    tasks = converted.tasks
+    return DataReport(
         path=str(file),
         hash=_short_hash(file),
         rows=len(tasks),
         bad=len(bad_rows),
         bad_rows=[ShownBadRow(row.line, row.message) for row in bad_rows[:MOST_BAD_ROWS]],
-        shapes=dict(shapes),
+        shapes=dict(converted.shapes),
         with_answer=sum(_has_answer(task) for task in tasks),
         with_tools=sum(bool(task.metadata.get("tools")) for task in tasks),
         turns=spread([_assistant_turns(task) for task in tasks]),
@@ -139,7 +153,6 @@ def inspect(path: str | Path) -> DataReport:
         lengths=_character_lengths(tasks),
         sample=[_sample_row(task) for task in tasks[:SAMPLE_ROWS]],
     )
-    return with_summary_and_warnings(report, warnings)
 
 
 def _has_answer(task: Task) -> bool:
@@ -167,21 +180,26 @@ def with_summary_and_warnings(report: DataReport, warnings: list[str]) -> DataRe
 
 def valid_tasks(file: Path) -> list[Task]:
     """The rows of a data file that are tasks. Raises EnvProblem if it cannot be read at all."""
-    tasks, _shapes, _invalid_rows = _valid_tasks(read_rows(file).rows, file)
-    return tasks
+    return _converted(read_rows(file).rows, file).tasks
 
 
-def _valid_tasks(
-    rows: Iterable[tuple[int, dict[str, Any]]], file: Path
-) -> tuple[list[Task], Counter[str], list[BadRow]]:
-    """Convert the rows of a data file, each with its line number, to tasks.
+@dataclass
+class _Converted:
+    """The rows of a data file, converted to tasks.
 
-    Returns the tasks, the number of them in each shape, and the rows that are no valid task or
-    repeat the id of an earlier one.
+    Attributes:
+        shapes: how many of the tasks are written in each way (`row_shapes.shape_of`).
+        invalid_rows: those that are no valid task or repeat the id of an earlier one.
     """
-    tasks: list[Task] = []
-    shapes: Counter[str] = Counter()
-    invalid_rows: list[BadRow] = []
+
+    tasks: list[Task] = field(default_factory=list)
+    shapes: Counter[str] = field(default_factory=Counter)
+    invalid_rows: list[BadRow] = field(default_factory=list)
+
+
+def _converted(rows: Iterable[tuple[int, dict[str, Any]]], file: Path) -> _Converted:
+    """Convert the rows of a data file, each given with its line number."""
+    converted = _Converted()
     line_by_id: dict[str, int] = {}
     split = _split_by_name(file)
     for line, row in rows:
@@ -189,12 +207,12 @@ def _valid_tasks(
             task = to_task(row, f"{file.stem}-{line}", split)
             _require_new_id(task.id, line_by_id)
         except ValueError as error:
-            invalid_rows.append(BadRow(line, str(error)))
+            converted.invalid_rows.append(BadRow(line, str(error)))
             continue
         line_by_id[task.id] = line
-        shapes[shape_of(row)] += 1
-        tasks.append(task)
-    return tasks, shapes, invalid_rows
+        converted.shapes[shape_of(row)] += 1
+        converted.tasks.append(task)
+    return converted
 
 
 def _require_new_id(task_id: str, line_by_id: dict[str, int]) -> None:

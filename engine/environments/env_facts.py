@@ -330,9 +330,7 @@ def _count_rows(
     the template's message for the first one.
     """
     train, heldout = _rows_by_split(record)
-    sample = train
-    if len(train) > SAMPLE:
-        sample = random.Random(0).sample(train, SAMPLE)
+    sample = _sample(train)
     counted = _SampleLengths()
     for row in sample:
         counted.count(row, record.tools, tokenizer, thinking)
@@ -348,8 +346,18 @@ def _count_rows(
         refused=counted.refused,
         refusal=counted.first_refusal[:_REFUSAL_CHARS],
         without_reasoning=counted.without_reasoning,
-        reasoned=sum(1 for row in sample if row.get("gold") and has_reasoning(row["gold"])),
+        reasoned=_count_reasoned(sample),
     )
+
+
+def _sample(rows: Sequence[TaskRow]) -> Sequence[TaskRow]:
+    """At most `SAMPLE` of the rows, always the same ones."""
+    return random.Random(0).sample(rows, SAMPLE) if len(rows) > SAMPLE else rows
+
+
+def _count_reasoned(rows: Iterable[TaskRow]) -> int:
+    """How many of the rows have a reference answer with reasoning in each turn."""
+    return sum(1 for row in rows if row.get("gold") and has_reasoning(row["gold"]))
 
 
 def _count_pairs(rows: Iterable[TaskRow]) -> int:

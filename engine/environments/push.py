@@ -40,6 +40,7 @@ from engine.records.env_version import EnvVersion, PushProblem
 from envs.config import push_limits
 from envs.config.problem import EnvProblem
 from envs.config.settings import EnvSettings, read_settings
+from envs.host.process import EnvProcess
 from envs.json_types import EnvDescription, TaskRow
 
 _AUDIT_KEYS_IN_REPLY = ("verdict", "headline", "risks", "share", "fresh_process")
@@ -127,10 +128,13 @@ def push_env(
             _store_version(draft, large, install, check_settings)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-    reply = _reply(registry.find_env(home, f"{name}@{copied.digest[:12]}"), copied)
-    if not source.origin:
-        return reply
-    return replace(reply, summary=f"{reply.summary} {source.origin}")
+    stored = registry.find_env(home, f"{name}@{copied.digest[:12]}")
+    return _with_origin(_reply(stored, copied), source.origin)
+
+
+def _with_origin(reply: PushReply, origin: str) -> PushReply:
+    """The reply, with the sentences about where the files came from, "" for none."""
+    return replace(reply, summary=f"{reply.summary} {origin}") if origin else reply
 
 
 @dataclass(frozen=True)
@@ -286,8 +290,7 @@ def _play(draft: Draft) -> _Played:
     """
     with draft.process() as env, draft.process() as second_env:
         description, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
-        limit_s = _seconds_for_tasks(draft, env.limits.start_seconds)
-        rows, tasks_seconds = draft.timed(limit_s, lambda: env.tasks(limit_s))
+        rows, tasks_seconds = _timed_rows(draft, env)
         first_rows = [dict(row) for row in rows]  # copies: the rows are changed below
         # For checks that need a process that has scored nothing; it starts when it is used.
         second_process = push_audit.SecondProcess(
@@ -303,11 +306,14 @@ def _play(draft: Draft) -> _Played:
     return _Played({**description, "kind": kind}, rows, split, audit, isolation)
 
 
-def _seconds_for_tasks(draft: Draft, start_seconds: float) -> float:
-    """The limit of a call of `tasks()`: what the push can spare, but at most `start_seconds`, the
-    environment's own limit."""
+def _timed_rows(draft: Draft, env: EnvProcess) -> tuple[list[TaskRow], float]:
+    """The rows that the environment's `tasks()` returns, and the seconds that took.
+
+    It may take what the push can spare, but not more than the environment's own limit.
+    """
     spare_seconds = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
-    return min(start_seconds, spare_seconds)
+    limit_s = min(env.limits.start_seconds, spare_seconds)
+    return draft.timed(limit_s, lambda: env.tasks(limit_s))
 
 
 def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
@@ -330,8 +336,7 @@ def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> En
         kind=description["kind"],
         scored=description["scored"],
         tools=description["tools"],
-        # Through JSON: TOML has dates, which env.json holds as text.
-        params=json.loads(json.dumps(settings.params, default=str)),
+        params=_params_as_json(settings),
         rows={name: played.split.sides.count(name) for name in ("train", "heldout")},
         split=played.split.source,
         contamination=contamination,
@@ -345,6 +350,11 @@ def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> En
         warnings=tuple(redactor.text(warning) for warning in draft.warnings),
         problems=tuple(PushProblem(message=redactor.text(text)) for text in draft.problems),
     )
+
+
+def _params_as_json(settings: EnvSettings) -> JsonObject:
+    """The environment's own parameters, with TOML's dates as text, which JSON does not have."""
+    return json.loads(json.dumps(settings.params, default=str))
 
 
 def _passes_check(check_settings: SettingsCheck | None, settings: EnvSettings) -> bool:

@@ -220,8 +220,7 @@ class _Copier:
         if not reason and is_folder and _folder_contains(folder, name, "pyvenv.cfg"):
             reason = "a virtual environment"
         if reason:
-            printable = path.encode("utf-8", "backslashreplace").decode()
-            self.left_out.append(f"{printable}{'/' if is_folder else ''} ({reason})")
+            self.left_out.append(_left_out_entry(f"{path}/" if is_folder else path, reason))
         elif is_folder:
             with _open_folder(name, inside=folder) as subfolder:
                 self.folder(subfolder, path + "/")
@@ -294,6 +293,12 @@ def _open_without_links(folder: int, name: str) -> BinaryIO:
         return os.open(file_name, flags, dir_fd=folder)
 
     return open(name, "rb", opener=open_in_folder)
+
+
+def _left_out_entry(path: str, reason: str) -> str:
+    """The line "path (reason)", with escapes for what is not UTF-8 in the path."""
+    printable = path.encode("utf-8", "backslashreplace").decode()
+    return f"{printable} ({reason})"
 
 
 def _reason_to_leave_out(name: str) -> str:

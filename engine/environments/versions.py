@@ -103,9 +103,11 @@ def diff(home: Home, before: str, after: str) -> VersionDiff:
     old_files = _read_files(old)
     new_files = _read_files(new)
     changes = _changes(old_files, new_files)
-    lines: list[str] = []
-    for name in changes:
-        lines += _diff_lines(name, old_files.get(name, b""), new_files.get(name, b""))
+    lines = [
+        line
+        for name in changes
+        for line in _diff_lines(name, old_files.get(name, b""), new_files.get(name, b""))
+    ]
     extra_lines = len(lines) - DIFF_LINES
     return VersionDiff(
         files=changes,

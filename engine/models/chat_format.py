@@ -289,12 +289,7 @@ class ChatFormat:
         messages = [_as_trained(message, reasoning) for message in messages]
         rows: list[TokenizedChat] = []
         row_text = ""  # of the last row
-        for index, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            if reasoning == "require" and "reasoning_content" not in message:
-                raise NoReasoning(f"message {index + 1} has no reasoning, and thinking requires it")
-            prompt, answer = self._turn(messages[:index], message, tools)
+        for prompt, answer in self._turns(messages, tools, needs_reasoning=reasoning == "require"):
             if rows and prompt.startswith(row_text):
                 rows[-1] = self._continued(rows[-1], prompt[len(row_text) :], answer)
             else:
@@ -302,6 +297,18 @@ class ChatFormat:
             row_text = prompt + answer
         earlier = [TokenizedChat(row.ids, replace(row.shape, is_last=False)) for row in rows[:-1]]
         return earlier + rows[-1:]
+
+    def _turns(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], needs_reasoning: bool
+    ) -> Iterator[tuple[str, str]]:
+        """The assistant turns of a conversation, each as `_turn` gives it; with `needs_reasoning` a
+        turn without reasoning raises NoReasoning."""
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            if needs_reasoning and "reasoning_content" not in message:
+                raise NoReasoning(f"message {index + 1} has no reasoning, and thinking requires it")
+            yield self._turn(messages[:index], message, tools)
 
     def _continued(self, row: TokenizedChat, more: str, answer: str) -> TokenizedChat:
         """The row, and after it the text `more` and the turn `answer`."""
@@ -367,14 +374,12 @@ class ChatFormat:
             return whole[len(prompt) :]
         # The prompt is no beginning of it, so a mark before the content shows where that begins.
         mark = _unused_mark([*history, message])
-        content = plain.get("content") or ""
-        marked = {**plain, "content": f"{mark}{content}"}
-        text = self.text([*history, marked], tools, prompt=False, thinking=False)
+        text = self.text([*history, _marked(plain, mark)], tools, prompt=False, thinking=False)
         if mark not in text and plain.get("tool_calls"):  # the content of calls is left out
             return whole[_common_start(prompt, whole) :]
         answer = _after(mark, text)
         # Without content, line feeds after the mark only part it from the calls that follow.
-        return answer if content else answer.lstrip("\n")
+        return answer if plain.get("content") else answer.lstrip("\n")
 
     def _writes_thought(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
@@ -481,6 +486,11 @@ def _unused_mark(messages: Sequence[ChatMessage]) -> str:
     while any(mark in str(message) for message in messages):
         mark += "z"
     return mark
+
+
+def _marked(message: ChatMessage, mark: str) -> ChatMessage:
+    """The message with `mark` before its content."""
+    return {**message, "content": f"{mark}{message.get('content') or ''}"}
 
 
 def _after(mark: str, text: str) -> str:

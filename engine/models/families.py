@@ -182,11 +182,7 @@ def read_layers(
     expert_params = sum(prod(weight.shape) for weight in weights if weight.is_of_experts)
     matrices = [weight for weight in weights if weight.is_matrix]
     linear_params = sum(prod(matrix.shape) for matrix in matrices)
-    without_adapter = WITHOUT_ADAPTER.get(str(config.get("model_type")), ())
-    if expert_params:
-        # PEFT takes an MLP's names for the experts' fused weights, in the dense layers and in the
-        # shared expert of such a model too. So only attention carries adapters.
-        without_adapter = (*without_adapter, *ANY_MLP)
+    without_adapter = _without_adapter(config, has_experts=expert_params > 0)
     attention_layers = {
         matrix.layer for matrix in matrices if matrix.projection in _KEYS_AND_VALUES
     }
@@ -197,6 +193,16 @@ def read_layers(
         attention_layers=len(attention_layers),
         layers=len({weight.layer for weight in weights}),
     )
+
+
+def _without_adapter(config: Mapping[str, Any], *, has_experts: bool) -> tuple[str, ...]:
+    """The names of the projections that can carry no adapter in the model of this configuration."""
+    projections = WITHOUT_ADAPTER.get(str(config.get("model_type")), ())
+    if has_experts:
+        # PEFT takes an MLP's names for the experts' fused weights, in the dense layers and in the
+        # shared expert of such a model too. So only attention carries adapters.
+        return (*projections, *ANY_MLP)
+    return projections
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ _IMPORT_S = 3_600.0  # seconds that an import may take where a person waits for 
 _DOWNLOAD_S = 3_600.0
 _ROOM = 3.0  # free space needed, as a multiple of the GGUF file: 4-bit weights become 16-bit ones
 _BLOCK = 1 << 20  # bytes read at once
+_IMPORT_LOCK, _IMPORT_LOG = "alive.lock", "import.log"  # in the folder of an import
 _REASON_CHARS = 300  # of pip's last line, in an error
 _LOG_TAIL_BYTES = 300  # of the log of an import, in an error
 
@@ -84,11 +85,16 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
         if source in KNOWN:
             _add_known(home, KNOWN[source], target, say)
         elif path.is_file():
-            say(f"Turning {path} into a model folder")
-            _import(home, path, target, source=str(path), license_name="", wait_s=_IMPORT_S)
+            _add_file(home, path, target, say)
         else:
             raise _unknown_source(source)
     return _reply(name, target, what_happened="")
+
+
+def _add_file(home: Home, file: Path, folder: Path, say: Say) -> None:
+    """Import a GGUF file of the user into `folder`. Raises UserError as `add` does."""
+    say(f"Turning {file} into a model folder")
+    _import(home, file, folder, source=str(file), license_name="", wait_s=_IMPORT_S)
 
 
 def _unknown_source(source: str) -> UserError:
@@ -176,18 +182,22 @@ def _import(
     Raises UserError MODEL_UNSUPPORTED, RUN_STATE (not finished in time), NO_TORCH or DISK_FULL.
     """
     job = home.cache / "gguf" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-    lock_path, log = job / "alive.lock", job / "import.log"
+    lock_path = job / _IMPORT_LOCK
     if not is_locked(lock_path) and not _is_there(folder):
         _require_room(home, file)
         _start_import(home, job, [str(file), str(folder), source, license_name])
     _wait_for_import(file, lock_path, wait_s)
-    if _is_there(folder):
-        return
-    # The importer's last line: {"error": reason}. The log stays for other calls that wait for it.
+    if not _is_there(folder):
+        # The log stays for other calls that wait for it.
+        raise _refusal(home, file, _why_not_imported(job / _IMPORT_LOG))
+
+
+def _why_not_imported(log: Path) -> str:
+    """The reason that an importer's last line gives as {"error": reason}, else the end of its
+    log."""
     result = last_line(log) or {}
-    last_words = read_tail(log, _LOG_TAIL_BYTES).strip()
-    reason = str(result.get("error") or last_words or "the import was ended")
-    raise _refusal(home, file, reason)
+    log_end = read_tail(log, _LOG_TAIL_BYTES).strip()
+    return str(result.get("error") or log_end or "the import was ended")
 
 
 def _wait_for_import(file: Path, lock_path: Path, wait_s: float) -> None:
@@ -220,13 +230,14 @@ def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
     """
     python = launcher.worker_python(home)
     job.mkdir(parents=True, exist_ok=True)
-    lock = take_lock(job / "alive.lock")
+    lock = take_lock(job / _IMPORT_LOCK)
     if lock is None:  # another call has just started it
         return
     try:
-        (job / "import.log").unlink(missing_ok=True)  # of an import that was refused or killed
+        log = job / _IMPORT_LOG
+        log.unlink(missing_ok=True)  # of an import that was refused or killed
         argv = [python, "-P", *programs.command("gguf_importer"), *arguments]
-        launcher.spawn_detached(argv, job, job / "import.log", pass_fds=(lock,))
+        launcher.spawn_detached(argv, job, log, pass_fds=(lock,))
     finally:
         os.close(lock)
 

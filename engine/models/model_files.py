@@ -426,7 +426,6 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
     hidden = _positive_int(text, "hidden_size")
     heads = _positive_int(text, "num_attention_heads")
     layers = _positive_int(text, "num_hidden_layers")
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     has_switch = "enable_thinking" in template  # the variable that switches the think block
     facts = ModelFacts(
         architecture=_architecture(config),
@@ -441,14 +440,25 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
         params=_count_params(config, tensors),
         max_positions=_positive_int(text, "max_position_embeddings", _DEFAULT_CONTEXT),
         dtype=_main_dtype(tensors),
-        weight_bytes=sum(tensor.size for tensor in tensors.values()),
+        weight_bytes=_count_bytes(tensors),
         thinking=has_switch,
-        inside=families.read_layers(shapes, text, layers),
+        inside=_layer_facts(tensors, text, layers),
         family=str(text.get("model_type") or ""),
         always_thinks=has_marks(template) and not has_switch,
     )
     _check_shapes(facts, tensors)
     return facts
+
+
+def _count_bytes(tensors: dict[str, Tensor]) -> int:
+    """The bytes of all tensors together."""
+    return sum(tensor.size for tensor in tensors.values())
+
+
+def _layer_facts(tensors: dict[str, Tensor], text: JsonObject, layers: int) -> LayerFacts:
+    """What the `layers` layers of the part that reads text hold; `text` is its configuration."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    return families.read_layers(shapes, text, layers)
 
 
 def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:

@@ -359,7 +359,6 @@ class _Reading:
         """The facts about all files, as index.json holds them."""
         total = self.total
         row_count = len(self.offsets.values())
-        train, heldout = decided.count(sides.IN_TRAIN), decided.count(sides.IN_HELDOUT)
         return DataIndex(
             files=tuple(self.files),
             rows=row_count - self.repeated_ids,
@@ -373,10 +372,10 @@ class _Reading:
             turns=_spread(total.turns),
             prompt_chars=_spread(total.prompt_chars),
             answer_chars=_spread(total.answer_chars),
-            repeated_rows=row_count - columns.count_distinct(self.rows.values()),
-            repeated_prompts=row_count - columns.count_distinct(self.prompts.values()),
+            repeated_rows=_count_repeated(self.rows),
+            repeated_prompts=_count_repeated(self.prompts),
             distinct_prompts=decided.distinct_prompts,
-            sides={"train": train, "heldout": heldout},
+            sides=_rows_per_side(decided),
             split=decided.source,
             warnings=tuple(decided.warnings),
             sample=tuple(total.sample[: scan.SAMPLE_ROWS]),
@@ -409,6 +408,16 @@ class _Reading:
             os.close(descriptor)
         line = self.lines.values()[row]
         return to_task(parse_line(content), scan.default_id(file.name, line)).to_row()
+
+
+def _count_repeated(hashes: columns.Column) -> int:
+    """How many numbers of a column an earlier one is equal to."""
+    return len(hashes.values()) - columns.count_distinct(hashes.values())
+
+
+def _rows_per_side(decided: sides.Sides) -> dict[str, int]:
+    """How many rows are trained on, and how many are held out and asked."""
+    return {"train": decided.count(sides.IN_TRAIN), "heldout": decided.count(sides.IN_HELDOUT)}
 
 
 def _add(total: scan.PartFacts, part: scan.PartFacts) -> None:

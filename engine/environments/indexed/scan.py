@@ -9,11 +9,11 @@ import json
 import os
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from engine.core.split import NAMES, prompt_key
 from engine.records.data_index import FaultyLine, IndexedSample
@@ -102,23 +102,36 @@ class _Place:
 def parts_of(path: Path, name: str, split: str | None) -> tuple[list[Part], str]:
     """Read a file once, without looking into its rows: its parts, and its SHA-256 in hex."""
     digest = hashlib.sha256()
-    block_start = _Place(offset=0, line=1)
-    cuts = [block_start]
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            lines_end = block.rfind(b"\n") + 1  # of the last line that ends in it; 0: none does
-            if lines_end and block_start.offset + lines_end - cuts[-1].offset >= PART_BYTES:
-                cuts.append(block_start.after(block[:lines_end]))
-            block_start = block_start.after(block)
-    file_end = block_start
-    if file_end.offset > cuts[-1].offset:
-        cuts.append(file_end)
+        cuts = _cuts(_hashed_blocks(file, digest.update))
     parts = [
         Part(path, name, split, start.offset, end.offset, first_line=start.line)
         for start, end in pairwise(cuts)
     ]
     return parts, digest.hexdigest()
+
+
+def _hashed_blocks(file: BinaryIO, add_to_hash: Callable[[bytes], object]) -> Iterator[bytes]:
+    """The content of a file in blocks; `add_to_hash` is called with each of them first."""
+    while block := file.read(_BLOCK):
+        add_to_hash(block)
+        yield block
+
+
+def _cuts(blocks: Iterable[bytes]) -> list[_Place]:
+    """Where to cut a file, given as blocks in order: its beginning, ends of lines at least
+    PART_BYTES apart, and its end."""
+    block_start = _Place(offset=0, line=1)
+    cuts = [block_start]
+    for block in blocks:
+        lines_end = block.rfind(b"\n") + 1  # of the last line that ends in it; 0: none does
+        if lines_end and block_start.offset + lines_end - cuts[-1].offset >= PART_BYTES:
+            cuts.append(block_start.after(block[:lines_end]))
+        block_start = block_start.after(block)
+    file_end = block_start
+    if file_end.offset > cuts[-1].offset:
+        cuts.append(file_end)
+    return cuts
 
 
 def default_id(name: str, line: int) -> str:

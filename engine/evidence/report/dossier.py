@@ -222,7 +222,6 @@ def gather(home: Home, run_id: str) -> Dossier:
     is_training = row.kind == "train"
     sides = training_sides(run) if is_training else evaluation_sides(run, config)
     comparison = compare_rows(sides.before, sides.after) if sides else None
-    failure = read_object(run.failure)
     return Dossier(
         row=row,
         run=run,
@@ -236,8 +235,8 @@ def gather(home: Home, run_id: str) -> Dossier:
         held_out_results=_held_out_results(run) if is_training else [],
         audit=_redacted_audit(config, redact),
         contamination=_redacted_contamination(run, redact),
-        failure_evidence=redact.text(str(failure.get("evidence") or "")),
-        device_hours=row.spent_hours or _hours_between(row.started, row.ended),
+        failure_evidence=_failure_evidence(run, redact),
+        device_hours=_device_hours(row),
         lineage=lineage(home, row, config),
         provenance=read_provenance(run),
         alerts=_alerts(run, redact),
@@ -356,9 +355,17 @@ def _redacted_audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
     return Audit.model_validate(redact.value(audit.as_written()))
 
 
-def _hours_between(start: float | None, end: float | None) -> float | None:
-    """Hours from `start` to `end`, both in seconds; None where one is not known."""
-    return (end - start) / 3600 if start and end else None
+def _failure_evidence(run: RunDir, redact: Redactor) -> str:
+    """What showed that a run failed, such as the last line of its log; "" where nothing did."""
+    return redact.text(str(read_object(run.failure).get("evidence") or ""))
+
+
+def _device_hours(row: RunRow) -> float | None:
+    """The hours that a run held its device, else those from its start to its end; None where they
+    are not known."""
+    if row.spent_hours:
+        return row.spent_hours
+    return (row.ended - row.started) / 3600 if row.started and row.ended else None
 
 
 def _redacted_contamination(run: RunDir, redact: Redactor) -> Contamination:

@@ -128,8 +128,7 @@ class ReplyReader:
             message["tool_calls"] = [
                 self._as_openai(call, number) for number, call in enumerate(parsed.calls, start=1)
             ]
-        argument_faults = [fault_of(call, tools) for call in parsed.calls]
-        return Reply(message, (*parsed.faults, *(fault for fault in argument_faults if fault)))
+        return Reply(message, (*parsed.faults, *_argument_faults(parsed.calls, tools)))
 
     def certain(self, text: str, tools: Sequence[ToolSchema]) -> str:
         """The beginning of an unfinished reply that is content whatever follows.
@@ -151,6 +150,12 @@ class ReplyReader:
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
+
+
+def _argument_faults(calls: Sequence[FoundCall], tools: Sequence[ToolSchema]) -> list[str]:
+    """Why calls are invalid that could be read: they name no tool, or break its schema."""
+    faults = [fault_of(call, tools) for call in calls]
+    return [fault for fault in faults if fault]
 
 
 def reader_of(chat: ChatFormat) -> ReplyReader:

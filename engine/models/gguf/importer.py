@@ -71,10 +71,7 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        tokenizer.write(aside, values)
-        _write_json(aside / "config.json", config)
-        _write_json(aside / "generation_config.json", _generation_config(config, values))
-        weights.write(aside / "model.safetensors", stored)
+        _write_model(aside, values, config, stored)
         origin = ModelOrigin(
             source=source or str(file),
             sha256=_sha256(file),
@@ -86,6 +83,16 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
         _move_into_place(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_model(
+    folder: Path, values: "_Metadata", config: JsonObject, stored: list[weights.StoredTensor]
+) -> None:
+    """Write the files of the model to `folder`; `config` is the content of its config.json."""
+    tokenizer.write(folder, values)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", _generation_config(config, values))
+    weights.write(folder / "model.safetensors", stored)
 
 
 def _file_type_name(file_type: int) -> str:

@@ -6,6 +6,7 @@ tokens than the model was trained on.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, models
@@ -40,12 +41,9 @@ def read(folder: Path, rows: int) -> JsonObject:
     model = state.get("model") or {}
     if model.get("type") != "BPE":
         raise NotExportable(f"its tokenizer is {model.get('type')}, not BPE")
-    added = {entry["id"]: entry for entry in state.get("added_tokens") or []}
-    texts = _token_texts(model, added)
-    if max(texts) >= rows:
-        raise NotExportable(f"its tokenizer has the id {max(texts)}, its embedding {rows} rows")
-    tokens = [texts.get(number, f"[PAD{number}]") for number in range(rows)]
-    types = [_type_of(number, texts, added) for number in range(rows)]
+    vocabulary = _vocabulary(state, rows)
+    tokens = vocabulary.tokens()
+    types = vocabulary.types()
     values: JsonObject = {
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.add_bos_token": False,  # the chat template writes it
@@ -57,13 +55,55 @@ def read(folder: Path, rows: int) -> JsonObject:
     else:
         values |= _byte_level(state)
     values["tokenizer.ggml.token_type"] = types
-    return values | _special_ids(folder, {text: number for number, text in texts.items()})
+    return values | _special_ids(folder, vocabulary.ids())
 
 
-def _token_texts(model: JsonObject, added: dict[int, JsonObject]) -> dict[int, str]:
-    """The text of every token by its id; `added` are the entries beside the model's vocabulary."""
-    texts = {number: text for text, number in model["vocab"].items()}
-    return texts | {number: entry["content"] for number, entry in added.items()}
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The tokens of a model, by their ids.
+
+    Attributes:
+        texts: of all tokens.
+        added: the entries of tokenizer.json for tokens beside the vocabulary proper.
+        rows: how many the embedding has, one for each id.
+    """
+
+    texts: dict[int, str]
+    added: dict[int, JsonObject]
+    rows: int
+
+    def ids(self) -> dict[str, int]:
+        """The id of every token by its text."""
+        return {text: number for number, text in self.texts.items()}
+
+    def tokens(self) -> list[str]:
+        """The text of each row, a placeholder for an id without a token."""
+        return [self.texts.get(number, f"[PAD{number}]") for number in range(self.rows)]
+
+    def types(self) -> list[int]:
+        """GGUF's type of each row, but for tokens of bytes."""
+        return [self._type_of(number) for number in range(self.rows)]
+
+    def _type_of(self, number: int) -> int:
+        """GGUF's type of the token with the id `number`."""
+        if number not in self.texts:
+            return _UNUSED
+        if number not in self.added:
+            return _NORMAL
+        if self.texts[number] == "<unk>":
+            return _UNKNOWN
+        return _CONTROL if self.added[number].get("special") else _USER_DEFINED
+
+
+def _vocabulary(state: JsonObject, rows: int) -> _Vocabulary:
+    """The tokens in `state`, the content of tokenizer.json, of a model whose embedding has `rows`
+    rows. Raises NotExportable if there are more tokens than rows."""
+    added = {entry["id"]: entry for entry in state.get("added_tokens") or []}
+    texts = {number: text for text, number in state["model"]["vocab"].items()}
+    texts |= {number: entry["content"] for number, entry in added.items()}
+    if max(texts) >= rows:
+        raise NotExportable(f"its tokenizer has the id {max(texts)}, its embedding {rows} rows")
+    return _Vocabulary(texts, added, rows)
 
 
 def _merges(model: JsonObject) -> list[list[str]]:
@@ -87,22 +127,6 @@ def _byte_level(state: JsonObject) -> JsonObject:
         "tokenizer.ggml.pre": _rule(state),
         "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
     }
-
-
-def _type_of(number: int, texts: dict[int, str], added: dict[int, JsonObject]) -> int:
-    """GGUF's type of the token with the id `number`.
-
-    Args:
-        texts: of all tokens, by id.
-        added: the entries of tokenizer.json for tokens beside the vocabulary proper, by id.
-    """
-    if number not in texts:
-        return _UNUSED
-    if number not in added:
-        return _NORMAL
-    if texts[number] == "<unk>":
-        return _UNKNOWN
-    return _CONTROL if added[number].get("special") else _USER_DEFINED
 
 
 def _is_byte(token: str) -> bool:

@@ -93,16 +93,22 @@ def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -
     wanted = min(choices, key=lambda choice: len(choice ^ first_layer))
     layers = range(config["num_hidden_layers"])
     for layer in layers:
-        actual = tensors_of_layer.get(layer, set())
-        if missing := wanted - actual:
-            raise NotImportable(f"layer {layer} has no {_first_names(missing)}")
-        if unknown := actual - wanted:
-            raise NotImportable(
-                f"layer {layer} has {_first_names(unknown)}, which the architecture "
-                f"{config['model_type']} has not"
-            )
+        _require_layer(layer, tensors_of_layer.get(layer, set()), wanted, config["model_type"])
     if beyond := sorted(set(tensors_of_layer) - set(layers)):
         raise NotImportable(f"it has a layer {beyond[0]} beyond its block_count")
+
+
+def _require_layer(
+    layer: int, actual: AbstractSet[str], wanted: AbstractSet[str], model_type: str
+) -> None:
+    """Raise NotImportable unless a layer has the tensors that it should have, and no others."""
+    if missing := wanted - actual:
+        raise NotImportable(f"layer {layer} has no {_first_names(missing)}")
+    if unknown := actual - wanted:
+        raise NotImportable(
+            f"layer {layer} has {_first_names(unknown)}, which the architecture {model_type} "
+            "has not"
+        )
 
 
 def _first_names(tensors: AbstractSet[str]) -> str:
