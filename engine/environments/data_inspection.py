@@ -41,18 +41,14 @@ def inspect(
 ) -> DataReport:
     """Check a data file and describe its rows.
 
-    A large JSONL file is read in a process of its own, and the result is kept in the home's cache.
-    With `model` the report has `tokens`, counted with that model's tokenizer and chat template over
-    at most SAMPLE rows, a seeded sample.
-
     Args:
-        path: of the file, or the id of a dataset on the hub: its first training file is meant, and
-            a warning names the others.
+        path: of the file, or the id of a dataset on the hub, whose first training file is meant.
+        model: counts tokens with the tokenizer and chat template of this model; "" for no counts.
         roots: folders that the file must lie in; None: any folder.
-        wait_s: how long to fetch a dataset and to wait for the reading of a large file.
+        wait_s: how many seconds fetching and reading may take.
 
-    Raises UserError DATASET_INVALID if the file cannot be read as data, DATASET_READING if that
-    takes longer than `wait_s`, PATH_OUTSIDE_ROOTS, or the error of `catalog.resolve_model`.
+    Raises UserError DATASET_INVALID, DATASET_READING (not done in `wait_s`), PATH_OUTSIDE_ROOTS, or
+    the error of `catalog.resolve_model`.
     """
     deadline = time.monotonic() + wait_s
     places = [Path(), *(roots or [])]
@@ -143,8 +139,9 @@ def _as_dict(numbers: Spread) -> dict[str, int]:
 def _count_tokens(rows: Sequence[TaskRow], model: str, model_folder: Path) -> TokenLengths:
     """Count the tokens of the rows, or of a seeded sample of them. `model` is the reference that
     the user gave."""
+    tokenizer = tokens.load(model_folder)
     sample = random.Random(0).sample(rows, SAMPLE) if len(rows) > SAMPLE else rows
-    lengths, refusals = _row_lengths(sample, tokens.load(model_folder))
+    lengths, refusals = _row_lengths(sample, tokenizer)
     return TokenLengths(
         model=model,
         counted=len(lengths),

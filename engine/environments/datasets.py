@@ -110,11 +110,8 @@ class DataReport(ReplyBase):
 def inspect(path: str | Path) -> DataReport:
     """Check a data file and describe its rows, without a model.
 
-    A line that is not a valid task, or that repeats the id of an earlier line, is a bad row; it is
-    left out of all other figures. A row without an id gets one from its place, such as "train-12"
-    for line 12 of train.jsonl.
-
-    Raises UserError DATASET_INVALID if the file as a whole cannot be read.
+    Bad rows, which are no valid task or repeat an id, are left out of all other figures. Raises
+    UserError DATASET_INVALID if the file as a whole cannot be read.
     """
     file = Path(path).expanduser()
     try:
@@ -198,7 +195,8 @@ class _Converted:
 
 
 def _converted(rows: Iterable[tuple[int, dict[str, Any]]], file: Path) -> _Converted:
-    """Convert the rows of a data file, each given with its line number."""
+    """Convert the rows of a data file, each given with its line number. A row without an id gets
+    one from its place, such as "train-12" for line 12 of train.jsonl."""
     converted = _Converted()
     line_by_id: dict[str, int] = {}
     split = _split_by_name(file)

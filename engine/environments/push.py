@@ -98,23 +98,17 @@ def push_env(
     roots: list[Path] | None = None,
     check_settings: SettingsCheck | None = None,
 ) -> PushReply:
-    """Store the environment in the folder `path` as a version.
-
-    The same content gives the same version. Pushing a stored version again makes it the newest of
-    its name, and repeats its audit if secrets that were missing then are set now.
+    """Store the environment in the folder `path` as a version; the same content gives the same one.
 
     Args:
         path: a folder inside one of `roots` (None: anywhere), the files of a stored version, or a
             dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`), which is fetched first.
         name: the name to push under; "" takes the folder's.
-        install: build an environment from its requirements.txt if packages are missing.
-        check_settings: called with the settings of environment.toml; raises UserError if they ask
-            for something that is not allowed. It does not refuse a version that is stored already.
-            None allows everything.
+        install: install the packages of requirements.txt that are missing.
+        check_settings: refuses a new version whose settings ask for too much; None allows all.
 
-    Raises UserError PATH_OUTSIDE_ROOTS, ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_LIMITS,
-    DATASET_INVALID, BAD_ARGUMENT or DISK_FULL; nothing is stored then. DATASET_READING if the data
-    could not be fetched or read in the time of a push: the next push goes on from there.
+    Raises UserError, for a fault of the environment or the arguments; nothing is stored then.
+    DATASET_READING: the data was not read in the time of a push, and the next one goes on there.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
     source = _source(home, path, roots, deadline)
@@ -373,11 +367,11 @@ def _passes_check(check_settings: SettingsCheck | None, settings: EnvSettings) -
 
 
 def _interpreter(draft: Draft, install: bool) -> str:
-    """Path of the interpreter that has the packages of the environment's requirements.txt.
+    """Path of the interpreter that has the packages of the environment's requirements.txt; "" if
+    the file names none.
 
-    "" if the file names no packages. Missing packages are installed if `install` is True. Raises
-    UserError ENV_DEPS if packages are missing and `install` is False, if the installation failed,
-    or if it left too little time for the rest of the push.
+    Raises UserError ENV_DEPS if packages are missing and `install` is False, or if they could not
+    be installed in the time of the push.
     """
     needed = env_packages.read_requirements(draft.source)
     if not needed:

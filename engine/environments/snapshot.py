@@ -135,12 +135,9 @@ def _hint_for_outside(path: str) -> str:
 def take(source: Path, target: Path, by_reference: Mapping[str, str] | None = None) -> Snapshot:
     """Copy the folder `source` to `target`, which must not exist yet, and hash what was copied.
 
-    Args:
-        by_reference: path -> SHA-256 of files that are part of the version, but stay where they
-            are: they count in the digest as if they had been copied.
-
-    Raises UserError ENV_LIMITS (too large) or ENV_INVALID (a link, a device, an unreadable file),
-    and OSError if the disk is full.
+    `by_reference`: path -> SHA-256 of files that are not copied, but count in the digest as if they
+    were. Raises UserError ENV_LIMITS (too large) or ENV_INVALID (a link, a device, an unreadable
+    file), and OSError if the disk is full.
     """
     referenced = by_reference or {}
     copier = _Copier(target, referenced)
@@ -330,7 +327,7 @@ def _check_packed(target: Path, names: list[str]) -> None:
     Only called when they are larger than that uncompressed.
     """
     packer = zlib.compressobj(6)
-    packed_bytes = 0
+    packed_bytes = 0  # without the last few, which the packer still holds at the end
     for name in names:
         with open(target / name, "rb") as file:
             while data := file.read(CHUNK):

@@ -257,12 +257,18 @@ class ChatFormat:
         mark = stand_in.mark
         closed = _after(mark, self.text(conversation, tools, prompt=False))
         continued = _after(mark, self.text([*conversation, *replies], tools, prompt=True))
-        stops = [(closed.find(stop), stop) for stop in self.stop_texts if stop in closed]
-        if stops:
-            end, stop = min(stops)  # the first in the text
+        first_stop = self._first_stop(closed)
+        if first_stop:
+            end, stop = first_stop
             if continued[:end] == closed[:end]:
                 return stop, continued[end:]
         return "", continued[_common_start(closed, continued) :]
+
+    def _first_stop(self, text: str) -> tuple[int, str] | None:
+        """Where the first token that ends a turn stands in the text, and that token; None without
+        one."""
+        stops = [(text.find(stop), stop) for stop in self.stop_texts if stop in text]
+        return min(stops, default=None)
 
     def _is_end(self, last_id: int | None) -> bool:
         """Whether the last id of a turn is a token that ends turns; None stands for such a one."""
@@ -277,14 +283,9 @@ class ChatFormat:
         """A finished conversation as training rows: one, or several where the template writes
         earlier turns differently once more messages follow. [] if no turn is the assistant's.
 
-        A turn with reasoning stands after a prompt that opens a think block, if the template has
-        one to open; any other turn after a prompt that does not.
-
-        Args:
-            reasoning: "keep" trains what the messages have; "drop" leaves it out; "require" raises
-                NoReasoning for a turn without.
-
-        Raises TemplateError if what the template writes lacks a turn's text, else as `text` does.
+        `reasoning`: "keep" trains what the messages have, "drop" leaves it out, "require" raises
+        NoReasoning for a turn without. Raises TemplateError if what the template writes lacks a
+        turn's text, else as `text` does.
         """
         messages = [_as_trained(message, reasoning) for message in messages]
         rows: list[TokenizedChat] = []
@@ -295,8 +296,7 @@ class ChatFormat:
             else:
                 rows.append(self._new_row(rows, prompt, answer))
             row_text = prompt + answer
-        earlier = [TokenizedChat(row.ids, replace(row.shape, is_last=False)) for row in rows[:-1]]
-        return earlier + rows[-1:]
+        return [*map(_as_earlier_row, rows[:-1]), *rows[-1:]]
 
     def _turns(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], needs_reasoning: bool
@@ -340,7 +340,8 @@ class ChatFormat:
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
         """An assistant turn as text: (the prompt it answers, what the model has to write, with the
-        end of the turn). The reasoning of the message is in `reasoning_content` alone."""
+        end of the turn). The prompt opens a think block if the message has reasoning, which is in
+        `reasoning_content` alone."""
         thought = message.get("reasoning_content", "")
         thinking = bool(thought)
         prompt = self.text(history, tools, prompt=True, thinking=thinking)
@@ -400,12 +401,11 @@ class ChatFormat:
     ) -> str:
         """The text of a turn, `message` after `history`, up to and with the token that ends it.
 
-        Templates may write more after that token, which does not belong to the turn: a newline, or
-        a second token. Where they write no such token, the turn ends with the opening of the
-        message that would follow, if that opening is a token that ends turns.
+        Where the template writes no such token, the turn ends with the opening of the message that
+        would follow, if that opening is a token that ends turns.
         """
         ends = [turn.rfind(stop) + len(stop) for stop in self.stop_texts if stop in turn]
-        if ends:
+        if ends:  # what the template writes after it, such as a newline, is not of the turn
             turn = turn[: max(ends)]
             return self._with_one_end(turn)
         reply = _reply_to(message)
@@ -424,6 +424,11 @@ class ChatFormat:
                 break
             turn = without_last
         return turn
+
+
+def _as_earlier_row(row: TokenizedChat) -> TokenizedChat:
+    """The row, as one with which its conversation does not end."""
+    return TokenizedChat(row.ids, replace(row.shape, is_last=False))
 
 
 def _reply_to(message: ChatMessage) -> ChatMessage:

@@ -183,16 +183,19 @@ def read_layers(
     matrices = [weight for weight in weights if weight.is_matrix]
     linear_params = sum(prod(matrix.shape) for matrix in matrices)
     without_adapter = _without_adapter(config, has_experts=expert_params > 0)
-    attention_layers = {
-        matrix.layer for matrix in matrices if matrix.projection in _KEYS_AND_VALUES
-    }
+    attention_matrices = [each for each in matrices if each.projection in _KEYS_AND_VALUES]
     return LayerFacts(
         projections=_projections(matrices, without_adapter),
         active_params=linear_params + round(expert_params * expert_share(config.get)),
         linear_params=linear_params,
-        attention_layers=len(attention_layers),
-        layers=len({weight.layer for weight in weights}),
+        attention_layers=_count_layers(attention_matrices),
+        layers=_count_layers(weights),
     )
+
+
+def _count_layers(weights: Sequence["_LayerWeight"]) -> int:
+    """How many layers have one of these weights."""
+    return len({weight.layer for weight in weights})
 
 
 def _without_adapter(config: Mapping[str, Any], *, has_experts: bool) -> tuple[str, ...]:

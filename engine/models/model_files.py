@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, open_file
@@ -415,12 +416,12 @@ def _architecture(config: JsonObject) -> str:
 
 
 def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) -> ModelFacts:
-    """Derive the facts from config.json, the tensors of all weight files and the chat template. Of
-    a model of several parts, they are those of the part that reads text, but for `params` and
-    `weight_bytes`.
+    """The facts of a model from its config.json, the tensors of all its weight files and its chat
+    template. Of a model of several parts, they are those of the part that reads text, but for
+    `params` and `weight_bytes`.
 
-    Raises UserError MODEL_UNSUPPORTED if a size is missing, if config.json and weights disagree, or
-    if no projection of the layers can carry an adapter.
+    Raises UserError MODEL_UNSUPPORTED if they are incomplete, contradict each other, or leave no
+    projection for an adapter.
     """
     text = text_part(config)
     hidden = _positive_int(text, "hidden_size")
@@ -520,18 +521,10 @@ def _main_dtype(tensors: dict[str, Tensor]) -> str:
 
 
 def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
-    """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json.
-
-    Compared are the embedding, the output layer, and how many layers there are; of families that
-    our own forward computes, one projection too. Also refused are weights of which no projection
-    has a name that is known here.
-    """
+    """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json, and a
+    projection of a name that is known here."""
     for ends, shape in _expected_shapes(facts).items():
-        shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(ends)}
-        if shape not in shapes.values():
-            name = next(iter(shapes), ends[0])
-            actual = list(shapes[name]) if shapes else "missing"
-            raise _disagree(f"{name} should be {list(shape)}, is {actual}")
+        _require_weight(tensors, ends, shape)
     assert facts.inside is not None  # the shapes were read
     if facts.inside.layers != facts.layers:
         raise _disagree(f"weights of {facts.layers} layers expected, {facts.inside.layers} there")
@@ -540,6 +533,18 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
             f"no projection of its layers has a name that is known here ({facts.architecture})",
             "Use a model of another family.",
         )
+
+
+def _require_weight(
+    tensors: dict[str, Tensor], ends: tuple[str, ...], shape: tuple[int, int]
+) -> None:
+    """Raise UserError MODEL_UNSUPPORTED unless a weight whose name has one of these ends has this
+    shape."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(ends)}
+    if shape not in shapes.values():
+        name = next(iter(shapes), ends[0])
+        actual = list(shapes[name]) if shapes else "missing"
+        raise _disagree(f"{name} should be {list(shape)}, is {actual}")
 
 
 def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
@@ -598,12 +603,18 @@ def _chat_templates(folder: Path) -> dict[str, str]:
     for name in ("chat_template.json", "tokenizer_config.json"):
         if not (folder / name).is_file():
             continue
-        templates = load_json(folder / name).get("chat_template")
-        if isinstance(templates, str):
-            templates = {"default": templates}
-        elif isinstance(templates, list):  # several, each an object with a name
-            objects = [item for item in templates if isinstance(item, dict)]
-            templates = {item.get("name"): item.get("template") for item in objects}
-        if isinstance(templates, dict) and templates.get("default"):
+        templates = _templates_by_name(load_json(folder / name).get("chat_template"))
+        if templates.get("default"):
             return {str(key): text for key, text in templates.items() if isinstance(text, str)}
     return {}
+
+
+def _templates_by_name(stored: object) -> dict[Any, Any]:
+    """The templates in a value of `chat_template`: one text, a list of objects with a name, or an
+    object with the templates by name; {} if it is none of these."""
+    if isinstance(stored, str):
+        return {"default": stored}
+    if isinstance(stored, list):
+        objects = [item for item in stored if isinstance(item, dict)]
+        return {item.get("name"): item.get("template") for item in objects}
+    return stored if isinstance(stored, dict) else {}

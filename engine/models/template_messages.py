@@ -172,6 +172,8 @@ def clean(message: ChatMessage) -> ChatMessage:
     reasoning = next((message[key] for key in _REASONING_FIELDS if key in message), None)
     if reasoning is None:
         return message
+    # A "thinking" of the message itself stays; its "reasoning_content", if it has one, is the
+    # reasoning already, as the first of the fields.
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
@@ -250,8 +252,8 @@ def _with_arguments(call: ChatMessage, can: Abilities) -> ChatMessage:
 
 
 def _arguments(function: ChatMessage) -> object:
-    """The arguments of a call as an object, {} where it has none; as they stand where they are no
-    JSON object."""
+    """The arguments of a call as an object, {} if it has none. Arguments that are no JSON object
+    are returned unchanged."""
     arguments = function.get("arguments")
     if arguments in (None, ""):
         return {}

@@ -108,12 +108,9 @@ def is_large(files: Sequence[Path]) -> bool:
 def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) -> Indexed:
     """The files as read by a process of their own, which is started if they have not been read.
 
-    Args:
-        folder: the folder of the dataset.
-        wait_s: how long to wait for the process; after that it reads on.
-
-    Raises UserError: DATASET_READING, retryable, if it is not done by then; DATASET_INVALID if the
-    process ended without a result.
+    `folder` is that of the dataset; `wait_s` is how many seconds to wait for the process, which
+    then reads on. Raises UserError DATASET_READING, retryable, if it is not done by then, or
+    DATASET_INVALID if it ended without a result.
     """
     request = _request_for(files, folder)
     results = home.cache / "data" / _key(request)
@@ -325,7 +322,7 @@ class _Reading:
             yield pair
 
     def _write_heldout_rows(self, decided: sides.Sides) -> None:
-        """Write the held-out rows that are asked, as JSON lines."""
+        """Write the held-out rows on which models are judged, as JSON lines."""
         with open(self.folder / HELDOUT_ROWS, "w", encoding="utf-8") as file:
             for row, side in enumerate(decided.of_row):
                 if side == sides.IN_HELDOUT:
@@ -416,7 +413,7 @@ def _count_repeated(hashes: columns.Column) -> int:
 
 
 def _rows_per_side(decided: sides.Sides) -> dict[str, int]:
-    """How many rows are trained on, and how many are held out and asked."""
+    """How many rows are trained on, and on how many held-out rows models are judged."""
     return {"train": decided.count(sides.IN_TRAIN), "heldout": decided.count(sides.IN_HELDOUT)}
 
 

@@ -12,7 +12,8 @@ from engine.environments.indexed.columns import portions
 from engine.environments.indexed.scan import HELDOUT, TRAIN, UNSAID
 
 CHOSEN_MOST = 2_000  # rows that are held out where the rows do not say it
-NAMED_MOST = 10_000  # rows that are asked of a held-out side that the rows name
+# Rows that models are asked, and judged on, at most, where the rows name the held-out side.
+NAMED_MOST = 10_000
 # The side that a row gets. OUTSIDE: its prompt is held out, so it is not trained on, but it is not
 # among the held-out rows that are asked either.
 IN_TRAIN, IN_HELDOUT, OUTSIDE = 0, 1, 2
@@ -39,16 +40,14 @@ class Sides:
 
 
 def decide(prompts: Sequence[int], named: bytes) -> Sides:
-    """Decide the side of every row.
+    """Decide the side of every row; all rows of a prompt get the same one.
+
+    Where rows name the held-out side, their prompts are held out and no others. Else some prompts
+    are chosen among those of which no row names the training side.
 
     Args:
         prompts: the hash of each row's prompt; the first 64 bits of `prompt_key`.
         named: the side that each row names: UNSAID, TRAIN or HELDOUT.
-
-    All rows of a prompt get the same side. Where rows name the held-out side, their prompts are
-    held out and no others; at most NAMED_MOST of their rows are asked, which means that models are
-    judged on them. Else some prompts are chosen among those of which no row names the training
-    side.
     """
     sides = Sides(bytearray(len(prompts)), _source(named))
     names_heldout = HELDOUT in named
@@ -151,9 +150,7 @@ def _heldout_target(prompts: Sequence[int], named: bytes) -> int:
     if TRAIN in named:
         named_train = {key for key, side in zip(prompts, named, strict=True) if side == TRAIN}
     # Prompts that the rows leave free; one row that names a side decides for all of its prompt.
-    free: Iterator[int] = (key for key in prompts if key not in named_train)
-    first = next(free, None)
-    if all(key == first for key in free):
+    if _are_equal(key for key in prompts if key not in named_train):
         return 0
     free_rows = len(prompts)
     if named_train:
@@ -163,9 +160,15 @@ def _heldout_target(prompts: Sequence[int], named: bytes) -> int:
     return min(CHOSEN_MOST, max(share, least))
 
 
+def _are_equal(numbers: Iterator[int]) -> bool:
+    """Whether all numbers are the same, or there are none; reads only up to the first other one."""
+    first = next(numbers, None)
+    return all(number == first for number in numbers)
+
+
 def _hold_out(sides: Sides, prompts: Sequence[int], prompt: int) -> None:
-    """Hold out the rows of one prompt: its first NAMED_MOST rows are asked, the others are on no
-    side."""
+    """Hold out the rows of one prompt: models are judged on its first NAMED_MOST rows; the others
+    are used for nothing."""
     rows_of_prompt = (row for row, key in enumerate(prompts) if key == prompt)
     for number, row in enumerate(rows_of_prompt):
         sides.of_row[row] = IN_HELDOUT if number < NAMED_MOST else OUTSIDE

@@ -218,12 +218,9 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
     There is no mark while the actual value is not known. `label` is read to people who do not see
     the drawing.
     """
+    # 1e-9 keeps an axis of zeros from being empty; nothing touches its end.
     axis_end = max(estimate.high, estimate.actual or 0.0, 1e-9) * 1.06
-
-    def x_of(number: float) -> float:
-        """Pixels from the left; the axis begins at 0."""
-        return _RANGE_MARGIN + number / axis_end * (width - _RANGE_MARGIN - _RANGE_MARGIN)
-
+    x_of = _x_in_range(axis_end, width)
     low_text, likely_text, high_text, actual_text = estimate.texts
     svg_parts = _range_shapes(estimate, width, x_of)
     if estimate.actual is not None:
@@ -236,6 +233,16 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
     ]
     svg_parts += _labels(labels, width, _RANGE_AXIS_Y + 30, gap=8)
     return _svg(svg_parts, width, _RANGE_HEIGHT, label)
+
+
+def _x_in_range(axis_end: float, width: int) -> _XOf:
+    """The function from a value to its place on the axis, which goes from 0 to `axis_end`."""
+
+    def x_of(number: float) -> float:
+        """Pixels from the left."""
+        return _RANGE_MARGIN + number / axis_end * (width - _RANGE_MARGIN - _RANGE_MARGIN)
+
+    return x_of
 
 
 def _range_shapes(estimate: Range, width: int, x_of: _XOf) -> list[str]:
@@ -334,9 +341,7 @@ def axis_text(value: float, is_share: bool) -> str:
     Numbers that are no shares have a minus sign, not a hyphen.
     """
     if is_share:
-        # From 10 % on without decimals; 9.95 % would be rounded to 10.0.
-        text = f"{100 * value:.0f}" if abs(value) >= 0.0995 else f"{100 * value:.1f}"
-        return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
+        return _percent_text(value)
     magnitude = abs(value)
     if magnitude >= 1e6 or 0 < magnitude < 1e-3:
         mantissa, _, exponent = f"{value:.1e}".partition("e")
@@ -348,6 +353,13 @@ def axis_text(value: float, is_share: bool) -> str:
     else:
         text = f"{value:.3g}"
     return text.replace("-", "−")
+
+
+def _percent_text(share: float) -> str:
+    """A share as text, such as "12 %" or "1.5 %"."""
+    # From 10 % on without decimals; 9.95 % would be rounded to 10.0.
+    text = f"{100 * share:.0f}" if abs(share) >= 0.0995 else f"{100 * share:.1f}"
+    return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
 
 
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:

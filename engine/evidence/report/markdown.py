@@ -89,11 +89,11 @@ def _block_text(block: Block) -> str:
         case blocks.Paragraph(line=line):
             return _line_text(line)
         case blocks.Notes(notes=notes):
-            return _list(map(_note_text, notes))
+            return _bullet_list(map(_note_text, notes))
         case blocks.Table(heads=heads, rows=rows):
             return _table(heads, rows)
         case blocks.Facts(rows=rows, code=code):
-            return _list(_fact_text(name, value, code) for name, value in rows)
+            return _bullet_list(_fact_text(name, value, code) for name, value in rows)
         case blocks.Shares():
             return _shares_text(block)
         case blocks.Skills(batteries=batteries):
@@ -109,7 +109,7 @@ def _block_text(block: Block) -> str:
     return ""
 
 
-def _list(items: Iterable[str]) -> str:
+def _bullet_list(items: Iterable[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
 
 

@@ -13,6 +13,7 @@ from engine.evidence.report.values import duration, value_text
 from engine.evidence.stats.overlap import KINDS
 from engine.evidence.verdict.contamination import Contamination, SharedRows
 from engine.evidence.verdict.fresh_scores import rescored
+from engine.evidence.verdict.provenance import SealedLink
 from engine.home.rows import TERMINAL
 from engine.records.audit import Audit, ProbeLine
 from engine.records.estimate import Estimate
@@ -278,18 +279,12 @@ def lineage(dossier: Dossier) -> Section:
 
 
 def provenance(dossier: Dossier) -> Section | None:
-    """The section on the links in which each stage of the run is recorded with the hashes of its
-    files; each link also contains the hash of the link before.
-
-    None where no link was written.
-    """
+    """The section on the links that record the hashes of the files of each stage of the run, and
+    of the link before; None where no link was written."""
     chain = dossier.provenance
     if chain is None or not chain.links:
         return None
-    links = []
-    for link in chain.links:
-        files = counted(len(link.files), "file") if link.files else "nothing to seal"
-        links.append(Station("link", link.name, files, code=link.hash[:_LINK_HASH]))
+    links = [_link_station(link) for link in chain.links]
     verify = (
         Code(f"honesmith verify {dossier.row.run_id}"),
         " reads every file again and names what was changed.",
@@ -303,6 +298,12 @@ def provenance(dossier: Dossier) -> Section | None:
     ]
     # No title: on the page this continues the section on the lineage.
     return Section(title="", short="Chain", blocks=section_blocks)
+
+
+def _link_station(link: SealedLink) -> Station:
+    """A link of the chain as a step: its name, how many files it holds, and its hash."""
+    files = counted(len(link.files), "file") if link.files else "nothing to seal"
+    return Station("link", link.name, files, code=link.hash[:_LINK_HASH])
 
 
 def hashes(dossier: Dossier) -> Section | None:

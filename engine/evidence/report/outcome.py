@@ -7,6 +7,7 @@ from engine.evidence.report.blocks import Block, Note, Section, Tag
 from engine.evidence.report.dossier import Dossier
 from engine.evidence.stats.results import TEST, Level, Measure, show, show_change
 from engine.evidence.verdict.comparison import Comparison
+from engine.evidence.verdict.flips import FlipExample
 from engine.evidence.verdict.verdict import EvaluationFacts
 from engine.home.rows import TERMINAL
 from engine.home.sanitize import Redactor, clip, one_line
@@ -21,10 +22,9 @@ _MARKDOWN_EXAMPLES = 2  # tasks gained, and as many lost, that Markdown shows to
 def headline(dossier: Dossier) -> tuple[str, str]:
     """(the word over the report, the name of the page's colour).
 
-    Depending on the run:
-        failed, cancelled or still going on: its state; the colour is "failed" or "running".
-        an evaluation of one model: "Evaluated"; the colour is "running".
-        any other: its verdict, such as "No difference"; the colour is "no_difference".
+    The word is the verdict, such as "No difference"; the state of a run that failed, was cancelled
+    or goes on; "Evaluated" for an evaluation of one model. The colour is "failed", "running" or
+    named after the verdict.
     """
     row = dossier.row
     if row.state in ("failed", "cancelled"):
@@ -121,30 +121,35 @@ def _figures(
 ) -> list[tuple[str, str, str]]:
     """The numbers of the comparison, as rows of (name, value, remark).
 
-    The rows are the level before, the level after, the number of tasks, the p value and the
-    smallest change that would show. A level that was not measured has no row.
+    The rows are the mean results (levels) before and after, as far as they were measured, the
+    number of tasks, the p value and the smallest change that would show.
     """
     outcome, sides = comparison.outcome, dossier.sides
     reports_on_half = sides is not None and sides.half == TEST
     tasks_remark = (
         "reported on the half that chose nothing" if reports_on_half else "paired by task"
     )
-    p = outcome.p if outcome.p is not None else 1.0  # without a test nothing speaks for a change
-    p_text = "< 0.001" if p < 0.001 else f"{p:.3f}"
     test_name, _, _ = outcome.method.partition(",")  # without the kind of interval
     smallest_change = _without_sign(outcome.detectable, measure)
     return [
         *_level_figures(dossier, comparison, measure),
         ("tasks", str(outcome.n), tasks_remark),
-        ("chance of this if equal", p_text, test_name),
+        ("chance of this if equal", _p_text(outcome.p), test_name),
         ("smallest visible change", smallest_change, "found 4 times in 5"),
     ]
+
+
+def _p_text(p: float | None) -> str:
+    """A p value as text. Without a test (None) nothing speaks for a change, as with 1."""
+    p = 1.0 if p is None else p
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _level_figures(
     dossier: Dossier, comparison: Comparison, measure: Measure
 ) -> list[tuple[str, str, str]]:
-    """The levels before and after, as rows of (name, value, interval); only measured ones."""
+    """The mean results (levels) of the model before and after, as rows of (name, value, interval);
+    only measured ones."""
     sides = dossier.sides
     names = (sides.before_name, sides.after_name) if sides else ("before", "after")
     figures = []
@@ -213,7 +218,8 @@ def _expectation_notes(dossier: Dossier) -> list[Note]:
 
 
 def models(dossier: Dossier) -> Section | None:
-    """The section with the models of an evaluation: each level, and the verdict against the first.
+    """The section with the models of an evaluation: the mean result of each (its level), and the
+    verdict against the first.
 
     None for a training run, for a loss, and where nothing was scored.
     """
@@ -236,7 +242,7 @@ def models(dossier: Dossier) -> Section | None:
 def _model_rows(
     evaluation: EvaluationFacts, measure: Measure, redact: Redactor
 ) -> list[_ModelRow] | None:
-    """A row for each model whose level has an interval; None where no level has one."""
+    """A row for each model whose mean result (its level) has an interval; None where none has."""
     levels = [(shown.model, shown.level) for shown in evaluation.models if shown.level is not None]
     axis = _axis_of_levels([level for _, level in levels], measure)
     if axis is None:
@@ -268,8 +274,8 @@ def _model_row(
 ) -> _ModelRow | None:
     """The row of one model in the table of models; None where its level has no interval.
 
-    `comparison` is that with the first model, None for the first itself. `axis` is the lowest and
-    the highest value of the drawing.
+    `level` is the model's mean result; `comparison` is that with the first model, None for the
+    first itself; `axis` is the lowest and the highest value of the drawing.
     """
     interval = _interval_cell(level, axis, measure)
     if interval is None:
@@ -283,7 +289,8 @@ def _model_row(
 
 
 def _interval_cell(level: Level, axis: tuple[float, float], measure: Measure) -> blocks.Cell | None:
-    """A level with its interval as a drawing; None where either was not measured.
+    """A model's mean result (its level) with the interval as a drawing; None where either was not
+    measured.
 
     `axis` is the lowest and the highest value of the drawing.
     """
@@ -349,17 +356,16 @@ def answers(dossier: Dossier) -> Section | None:
     """The section with some tasks whose result changed, and both answers to them.
 
     None without such tasks, for an evaluation of one model, and where models were compared by their
-    loss, which involves no answers. Markdown shows only the first examples of each kind.
+    loss, which involves no answers.
     """
     sides, flips = dossier.sides, dossier.flips
     if sides is None or (dossier.comparison and dossier.comparison.measure == "loss"):
         return None
     names = (sides.before_name, sides.after_name)
-    answer_blocks = []
-    for direction, examples in (("gained", flips.gained), ("lost", flips.lost)):
-        for index, example in enumerate(examples):
-            shown_in = "both" if index < _MARKDOWN_EXAMPLES else "page"
-            answer_blocks.append(blocks.Answers(direction, example, names, shown_in=shown_in))
+    answer_blocks = [
+        *_answer_blocks("gained", flips.gained, names),
+        *_answer_blocks("lost", flips.lost, names),
+    ]
     if not answer_blocks:
         return None
     lead = (
@@ -369,8 +375,21 @@ def answers(dossier: Dossier) -> Section | None:
     return Section(title="Side by side", short="", blocks=answer_blocks, lead=[lead])
 
 
+def _answer_blocks(
+    direction: str, examples: Sequence[FlipExample], names: tuple[str, str]
+) -> list[Block]:
+    """A block for each task that was gained or lost (`direction`), with both answers to it; `names`
+    are those of the models before and after."""
+    answer_blocks: list[Block] = []
+    for index, example in enumerate(examples):
+        shown_in = "both" if index < _MARKDOWN_EXAMPLES else "page"
+        answer_blocks.append(blocks.Answers(direction, example, names, shown_in=shown_in))
+    return answer_blocks
+
+
 def skills(dossier: Dossier) -> Section | None:
-    """The section on earlier skills by battery of questions. None where they were not measured."""
+    """The section on skills that the model had before training, each measured with a set of
+    questions (a battery). None where they were not measured."""
     kept_skills = dossier.verdict.kept_skills
     if kept_skills is None or not kept_skills.every_battery:
         return None

@@ -66,10 +66,8 @@ def _held_out_line(dossier: Dossier) -> str:
 
 
 def _main_chart(dossier: Dossier) -> blocks.Panel | None:
-    """The chart of the held-out results, with their intervals and the results on the reported half.
-
-    None with fewer than two evaluations, or without a held-out metric.
-    """
+    """The chart of the held-out results; None with fewer than two evaluations, or without a
+    held-out metric."""
     name = _held_out_name(dossier)
     if len(dossier.held_out_results) < 2 or not name:
         return None
@@ -81,8 +79,8 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
 
 
 def _held_out_curve(dossier: Dossier, is_share: bool) -> charts.Curve:
-    """The held-out results over the steps, with their intervals, the results on the reported half
-    and a line at the best step."""
+    """The held-out results over the steps, with their intervals, a line at the best step, and as
+    marks the results on the half of the tasks that did not choose it."""
     results = dossier.held_out_results
     metrics_lines = dossier.metrics.lines
     best_step = _best_step(dossier)
@@ -119,10 +117,10 @@ def _legend(curve: charts.Curve) -> list[tuple[str, str]]:
 
 
 def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]:
-    """The results on the half of the tasks that is reported, as (step, low, value, high).
+    """The results at step 0 and at the best step, as (step, low, value, high), on the half of the
+    held-out tasks that did not choose that step.
 
-    There is one at step 0 and one at the best step. [] where the tasks have no halves, and before a
-    checkpoint was evaluated.
+    [] where the tasks have no halves, and before a checkpoint was evaluated.
     """
     comparison, sides = dossier.comparison, dossier.sides
     if comparison is None or sides is None or sides.half != TEST or sides.step is None:

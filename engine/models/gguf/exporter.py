@@ -62,12 +62,9 @@ def export_gguf(folder: Path, file: Path, kind: str) -> None:
     `kind`: of the weights, one of KINDS. Raises NotExportable if GGUF has no name for a part of the
     model, UserError MODEL_UNSUPPORTED if the folder holds no whole model.
     """
-
     facts = model_files.read_facts(folder)
     config = model_files.load_json(folder / "config.json")
-    architecture = _ARCHITECTURES.get(facts.architecture)
-    if architecture is None:
-        raise NotExportable(f"its architecture is {facts.architecture}")
+    architecture = _gguf_architecture(facts)
     tensors = list(_stored_tensors(folder, facts, architecture))
     metadata = _sizes(config, facts, architecture) | vocabulary.read(folder, facts.vocab)
     rope_factors = _rope_factors(config, facts)
@@ -82,6 +79,14 @@ def export_gguf(folder: Path, file: Path, kind: str) -> None:
         sync_folder(file.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _gguf_architecture(facts: ModelFacts) -> str:
+    """GGUF's name of the model's architecture. Raises NotExportable if it has none."""
+    architecture = _ARCHITECTURES.get(facts.architecture)
+    if architecture is None:
+        raise NotExportable(f"its architecture is {facts.architecture}")
+    return architecture
 
 
 def _add_metadata(writer: GGUFWriter, metadata: JsonObject, kind: str) -> None:

@@ -48,17 +48,12 @@ _LLAMA3_FACTORS = (8.0, 16.0, 32.0)
 
 
 def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = "") -> None:
-    """Write the model of the GGUF file `file` to `folder`, which must not exist.
+    """Write the model of the GGUF file `file` to `folder`, which must not exist and appears
+    complete or not at all.
 
-    The folder appears complete or not at all. Weights that were quantized are stored as float16,
-    whose rounding is far below that of any quantization; the others keep their type.
-
-    Args:
-        source: where the file came from, for model.json; "" for its path.
-        license_name: for model.json; "" for what the file says.
-
-    Raises:
-        NotImportable: the file is damaged, or something is missing or unknown.
+    `source` and `license_name` are for model.json; "" stands for the file's path, and for the
+    license that the file names. Raises NotImportable if the file is damaged, or something is
+    missing or unknown.
     """
     reader = _open(file)
     values = _Metadata(reader)
@@ -66,10 +61,7 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
     file_type = int(values.number("general.file_type", default=_NO_FILE_TYPE))
     config = _config(values, reader)
     stored = weights.stored_tensors(reader, config)
-    # One name, so that what a killed import left behind is cleared away by the next one.
-    aside = folder.with_name(f".{folder.name}.aside")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    aside = _empty_folder_beside(folder)
     try:
         _write_model(aside, values, config, stored)
         origin = ModelOrigin(
@@ -83,6 +75,15 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
         _move_into_place(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _empty_folder_beside(folder: Path) -> Path:
+    """A new folder in which the model is written before it becomes `folder`."""
+    # One name, so that what a killed import left behind is cleared away by the next one.
+    aside = folder.with_name(f".{folder.name}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    return aside
 
 
 def _write_model(

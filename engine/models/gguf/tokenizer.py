@@ -9,6 +9,7 @@ Source of the rules: the tokenizer.json of the models named beside them.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -154,12 +155,7 @@ def _tokenizer(values: Values, tokens: list[str]) -> Tokenizer:
 
 def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
     """Byte-level BPE. Raises NotImportable if there are no merges or the rule is not known."""
-    rule = values.text("tokenizer.ggml.pre", default="")
-    if rule not in PRE_TOKENIZERS:
-        raise NotImportable(
-            f"it cuts words by the rule {rule or 'that it does not name'!r}; known are "
-            + ", ".join(PRE_TOKENIZERS)
-        )
+    rule = _known_rule(values)
     merges = values.get("tokenizer.ggml.merges")
     if not merges:
         raise NotImportable("the file has no merges (tokenizer.ggml.merges)")
@@ -173,6 +169,18 @@ def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[rule]()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _known_rule(values: Values) -> str:
+    """The name of the rule that cuts text into words. Raises NotImportable if it is none of
+    PRE_TOKENIZERS."""
+    rule = values.text("tokenizer.ggml.pre", default="")
+    if rule not in PRE_TOKENIZERS:
+        raise NotImportable(
+            f"it cuts words by the rule {rule or 'that it does not name'!r}; known are "
+            + ", ".join(PRE_TOKENIZERS)
+        )
+    return rule
 
 
 def _pair(merge: str, vocab: dict[str, int]) -> tuple[str, str]:
@@ -226,8 +234,12 @@ def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]
     score first, and then by the ids of the two."""
     ranked: list[tuple[float, int, int, str, str]] = []  # what to sort by, then the merge
     for token, number in vocab.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
+        for left, right in _cuts(token):
             if left in vocab and right in vocab:
                 ranked.append((-scores[number], vocab[left], vocab[right], left, right))
     return [(left, right) for *_, left, right in sorted(ranked)]
+
+
+def _cuts(token: str) -> Iterator[tuple[str, str]]:
+    """Every way to cut a token into two texts."""
+    return ((token[:cut], token[cut:]) for cut in range(1, len(token)))

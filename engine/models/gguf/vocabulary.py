@@ -204,13 +204,7 @@ def _special_ids(folder: Path, ids: dict[str, int]) -> JsonObject:
     `ids` maps the text of every token to its id. Raises NotExportable if no token ends a text.
     """
     settings = model_files.load_json(folder / "tokenizer_config.json")
-    values: JsonObject = {}
-    for name, key in _SPECIAL_KEYS.items():
-        text = settings.get(name)
-        if isinstance(text, dict):
-            text = text.get("content")
-        if isinstance(text, str) and text in ids:
-            values[key] = ids[text]
+    values = _named_ids(settings, ids)
     end_ids = _end_ids(folder)
     if end_ids:
         values.setdefault(_END_OF_TEXT, end_ids[0])
@@ -219,6 +213,19 @@ def _special_ids(folder: Path, ids: dict[str, int]) -> JsonObject:
             values["tokenizer.ggml.eot_token_id"] = others[0]
     if _END_OF_TEXT not in values:
         raise NotExportable("its tokenizer names no end token")
+    return values
+
+
+def _named_ids(settings: JsonObject, ids: dict[str, int]) -> JsonObject:
+    """The ids of the tokens that `settings`, the content of tokenizer_config.json, names, under
+    GGUF's keys; `ids` maps the text of every token to its id."""
+    values: JsonObject = {}
+    for name, key in _SPECIAL_KEYS.items():
+        text = settings.get(name)
+        if isinstance(text, dict):
+            text = text.get("content")
+        if isinstance(text, str) and text in ids:
+            values[key] = ids[text]
     return values
 
 

@@ -60,8 +60,8 @@ def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[StoredTenso
             continue
         layer, part, ending = _layer_name(tensor.name)
         tensors_of_layer.setdefault(int(layer), set()).add(f"{part}.{ending}")
-        name = f"model.layers.{layer}.{names.LAYER_NAMES[part]}.{ending}"
-        stored.append(_stored(tensor, name, _reordered_heads(config, part)))
+        new_name = f"model.layers.{layer}.{names.LAYER_NAMES[part]}.{ending}"
+        stored.append(_stored(tensor, new_name, _reordered_heads(config, part)))
     _require_layers(config, tensors_of_layer)
     _require_shapes(config, stored)
     return stored
@@ -216,12 +216,17 @@ def _array(stored: StoredTensor) -> "np.ndarray":
     if not is_finite.all():
         raise NotImportable(f"the tensor {source.name} holds NaN or infinity")
     if stored.dtype == "F16":
-        if np.abs(array).max() > _MAX_FLOAT16:
-            raise NotImportable(f"the tensor {source.name} has values beyond float16")
-        array = array.astype(np.float16)
+        array = _as_float16(array, source.name)
     if stored.reordered_heads:
         array = _original_rows(array, stored.reordered_heads)
     return np.ascontiguousarray(array)
+
+
+def _as_float16(array: "np.ndarray", name: str) -> "np.ndarray":
+    """The values of the tensor `name` in float16. Raises NotImportable if one is too large."""
+    if abs(array).max() > _MAX_FLOAT16:
+        raise NotImportable(f"the tensor {name} has values beyond float16")
+    return array.astype("float16")
 
 
 def _dequantized(tensor: "ReaderTensor") -> "np.ndarray":
