@@ -17,7 +17,7 @@ from engine.environments.datasets import (
     TokenLengths,
     spread,
 )
-from engine.environments.env_facts import SAMPLE, row_lengths
+from engine.environments.env_facts import SAMPLE, RowLengths, row_lengths
 from engine.environments.indexed import build
 from engine.environments.indexed.rows import ROWS_INDEX, IndexedRows, stored_row
 from engine.environments.snapshot import resolve_inside
@@ -41,18 +41,14 @@ def inspect(
 ) -> DataReport:
     """Check a data file and describe its rows.
 
-    A large JSONL file is read in a process of its own, and the result is kept in the home's cache.
-    With `model` the report has `tokens`, counted with that model's tokenizer and chat template over
-    at most SAMPLE rows, a seeded sample.
-
     Args:
-        path: of the file, or the id of a dataset on the hub: its first training file is meant, and
-            a warning names the others.
+        path: of the file, or the id of a dataset on the hub, whose first training file is meant.
+        model: counts tokens with the tokenizer and chat template of this model; "" for no counts.
         roots: folders that the file must lie in; None: any folder.
-        wait_s: how long to fetch a dataset and to wait for the reading of a large file.
+        wait_s: how many seconds fetching and reading may take.
 
-    Raises UserError DATASET_INVALID if the file cannot be read as data, DATASET_READING if that
-    takes longer than `wait_s`, PATH_OUTSIDE_ROOTS, or the error of `catalog.resolve_model`.
+    Raises UserError DATASET_INVALID, DATASET_READING (not done in `wait_s`), PATH_OUTSIDE_ROOTS, or
+    the error of `catalog.resolve_model`.
     """
     deadline = time.monotonic() + wait_s
     places = [Path(), *(roots or [])]
@@ -86,12 +82,8 @@ def _dataset_report(
 def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataReport:
     """The report of one file; `deadline` is a value of `time.monotonic()`."""
     model_folder = catalog.resolve_model(home, model).base_path if model else None
-    try:
-        is_large = file.suffix.lower() in LINE_FORMATS and build.is_large([file])
-    except OSError:  # `datasets.inspect` says what is wrong
-        is_large = False
-    rows: Sequence[TaskRow] = ()
-    if is_large:
+    rows: Sequence[TaskRow] = ()  # read only if their tokens are counted
+    if _is_large(file):
         wait_s = max(0.0, deadline - time.monotonic())
         indexed = build.read_once(home, [file], file.parent, wait_s=wait_s)
         report = _large_report(file, indexed.facts)
@@ -104,6 +96,15 @@ def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataRep
     if model_folder is None:
         return report
     return replace(report, tokens=_count_tokens(rows, model, model_folder))
+
+
+def _is_large(file: Path) -> bool:
+    """Whether the file is too large to be read at once; False if it cannot be opened, because then
+    `datasets.inspect` says what is wrong."""
+    try:
+        return file.suffix.lower() in LINE_FORMATS and build.is_large([file])
+    except OSError:
+        return False
 
 
 def _task_rows(file: Path) -> list[TaskRow]:
@@ -136,25 +137,32 @@ def _as_dict(numbers: Spread) -> dict[str, int]:
 
 
 def _count_tokens(rows: Sequence[TaskRow], model: str, model_folder: Path) -> TokenLengths:
-    """Count the tokens of the rows, or of a seeded sample of them; rows that the chat template
-    refuses are left out. `model` is the reference that the user gave."""
+    """Count the tokens of the rows, or of a seeded sample of them. `model` is the reference that
+    the user gave."""
     tokenizer = tokens.load(model_folder)
     sample = random.Random(0).sample(rows, SAMPLE) if len(rows) > SAMPLE else rows
-    lengths = []
-    refused_rows = 0
-    first_refusal = ""
-    for row in sample:
-        try:
-            lengths.append(row_lengths(row, row["metadata"].get("tools") or [], tokenizer))
-        except TemplateError as error:
-            refused_rows += 1
-            first_refusal = first_refusal or f"row {row['id']}: {error}"
+    lengths, refusals = _row_lengths(sample, tokenizer)
     return TokenLengths(
         model=model,
         counted=len(lengths),
         prompt=spread([row.prompt for row in lengths]),
         answer=spread([row.answer for row in lengths]),
         total=spread([row.total for row in lengths]),
-        refused_by_template=refused_rows,
-        refusal=first_refusal[:_REFUSAL_CHARS] or None,
+        refused_by_template=len(refusals),
+        refusal=refusals[0][:_REFUSAL_CHARS] if refusals else None,
     )
+
+
+def _row_lengths(
+    rows: Sequence[TaskRow], tokenizer: tokens.ChatTokenizer
+) -> tuple[list[RowLengths], list[str]]:
+    """The lengths of the rows in tokens, and what the chat template says of each row that it
+    refuses, which gets no lengths."""
+    lengths: list[RowLengths] = []
+    refusals: list[str] = []
+    for row in rows:
+        try:
+            lengths.append(row_lengths(row, row["metadata"].get("tools") or [], tokenizer))
+        except TemplateError as error:
+            refusals.append(f"row {row['id']}: {error}")
+    return lengths, refusals

@@ -110,38 +110,51 @@ class DataReport(ReplyBase):
 def inspect(path: str | Path) -> DataReport:
     """Check a data file and describe its rows, without a model.
 
-    A line that is not a valid task, or that repeats the id of an earlier line, is a bad row; it is
-    left out of all other figures. A row without an id gets one from its place, such as "train-12"
-    for line 12 of train.jsonl.
-
-    Raises UserError DATASET_INVALID if the file as a whole cannot be read.
+    Bad rows, which are no valid task or repeat an id, are left out of all other figures. Raises
+    UserError DATASET_INVALID if the file as a whole cannot be read.
     """
     file = Path(path).expanduser()
     try:
         data = read_rows(file)
     except EnvProblem as problem:
         raise UserError(problem.code, str(problem), hint=problem.hint, field="path") from problem
-    tasks, shapes, invalid_rows = _valid_tasks(data.rows, file)
-    bad_rows = sorted([*data.bad, *invalid_rows], key=lambda bad_row: bad_row.line)
-    splits, warnings = _rows_per_split(tasks)
-    report = DataReport(
+    converted = _converted(data.rows, file)
+    bad_rows = sorted([*data.bad, *converted.invalid_rows], key=lambda bad_row: bad_row.line)
+    splits, warnings = _rows_per_split(converted.tasks)
+    report = _report(file, converted, bad_rows, splits)
+    return with_summary_and_warnings(report, warnings)
+
+
+def _report(
+    file: Path, converted: "_Converted", bad_rows: Sequence[BadRow], splits: dict[str, int]
+) -> DataReport:
+    """The report of a data file without its summary and warnings.
+
+    Args:
+        bad_rows: all lines that are no valid row, in order.
+        splits: how many rows each split has.
+    """
+    tasks = converted.tasks
+    return DataReport(
         path=str(file),
         hash=_short_hash(file),
         rows=len(tasks),
         bad=len(bad_rows),
-        bad_rows=[
-            ShownBadRow(bad_row.line, bad_row.message) for bad_row in bad_rows[:MOST_BAD_ROWS]
-        ],
-        shapes=dict(shapes),
-        with_answer=sum(1 for task in tasks if task.answer_messages or task.preference),
-        with_tools=sum(1 for task in tasks if task.metadata.get("tools")),
+        bad_rows=[ShownBadRow(row.line, row.message) for row in bad_rows[:MOST_BAD_ROWS]],
+        shapes=dict(converted.shapes),
+        with_answer=sum(_has_answer(task) for task in tasks),
+        with_tools=sum(bool(task.metadata.get("tools")) for task in tasks),
         turns=spread([_assistant_turns(task) for task in tasks]),
         duplicates=_duplicates(tasks),
         splits=splits,
         lengths=_character_lengths(tasks),
         sample=[_sample_row(task) for task in tasks[:SAMPLE_ROWS]],
     )
-    return with_summary_and_warnings(report, warnings)
+
+
+def _has_answer(task: Task) -> bool:
+    """Whether the task has a reference answer, or a better and a worse one."""
+    return bool(task.answer_messages or task.preference)
 
 
 def _assistant_turns(task: Task) -> int:
@@ -164,35 +177,46 @@ def with_summary_and_warnings(report: DataReport, warnings: list[str]) -> DataRe
 
 def valid_tasks(file: Path) -> list[Task]:
     """The rows of a data file that are tasks. Raises EnvProblem if it cannot be read at all."""
-    tasks, _shapes, _invalid_rows = _valid_tasks(read_rows(file).rows, file)
-    return tasks
+    return _converted(read_rows(file).rows, file).tasks
 
 
-def _valid_tasks(
-    rows: Iterable[tuple[int, dict[str, Any]]], file: Path
-) -> tuple[list[Task], Counter[str], list[BadRow]]:
-    """Convert the rows of a data file, each with its line number, to tasks.
+@dataclass
+class _Converted:
+    """The rows of a data file, converted to tasks.
 
-    Returns the tasks, the number of them in each shape, and the rows that are no valid task or
-    repeat the id of an earlier one.
+    Attributes:
+        shapes: how many of the tasks are written in each way (`row_shapes.shape_of`).
+        invalid_rows: those that are no valid task or repeat the id of an earlier one.
     """
-    tasks: list[Task] = []
-    shapes: Counter[str] = Counter()
-    invalid_rows: list[BadRow] = []
+
+    tasks: list[Task] = field(default_factory=list)
+    shapes: Counter[str] = field(default_factory=Counter)
+    invalid_rows: list[BadRow] = field(default_factory=list)
+
+
+def _converted(rows: Iterable[tuple[int, dict[str, Any]]], file: Path) -> _Converted:
+    """Convert the rows of a data file, each given with its line number. A row without an id gets
+    one from its place, such as "train-12" for line 12 of train.jsonl."""
+    converted = _Converted()
     line_by_id: dict[str, int] = {}
     split = _split_by_name(file)
     for line, row in rows:
         try:
             task = to_task(row, f"{file.stem}-{line}", split)
-            if task.id in line_by_id:
-                raise ValueError(f"the id {task.id!r} is also that of line {line_by_id[task.id]}")
+            _require_new_id(task.id, line_by_id)
         except ValueError as error:
-            invalid_rows.append(BadRow(line, str(error)))
+            converted.invalid_rows.append(BadRow(line, str(error)))
             continue
         line_by_id[task.id] = line
-        shapes[shape_of(row)] += 1
-        tasks.append(task)
-    return tasks, shapes, invalid_rows
+        converted.shapes[shape_of(row)] += 1
+        converted.tasks.append(task)
+    return converted
+
+
+def _require_new_id(task_id: str, line_by_id: dict[str, int]) -> None:
+    """Raise ValueError if an earlier row has this id; `line_by_id` holds the lines of those."""
+    if task_id in line_by_id:
+        raise ValueError(f"the id {task_id!r} is also that of line {line_by_id[task_id]}")
 
 
 def _split_by_name(file: Path) -> str | None:

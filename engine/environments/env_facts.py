@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -229,15 +229,12 @@ def env_facts(
     *,
     thinking: bool | Reasoning = False,
 ) -> EnvFacts:
-    """Collect the facts of a pushed environment, counted in tokens of the model in `model_folder`.
+    """The facts of a pushed environment, counted in tokens of the model in `model_folder`; counted
+    once and kept in the home's cache.
 
-    Counts come from the home's cache if it has them; otherwise they are made and cached there.
-
-    Args:
-        thinking: the setting of this name. True and "require" count prompts with the think block
-            switched on; False and "drop" count answers without their reasoning.
-
-    Raises UserError MODEL_UNSUPPORTED if the tokenizer or chat template cannot be read.
+    `thinking`: True and "require" count prompts with the think block switched on; False and "drop"
+    count answers without their reasoning. Raises UserError MODEL_UNSUPPORTED if the tokenizer or
+    the chat template cannot be read.
     """
     tokenizer = tokens.load(model_folder)
     # The cache file is named after everything that the counts depend on.
@@ -330,29 +327,39 @@ def _count_rows(
     the template's message for the first one.
     """
     train, heldout = _rows_by_split(record)
-    sample = train
-    if len(train) > SAMPLE:
-        sample = random.Random(0).sample(train, SAMPLE)
+    sample = _sample(train)
     counted = _SampleLengths()
     for row in sample:
         counted.count(row, record.tools, tokenizer, thinking)
-    if record.version.data:
-        kinds = _large_data_kinds(record, len(train), sample)
-    else:
-        kinds = _row_kinds(train)
+    kinds = _kinds_of(record, train, sample)
     return _CachedCounts(
         train_rows=len(train),
         heldout_rows=len(heldout),
         answered_rows=kinds.answered,
         paired_rows=kinds.paired,
-        heldout_pairs=sum(1 for row in heldout if pair_of(row)),
+        heldout_pairs=_count_pairs(heldout),
         lengths=counted.lengths,
         duplicate_share=1 - kinds.distinct_prompts / len(train) if train else 0.0,
         refused=counted.refused,
         refusal=counted.first_refusal[:_REFUSAL_CHARS],
         without_reasoning=counted.without_reasoning,
-        reasoned=sum(1 for row in sample if row.get("gold") and has_reasoning(row["gold"])),
+        reasoned=_count_reasoned(sample),
     )
+
+
+def _sample(rows: Sequence[TaskRow]) -> Sequence[TaskRow]:
+    """At most `SAMPLE` of the rows, always the same ones."""
+    return random.Random(0).sample(rows, SAMPLE) if len(rows) > SAMPLE else rows
+
+
+def _count_reasoned(rows: Iterable[TaskRow]) -> int:
+    """How many of the rows have a reference answer with reasoning in each turn."""
+    return sum(1 for row in rows if row.get("gold") and has_reasoning(row["gold"]))
+
+
+def _count_pairs(rows: Iterable[TaskRow]) -> int:
+    """How many of the rows have a better and a worse answer."""
+    return sum(1 for row in rows if pair_of(row))
 
 
 def _rows_by_split(
@@ -409,12 +416,16 @@ class _RowKinds:
     distinct_prompts: int
 
 
-def _row_kinds(train: Sequence[TaskRow]) -> _RowKinds:
-    """Count the kinds of all train rows."""
+def _kinds_of(
+    record: "registry.EnvRecord", train: Sequence[TaskRow], sample: Sequence[TaskRow]
+) -> _RowKinds:
+    """The kinds of a version's train rows; `sample` are the rows of which tokens are counted."""
+    if record.version.data:  # large data, whose rows are not all read here
+        return _large_data_kinds(record, len(train), sample)
     return _RowKinds(
         distinct_prompts=len({json.dumps(row["prompt"], sort_keys=True) for row in train}),
         answered=sum(1 for row in train if row.get("gold")),
-        paired=sum(1 for row in train if pair_of(row)),
+        paired=_count_pairs(train),
     )
 
 
@@ -422,7 +433,7 @@ def _large_data_kinds(
     record: "registry.EnvRecord", train_count: int, sample: Sequence[TaskRow]
 ) -> _RowKinds:
     """The kinds of `train_count` rows of large data, the pairs as estimated from a sample."""
-    paired_in_sample = sum(1 for row in sample if pair_of(row))
+    paired_in_sample = _count_pairs(sample)
     return _RowKinds(
         # Counted when the files were read, where each row had an answer or was a preference.
         distinct_prompts=record.version.distinct_prompts,
@@ -485,46 +496,37 @@ def _pair_lengths(
 
 
 def statistics(facts: EnvFacts, settings: TrainSettings) -> dict[str, Any]:
-    """Token statistics of the train rows under the resolved `settings`, as a JSON object.
-
-    - rows: number of all train rows.
-    - counted: number of the rows that the figures below are about; in SFT the training rows that
-      answers become, in DPO the rows with a pair.
-    - split: number of answers that the chat template splits into several training rows.
-    - without_reasoning: number of answers that thinking = require leaves out.
-    - prompt, target, total: percentiles of tokens. `target` is what is learnt: tokens with loss in
-      SFT, the reference answer in GRPO and DPO.
-    - truncated_share: share of rows that max_length (in GRPO max_tokens) would cut.
-    - dropped: number of rows that are too long to learn from.
-    - duplicate_share: share of train rows whose prompt an earlier one has.
-    - zero_supervision: number of rows without a token to learn.
-    - without_answer: number of train rows without a reference answer, in DPO without a pair.
-    - refused_by_template: number of rows that the chat template refuses.
-    """
-    usable_rows = facts.answered_rows
-    if isinstance(settings, SFTSettings):
-        tokens_of = _sft_tokens(facts, settings)
-    elif isinstance(settings, DPOSettings):
-        usable_rows = facts.paired_rows
-        tokens_of = _dpo_tokens(facts, settings)
-    else:
-        tokens_of = _rollout_tokens(facts, settings)
+    """Token statistics of the train rows under the resolved `settings`, as a JSON object."""
+    tokens_of = _tokens_of(facts, settings)
+    is_dpo = isinstance(settings, DPOSettings)
+    usable_rows = facts.paired_rows if is_dpo else facts.answered_rows
     counted = len(tokens_of.totals)
     return {
-        "rows": facts.train_rows,
+        "rows": facts.train_rows,  # all of them
+        # What the other figures are about: in SFT the rows that answers become, in DPO those with
+        # a pair.
         "counted": counted,
-        "split": facts.split_rows,
-        "without_reasoning": facts.without_reasoning,
-        "prompt": spread(tokens_of.prompts),
-        "target": spread(tokens_of.targets),
+        "split": facts.split_rows,  # answers that the chat template splits into several rows
+        "without_reasoning": facts.without_reasoning,  # answers that thinking = require leaves out
+        "prompt": spread(tokens_of.prompts),  # percentiles of tokens, as the next two
+        "target": spread(tokens_of.targets),  # what is learnt; in GRPO the reference answer
         "total": spread(tokens_of.totals),
         "truncated_share": _share(tokens_of.truncated, counted),
         "dropped": tokens_of.dropped,
-        "duplicate_share": round(facts.duplicate_share, 4),
-        "zero_supervision": tokens_of.targets.count(0),
-        "without_answer": facts.train_rows - usable_rows,
+        "duplicate_share": round(facts.duplicate_share, 4),  # with the prompt of an earlier row
+        "zero_supervision": tokens_of.targets.count(0),  # rows without a token to learn
+        "without_answer": facts.train_rows - usable_rows,  # in DPO without a pair
         "refused_by_template": facts.refused,
     }
+
+
+def _tokens_of(facts: EnvFacts, settings: TrainSettings) -> "_RowTokens":
+    """The tokens of the rows that the algorithm of these settings trains on."""
+    if isinstance(settings, SFTSettings):
+        return _sft_tokens(facts, settings)
+    if isinstance(settings, DPOSettings):
+        return _dpo_tokens(facts, settings)
+    return _rollout_tokens(facts, settings)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ The one place that knows where a stored row keeps them: in its metadata, the bet
 as messages, or as a whole conversation that begins with the row's prompt.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from envs.base import CHOSEN, REJECTED
@@ -40,12 +41,20 @@ def _conversation(row: TaskRow, key: str) -> list[ChatMessage] | None:
     if not isinstance(answer, list) or not all(_is_message(message) for message in answer):
         return None
     prompt = list(row["prompt"])
-    beginning = [_role_and_content(message) for message in answer[: len(prompt)]]
-    if beginning == [_role_and_content(message) for message in prompt]:  # a whole conversation
-        answer = answer[len(prompt) :]
+    answer = _without_prompt(answer, prompt)
     if not answer or answer[-1]["role"] != "assistant":
         return None
     return [*prompt, *answer]
+
+
+def _without_prompt(
+    messages: list[ChatMessage], prompt: Sequence[ChatMessage]
+) -> list[ChatMessage]:
+    """What follows the prompt, if the messages are a whole conversation; else all of them."""
+    beginning = [_role_and_content(message) for message in messages[: len(prompt)]]
+    if beginning == [_role_and_content(message) for message in prompt]:
+        return messages[len(prompt) :]
+    return messages
 
 
 def _is_message(message: object) -> bool:

@@ -41,6 +41,7 @@ from engine.records.env_version import EnvVersion, PushProblem
 from envs.config import push_limits
 from envs.config.problem import EnvProblem
 from envs.config.settings import EnvSettings, read_settings
+from envs.host.process import EnvProcess
 from envs.json_types import EnvDescription, TaskRow
 
 _AUDIT_KEYS_IN_REPLY = ("verdict", "headline", "risks", "share", "fresh_process")
@@ -98,46 +99,65 @@ def push_env(
     roots: list[Path] | None = None,
     check_settings: SettingsCheck | None = None,
 ) -> PushReply:
-    """Store the environment in the folder `path` as a version.
-
-    The same content gives the same version. Pushing a stored version again makes it the newest of
-    its name, and repeats its audit if secrets that were missing then are set now.
+    """Store the environment in the folder `path` as a version; the same content gives the same one.
 
     Args:
         path: a folder inside one of `roots` (None: anywhere), the files of a stored version, a
             dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`) or a known benchmark
             (`benchmark:NAME`); these are fetched first.
         name: the name to push under; "" takes the folder's.
-        install: build an environment from its requirements.txt if packages are missing.
-        check_settings: called with the settings of environment.toml; raises UserError if they ask
-            for something that is not allowed. It does not refuse a version that is stored already.
-            None allows everything.
+        install: install the packages of requirements.txt that are missing.
+        check_settings: refuses a new version whose settings ask for too much; None allows all.
 
-    Raises UserError PATH_OUTSIDE_ROOTS, ENV_INVALID, ENV_IMPORT, ENV_PARAM, ENV_DEPS, ENV_LIMITS,
-    DATASET_INVALID, BAD_ARGUMENT or DISK_FULL; nothing is stored then. DATASET_READING if the data
-    could not be fetched or read in the time of a push: the next push goes on from there.
+    Raises UserError, for a fault of the environment or the arguments; nothing is stored then.
+    DATASET_READING: the data was not read in the time of a push, and the next one goes on there.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
-    dataset = _fetched_dataset(home, path, roots, deadline - _AFTER_FETCHING_S)
-    if dataset is None:
-        source = _allowed_folder(home, path, roots)
-        name = _version_name(name, source.name)
-    else:  # its files are data, in a folder of ours
-        source = dataset.folder
-        name = _version_name(name, dataset.name)
-    large = push_large.find(home, source, deadline)
+    source = _source(home, path, roots, deadline)
+    name = _version_name(name, source.default_name)
+    large = push_large.find(home, source.folder, deadline)
     with staging(home, name) as folder:
-        copied = snapshot.take(source, folder / SOURCE, _hashes_of_large_files(large))
+        copied = snapshot.take(source.folder, folder / SOURCE, _hashes_of_large_files(large))
         try:
             settings = read_settings(folder / SOURCE)
             draft = Draft(home, name, folder, copied, settings, deadline)
             _store_version(draft, large, install, check_settings)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-    reply = _reply(registry.find_env(home, f"{name}@{copied.digest[:12]}"), copied)
+    stored = registry.find_env(home, f"{name}@{copied.digest[:12]}")
+    return _with_origin(_reply(stored, copied), source.origin)
+
+
+def _with_origin(reply: PushReply, origin: str) -> PushReply:
+    """The reply, with the sentences about where the files came from, "" for none."""
+    return replace(reply, summary=f"{reply.summary} {origin}") if origin else reply
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the files of a push come from.
+
+    Attributes:
+        default_name: the version's name is made from it if the caller names none.
+        origin: sentences about a dataset of the hub; "" for a folder of the user.
+    """
+
+    folder: Path
+    default_name: str
+    origin: str = ""
+
+
+def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: float) -> _Source:
+    """The folder that `path` names, or a folder of ours with the dataset or benchmark that it names.
+
+    `deadline`: of the push, in seconds of `time.monotonic`. The other arguments and the errors are
+    those of `push_env`.
+    """
+    dataset = _fetched_dataset(home, path, roots, deadline - _AFTER_FETCHING_S)
     if dataset is None:
-        return reply
-    return replace(reply, summary=f"{reply.summary} {dataset.origin.in_words()}")
+        folder = _allowed_folder(home, path, roots)
+        return _Source(folder, folder.name)
+    return _Source(dataset.folder, dataset.name, dataset.origin.in_words())
 
 
 def _fetched_dataset(
@@ -274,27 +294,30 @@ def _play(draft: Draft) -> _Played:
     """
     with draft.process() as env, draft.process() as second_env:
         description, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
-        tasks_limit = _seconds_for_tasks(draft, env.limits.start_seconds)
-        rows, tasks_seconds = draft.timed(tasks_limit, lambda: env.tasks(tasks_limit))
+        rows, tasks_seconds = _timed_rows(draft, env)
         first_rows = [dict(row) for row in rows]  # copies: the rows are changed below
         # For checks that need a process that has scored nothing; it starts when it is used.
         second_process = push_audit.SecondProcess(
             second_env, first_rows, start_seconds, tasks_seconds, draft.deadline
         )
-        kind = task_rows.kind_of(description["kind"], rows)
+        own_kind = description["kind"]  # as the environment says it; its rows may make it another
+        kind = task_rows.kind_of(own_kind, rows)
         split = task_rows.assign_split(rows, draft)
-        task_rows.add_gold(env, rows, description["kind"], draft)
-        audit = push_audit.run_audit(env, rows, description["kind"], second_process, draft)
+        task_rows.add_gold(env, rows, own_kind, draft)
+        audit = push_audit.run_audit(env, rows, own_kind, second_process, draft)
         isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()
     return _Played({**description, "kind": kind}, rows, split, audit, isolation)
 
 
-def _seconds_for_tasks(draft: Draft, start_seconds: float) -> float:
-    """The limit of a call of `tasks()`: what the push can spare, but at most `start_seconds`, the
-    environment's own limit."""
+def _timed_rows(draft: Draft, env: EnvProcess) -> tuple[list[TaskRow], float]:
+    """The rows that the environment's `tasks()` returns, and the seconds that took.
+
+    It may take what the push can spare, but not more than the environment's own limit.
+    """
     spare_seconds = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
-    return min(start_seconds, spare_seconds)
+    limit_s = min(env.limits.start_seconds, spare_seconds)
+    return draft.timed(limit_s, lambda: env.tasks(limit_s))
 
 
 def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
@@ -308,29 +331,34 @@ def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
 def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> EnvVersion:
     """The content of env.json, with secrets hidden in the texts of the environment."""
     redactor = Redactor(draft.secrets)
+    copied, settings, description = draft.shot, draft.settings, played.description
     return EnvVersion(
         env_id=f"{draft.name}@{draft.hash}",
         name=draft.name,
         hash=draft.hash,
-        digest=draft.shot.digest,
-        kind=played.description["kind"],
-        scored=played.description["scored"],
-        tools=played.description["tools"],
-        # Through JSON: TOML has dates, which env.json holds as text.
-        params=json.loads(json.dumps(draft.settings.params, default=str)),
+        digest=copied.digest,
+        kind=description["kind"],
+        scored=description["scored"],
+        tools=description["tools"],
+        params=_params_as_json(settings),
         rows={name: played.split.sides.count(name) for name in ("train", "heldout")},
         split=played.split.source,
         contamination=contamination,
-        files=len(draft.shot.files),
-        size=draft.shot.size,
-        left_out=tuple(draft.shot.left_out),
-        limits=draft.settings.limits,
-        secrets=draft.settings.secrets,
+        files=len(copied.files),
+        size=copied.size,
+        left_out=tuple(copied.left_out),
+        limits=settings.limits,
+        secrets=settings.secrets,
         python=draft.python,
         isolation=played.isolation,
         warnings=tuple(redactor.text(warning) for warning in draft.warnings),
         problems=tuple(PushProblem(message=redactor.text(text)) for text in draft.problems),
     )
+
+
+def _params_as_json(settings: EnvSettings) -> JsonObject:
+    """The environment's own parameters, with TOML's dates as text, which JSON does not have."""
+    return json.loads(json.dumps(settings.params, default=str))
 
 
 def _passes_check(check_settings: SettingsCheck | None, settings: EnvSettings) -> bool:
@@ -349,11 +377,11 @@ def _passes_check(check_settings: SettingsCheck | None, settings: EnvSettings) -
 
 
 def _interpreter(draft: Draft, install: bool) -> str:
-    """Path of the interpreter that has the packages of the environment's requirements.txt.
+    """Path of the interpreter that has the packages of the environment's requirements.txt; "" if
+    the file names none.
 
-    "" if the file names no packages. Missing packages are installed if `install` is True. Raises
-    UserError ENV_DEPS if packages are missing and `install` is False, if the installation failed,
-    or if it left too little time for the rest of the push.
+    Raises UserError ENV_DEPS if packages are missing and `install` is False, or if they could not
+    be installed in the time of the push.
     """
     needed = env_packages.read_requirements(draft.source)
     if not needed:
@@ -417,9 +445,9 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
     `record` is the stored version, `copied` tells which files were copied.
     """
     audit = record.audit.as_written()
-    train = record.rows["train"]
-    heldout = record.rows["heldout"]
+    shown_audit = {key: audit[key] for key in _AUDIT_KEYS_IN_REPLY if key in audit}
     redact = Redactor({name: os.environ.get(name, "") for name in record.secrets})
+    problems = [redact.text(problem.message) for problem in record.version.problems]
     return PushReply(
         env_id=record.env_id,
         kind=record.kind,
@@ -427,17 +455,23 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         split=record.version.split,
         files=len(copied.files),
         left_out=copied.left_out,
-        audit=redact.value({key: audit[key] for key in _AUDIT_KEYS_IN_REPLY if key in audit}),
-        problems=[
-            ShownProblem(redact.text(problem.message)) for problem in record.version.problems
-        ],
+        audit=redact.value(shown_audit),
+        problems=[ShownProblem(problem) for problem in problems],
         isolation=record.isolation,
         secrets=list(record.secrets),
         network=record.limits.network,
-        summary=f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, "
-        f"{record.kind}, audit {record.audit.verdict}.",
+        summary=_summary(record),
         next=[_dry_run_call(record)],
         warnings=[redact.text(warning) for warning in _reply_warnings(record)],
+    )
+
+
+def _summary(record: registry.EnvRecord) -> str:
+    """One sentence about the version that was stored."""
+    train, heldout = record.rows["train"], record.rows["heldout"]
+    return (
+        f"Pushed {record.env_id}: {train} train and {heldout} held-out rows, {record.kind}, "
+        f"audit {record.audit.verdict}."
     )
 
 

@@ -53,13 +53,18 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
     facts = indexed.facts
     check_files(facts.files, f"{draft.name}@{draft.hash}")
     _copy_index(indexed.folder, draft.folder)
-    train = IndexedRows(facts.files, draft.folder / ROWS_INDEX)
-    heldout = list(registry.read_rows(draft.folder / registry.TASKS))
-    scan_s = min(overlap.BUDGET_S, draft.seconds_left)
-    contamination = overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
+    contamination = _contamination(draft, facts)
     write_json(draft.folder / registry.AUDIT, {**unscored(facts.rows, seed=0)})
     version = _env_version(draft, facts, contamination)
     version.write(draft.folder / registry.FACTS)
+
+
+def _contamination(draft: Draft, facts: DataIndex) -> JsonObject:
+    """What the train rows share with the held-out rows, searched for in the time that is left."""
+    train = IndexedRows(facts.files, draft.folder / ROWS_INDEX)
+    heldout = list(registry.read_rows(draft.folder / registry.TASKS))
+    scan_s = min(overlap.BUDGET_S, draft.seconds_left)
+    return overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
 
 
 def _copy_index(source: Path, target: Path) -> None:
@@ -131,10 +136,15 @@ def _listed(bad_lines: list[FaultyLine], bad_count: int) -> str:
     in_several_files = len({line.file for line in bad_lines}) > 1
     texts: list[str] = []
     for bad in bad_lines[:SHOWN]:
-        place = f"{Path(bad.file).name} line" if in_several_files else "line"
-        texts.append(f"{place} {bad.line}: {bad.message}"[:FAULT_CHARS])
-        if len("; ".join(texts)) > SHOWN_CHARS and len(texts) > 1:
-            texts.pop()
+        text = _fault_text(bad, with_file=in_several_files)
+        if texts and len("; ".join([*texts, text])) > SHOWN_CHARS:  # at least one is shown
             break
+        texts.append(text)
     more = f"; and {bad_count - len(texts)} more" if bad_count > len(texts) else ""
     return "; ".join(texts) + more
+
+
+def _fault_text(bad: FaultyLine, *, with_file: bool) -> str:
+    """A bad line in words, with the name of its file before it if `with_file`."""
+    place = f"{Path(bad.file).name} line" if with_file else "line"
+    return f"{place} {bad.line}: {bad.message}"[:FAULT_CHARS]

@@ -97,17 +97,14 @@ class EnvRecord:
 
 
 def find_env(home: Home, ref: str) -> EnvRecord:
-    """Find the version that `ref` names.
+    """The version that `ref` names: its id (`name@hash`), a bare name, which means its newest
+    version, or the beginning of either, if that fits only one environment.
 
-    `ref` may be an id (`name@hash`), a bare name, which means its newest version, or the beginning
-    of either, if that fits only one environment. A folder `word_game` is stored as `word-game`;
-    either spelling of a whole name finds it.
-
-    Raises UserError ENV_NOT_FOUND if nothing fits or the files are gone, or ENV_AMBIGUOUS if a
-    prefix fits several environments.
+    Raises UserError ENV_NOT_FOUND if nothing fits or the files are gone, or ENV_AMBIGUOUS.
     """
     with Store(home) as store:
         matches = store.find_env(ref)
+        # A folder `word_game` is stored as `word-game`; either spelling finds it.
         stored_name = ref.lower().replace("_", "-")
         if not matches and stored_name != ref:
             matches = store.find_env(stored_name)
@@ -247,12 +244,10 @@ def secrets_of(names: tuple[str, ...]) -> dict[str, str]:
 def read_tasks(record: EnvRecord, split: str | None = None) -> Sequence[TaskRow]:
     """The rows of a version: those of `split` ("train" or "heldout"), or all for None.
 
-    They are a list, except the training rows of a version whose data stayed where it was: those are
-    read one by one when they are asked for. For these None gives the training rows alone.
-
-    Raises UserError DATASET_INVALID if such data is gone or changed.
+    Of a version whose data stayed where it was, None gives the training rows alone. Raises
+    UserError DATASET_INVALID if such data is gone or changed.
     """
-    if record.version.data and split != "heldout":
+    if record.version.data and split != "heldout":  # too large for a list: read one by one
         check_files(record.version.data, record.env_id)
         return IndexedRows(record.version.data, record.dir / ROWS_INDEX)
     return [row for row in read_rows(record.dir / TASKS) if split is None or row["split"] == split]

@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -24,8 +24,11 @@ MAX_BYTES = 256 << 20
 MAX_PACKED = 64 << 20  # bytes, compressed
 CHUNK = 1 << 20  # bytes read at once
 MOST_LISTED = 50  # files that were left out
+# The disk or the user's quota is full, or a limit on file sizes is reached.
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PATH_MAX = 4096  # Linux's longest path
 _SHOWN_CHARS = 200  # of a path in an error message
+_SHOWN_OF_NO_PATH = 60  # characters of a text that is no path at all
 REASONS_TO_LEAVE_OUT = {
     "__pycache__": "a cache",
     "node_modules": "installed packages",
@@ -57,14 +60,8 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
     usable as a path), PATH_OUTSIDE_ROOTS, or ENV_INVALID (no such folder).
     """
     text = str(path)
-    shown = text[:_SHOWN_CHARS]
     if not text or "\0" in text or len(text) > _PATH_MAX:
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"path is no path: {text[:60]!r}",
-            field="path",
-            hint="Pass the folder that holds environment.py.",
-        )
+        raise _no_path(text)
     try:
         folder = Path(os.path.expanduser(text)).resolve()
         folder.is_dir()  # a name longer than the file system takes raises here
@@ -72,17 +69,32 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
     # OSError: a name is too long, or a folder may not be read. RuntimeError: links in a circle.
     # ValueError: characters that no path can have.
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(
-            "ENV_INVALID",
-            f"{shown!r} cannot be resolved: {getattr(error, 'strerror', '') or error}",
-            field="path",
-            hint="Pass the folder that holds environment.py.",
-        ) from error
+        raise _unresolvable(text, error) from error
     if not is_inside:
         raise _outside_roots(text, roots or [])
     if not folder.is_dir():
-        raise _no_folder(shown, folder)
+        raise _no_folder(text[:_SHOWN_CHARS], folder)
     return folder
+
+
+def _no_path(text: str) -> UserError:
+    """The error for a text that no folder can have as its path."""
+    return UserError(
+        "BAD_ARGUMENT",
+        f"path is no path: {text[:_SHOWN_OF_NO_PATH]!r}",
+        field="path",
+        hint="Pass the folder that holds environment.py.",
+    )
+
+
+def _unresolvable(path: str, error: Exception) -> UserError:
+    """The error for a path that the file system cannot look up, for the reason in `error`."""
+    return UserError(
+        "ENV_INVALID",
+        f"{path[:_SHOWN_CHARS]!r} cannot be resolved: {getattr(error, 'strerror', '') or error}",
+        field="path",
+        hint="Pass the folder that holds environment.py.",
+    )
 
 
 def _outside_roots(path: str, roots: list[Path]) -> UserError:
@@ -123,25 +135,17 @@ def _hint_for_outside(path: str) -> str:
 def take(source: Path, target: Path, by_reference: Mapping[str, str] | None = None) -> Snapshot:
     """Copy the folder `source` to `target`, which must not exist yet, and hash what was copied.
 
-    Args:
-        by_reference: path -> SHA-256 of files that are part of the version, but stay where they
-            are: they count in the digest as if they had been copied.
-
-    Raises UserError ENV_LIMITS (too large) or ENV_INVALID (a link, a device, an unreadable file),
-    and OSError if the disk is full.
+    `by_reference`: path -> SHA-256 of files that are not copied, but count in the digest as if they
+    were. Raises UserError ENV_LIMITS (too large) or ENV_INVALID (a link, a device, an unreadable
+    file), and OSError if the disk is full.
     """
     referenced = by_reference or {}
     copier = _Copier(target, referenced)
     try:
-        folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
+        with _open_folder(source) as folder:
             copier.folder(folder, prefix="")
-        finally:
-            os.close(folder)
     except OSError as error:
-        # The disk or the user's quota is full, or a limit on file sizes is reached. That is not the
-        # folder's fault; push_env reports it.
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in _DISK_FULL:  # not the folder's fault; push_env reports it
             raise
         raise _invalid_file(
             f"{error.filename} cannot be copied: {error.strerror or error}"
@@ -206,29 +210,23 @@ class _Copier:
         The arguments and errors are those of `file`. A link, a device, a socket or a pipe is an
         error too.
         """
-        info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        is_folder = stat.S_ISDIR(info.st_mode)
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+        is_folder = stat.S_ISDIR(mode)
         reason = _reason_to_leave_out(name)
         # A virtual environment has a pyvenv.cfg, whatever its folder is called.
         if not reason and is_folder and _folder_contains(folder, name, "pyvenv.cfg"):
             reason = "a virtual environment"
         if reason:
-            printable = path.encode("utf-8", "backslashreplace").decode()
-            self.left_out.append(f"{printable}{'/' if is_folder else ''} ({reason})")
+            self.left_out.append(_left_out_entry(f"{path}/" if is_folder else path, reason))
         elif is_folder:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-            subfolder = os.open(name, flags, dir_fd=folder)
-            try:
+            with _open_folder(name, inside=folder) as subfolder:
                 self.folder(subfolder, path + "/")
-            finally:
-                os.close(subfolder)
         elif path in self.by_reference:
             return
-        elif stat.S_ISREG(info.st_mode):
+        elif stat.S_ISREG(mode):
             self.file(folder, name, path)
         else:
-            is_link = stat.S_ISLNK(info.st_mode)
-            kind = "a link" if is_link else "a device, socket or pipe"
+            kind = "a link" if stat.S_ISLNK(mode) else "a device, socket or pipe"
             raise _invalid_file(f"{path} is {kind}; a push takes regular files alone")
 
     def file(self, folder: int, name: str, path: str) -> None:
@@ -243,26 +241,44 @@ class _Copier:
         """
         if len(self.digests) >= MAX_FILES:
             raise _too_large(f"it has more than {MAX_FILES:,} files")
-        digest = hashlib.sha256()
         with _open_without_links(folder, name) as source:
             info = os.fstat(source.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise _invalid_file(f"{path} is no regular file")
             self.check_size(info.st_size, path)  # before any of it is copied
-            with open(self.target / path, "xb") as copy:
-                os.fchmod(copy.fileno(), 0o600)
-                while data := source.read(CHUNK):
-                    # Checked again: the file may grow while it is copied.
-                    self.check_size(len(data), path)
-                    self.size += len(data)
-                    digest.update(data)
-                    copy.write(data)
-        self.digests[path] = digest.hexdigest()
+            self.digests[path] = self.copy_content(source, path)
+
+    def copy_content(self, source: BinaryIO, path: str) -> str:
+        """Copy an open file to `path` within the copy; the SHA-256 in hex of what was copied."""
+        digest = hashlib.sha256()
+        with open(self.target / path, "xb") as copy:
+            os.fchmod(copy.fileno(), 0o600)
+            while data := source.read(CHUNK):
+                # Checked again: the file may grow while it is copied.
+                self.check_size(len(data), path)
+                self.size += len(data)
+                digest.update(data)
+                copy.write(data)
+        return digest.hexdigest()
 
     def check_size(self, more_bytes: int, path: str) -> None:
         """Raise UserError ENV_LIMITS if the copy would be too large with `more_bytes` of `path`."""
         if self.size + more_bytes > MAX_BYTES:
             raise _too_large(f"it is larger than {MAX_BYTES >> 20} MB (at {path})")
+
+
+@contextlib.contextmanager
+def _open_folder(path: str | Path, inside: int | None = None) -> Iterator[int]:
+    """A descriptor of the folder `path`, closed at the end; a link is an OSError.
+
+    `inside`: descriptor of the folder that a relative path begins in; None: the working folder.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, dir_fd=inside)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _open_without_links(folder: int, name: str) -> BinaryIO:
@@ -274,6 +290,12 @@ def _open_without_links(folder: int, name: str) -> BinaryIO:
         return os.open(file_name, flags, dir_fd=folder)
 
     return open(name, "rb", opener=open_in_folder)
+
+
+def _left_out_entry(path: str, reason: str) -> str:
+    """The line "path (reason)", with escapes for what is not UTF-8 in the path."""
+    printable = path.encode("utf-8", "backslashreplace").decode()
+    return f"{printable} ({reason})"
 
 
 def _reason_to_leave_out(name: str) -> str:
@@ -305,7 +327,7 @@ def _check_packed(target: Path, names: list[str]) -> None:
     Only called when they are larger than that uncompressed.
     """
     packer = zlib.compressobj(6)
-    packed_bytes = 0
+    packed_bytes = 0  # without the last few, which the packer still holds at the end
     for name in names:
         with open(target / name, "rb") as file:
             while data := file.read(CHUNK):

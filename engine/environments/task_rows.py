@@ -61,11 +61,11 @@ def kind_of(kind: str, rows: list[TaskRow]) -> str:
 
 
 def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> None:
-    """Set each row's `gold` to the whole conversation with the reference answer, or to None.
+    """Set each row's `gold` to the whole conversation with the reference answer; to None for a row
+    without an answer, or whose replay failed or had no time left, of which the draft warns.
 
     In a multi-turn environment (`kind` "multi") the answer is played against the environment to get
-    its replies. None stands for a row without an answer, and for a row whose replay failed or had
-    no time left. The draft gets warnings about failed and missing replays.
+    its replies.
     """
     failures: list[str] = []
     not_replayed = 0
@@ -75,7 +75,7 @@ def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> N
         row["gold"] = None
         if row["answer"] is None:
             continue
-        if kind != "multi":
+        if kind != "multi":  # there are no replies to get
             row["gold"] = [*row["prompt"], *row["answer"]]
         elif len(failures) >= GIVE_UP_REPLAYS or time.monotonic() > last_replay_start:
             not_replayed += 1

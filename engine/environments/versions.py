@@ -103,18 +103,18 @@ def diff(home: Home, before: str, after: str) -> VersionDiff:
     old_files = _read_files(old)
     new_files = _read_files(new)
     changes = _changes(old_files, new_files)
-    lines: list[str] = []
-    for name in changes:
-        lines += _diff_lines(name, old_files.get(name, b""), new_files.get(name, b""))
-    warnings = []
-    if len(lines) > DIFF_LINES:
-        warnings = [f"{counted(len(lines) - DIFF_LINES, 'line')} left out"]
+    lines = [
+        line
+        for name in changes
+        for line in _diff_lines(name, old_files.get(name, b""), new_files.get(name, b""))
+    ]
+    extra_lines = len(lines) - DIFF_LINES
     return VersionDiff(
         files=changes,
         rows={old.env_id: old.rows, new.env_id: new.rows},
         diff="\n".join(lines[:DIFF_LINES]),
         summary=f"{old.env_id} and {new.env_id}: {_counted_changes(changes) or 'no file'}.",
-        warnings=warnings,
+        warnings=[f"{counted(extra_lines, 'line')} left out"] if extra_lines > 0 else [],
     )
 
 

@@ -114,19 +114,21 @@ def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
     if not weights.is_file():
         raise mismatch(f"{folder} has no {WEIGHTS}")
     tensors = model_files.read_header(weights)
+    for matrix, expected in _expected_shapes(adapter, facts).items():
+        stored = [tensor.shape for key, tensor in tensors.items() if f".{matrix}." in key]
+        # Layers of one model may have different sizes.
+        if Counter(stored) != Counter(expected):
+            raise _no_fit(folder, matrix, expected, stored)
+
+
+def _expected_shapes(adapter: AdapterFacts, facts: ModelFacts) -> dict[str, list[tuple[int, int]]]:
+    """The shape of each matrix, such as "q_proj.lora_A", in each layer of the base model."""
+    shapes: dict[str, list[tuple[int, int]]] = {}
     for name in adapter.targets:
         sizes = facts.projection_shapes(name)
-        expected_shapes = {
-            "lora_A": [(adapter.rank, inputs) for inputs, _ in sizes],
-            "lora_B": [(outputs, adapter.rank) for _, outputs in sizes],
-        }
-        for matrix, expected in expected_shapes.items():
-            stored_shapes = [
-                tensor.shape for key, tensor in tensors.items() if f".{name}.{matrix}." in key
-            ]
-            # Layers of one model may have different sizes.
-            if Counter(stored_shapes) != Counter(expected):
-                raise _no_fit(folder, f"{name}.{matrix}", expected, stored_shapes)
+        shapes[f"{name}.lora_A"] = [(adapter.rank, inputs) for inputs, _ in sizes]
+        shapes[f"{name}.lora_B"] = [(outputs, adapter.rank) for _, outputs in sizes]
+    return shapes
 
 
 def _no_fit(

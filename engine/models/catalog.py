@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,13 +66,11 @@ class ModelRef:
 
 
 def resolve_model(home: Home, ref: str) -> ModelRef:
-    """Find the model that `ref` names: `pebble`, a model of the home, a path, a hub id, RUN,
-    RUN@best or RUN@stepN.
+    """The model that `ref` names: `pebble`, a model of the home, the path of a folder or of a GGUF
+    file, a hub id, RUN, RUN@best or RUN@stepN.
 
-    A path may be that of a GGUF file, which is imported first; a path or hub id also that of an
-    adapter in PEFT's format, which names its base model. A name with a slash is a path if
-    such a folder exists, otherwise a hub id. A hub model that is in no cache is looked up over
-    HTTP.
+    A folder or hub id may hold an adapter in PEFT's format, which names its base model. A name with
+    a slash is a path if such a folder exists, else a hub id.
 
     Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
     """
@@ -140,13 +139,18 @@ def describe(home: Home, ref: str) -> Reply:
         "folder": str(model.base_path),
     }
     if model.adapter is not None and model.adapter_facts is not None:
-        reply |= {
-            "base": model.base_ref,
-            "adapter": str(model.adapter),
-            "lora_rank": model.adapter_facts.rank,
-            "lora_targets": list(model.adapter_facts.targets),
-        }
+        reply |= _adapter_fields(model.base_ref, model.adapter, model.adapter_facts)
     return reply
+
+
+def _adapter_fields(base_ref: str, adapter: Path, facts: AdapterFacts) -> Reply:
+    """What `describe` says of a model that is an adapter on the base model `base_ref`."""
+    return {
+        "base": base_ref,
+        "adapter": str(adapter),
+        "lora_rank": facts.rank,
+        "lora_targets": list(facts.targets),
+    }
 
 
 def check_in_sight(home: Home, ref: str) -> None:
@@ -166,10 +170,12 @@ def check_in_sight(home: Home, ref: str) -> None:
     # UserError: no folder, or no usable model in it. OSError: it may not be read. ValueError: a
     # name or a file that cannot be decoded. RuntimeError: "~" of an unknown user.
     except (UserError, OSError, ValueError, RuntimeError) as error:
+        # An unusable folder of a hub id's name must not be told from no folder at all. So if the
+        # hub has no such model either, this raises the error that a hub id without a folder gets.
         if may_be_hub_id:
-            hub.look_up(home, ref)  # its error, where the hub has no such model either
+            hub.look_up(home, ref)
         raise _no_model_at(ref) from error
-    if folder is None and not may_be_hub_id:
+    if folder is None and not may_be_hub_id:  # a hub id is looked up later, by `resolve_model`
         raise _no_model_at(ref)
 
 
@@ -316,13 +322,17 @@ def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
             continue
         adapters.require_same_weights(home, folder, named_base, base.base_path)
         return replace(_adapted(base, folder), ref=ref, kind="adapter")
+    raise _no_base(folder, named_base.names, "; ".join(reasons))
+
+
+def _no_base(folder: Path, names: Sequence[str], reasons: str) -> UserError:
+    """The error for an adapter whose base model is not here; `names` are those that it gives its
+    base, `reasons` say why each of them leads to no model."""
     hint = "Put the base where adapter_config.json names it (base_model_name_or_path)."
-    known_name = next((name for name in named_base.names if name in KNOWN), "")
+    known_name = next((name for name in names if name in KNOWN), "")
     if known_name:
         hint = f"Fetch it once: `honesmith models add {known_name}`."
-    raise _not_found(
-        f"the base model of {folder} is not here: {'; '.join(reasons) or 'it names none'}", hint
-    )
+    return _not_found(f"the base model of {folder} is not here: {reasons or 'it names none'}", hint)
 
 
 def _run_config(run: RunDir) -> RunConfig:
@@ -410,23 +420,26 @@ def _gguf_file(ref: str) -> Path:
 
 def _unknown_reference(home: Home, ref: str) -> UserError:
     """The error for a reference that names no model; its hint names the most similar ones."""
-    name = ref.partition("@")[0]
     known_names = [
         *BUILTIN,
         *library.names(home),
         *(run.id for run in _runs_with_checkpoints(home)),
         *hub.cached_ids(home),
     ]
-    similar = difflib.get_close_matches(name, known_names, n=3, cutoff=0.5)
+    return _not_found(f"no model is named {ref!r}", _hint_for_unknown(ref, known_names))
+
+
+def _hint_for_unknown(ref: str, known_names: list[str]) -> str:
+    """What to write in place of a reference that names no model."""
+    name = ref.partition("@")[0]
     if "@" in ref and name in known_names:  # the run exists, what follows the @ is wrong
-        hint = f"After a run id stands @best or @stepN, as in {name}@best."
-    elif name in KNOWN:
-        hint = f"Fetch it once: `honesmith models add {name}` ({KNOWN[name].megabytes} MB)."
-    elif similar:
-        hint = f"Did you mean {' or '.join(similar)}?"
-    else:
-        hint = "Give `pebble`, a folder (/path/to/model), a hub id (ORG/NAME) or a run id."
-    return _not_found(f"no model is named {ref!r}", hint)
+        return f"After a run id stands @best or @stepN, as in {name}@best."
+    if name in KNOWN:
+        return f"Fetch it once: `honesmith models add {name}` ({KNOWN[name].megabytes} MB)."
+    similar = difflib.get_close_matches(name, known_names, n=3, cutoff=0.5)
+    if similar:
+        return f"Did you mean {' or '.join(similar)}?"
+    return "Give `pebble`, a folder (/path/to/model), a hub id (ORG/NAME) or a run id."
 
 
 def _not_found(message: str, hint: str | Hint) -> UserError:
@@ -441,13 +454,10 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
     listing does not look into their folders every time.
     """
     names = _run_folders(home)
-    mark_by_run = {}  # run id -> its mark: (run id, state, attempt, ended)
-    if home.db.is_file():
-        with Store(home) as store:
-            mark_by_run = {mark[0]: mark for mark in store.run_marks("train")}
+    marks = _marks_of_runs(home)
     runs = []
     for name in names:
-        mark = mark_by_run.get(name)  # None for a folder without a row in the database
+        mark = marks.get(name)  # None for a folder without a row in the database
         # The mark has state and attempt, so a run that is resumed gets another key.
         key = (str(home.root), mark)
         if mark is not None and key in _ended_without_checkpoint:
@@ -460,6 +470,14 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
             if state in TERMINAL:
                 _ended_without_checkpoint.add(key)
     return runs
+
+
+def _marks_of_runs(home: Home) -> dict[str, tuple[str, str, int, float | None]]:
+    """By the id of each training run: (run id, state, attempt, when it ended)."""
+    if not home.db.is_file():
+        return {}
+    with Store(home) as store:
+        return {mark[0]: mark for mark in store.run_marks("train")}
 
 
 def _run_folders(home: Home) -> list[str]:

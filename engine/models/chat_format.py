@@ -98,6 +98,22 @@ class TokenizedChat:
 
 
 @dataclass(frozen=True)
+class _StandIn:
+    """What takes the place of a conversation that ends with an assistant's turn, to find the text
+    that the template writes after that turn.
+
+    Attributes:
+        history: the messages before the turn.
+        message: the message of the turn; what the model says in it ends with `mark`.
+        mark: a text that no other message holds.
+    """
+
+    history: Sequence[ChatMessage]
+    message: ChatMessage
+    mark: str
+
+
+@dataclass(frozen=True)
 class ChatFormat:
     """How one model writes a conversation.
 
@@ -183,9 +199,9 @@ class ChatFormat:
         Raises as `text` does, if the template refuses the replies.
         """
         first_refusal: TemplateError | None = None
-        for history, stand_in, mark in _stand_ins(before, replies):
+        for stand_in in _stand_ins(before, replies):
             try:
-                return self._after_turn(history, stand_in, mark, replies, tools, last_id)
+                return self._after_turn(stand_in, replies, tools, last_id)
             except TemplateError as error:
                 first_refusal = first_refusal or error
         assert first_refusal is not None  # there are always candidates
@@ -193,9 +209,7 @@ class ChatFormat:
 
     def _after_turn(
         self,
-        history: Sequence[ChatMessage],
-        stand_in: ChatMessage,
-        mark: str,
+        stand_in: _StandIn,
         replies: Sequence[ChatMessage],
         tools: Sequence[ToolSchema],
         last_id: int | None,
@@ -203,12 +217,9 @@ class ChatFormat:
         """Token ids that follow an assistant turn, as `between_turns` returns them: up to and with
         the opening of the next turn, without an end of the turn that was sampled already.
 
-        Args:
-            history: the messages before that turn.
-            stand_in: takes the place of the turn's message; its text ends with `mark`.
-            last_id: the last id of the turn as it was sampled; None: its end token.
+        `last_id`: the last id of the turn as it was sampled; None: its end token.
         """
-        turn_end, rest = self._rest(history, stand_in, mark, replies, tools)
+        turn_end, rest = self._rest(stand_in, replies, tools)
         if not turn_end:
             return self._after_opening(rest, last_id)
         if rest.startswith(turn_end):
@@ -235,27 +246,29 @@ class ChatFormat:
         return self.encode(rest)
 
     def _rest(
-        self,
-        history: Sequence[ChatMessage],
-        stand_in: ChatMessage,
-        mark: str,
-        replies: Sequence[ChatMessage],
-        tools: Sequence[ToolSchema],
+        self, stand_in: _StandIn, replies: Sequence[ChatMessage], tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
         """What the template writes after what the model says in the turn of `stand_in`.
 
         Returns (the text that ends the turn where nothing follows it, "" if there is none; the text
         from there to the opening of the next turn, where `replies` follow).
         """
-        conversation = [*history, stand_in]
+        conversation = [*stand_in.history, stand_in.message]
+        mark = stand_in.mark
         closed = _after(mark, self.text(conversation, tools, prompt=False))
         continued = _after(mark, self.text([*conversation, *replies], tools, prompt=True))
-        stops = [(closed.find(stop), stop) for stop in self.stop_texts if stop in closed]
-        if stops:
-            end, stop = min(stops)  # the first in the text
+        first_stop = self._first_stop(closed)
+        if first_stop:
+            end, stop = first_stop
             if continued[:end] == closed[:end]:
                 return stop, continued[end:]
         return "", continued[_common_start(closed, continued) :]
+
+    def _first_stop(self, text: str) -> tuple[int, str] | None:
+        """Where the first token that ends a turn stands in the text, and that token; None without
+        one."""
+        stops = [(text.find(stop), stop) for stop in self.stop_texts if stop in text]
+        return min(stops, default=None)
 
     def _is_end(self, last_id: int | None) -> bool:
         """Whether the last id of a turn is a token that ends turns; None stands for such a one."""
@@ -270,35 +283,43 @@ class ChatFormat:
         """A finished conversation as training rows: one, or several where the template writes
         earlier turns differently once more messages follow. [] if no turn is the assistant's.
 
-        A turn with reasoning stands after a prompt that opens a think block, if the template has
-        one to open; any other turn after a prompt that does not.
-
-        Args:
-            reasoning: "keep" trains what the messages have; "drop" leaves it out; "require" raises
-                NoReasoning for a turn without.
-
-        Raises TemplateError if what the template writes lacks a turn's text, else as `text` does.
+        `reasoning`: "keep" trains what the messages have, "drop" leaves it out, "require" raises
+        NoReasoning for a turn without. Raises TemplateError if what the template writes lacks a
+        turn's text, else as `text` does.
         """
         messages = [_as_trained(message, reasoning) for message in messages]
         rows: list[TokenizedChat] = []
         row_text = ""  # of the last row
+        for prompt, answer in self._turns(messages, tools, needs_reasoning=reasoning == "require"):
+            if rows and prompt.startswith(row_text):
+                rows[-1] = self._continued(rows[-1], prompt[len(row_text) :], answer)
+            else:
+                rows.append(self._new_row(rows, prompt, answer))
+            row_text = prompt + answer
+        return [*map(_as_earlier_row, rows[:-1]), *rows[-1:]]
+
+    def _turns(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], needs_reasoning: bool
+    ) -> Iterator[tuple[str, str]]:
+        """The assistant turns of a conversation, each as `_turn` gives it; with `needs_reasoning` a
+        turn without reasoning raises NoReasoning."""
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            if reasoning == "require" and "reasoning_content" not in message:
+            if needs_reasoning and "reasoning_content" not in message:
                 raise NoReasoning(f"message {index + 1} has no reasoning, and thinking requires it")
-            prompt, answer = self._turn(messages[:index], message, tools)
-            if rows and prompt.startswith(row_text):  # the last row goes on
-                row = rows.pop()
-                ids = row.ids + self.encode(prompt[len(row_text) :])
-                turns, known = row.turns, row.shape.known
-            else:
-                ids, turns = self.encode(prompt), []
-                known = _common_start(ids, rows[-1].ids) if rows else 0
-            rows = [TokenizedChat(row.ids, replace(row.shape, is_last=False)) for row in rows]
-            rows.append(self._with_turn(ids, turns, known, answer))
-            row_text = prompt + answer
-        return rows
+            yield self._turn(messages[:index], message, tools)
+
+    def _continued(self, row: TokenizedChat, more: str, answer: str) -> TokenizedChat:
+        """The row, and after it the text `more` and the turn `answer`."""
+        prompt_ids = row.ids + self.encode(more)
+        return self._with_turn(prompt_ids, row.turns, row.shape.known, answer)
+
+    def _new_row(self, rows: Sequence[TokenizedChat], prompt: str, answer: str) -> TokenizedChat:
+        """A row of one turn, which follows `rows` of the same conversation."""
+        prompt_ids = self.encode(prompt)
+        known = _common_start(prompt_ids, rows[-1].ids) if rows else 0
+        return self._with_turn(prompt_ids, [], known, answer)
 
     def _with_turn(
         self, prompt_ids: list[int], turns: Sequence[tuple[int, int]], known: int, answer: str
@@ -319,16 +340,17 @@ class ChatFormat:
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
         """An assistant turn as text: (the prompt it answers, what the model has to write, with the
-        end of the turn). The reasoning of the message is in `reasoning_content` alone."""
+        end of the turn). The prompt opens a think block if the message has reasoning, which is in
+        `reasoning_content` alone."""
         thought = message.get("reasoning_content", "")
         thinking = bool(thought)
         prompt = self.text(history, tools, prompt=True, thinking=thinking)
-        closed = self.text([*history, message], tools, prompt=False, thinking=thinking)
-        if closed.startswith(prompt) and self._writes_thought(history, message, tools):
-            turn = closed[len(prompt) :]
-        else:
+        whole = self.text([*history, message], tools, prompt=False, thinking=thinking)
+        if whole.startswith(prompt) and self._writes_thought(history, message, tools):
+            turn = whole[len(prompt) :]
+        else:  # the template writes the turn in another way than the model has to
             turn = self._thought(prompt, thought) + self._answer(history, message, tools)
-        return prompt, self._ended(turn, history, message, tools)
+        return prompt, self._up_to_end(turn, history, message, tools)
 
     def _thought(self, prompt: str, thought: str) -> str:
         """A thought as the model writes it after `prompt`, with what opens it, unless the prompt
@@ -348,15 +370,14 @@ class ChatFormat:
         """
         plain = template_messages.without_reasoning(message)
         prompt = self.text(history, tools, prompt=True, thinking=False)
-        closed = self.text([*history, plain], tools, prompt=False, thinking=False)
-        if closed.startswith(prompt):
-            return closed[len(prompt) :]
+        whole = self.text([*history, plain], tools, prompt=False, thinking=False)
+        if whole.startswith(prompt):
+            return whole[len(prompt) :]
         # The prompt is no beginning of it, so a mark before the content shows where that begins.
         mark = _unused_mark([*history, message])
-        marked = {**plain, "content": f"{mark}{plain.get('content') or ''}"}
-        text = self.text([*history, marked], tools, prompt=False, thinking=False)
+        text = self.text([*history, _marked(plain, mark)], tools, prompt=False, thinking=False)
         if mark not in text and plain.get("tool_calls"):  # the content of calls is left out
-            return closed[_common_start(prompt, closed) :]
+            return whole[_common_start(prompt, whole) :]
         answer = _after(mark, text)
         # Without content, line feeds after the mark only part it from the calls that follow.
         return answer if plain.get("content") else answer.lstrip("\n")
@@ -371,7 +392,7 @@ class ChatFormat:
         marked = {**message, "reasoning_content": mark}
         return mark in self.text([*history, marked], tools, prompt=False, thinking=True)
 
-    def _ended(
+    def _up_to_end(
         self,
         turn: str,
         history: Sequence[ChatMessage],
@@ -380,18 +401,17 @@ class ChatFormat:
     ) -> str:
         """The text of a turn, `message` after `history`, up to and with the token that ends it.
 
-        Templates may write more after that token, which does not belong to the turn: a newline, or
-        a second token. Where they write no such token, the turn ends with the opening of the
-        message that would follow, if that opening is a token that ends turns.
+        Where the template writes no such token, the turn ends with the opening of the message that
+        would follow, if that opening is a token that ends turns.
         """
         ends = [turn.rfind(stop) + len(stop) for stop in self.stop_texts if stop in turn]
-        if ends:
+        if ends:  # what the template writes after it, such as a newline, is not of the turn
             turn = turn[: max(ends)]
             return self._with_one_end(turn)
         reply = _reply_to(message)
-        before, stand_in, mark = next(_stand_ins([*history, message], [reply]))
+        stand_in = next(_stand_ins([*history, message], [reply]))
         try:
-            _, rest = self._rest(before, stand_in, mark, [reply], tools)
+            _, rest = self._rest(stand_in, [reply], tools)
         except TemplateError:  # the template takes no reply: the turn ends with its text
             return turn
         return turn + next((s for s in self.stop_texts if rest.startswith(s)), "")
@@ -404,6 +424,11 @@ class ChatFormat:
                 break
             turn = without_last
         return turn
+
+
+def _as_earlier_row(row: TokenizedChat) -> TokenizedChat:
+    """The row, as one with which its conversation does not end."""
+    return TokenizedChat(row.ids, replace(row.shape, is_last=False))
 
 
 def _reply_to(message: ChatMessage) -> ChatMessage:
@@ -419,12 +444,8 @@ def _reply_to(message: ChatMessage) -> ChatMessage:
     }
 
 
-def _stand_ins(
-    before: Sequence[ChatMessage], replies: Sequence[ChatMessage]
-) -> Iterator[tuple[Sequence[ChatMessage], ChatMessage, str]]:
-    """What may take the place of a conversation to find the text after its last turn.
-
-    Yields (the messages before the turn, a message for the turn, the mark in which its text ends):
+def _stand_ins(before: Sequence[ChatMessage], replies: Sequence[ChatMessage]) -> Iterator[_StandIn]:
+    """What may take the place of the conversation `before` to find the text after its last turn:
 
     - the conversation as it is
     - a question alone before the turn, for a template that refuses something of the conversation
@@ -432,14 +453,14 @@ def _stand_ins(
     """
     mark = _unused_mark([*before, *replies])
     calls = before[-1].get("tool_calls") or []
-    with_all_calls = _stand_in(mark, calls)
-    yield before[:-1], with_all_calls, mark
-    yield [_QUESTION], with_all_calls, mark
+    with_all_calls = _marked_message(mark, calls)
+    yield _StandIn(before[:-1], with_all_calls, mark)
+    yield _StandIn([_QUESTION], with_all_calls, mark)
     if len(calls) > 1:
-        yield [_QUESTION], _stand_in(mark, calls[:1]), mark
+        yield _StandIn([_QUESTION], _marked_message(mark, calls[:1]), mark)
 
 
-def _stand_in(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
+def _marked_message(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
     """An assistant's message that calls the same tools, with `mark` as the only argument of each.
 
     Without calls, `mark` is its content.
@@ -470,6 +491,11 @@ def _unused_mark(messages: Sequence[ChatMessage]) -> str:
     while any(mark in str(message) for message in messages):
         mark += "z"
     return mark
+
+
+def _marked(message: ChatMessage, mark: str) -> ChatMessage:
+    """The message with `mark` before its content."""
+    return {**message, "content": f"{mark}{message.get('content') or ''}"}
 
 
 def _after(mark: str, text: str) -> str:

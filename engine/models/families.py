@@ -179,28 +179,33 @@ def read_layers(
         config: of the text model (`text_part`).
     """
     weights = list(_layer_weights(shapes, layers))
-    expert_params = sum(
-        prod(weight.shape)
-        for weight in weights
-        if _is_of_experts(weight.path, weight.shape) and len(weight.shape) > 1  # not biases
-    )
+    expert_params = sum(prod(weight.shape) for weight in weights if weight.is_of_experts)
     matrices = [weight for weight in weights if weight.is_matrix]
     linear_params = sum(prod(matrix.shape) for matrix in matrices)
-    without_adapter = WITHOUT_ADAPTER.get(str(config.get("model_type")), ())
-    if expert_params:
-        # PEFT takes an MLP's names for the experts' fused weights, in the dense layers and in the
-        # shared expert of such a model too. So only attention carries adapters.
-        without_adapter = (*without_adapter, *ANY_MLP)
-    attention_layers = {
-        matrix.layer for matrix in matrices if matrix.projection in _KEYS_AND_VALUES
-    }
+    without_adapter = _without_adapter(config, has_experts=expert_params > 0)
+    attention_matrices = [each for each in matrices if each.projection in _KEYS_AND_VALUES]
     return LayerFacts(
         projections=_projections(matrices, without_adapter),
         active_params=linear_params + round(expert_params * expert_share(config.get)),
         linear_params=linear_params,
-        attention_layers=len(attention_layers),
-        layers=len({weight.layer for weight in weights}),
+        attention_layers=_count_layers(attention_matrices),
+        layers=_count_layers(weights),
     )
+
+
+def _count_layers(weights: Sequence["_LayerWeight"]) -> int:
+    """How many layers have one of these weights."""
+    return len({weight.layer for weight in weights})
+
+
+def _without_adapter(config: Mapping[str, Any], *, has_experts: bool) -> tuple[str, ...]:
+    """The names of the projections that can carry no adapter in the model of this configuration."""
+    projections = WITHOUT_ADAPTER.get(str(config.get("model_type")), ())
+    if has_experts:
+        # PEFT takes an MLP's names for the experts' fused weights, in the dense layers and in the
+        # shared expert of such a model too. So only attention carries adapters.
+        return (*projections, *ANY_MLP)
+    return projections
 
 
 @dataclass(frozen=True)
@@ -220,6 +225,11 @@ class _LayerWeight:
     def projection(self) -> str:
         """The name of the module that has the weight, such as "q_proj"."""
         return self.path.removesuffix(".weight").rpartition(".")[2]
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether it holds matrices of experts; their biases do not count."""
+        return _is_of_experts(self.path, self.shape) and len(self.shape) > 1
 
     @property
     def is_matrix(self) -> bool:

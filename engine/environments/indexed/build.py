@@ -108,12 +108,9 @@ def is_large(files: Sequence[Path]) -> bool:
 def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) -> Indexed:
     """The files as read by a process of their own, which is started if they have not been read.
 
-    Args:
-        folder: the folder of the dataset.
-        wait_s: how long to wait for the process; after that it reads on.
-
-    Raises UserError: DATASET_READING, retryable, if it is not done by then; DATASET_INVALID if the
-    process ended without a result.
+    `folder` is that of the dataset; `wait_s` is how many seconds to wait for the process, which
+    then reads on. Raises UserError DATASET_READING, retryable, if it is not done by then, or
+    DATASET_INVALID if it ended without a result.
     """
     request = _request_for(files, folder)
     results = home.cache / "data" / _key(request)
@@ -308,15 +305,15 @@ class _Reading:
             if task_id != self._task_row(earlier)["id"]:  # different ids with one hash
                 self.repeated_ids -= 1
                 continue
-            self.total.faults.append(
-                FaultyLine(
-                    file=self._file_of(row).name,
-                    line=self.lines.values()[row],
-                    message=f"the id {task_id!r} is also that of "
-                    f"{self._file_of(earlier).name}:{self.lines.values()[earlier]}",
-                )
-            )
+            file_name, line = self._place(row)
+            earlier_file, earlier_line = self._place(earlier)
+            message = f"the id {task_id!r} is also that of {earlier_file}:{earlier_line}"
+            self.total.faults.append(FaultyLine(file=file_name, line=line, message=message))
         self.total.bad += self.repeated_ids
+
+    def _place(self, row: int) -> tuple[str, int]:
+        """The file's name and the line of the row of this number."""
+        return self._file_of(row).name, self.lines.values()[row]
 
     def _counted(self, pairs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         """Pass the pairs on and count them in `repeated_ids`."""
@@ -325,7 +322,7 @@ class _Reading:
             yield pair
 
     def _write_heldout_rows(self, decided: sides.Sides) -> None:
-        """Write the held-out rows that are asked, as JSON lines."""
+        """Write the held-out rows on which models are judged, as JSON lines."""
         with open(self.folder / HELDOUT_ROWS, "w", encoding="utf-8") as file:
             for row, side in enumerate(decided.of_row):
                 if side == sides.IN_HELDOUT:
@@ -338,7 +335,7 @@ class _Reading:
         """Write where the training rows are: the offsets of all, then the line numbers of all."""
         with open(self.folder / ROWS_INDEX, "wb") as file:
             for column in (self.offsets.values(), self.lines.values()):
-                for start in range(0, len(column), columns.PORTION):
+                for start in range(0, len(column), columns.PORTION):  # so that memory stays small
                     stop = start + columns.PORTION
                     portion = zip(column[start:stop], decided.of_row[start:stop], strict=True)
                     train = (number for number, side in portion if side == sides.IN_TRAIN)
@@ -358,31 +355,36 @@ class _Reading:
     def _data_index(self, decided: sides.Sides) -> DataIndex:
         """The facts about all files, as index.json holds them."""
         total = self.total
-        count = len(self.offsets.values())
-        file_order = {file.name: index for index, file in enumerate(self.files)}
+        row_count = len(self.offsets.values())
         return DataIndex(
             files=tuple(self.files),
-            rows=count - self.repeated_ids,
+            rows=row_count - self.repeated_ids,
             bad=total.bad,
-            faults=_first_lines(total.faults, file_order),
+            faults=self._first(total.faults),
             unanswered=total.unanswered,
-            unanswered_lines=_first_lines(total.unanswered_lines, file_order),
+            unanswered_lines=self._first(total.unanswered_lines),
             preferences=total.preferences,
             with_tools=total.with_tools,
             shapes=dict(total.shapes),
             turns=_spread(total.turns),
             prompt_chars=_spread(total.prompt_chars),
             answer_chars=_spread(total.answer_chars),
-            repeated_rows=count - columns.count_distinct(self.rows.values()),
-            repeated_prompts=count - columns.count_distinct(self.prompts.values()),
+            repeated_rows=_count_repeated(self.rows),
+            repeated_prompts=_count_repeated(self.prompts),
             distinct_prompts=decided.distinct_prompts,
-            sides={
-                "train": decided.count(sides.IN_TRAIN),
-                "heldout": decided.count(sides.IN_HELDOUT),
-            },
+            sides=_rows_per_side(decided),
             split=decided.source,
             warnings=tuple(decided.warnings),
             sample=tuple(total.sample[: scan.SAMPLE_ROWS]),
+        )
+
+    def _first(self, lines: Sequence[FaultyLine]) -> tuple[FaultyLine, ...]:
+        """The first MOST_FAULTS of the lines, in the order of the files and of their lines."""
+        file_order = {file.name: index for index, file in enumerate(self.files)}
+        return tuple(
+            heapq.nsmallest(
+                scan.MOST_FAULTS, lines, key=lambda line: (file_order[line.file], line.line)
+            )
         )
 
     def _file_of(self, row: int) -> IndexedFile:
@@ -405,6 +407,16 @@ class _Reading:
         return to_task(parse_line(content), scan.default_id(file.name, line)).to_row()
 
 
+def _count_repeated(hashes: columns.Column) -> int:
+    """How many numbers of a column an earlier one is equal to."""
+    return len(hashes.values()) - columns.count_distinct(hashes.values())
+
+
+def _rows_per_side(decided: sides.Sides) -> dict[str, int]:
+    """How many rows are trained on, and on how many held-out rows models are judged."""
+    return {"train": decided.count(sides.IN_TRAIN), "heldout": decided.count(sides.IN_HELDOUT)}
+
+
 def _add(total: scan.PartFacts, part: scan.PartFacts) -> None:
     """Add the counts of one part to the total, and its first lines and rows as far as the total
     has room for them."""
@@ -415,16 +427,6 @@ def _add(total: scan.PartFacts, part: scan.PartFacts) -> None:
     for name in ("faults", "unanswered_lines", "sample"):
         items = getattr(total, name)
         items += getattr(part, name)[: scan.MOST_FAULTS - len(items)]
-
-
-def _first_lines(lines: Sequence[FaultyLine], file_order: dict[str, int]) -> tuple[FaultyLine, ...]:
-    """The first of the lines, in the order of files and lines; `file_order`: the place of each
-    file, by its name."""
-    return tuple(
-        heapq.nsmallest(
-            scan.MOST_FAULTS, lines, key=lambda line: (file_order[line.file], line.line)
-        )
-    )
 
 
 def _spread(counts: Counter[int]) -> Spread:

@@ -29,25 +29,32 @@ def check_files(files: Sequence[IndexedFile], env_id: str) -> None:
     """
     for file in files:
         try:
-            info = os.stat(file.path)
-            if (info.st_size, info.st_mtime_ns) == (file.size, file.mtime_ns):
-                continue
-            fault = f"has {info.st_size} bytes, not {file.size}"
-            if info.st_size == file.size:
-                with open(file.path, "rb") as content:
-                    digest = hashlib.file_digest(content, "sha256").hexdigest()
-                if digest == file.sha256:
-                    continue
-                fault = f"has the SHA-256 {digest[:12]}, not {file.sha256[:12]}"
+            fault = _change_of(file)
         except OSError as error:
             fault = f"cannot be read: {error.strerror or error}"
-        raise UserError(
-            "DATASET_INVALID",
-            f"{file.path}, the data of {env_id}, {fault}",
-            hint="Large data files stay where they were pushed: put this one back, or push the "
-            "folder again and use the new version.",
-            field="env_id",
-        )
+        if fault:
+            raise UserError(
+                "DATASET_INVALID",
+                f"{file.path}, the data of {env_id}, {fault}",
+                hint="Large data files stay where they were pushed: put this one back, or push the "
+                "folder again and use the new version.",
+                field="env_id",
+            )
+
+
+def _change_of(file: IndexedFile) -> str:
+    """What differs in the file from what was pushed, such as "has 12 bytes, not 15"; "" if nothing
+    does. Raises OSError if it cannot be read."""
+    info = os.stat(file.path)
+    if (info.st_size, info.st_mtime_ns) == (file.size, file.mtime_ns):
+        return ""
+    if info.st_size != file.size:
+        return f"has {info.st_size} bytes, not {file.size}"
+    with open(file.path, "rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if digest == file.sha256:
+        return ""
+    return f"has the SHA-256 {digest[:12]}, not {file.sha256[:12]}"
 
 
 class IndexedRows(Sequence[TaskRow]):
@@ -82,7 +89,7 @@ class IndexedRows(Sequence[TaskRow]):
     @overload
     def __getitem__(self, index: slice) -> "IndexedRows": ...
     def __getitem__(self, index: int | slice) -> "TaskRow | IndexedRows":
-        """The row at `index`; of a slice, a view that has read nothing yet."""
+        """The row at `index`; of a slice, the same as `subset` gives."""
         if isinstance(index, slice):
             return self.subset(range(len(self))[index])
         row = self._chosen[index]
@@ -95,7 +102,7 @@ class IndexedRows(Sequence[TaskRow]):
         return (self[index] for index in range(len(self)))
 
     def subset(self, indices: Sequence[int]) -> "IndexedRows":
-        """The rows at these indices, as a view that has read nothing yet."""
+        """The rows at these indices, also read only when they are asked for."""
         chosen = self._chosen
         holds_all_rows = chosen == range(len(self))
         rows = indices if holds_all_rows else [chosen[index] for index in indices]

@@ -9,9 +9,11 @@ import json
 import os
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from engine.core.split import NAMES, prompt_key
 from engine.records.data_index import FaultyLine, IndexedSample
@@ -85,28 +87,51 @@ class PartFacts:
     sample: list[IndexedSample] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """A place in a file: its byte offset, and the number of the line it is in, from 1."""
+
+    offset: int
+    line: int
+
+    def after(self, content: bytes) -> "_Place":
+        """The place behind `content`, which begins here."""
+        return _Place(self.offset + len(content), self.line + content.count(b"\n"))
+
+
 def parts_of(path: Path, name: str, split: str | None) -> tuple[list[Part], str]:
     """Read a file once, without looking into its rows: its parts, and its SHA-256 in hex."""
-    parts: list[Part] = []
     digest = hashlib.sha256()
-    part_start = block_start = 0  # byte offsets
-    part_line = block_line = 1  # the lines they begin in
     with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            # Parts are cut after the last line that ends in a block; 0 if none does.
-            cut = block.rfind(b"\n") + 1
-            cut_offset = block_start + cut
-            if cut and cut_offset - part_start >= PART_BYTES:
-                parts.append(Part(path, name, split, part_start, cut_offset, part_line))
-                part_start = cut_offset
-                part_line = block_line + block.count(b"\n", 0, cut)
-            block_line += block.count(b"\n")
-            block_start += len(block)
-    file_end = block_start
-    if file_end > part_start:
-        parts.append(Part(path, name, split, part_start, file_end, part_line))
+        cuts = _cuts(_hashed_blocks(file, digest.update))
+    parts = [
+        Part(path, name, split, start.offset, end.offset, first_line=start.line)
+        for start, end in pairwise(cuts)
+    ]
     return parts, digest.hexdigest()
+
+
+def _hashed_blocks(file: BinaryIO, add_to_hash: Callable[[bytes], object]) -> Iterator[bytes]:
+    """The content of a file in blocks; `add_to_hash` is called with each of them first."""
+    while block := file.read(_BLOCK):
+        add_to_hash(block)
+        yield block
+
+
+def _cuts(blocks: Iterable[bytes]) -> list[_Place]:
+    """Where to cut a file, given as blocks in order: its beginning, ends of lines at least
+    PART_BYTES apart, and its end."""
+    block_start = _Place(offset=0, line=1)
+    cuts = [block_start]
+    for block in blocks:
+        lines_end = block.rfind(b"\n") + 1  # of the last line that ends in it; 0: none does
+        if lines_end and block_start.offset + lines_end - cuts[-1].offset >= PART_BYTES:
+            cuts.append(block_start.after(block[:lines_end]))
+        block_start = block_start.after(block)
+    file_end = block_start
+    if file_end.offset > cuts[-1].offset:
+        cuts.append(file_end)
+    return cuts
 
 
 def default_id(name: str, line: int) -> str:
@@ -121,16 +146,12 @@ def scan(part: Part) -> PartFacts:
         file.seek(part.start)
         for line, offset, content in jsonl_lines(file, part.first_line, part.end):
             try:
-                if content is None:
-                    raise ValueError(TOO_LONG)
-                row = parse_line(content)
-                task = to_task(row, default_id(part.name, line), part.split)
+                row, task = _read_row(content, part, line)
                 side = _side_of(task)
                 check_answer(task, required=False)
             except ValueError as error:
                 facts.bad += 1
-                if len(facts.faults) < MOST_FAULTS:
-                    facts.faults.append(FaultyLine(file=part.name, line=line, message=str(error)))
+                _add_first(facts.faults, part.name, line, str(error))
                 continue
             facts.offsets.append(offset)
             facts.lines.append(line)
@@ -138,6 +159,21 @@ def scan(part: Part) -> PartFacts:
             facts.shapes[shape_of(row)] += 1
             _add_row(facts, task, part.name, line)
     return facts
+
+
+def _read_row(content: bytes | None, part: Part, line: int) -> tuple[dict[str, Any], Task]:
+    """The row of a line, as it is written and as a task. Raises ValueError for a line that is no
+    row, or that was not read because it is too long (`content` is None)."""
+    if content is None:
+        raise ValueError(TOO_LONG)
+    row = parse_line(content)
+    return row, to_task(row, default_id(part.name, line), part.split)
+
+
+def _add_first(lines: list[FaultyLine], file_name: str, line: int, message: str) -> None:
+    """Add a line to the list, which takes only the first MOST_FAULTS of them."""
+    if len(lines) < MOST_FAULTS:
+        lines.append(FaultyLine(file=file_name, line=line, message=message))
 
 
 def _add_row(facts: PartFacts, task: Task, file_name: str, line: int) -> None:
@@ -155,9 +191,7 @@ def _add_row(facts: PartFacts, task: Task, file_name: str, line: int) -> None:
         facts.preferences += 1
     if not learnt:
         facts.unanswered += 1
-        if len(facts.unanswered_lines) < MOST_FAULTS:
-            fault = FaultyLine(file=file_name, line=line, message="has no answer to learn from")
-            facts.unanswered_lines.append(fault)
+        _add_first(facts.unanswered_lines, file_name, line, "has no answer to learn from")
     if len(facts.sample) < SAMPLE_ROWS:
         facts.sample.append(_sample_of(task, learnt))
 

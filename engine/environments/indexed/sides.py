@@ -12,7 +12,8 @@ from engine.environments.indexed.columns import portions
 from engine.environments.indexed.scan import HELDOUT, TRAIN, UNSAID
 
 CHOSEN_MOST = 2_000  # rows that are held out where the rows do not say it
-NAMED_MOST = 10_000  # rows that are asked of a held-out side that the rows name
+# Rows that models are asked, and judged on, at most, where the rows name the held-out side.
+NAMED_MOST = 10_000
 # The side that a row gets. OUTSIDE: its prompt is held out, so it is not trained on, but it is not
 # among the held-out rows that are asked either.
 IN_TRAIN, IN_HELDOUT, OUTSIDE = 0, 1, 2
@@ -39,36 +40,43 @@ class Sides:
 
 
 def decide(prompts: Sequence[int], named: bytes) -> Sides:
-    """Decide the side of every row.
+    """Decide the side of every row; all rows of a prompt get the same one.
+
+    Where rows name the held-out side, their prompts are held out and no others. Else some prompts
+    are chosen among those of which no row names the training side.
 
     Args:
         prompts: the hash of each row's prompt; the first 64 bits of `prompt_key`.
         named: the side that each row names: UNSAID, TRAIN or HELDOUT.
-
-    All rows of a prompt get the same side. Where rows name the held-out side, their prompts are
-    held out and no others; at most NAMED_MOST of their rows are asked, which means that models are
-    judged on them. Else some prompts are chosen among those of which no row names the training
-    side.
     """
     sides = Sides(bytearray(len(prompts)), _source(named))
     names_heldout = HELDOUT in named
     chooser = _Chooser(NAMED_MOST if names_heldout else _heldout_target(prompts, named))
-    moved_rows = 0
     for low, high in portions(len(prompts)):  # so that sets of prompts stay small
         rows = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
-        candidates = _candidates(rows, prompts, named)
-        rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
-        asked_prompts = chooser.choose(rows_of_prompt)
-        heldout_prompts = candidates if names_heldout else asked_prompts
-        heldout_rows = [row for row in rows if prompts[row] in heldout_prompts]
-        for row in heldout_rows:
-            sides.of_row[row] = IN_HELDOUT if prompts[row] in asked_prompts else OUTSIDE
-        moved_rows += sum(named[row] == TRAIN for row in heldout_rows)
-        sides.distinct_prompts += len({prompts[row] for row in rows}) - len(heldout_prompts)
+        _decide_portion(sides, rows, prompts, named, chooser)
     if not names_heldout and not chooser.taken_rows:
         _hold_out_smallest(sides, prompts, chooser)
-    sides.warnings += _warnings(sides, named, moved_rows)
+    sides.warnings += _warnings(sides, named)
     return sides
+
+
+def _decide_portion(
+    sides: Sides, rows: Sequence[int], prompts: Sequence[int], named: bytes, chooser: "_Chooser"
+) -> None:
+    """Write the side of each of these rows into `sides.of_row`, and count their training prompts.
+
+    `rows` are the numbers of all rows of some prompts; `prompts` and `named` are those of `decide`.
+    """
+    candidates = _candidates(rows, prompts, named)
+    rows_of_prompt = Counter(prompts[row] for row in rows if prompts[row] in candidates)
+    asked_prompts = chooser.choose(rows_of_prompt)
+    # Prompts that the rows name as held out are never trained on, even those that are not asked.
+    heldout_prompts = candidates if HELDOUT in named else asked_prompts
+    for row in rows:
+        if prompts[row] in heldout_prompts:
+            sides.of_row[row] = IN_HELDOUT if prompts[row] in asked_prompts else OUTSIDE
+    sides.distinct_prompts += len({prompts[row] for row in rows}) - len(heldout_prompts)
 
 
 def _hold_out_smallest(sides: Sides, prompts: Sequence[int], chooser: "_Chooser") -> None:
@@ -142,9 +150,7 @@ def _heldout_target(prompts: Sequence[int], named: bytes) -> int:
     if TRAIN in named:
         named_train = {key for key, side in zip(prompts, named, strict=True) if side == TRAIN}
     # Prompts that the rows leave free; one row that names a side decides for all of its prompt.
-    free: Iterator[int] = (key for key in prompts if key not in named_train)
-    first = next(free, None)
-    if all(key == first for key in free):
+    if _are_equal(key for key in prompts if key not in named_train):
         return 0
     free_rows = len(prompts)
     if named_train:
@@ -154,22 +160,33 @@ def _heldout_target(prompts: Sequence[int], named: bytes) -> int:
     return min(CHOSEN_MOST, max(share, least))
 
 
+def _are_equal(numbers: Iterator[int]) -> bool:
+    """Whether all numbers are the same, or there are none; reads only up to the first other one."""
+    first = next(numbers, None)
+    return all(number == first for number in numbers)
+
+
 def _hold_out(sides: Sides, prompts: Sequence[int], prompt: int) -> None:
-    """Hold out the rows of one prompt: its first NAMED_MOST rows are asked, the others are on no
-    side."""
+    """Hold out the rows of one prompt: models are judged on its first NAMED_MOST rows; the others
+    are used for nothing."""
     rows_of_prompt = (row for row, key in enumerate(prompts) if key == prompt)
     for number, row in enumerate(rows_of_prompt):
         sides.of_row[row] = IN_HELDOUT if number < NAMED_MOST else OUTSIDE
 
 
-def _warnings(sides: Sides, named: bytes, moved_rows: int) -> list[str]:
-    """What the author of the dataset should know of the sides.
+def _count_moved_rows(sides: Sides, named: bytes) -> int:
+    """How many rows name the training side and are held out, because they share their prompt with a
+    row that is; `named` is that of `decide`."""
+    if TRAIN not in named:
+        return 0
+    pairs = zip(sides.of_row, named, strict=True)
+    return sum(name == TRAIN and side != IN_TRAIN for side, name in pairs)
 
-    Args:
-        named: the side that each row names, UNSAID, TRAIN or HELDOUT.
-        moved_rows: how many rows name the training side and share their prompt with a held-out row.
-    """
+
+def _warnings(sides: Sides, named: bytes) -> list[str]:
+    """What the author of the dataset should know of the sides; `named` is that of `decide`."""
     warnings = []
+    moved_rows = _count_moved_rows(sides, named)
     if moved_rows:
         warnings.append(
             f"{moved_rows} training rows have the prompt of a held-out row and are held out with it"

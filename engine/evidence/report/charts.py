@@ -145,16 +145,22 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     """
     x_zero, x_value = x_of(0), x_of(effect.value)
     x_low, x_high = x_of(effect.low), x_of(effect.high)
-    x_shaded, x_shaded_end = x_of(-effect.margin), x_of(effect.margin)
     y = _STRIP_AXIS_Y
     return [
-        f'<rect class="moot" x="{x_shaded:.1f}" y="{y - 22}" rx="3" '
-        f'width="{x_shaded_end - x_shaded:.1f}" height="44"/>',
+        _moot_band(x_of(-effect.margin), x_of(effect.margin)),
         _line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), (y, y)),
         _line("zero", (x_zero, x_zero), (y - 26, y + 26)),
         _line("interval", (x_low, x_high), (y, y)),
         f'<circle class="estimate" cx="{x_value:.1f}" cy="{y}" r="7"/>',
     ]
+
+
+def _moot_band(x_start: float, x_end: float) -> str:
+    """The shaded band of the differences that are too small to matter."""
+    return (
+        f'<rect class="moot" x="{x_start:.1f}" y="{_STRIP_AXIS_Y - 22}" rx="3" '
+        f'width="{x_end - x_start:.1f}" height="44"/>'
+    )
 
 
 def _strip_labels(effect: Effect, width: int, x_of: _XOf) -> list[str]:
@@ -212,12 +218,9 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
     There is no mark while the actual value is not known. `label` is read to people who do not see
     the drawing.
     """
+    # 1e-9 keeps an axis of zeros from being empty; nothing touches its end.
     axis_end = max(estimate.high, estimate.actual or 0.0, 1e-9) * 1.06
-
-    def x_of(number: float) -> float:
-        """Pixels from the left; the axis begins at 0."""
-        return _RANGE_MARGIN + number / axis_end * (width - _RANGE_MARGIN - _RANGE_MARGIN)
-
+    x_of = _x_in_range(axis_end, width)
     low_text, likely_text, high_text, actual_text = estimate.texts
     svg_parts = _range_shapes(estimate, width, x_of)
     if estimate.actual is not None:
@@ -230,6 +233,16 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
     ]
     svg_parts += _labels(labels, width, _RANGE_AXIS_Y + 30, gap=8)
     return _svg(svg_parts, width, _RANGE_HEIGHT, label)
+
+
+def _x_in_range(axis_end: float, width: int) -> _XOf:
+    """The function from a value to its place on the axis, which goes from 0 to `axis_end`."""
+
+    def x_of(number: float) -> float:
+        """Pixels from the left."""
+        return _RANGE_MARGIN + number / axis_end * (width - _RANGE_MARGIN - _RANGE_MARGIN)
+
+    return x_of
 
 
 def _range_shapes(estimate: Range, width: int, x_of: _XOf) -> list[str]:
@@ -328,9 +341,7 @@ def axis_text(value: float, is_share: bool) -> str:
     Numbers that are no shares have a minus sign, not a hyphen.
     """
     if is_share:
-        # From 10 % on without decimals; 9.95 % would be rounded to 10.0.
-        text = f"{100 * value:.0f}" if abs(value) >= 0.0995 else f"{100 * value:.1f}"
-        return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
+        return _percent_text(value)
     magnitude = abs(value)
     if magnitude >= 1e6 or 0 < magnitude < 1e-3:
         mantissa, _, exponent = f"{value:.1e}".partition("e")
@@ -344,6 +355,13 @@ def axis_text(value: float, is_share: bool) -> str:
     return text.replace("-", "−")
 
 
+def _percent_text(share: float) -> str:
+    """A share as text, such as "12 %" or "1.5 %"."""
+    # From 10 % on without decimals; 9.95 % would be rounded to 10.0.
+    text = f"{100 * share:.0f}" if abs(share) >= 0.0995 else f"{100 * share:.1f}"
+    return f"{text.removesuffix('.0')} %".replace("-0 %", "0 %")
+
+
 def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     """Round, evenly spaced numbers that cover `low` to `high`, about `about` of them.
 
@@ -352,15 +370,20 @@ def nice_ticks(low: float, high: float, about: int = 4) -> list[float]:
     """
     if _are_equal(low, high) or high - low < 1e-200:  # a smaller step would have no logarithm
         high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
-    exact_step = (high - low) / about
-    power_of_ten = 10 ** math.floor(math.log10(exact_step))
-    round_steps = (1, 2, 2.5, 5, 10)  # times a power of ten; the first that is large enough
-    # Times 0.999, and 1e-9 below, so that a rounding error does not add a step or a tick.
-    factor = next(factor for factor in round_steps if factor * power_of_ten >= exact_step * 0.999)
-    step = factor * power_of_ten
+    step = _round_step((high - low) / about)
+    # 1e-9, so that a rounding error does not add a tick.
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
+
+
+def _round_step(exact_step: float) -> float:
+    """The smallest round number from `exact_step` on: 1, 2, 2.5 or 5 times a power of ten."""
+    power_of_ten = 10 ** math.floor(math.log10(exact_step))
+    round_steps = (1, 2, 2.5, 5, 10)
+    # Times 0.999, so that a rounding error does not lead to the next one.
+    factor = next(factor for factor in round_steps if factor * power_of_ten >= exact_step * 0.999)
+    return factor * power_of_ten
 
 
 def _are_equal(low: float, high: float) -> bool:

@@ -6,7 +6,7 @@ Only `config` is as it was read; its texts must be taken from the properties her
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,14 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, read_object
 from engine.evidence.stats.inference import Interval, wilson
-from engine.evidence.stats.results import VALIDATION, in_half, measure_of, side, value_of
+from engine.evidence.stats.results import (
+    VALIDATION,
+    Measure,
+    in_half,
+    measure_of,
+    side,
+    value_of,
+)
 from engine.evidence.verdict.comparison import Comparison, compare_rows
 from engine.evidence.verdict.contamination import Contamination, read_contamination
 from engine.evidence.verdict.flips import FlipExamples, flip_examples
@@ -29,7 +36,7 @@ from engine.home.store import Store
 from engine.records.audit import Audit
 from engine.records.estimate import Estimate
 from engine.records.lines.curves import Metrics, load_metrics
-from engine.records.lines.evaluation_row import read_evaluation
+from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.lines.event import read_events
 from engine.records.run_config import RunConfig, TrainConfig
 
@@ -168,13 +175,12 @@ class Dossier:
             return []
         stored = self.config.to_json()
         sources = self.redact.value(stored["sources"])
-        by_user: list[tuple[str, object, str]] = []
-        by_others: list[tuple[str, object, str]] = []
-        for name, value in sorted(self.redact.value(stored["settings"]).items()):
-            source = str(sources.get(name, ""))
-            rows = by_user if source == "user" else by_others
-            rows.append((name, value, source))
-        return by_user + by_others
+        settings = [
+            (name, value, str(sources.get(name, "")))
+            for name, value in sorted(self.redact.value(stored["settings"]).items())
+        ]
+        # Sorting keeps the order of names among settings of one kind.
+        return sorted(settings, key=lambda setting: setting[2] != "user")
 
     @property
     def hashes(self) -> list[tuple[str, str]]:
@@ -235,8 +241,8 @@ def gather(home: Home, run_id: str) -> Dossier:
         held_out_results=_held_out_results(run) if is_training else [],
         audit=_redacted_audit(config, redact),
         contamination=_redacted_contamination(run, redact),
-        failure_evidence=redact.text(str(read_object(run.failure).get("evidence") or "")),
-        device_hours=row.spent_hours or _hours_between(row.started, row.ended),
+        failure_evidence=_failure_evidence(run, redact),
+        device_hours=_device_hours(row),
         lineage=lineage(home, row, config),
         provenance=read_provenance(run),
         alerts=_alerts(run, redact),
@@ -331,17 +337,20 @@ def _held_out_results(run: RunDir) -> list[HeldOutResult]:
         all_rows = read_evaluation(run.evals(step))
         rows = in_half(all_rows, VALIDATION) or all_rows
         measure = measure_of(rows)
-        if measure is None:  # nothing was scored
-            continue
-        values_or_none = [value_of(row, measure) for row in rows]
-        values = [value for value in values_or_none if value is not None]
-        mean = sum(values) / len(values)
-        interval = None
-        if measure == "success":
-            task_count = len(side(rows, measure).values)
-            interval = wilson(round(mean * task_count), task_count)
-        results.append(HeldOutResult(step, mean, interval))
+        if measure is not None:  # else nothing was scored
+            results.append(_held_out_result(step, rows, measure))
     return results
+
+
+def _held_out_result(step: int, rows: Sequence[EvaluationRow], measure: Measure) -> HeldOutResult:
+    """The mean of the rows that have a value, with the interval that `_held_out_results` names."""
+    values_or_none = [value_of(row, measure) for row in rows]
+    values = [value for value in values_or_none if value is not None]
+    mean = sum(values) / len(values)
+    if measure != "success":
+        return HeldOutResult(step, mean, None)
+    task_count = len(side(rows, measure).values)
+    return HeldOutResult(step, mean, wilson(round(mean * task_count), task_count))
 
 
 def _redacted_audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
@@ -355,9 +364,17 @@ def _redacted_audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
     return Audit.model_validate(redact.value(audit.as_written()))
 
 
-def _hours_between(start: float | None, end: float | None) -> float | None:
-    """Hours from `start` to `end`, both in seconds; None where one is not known."""
-    return (end - start) / 3600 if start and end else None
+def _failure_evidence(run: RunDir, redact: Redactor) -> str:
+    """What showed that a run failed, such as the last line of its log; "" where nothing did."""
+    return redact.text(str(read_object(run.failure).get("evidence") or ""))
+
+
+def _device_hours(row: RunRow) -> float | None:
+    """The hours that a run held its device, else those from its start to its end; None where they
+    are not known."""
+    if row.spent_hours:
+        return row.spent_hours
+    return (row.ended - row.started) / 3600 if row.started and row.ended else None
 
 
 def _redacted_contamination(run: RunDir, redact: Redactor) -> Contamination:

@@ -89,25 +89,38 @@ def _block_text(block: Block) -> str:
         case blocks.Paragraph(line=line):
             return _line_text(line)
         case blocks.Notes(notes=notes):
-            return "\n".join(f"- {_note_text(note)}" for note in notes)
+            return _bullet_list(map(_note_text, notes))
         case blocks.Table(heads=heads, rows=rows):
             return _table(heads, rows)
         case blocks.Facts(rows=rows, code=code):
-            return "\n".join(f"- {_fact_text(name, value, code)}" for name, value in rows)
-        case blocks.Shares(total=total, parts=parts):
-            part_texts = [f"{count} {what}" for what, count, _ in parts]
-            return f"Of {total} tasks: {', '.join(part_texts)}."
+            return _bullet_list(_fact_text(name, value, code) for name, value in rows)
+        case blocks.Shares():
+            return _shares_text(block)
         case blocks.Skills(batteries=batteries):
             return _skills_table(batteries)
         case blocks.Answers():
             return _answers_text(block)
         case blocks.Steps(steps=steps):
-            return "\n".join(f"{i}. {_step_text(step)}" for i, step in enumerate(steps, 1))
+            return _numbered_list(map(_step_text, steps))
         case blocks.Figure(text=text):
             return text
         case blocks.Panel(blocks=inner):
             return _blocks_text(inner)
     return ""
+
+
+def _bullet_list(items: Iterable[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+def _numbered_list(items: Iterable[str]) -> str:
+    return "\n".join(f"{number}. {item}" for number, item in enumerate(items, start=1))
+
+
+def _shares_text(block: blocks.Shares) -> str:
+    """A sentence on parts of the tasks, such as "Of 40 tasks: 5 gained, 33 unchanged, 2 lost."."""
+    parts = [f"{count} {what}" for what, count, _ in block.parts]
+    return f"Of {block.total} tasks: {', '.join(parts)}."
 
 
 def _note_text(note: blocks.Note) -> str:

@@ -13,6 +13,7 @@ from engine.evidence.report.values import duration, value_text
 from engine.evidence.stats.overlap import KINDS
 from engine.evidence.verdict.contamination import Contamination, SharedRows
 from engine.evidence.verdict.fresh_scores import rescored
+from engine.evidence.verdict.provenance import SealedLink
 from engine.home.rows import TERMINAL
 from engine.records.audit import Audit, ProbeLine
 from engine.records.estimate import Estimate
@@ -33,12 +34,7 @@ def audit(dossier: Dossier) -> Section | None:
     audit_result = dossier.audit
     if audit_result is None:
         return None
-    # The headline reads "verdict: text"; the verdict is shown as a tag.
-    _, _, headline = audit_result.headline.partition(": ")
-    conclusion_text = f" {sentence_case(headline)}"
-    if dossier.reward_risk_accepted:
-        conclusion_text += " The failed audit was accepted when the run was submitted."
-    conclusion = (Tag(audit_result.verdict), conclusion_text)
+    conclusion = _audit_conclusion(audit_result, dossier.reward_risk_accepted)
     # The page shows the conclusion in its lead, below.
     section_blocks: list[Block] = [blocks.Paragraph(conclusion, shown_in="markdown")]
     if audit_result.problems:
@@ -51,6 +47,17 @@ def audit(dossier: Dossier) -> Section | None:
         section_blocks.append(blocks.Facts(facts))
     lead = ("What the environment pays for answers that are none. ", *conclusion)
     return Section("Can the reward be trusted?", "Reward audit", section_blocks, lead)
+
+
+def _audit_conclusion(audit_result: Audit, risk_accepted: bool) -> tuple[Tag, str]:
+    """The verdict of the audit and its headline; `risk_accepted`: the run was trained although the
+    audit failed."""
+    # The headline reads "verdict: text"; the verdict is shown as a tag.
+    _, _, headline = audit_result.headline.partition(": ")
+    text = f" {sentence_case(headline)}"
+    if risk_accepted:
+        text += " The failed audit was accepted when the run was submitted."
+    return Tag(audit_result.verdict), text
 
 
 def _probes_table(probes: Sequence[ProbeLine]) -> blocks.Table:
@@ -74,29 +81,34 @@ def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
 
 
 def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
-    """(name, value) facts of the audit that the table of probes does not show.
+    """(name, value) facts that the table of probes does not show: those of the audit, and last how
+    the run's held-out answers were scored again.
 
-    Fields that the audit did not write are left out: older audits looked at less.
+    What the audit did not look at is left out: older audits looked at less.
     """
-    facts = []
+    facts = [
+        ("scored", _scored_text(audit_result)),
+        ("repeated", _repeat_text(audit_result)),
+        ("in a new process", _rescoring_text(audit_result.fresh_process.model_dump())),
+        ("at the top reward", _top_reward_text(audit_result)),
+        ("time of a score", _score_time_text(audit_result.score_seconds_p95)),
+        ("answers of the exam in a new process", _rescoring_text(rescored(dossier.run))),
+    ]
+    return [(name, text) for name, text in facts if text]
+
+
+def _scored_text(audit_result: Audit) -> str:
+    """How many rows the audit scored; "" if it did not write that."""
     # Only fields that the audit wrote are in `model_fields_set`; others have a default.
-    if "share" in audit_result.model_fields_set:
-        row_counts = f"{audit_result.rows_scored} of {audit_result.rows} rows"
-        facts.append(("scored", f"{row_counts}, {100 * audit_result.share:.0f} %"))
-    if "order_dependent" in audit_result.model_fields_set:
-        facts.append(("repeated", _repeat_text(audit_result)))
-    fresh_text = _rescoring_text(audit_result.fresh_process.model_dump())
-    if fresh_text:
-        facts.append(("in a new process", fresh_text))
-    top_text = _top_reward_text(audit_result)
-    if top_text:
-        facts.append(("at the top reward", top_text))
-    if audit_result.score_seconds_p95:
-        facts.append(("time of a score", f"{1000 * audit_result.score_seconds_p95:.2g} ms (95 %)"))
-    exam_text = _rescoring_text(rescored(dossier.run))
-    if exam_text:
-        facts.append(("answers of the exam in a new process", exam_text))
-    return facts
+    if "share" not in audit_result.model_fields_set:
+        return ""
+    share = f"{100 * audit_result.share:.0f} %"
+    return f"{audit_result.rows_scored} of {audit_result.rows} rows, {share}"
+
+
+def _score_time_text(seconds: float | None) -> str:
+    """The time that 95 % of the scores stay under; "" where none was measured."""
+    return f"{1000 * seconds:.2g} ms (95 %)" if seconds else ""
 
 
 def _top_reward_text(audit_result: Audit) -> str:
@@ -111,7 +123,9 @@ def _top_reward_text(audit_result: Audit) -> str:
 
 
 def _repeat_text(audit_result: Audit) -> str:
-    """Whether answers got the same reward when the audit scored them again."""
+    """Whether answers got the same reward when the audit scored them again; "" if it did not."""
+    if "order_dependent" not in audit_result.model_fields_set:
+        return ""
     if audit_result.order_dependent:
         return "another reward once other answers had been scored"
     if not audit_result.deterministic:
@@ -265,17 +279,12 @@ def lineage(dossier: Dossier) -> Section:
 
 
 def provenance(dossier: Dossier) -> Section | None:
-    """The section on the sealed links, each of which contains the hash of the one before.
-
-    None where nothing was sealed.
-    """
+    """The section on the links that record the hashes of the files of each stage of the run, and
+    of the link before; None where no link was written."""
     chain = dossier.provenance
     if chain is None or not chain.links:
         return None
-    links = []
-    for link in chain.links:
-        files = counted(len(link.files), "file") if link.files else "nothing to seal"
-        links.append(Station("link", link.name, files, code=link.hash[:_LINK_HASH]))
+    links = [_link_station(link) for link in chain.links]
     verify = (
         Code(f"honesmith verify {dossier.row.run_id}"),
         " reads every file again and names what was changed.",
@@ -289,6 +298,12 @@ def provenance(dossier: Dossier) -> Section | None:
     ]
     # No title: on the page this continues the section on the lineage.
     return Section(title="", short="Chain", blocks=section_blocks)
+
+
+def _link_station(link: SealedLink) -> Station:
+    """A link of the chain as a step: its name, how many files it holds, and its hash."""
+    files = counted(len(link.files), "file") if link.files else "nothing to seal"
+    return Station("link", link.name, files, code=link.hash[:_LINK_HASH])
 
 
 def hashes(dossier: Dossier) -> Section | None:
@@ -348,14 +363,21 @@ def training(dossier: Dossier) -> Section | None:
         ("environment", row.env_id),
         ("seed", value_text(manifest.get("seed", seed_asked))),
         ("precision", value_text(manifest.get("precision", "not recorded"))),
+        *_reward_facts(dossier),
     ]
+    if dossier.device_hours is not None:
+        facts.append(("device time", duration(dossier.device_hours)))
+    return Section(title="", short="Training", blocks=[blocks.Facts(facts)])
+
+
+def _reward_facts(dossier: Dossier) -> list[tuple[str, str]]:
+    """(name, value) facts on how far the reward can be trusted; [] where there was no audit."""
+    facts = []
     if dossier.audit is not None and dossier.audit.headline:
         facts.append(("reward audit", dossier.audit.headline))
     if dossier.reward_risk_accepted:
         facts.append(("accept_reward_risk", "the reward audit failed and was overruled"))
-    if dossier.device_hours is not None:
-        facts.append(("device time", duration(dossier.device_hours)))
-    return Section(title="", short="Training", blocks=[blocks.Facts(facts)])
+    return facts
 
 
 def use(dossier: Dossier) -> Section | None:

@@ -7,9 +7,13 @@ from engine.evidence.report.blocks import Block, Note, Section, Tag
 from engine.evidence.report.dossier import Dossier
 from engine.evidence.stats.results import TEST, Level, Measure, show, show_change
 from engine.evidence.verdict.comparison import Comparison
+from engine.evidence.verdict.flips import FlipExample
+from engine.evidence.verdict.verdict import EvaluationFacts
 from engine.home.rows import TERMINAL
-from engine.home.sanitize import clip, one_line
+from engine.home.sanitize import Redactor, clip, one_line
 from engine.records.lines.evaluation_row import EvaluationRow
+
+_ModelRow = tuple[str | blocks.Cell | Tag, ...]  # of the table of models
 
 _ALERTS = 6  # shown at most
 _MARKDOWN_EXAMPLES = 2  # tasks gained, and as many lost, that Markdown shows too
@@ -18,10 +22,9 @@ _MARKDOWN_EXAMPLES = 2  # tasks gained, and as many lost, that Markdown shows to
 def headline(dossier: Dossier) -> tuple[str, str]:
     """(the word over the report, the name of the page's colour).
 
-    Depending on the run:
-        failed, cancelled or still going on: its state; the colour is "failed" or "running".
-        an evaluation of one model: "Evaluated"; the colour is "running".
-        any other: its verdict, such as "No difference"; the colour is "no_difference".
+    The word is the verdict, such as "No difference"; the state of a run that failed, was cancelled
+    or goes on; "Evaluated" for an evaluation of one model. The colour is "failed", "running" or
+    named after the verdict.
     """
     row = dossier.row
     if row.state in ("failed", "cancelled"):
@@ -46,14 +49,18 @@ def verdict(dossier: Dossier) -> Section:
         note = clip(dossier.note, 600)
         section_blocks.append(blocks.Paragraph([note], style="note", shown_in="page"))
     if comparison and comparison.measure and comparison.outcome.diff is not None:
-        section_blocks.append(_effect_figure(comparison, comparison.measure))
-        figures = _figures(dossier, comparison, comparison.measure)
-        heads = ("", "value", "95 % interval, or why")
-        section_blocks.append(blocks.Table(heads, figures, style="figures"))
+        section_blocks += _change_blocks(dossier, comparison, comparison.measure)
     notes = _notes(dossier)
     if notes:
         section_blocks.append(blocks.Notes(notes))
     return Section(word, "Verdict", section_blocks)
+
+
+def _change_blocks(dossier: Dossier, comparison: Comparison, measure: Measure) -> list[Block]:
+    """The measured change as a drawing, and its numbers as a table."""
+    heads = ("", "value", "95 % interval, or why")
+    rows = _figures(dossier, comparison, measure)
+    return [_effect_figure(comparison, measure), blocks.Table(heads, rows, style="figures")]
 
 
 def _summary(dossier: Dossier, word: str) -> str:
@@ -78,28 +85,35 @@ def sentence_case(text: str) -> str:
 
 def _effect_figure(comparison: Comparison, measure: Measure) -> blocks.Figure:
     """The change with its interval as a drawing; the caption says what counts as no difference."""
-    outcome = comparison.outcome
-    is_share = measure == "success"
-    effect = charts.Effect(
-        low=outcome.low or 0.0,
-        value=outcome.diff or 0.0,
-        high=outcome.high or 0.0,
-        margin=outcome.margin,
-        is_share=is_share,
-        lower_is_better=measure == "loss",
-    )
-    label = f"Change {charts.signed(effect.value, is_share)}, 95 % interval"
+    effect = _effect(comparison, measure)
+    label = f"Change {charts.signed(effect.value, effect.is_share)}, 95 % interval"
     interval = f"{show_change(effect.low, measure)} to {show_change(effect.high, measure)}"
-    margin = show_change(outcome.margin, measure).removeprefix("+")
-    if is_share:
-        margin += " points"
     return blocks.Figure(
         charts.effect_strip(effect, charts.WIDE - 30, label),
         charts.effect_strip(effect, charts.NARROW - 20, label),
         text=f"{label} {interval}.",
         caption="The bar is the 95\u00a0% interval of the change. Shaded: changes of less than "
-        f"{margin}, which count as no difference.",
+        f"{_without_sign(effect.margin, measure)}, which count as no difference.",
     )
+
+
+def _effect(comparison: Comparison, measure: Measure) -> charts.Effect:
+    """The change with its interval, to be drawn; what was not measured is 0."""
+    outcome = comparison.outcome
+    return charts.Effect(
+        low=outcome.low or 0.0,
+        value=outcome.diff or 0.0,
+        high=outcome.high or 0.0,
+        margin=outcome.margin,
+        is_share=measure == "success",
+        lower_is_better=measure == "loss",
+    )
+
+
+def _without_sign(change: float | None, measure: Measure) -> str:
+    """The size of a change that is not negative, such as "5.0 points" or "0.02"."""
+    text = show_change(change, measure).removeprefix("+")
+    return f"{text} points" if measure == "success" else text
 
 
 def _figures(
@@ -107,32 +121,35 @@ def _figures(
 ) -> list[tuple[str, str, str]]:
     """The numbers of the comparison, as rows of (name, value, remark).
 
-    The rows are the level before, the level after, the number of tasks, the p value and the
-    smallest change that would show. A level that was not measured has no row.
+    The rows are the mean results (levels) before and after, as far as they were measured, the
+    number of tasks, the p value and the smallest change that would show.
     """
     outcome, sides = comparison.outcome, dossier.sides
     reports_on_half = sides is not None and sides.half == TEST
     tasks_remark = (
         "reported on the half that chose nothing" if reports_on_half else "paired by task"
     )
-    p = outcome.p if outcome.p is not None else 1.0  # without a test nothing speaks for a change
-    p_text = "< 0.001" if p < 0.001 else f"{p:.3f}"
     test_name, _, _ = outcome.method.partition(",")  # without the kind of interval
-    smallest_change = show_change(outcome.detectable, measure).removeprefix("+")
-    if measure == "success":
-        smallest_change += " points"
+    smallest_change = _without_sign(outcome.detectable, measure)
     return [
         *_level_figures(dossier, comparison, measure),
         ("tasks", str(outcome.n), tasks_remark),
-        ("chance of this if equal", p_text, test_name),
+        ("chance of this if equal", _p_text(outcome.p), test_name),
         ("smallest visible change", smallest_change, "found 4 times in 5"),
     ]
+
+
+def _p_text(p: float | None) -> str:
+    """A p value as text. Without a test (None) nothing speaks for a change, as with 1."""
+    p = 1.0 if p is None else p
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _level_figures(
     dossier: Dossier, comparison: Comparison, measure: Measure
 ) -> list[tuple[str, str, str]]:
-    """The levels before and after, as rows of (name, value, interval); only measured ones."""
+    """The mean results (levels) of the model before and after, as rows of (name, value, interval);
+    only measured ones."""
     sides = dossier.sides
     names = (sides.before_name, sides.after_name) if sides else ("before", "after")
     figures = []
@@ -201,24 +218,17 @@ def _expectation_notes(dossier: Dossier) -> list[Note]:
 
 
 def models(dossier: Dossier) -> Section | None:
-    """The section with the models of an evaluation: each level, and the verdict against the first.
+    """The section with the models of an evaluation: the mean result of each (its level), and the
+    verdict against the first.
 
     None for a training run, for a loss, and where nothing was scored.
     """
     evaluation, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
     if evaluation is None or measure is None or measure == "loss":
         return None
-    levels = [(shown.model, shown.level) for shown in evaluation.models if shown.level is not None]
-    axis = _axis_of_levels([level for _, level in levels], measure)
-    if axis is None:
+    rows = _model_rows(evaluation, measure, dossier.redact)
+    if rows is None:
         return None
-    comparison_by_model = {contest.model: contest.comparison for contest in evaluation.comparisons}
-    rows = []
-    for model, level in levels:
-        name, comparison = dossier.redact.text(model), comparison_by_model.get(model)
-        row = _model_row(name, level, comparison, axis, measure)
-        if row is not None:
-            rows.append(row)
     heads = ("model", measure, "95 % interval", "change", "verdict", "tasks", "errors")
     styles = ("name", "num level", "bar", "num", "", "num rest", "num rest")
     lead = (
@@ -227,6 +237,24 @@ def models(dossier: Dossier) -> Section | None:
     )
     table = blocks.Table(heads, rows, styles, style="models")
     return Section("Models, on the same tasks", "Models", [table], [lead])
+
+
+def _model_rows(
+    evaluation: EvaluationFacts, measure: Measure, redact: Redactor
+) -> list[_ModelRow] | None:
+    """A row for each model whose mean result (its level) has an interval; None where none has."""
+    levels = [(shown.model, shown.level) for shown in evaluation.models if shown.level is not None]
+    axis = _axis_of_levels([level for _, level in levels], measure)
+    if axis is None:
+        return None
+    comparison_by_model = {contest.model: contest.comparison for contest in evaluation.comparisons}
+    rows = []
+    for model, level in levels:
+        name, comparison = redact.text(model), comparison_by_model.get(model)
+        row = _model_row(name, level, comparison, axis, measure)
+        if row is not None:
+            rows.append(row)
+    return rows
 
 
 def _axis_of_levels(levels: Sequence[Level], measure: Measure) -> tuple[float, float] | None:
@@ -243,11 +271,11 @@ def _model_row(
     comparison: Comparison | None,
     axis: tuple[float, float],
     measure: Measure,
-) -> tuple[str | blocks.Cell | Tag, ...] | None:
+) -> _ModelRow | None:
     """The row of one model in the table of models; None where its level has no interval.
 
-    `comparison` is that with the first model, None for the first itself. `axis` is the lowest and
-    the highest value of the drawing.
+    `level` is the model's mean result; `comparison` is that with the first model, None for the
+    first itself; `axis` is the lowest and the highest value of the drawing.
     """
     interval = _interval_cell(level, axis, measure)
     if interval is None:
@@ -261,7 +289,8 @@ def _model_row(
 
 
 def _interval_cell(level: Level, axis: tuple[float, float], measure: Measure) -> blocks.Cell | None:
-    """A level with its interval as a drawing; None where either was not measured.
+    """A model's mean result (its level) with the interval as a drawing; None where either was not
+    measured.
 
     `axis` is the lowest and the highest value of the drawing.
     """
@@ -284,18 +313,26 @@ def tasks(dossier: Dossier) -> Section | None:
     outcome = comparison.outcome
     gained_count, lost_count = len(outcome.gained), len(outcome.lost)
     unchanged_count = outcome.n - gained_count - lost_count
-    # Each part: what happened to the tasks, how many they are, the CSS class of their colour.
-    unchanged_parts = [("unchanged", unchanged_count, "same")]
     right_count = _solved_twice(dossier) if comparison.measure == "success" else None
-    if right_count is not None:
-        unchanged_parts = [
-            ("right both times", right_count, "right"),
-            ("wrong both times", unchanged_count - right_count, "same"),
-        ]
-    gained_part, lost_part = ("gained", gained_count, "gained"), ("lost", lost_count, "lost")
-    panel = blocks.Panel([blocks.Shares(outcome.n, [gained_part, *unchanged_parts, lost_part])])
+    parts = [
+        ("gained", gained_count, "gained"),
+        *_unchanged_parts(unchanged_count, right_count),
+        ("lost", lost_count, "lost"),
+    ]
+    panel = blocks.Panel([blocks.Shares(outcome.n, parts)])
     lead = f"The same {outcome.n} tasks before and after. Only those that changed carry evidence."
     return Section("Task by task", "What changed", [panel], [lead])
+
+
+def _unchanged_parts(unchanged_count: int, right_count: int | None) -> list[tuple[str, int, str]]:
+    """The tasks whose result did not change: what happened to them, how many they are, and the CSS
+    class of their colour. `right_count` of them were solved, None where that is not known."""
+    if right_count is None:
+        return [("unchanged", unchanged_count, "same")]
+    return [
+        ("right both times", right_count, "right"),
+        ("wrong both times", unchanged_count - right_count, "same"),
+    ]
 
 
 def _solved_twice(dossier: Dossier) -> int | None:
@@ -319,17 +356,16 @@ def answers(dossier: Dossier) -> Section | None:
     """The section with some tasks whose result changed, and both answers to them.
 
     None without such tasks, for an evaluation of one model, and where models were compared by their
-    loss, which involves no answers. Markdown shows only the first examples of each kind.
+    loss, which involves no answers.
     """
     sides, flips = dossier.sides, dossier.flips
     if sides is None or (dossier.comparison and dossier.comparison.measure == "loss"):
         return None
     names = (sides.before_name, sides.after_name)
-    answer_blocks = []
-    for direction, examples in (("gained", flips.gained), ("lost", flips.lost)):
-        for index, example in enumerate(examples):
-            shown_in = "both" if index < _MARKDOWN_EXAMPLES else "page"
-            answer_blocks.append(blocks.Answers(direction, example, names, shown_in=shown_in))
+    answer_blocks = [
+        *_answer_blocks("gained", flips.gained, names),
+        *_answer_blocks("lost", flips.lost, names),
+    ]
     if not answer_blocks:
         return None
     lead = (
@@ -339,8 +375,21 @@ def answers(dossier: Dossier) -> Section | None:
     return Section(title="Side by side", short="", blocks=answer_blocks, lead=[lead])
 
 
+def _answer_blocks(
+    direction: str, examples: Sequence[FlipExample], names: tuple[str, str]
+) -> list[Block]:
+    """A block for each task that was gained or lost (`direction`), with both answers to it; `names`
+    are those of the models before and after."""
+    answer_blocks: list[Block] = []
+    for index, example in enumerate(examples):
+        shown_in = "both" if index < _MARKDOWN_EXAMPLES else "page"
+        answer_blocks.append(blocks.Answers(direction, example, names, shown_in=shown_in))
+    return answer_blocks
+
+
 def skills(dossier: Dossier) -> Section | None:
-    """The section on earlier skills by battery of questions. None where they were not measured."""
+    """The section on skills that the model had before training, each measured with a set of
+    questions (a battery). None where they were not measured."""
     kept_skills = dossier.verdict.kept_skills
     if kept_skills is None or not kept_skills.every_battery:
         return None

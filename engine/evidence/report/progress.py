@@ -66,16 +66,25 @@ def _held_out_line(dossier: Dossier) -> str:
 
 
 def _main_chart(dossier: Dossier) -> blocks.Panel | None:
-    """The chart of the held-out results, with their intervals and the results on the reported half.
-
-    None with fewer than two evaluations, or without a held-out metric.
-    """
-    results = dossier.held_out_results
+    """The chart of the held-out results; None with fewer than two evaluations, or without a
+    held-out metric."""
     name = _held_out_name(dossier)
-    if len(results) < 2 or not name:
+    if len(dossier.held_out_results) < 2 or not name:
         return None
+    curve = _held_out_curve(dossier, is_share=name == "heldout_success")
+    title = f"Held-out {name.removeprefix('heldout_')}"
+    wide = charts.line_chart(curve, charts.WIDE, height=300, label=title)
+    narrow = charts.line_chart(curve, charts.NARROW, height=250, label=title)
+    return blocks.Panel([blocks.Figure(wide, narrow, legend=_legend(curve))], title)
+
+
+def _held_out_curve(dossier: Dossier, is_share: bool) -> charts.Curve:
+    """The held-out results over the steps, with their intervals, a line at the best step, and as
+    marks the results on the half of the tasks that did not choose it."""
+    results = dossier.held_out_results
+    metrics_lines = dossier.metrics.lines
     best_step = _best_step(dossier)
-    curve = charts.Curve(
+    return charts.Curve(
         points=[(result.step, result.value) for result in results],
         band=[
             (result.step, result.interval.low, result.interval.high)
@@ -83,15 +92,11 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
             if result.interval
         ],
         marks=_reported_marks(dossier),
-        is_share=name == "heldout_success",
+        is_share=is_share,
         line_at=best_step,
         line_label=f"best: step {best_step}",
-        last_step=dossier.metrics.lines[-1]["step"] if dossier.metrics.lines else None,
+        last_step=metrics_lines[-1]["step"] if metrics_lines else None,
     )
-    title = f"Held-out {name.removeprefix('heldout_')}"
-    wide = charts.line_chart(curve, charts.WIDE, 300, title)
-    narrow = charts.line_chart(curve, charts.NARROW, 250, title)
-    return blocks.Panel([blocks.Figure(wide, narrow, legend=_legend(curve))], title)
 
 
 def _best_step(dossier: Dossier) -> int | None:
@@ -112,10 +117,10 @@ def _legend(curve: charts.Curve) -> list[tuple[str, str]]:
 
 
 def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]:
-    """The results on the half of the tasks that is reported, as (step, low, value, high).
+    """The results at step 0 and at the best step, as (step, low, value, high), on the half of the
+    held-out tasks that did not choose that step.
 
-    There is one at step 0 and one at the best step. [] where the tasks have no halves, and before a
-    checkpoint was evaluated.
+    [] where the tasks have no halves, and before a checkpoint was evaluated.
     """
     comparison, sides = dossier.comparison, dossier.sides
     if comparison is None or sides is None or sides.half != TEST or sides.step is None:

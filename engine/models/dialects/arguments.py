@@ -18,11 +18,7 @@ def fault_of(call: FoundCall, tools: Sequence[ToolSchema]) -> str | None:
     A schema that `envs/json_schema.py` does not know is not checked, nor is a `pattern`: it is the
     environment's, and may take for ever.
     """
-    functions = {
-        str(tool["function"].get("name")): tool["function"]
-        for tool in tools
-        if isinstance(tool.get("function"), dict)
-    }
+    functions = _functions_by_name(tools)
     function = functions.get(call.name)
     if function is None:
         names = ", ".join(list(functions)[:_SHOWN_TOOLS])
@@ -35,6 +31,15 @@ def fault_of(call: FoundCall, tools: Sequence[ToolSchema]) -> str | None:
     except Exception:  # noqa: BLE001  the schema is the environment's and may be anything
         return None
     return errors[0][:_FAULT_CHARS] if errors else None
+
+
+def _functions_by_name(tools: Sequence[ToolSchema]) -> dict[str, Any]:
+    """What each tool says of its function, by the function's name."""
+    return {
+        str(tool["function"].get("name")): tool["function"]
+        for tool in tools
+        if isinstance(tool.get("function"), dict)
+    }
 
 
 def _without_patterns(schema: Any) -> Any:

@@ -123,18 +123,22 @@ def _parts(text: str) -> list[_Part]:
         if not mark:
             header = ""
             body = source.removeprefix("<|start|>assistant")
-        recipient = _RECIPIENT.search(header)
-        channel = _CHANNEL.search(header)
         parts.append(
             _Part(
                 source=source,
-                channel=channel.group(1) if channel else "",
-                recipient=recipient.group(1) if recipient else "",
+                channel=_found(_CHANNEL, header),
+                recipient=_found(_RECIPIENT, header),
                 text=_END.split(body)[0],
                 start=end - len(body),
             )
         )
     return parts
+
+
+def _found(pattern: re.Pattern[str], text: str) -> str:
+    """What group 1 of the pattern finds first in the text; "" if it finds nothing."""
+    match = pattern.search(text)
+    return match.group(1) if match else ""
 
 
 def _thoughts(is_thought: Callable[[_Part], bool]) -> ThoughtReader:

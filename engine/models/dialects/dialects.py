@@ -108,30 +108,23 @@ class ReplyReader:
     thoughts: reasoning.ThoughtReader
 
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Reply:
-        """Turn the text of a completion into an assistant message.
-
-        - `reasoning_content`: the reasoning; missing where there is none.
-        - `tool_calls`: the calls in OpenAI's form, `arguments` as an object; only with `tools`.
-        - `content`: the rest. If one call cannot be read, all stay there as they were written, and
-          the environment sees them.
-        """
-        message: ChatMessage = {"role": "assistant", "content": text}
+        """Turn the text of a completion into an assistant message: its reasoning, where there is
+        some, its calls in OpenAI's form, only with `tools`, and the rest as `content`."""
         thought, rest = self.thoughts.take_off(text)
+        parsed = self.dialect.calls(rest, tools)
+        # If one call cannot be read, all stay in the content, where the environment sees them.
+        keeps_calls = parsed.faults or (parsed.calls and not tools)
+        content = rest if keeps_calls else parsed.content
+        message: ChatMessage = {"role": "assistant", "content": content}
         if thought is not None:
             message["reasoning_content"] = thought
-        parsed = self.dialect.calls(rest, tools)
-        if parsed.faults or (parsed.calls and not tools):
-            message["content"] = rest
-        else:
-            message["content"] = parsed.content
         if not tools:
             return Reply(message)
         if parsed.calls and not parsed.faults:
             message["tool_calls"] = [
                 self._as_openai(call, number) for number, call in enumerate(parsed.calls, start=1)
             ]
-        argument_faults = [fault_of(call, tools) for call in parsed.calls]
-        return Reply(message, (*parsed.faults, *(fault for fault in argument_faults if fault)))
+        return Reply(message, (*parsed.faults, *_argument_faults(parsed.calls, tools)))
 
     def certain(self, text: str, tools: Sequence[ToolSchema]) -> str:
         """The beginning of an unfinished reply that is content whatever follows.
@@ -153,6 +146,12 @@ class ReplyReader:
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
+
+
+def _argument_faults(calls: Sequence[FoundCall], tools: Sequence[ToolSchema]) -> list[str]:
+    """Why calls are invalid that could be read: they name no tool, or break its schema."""
+    faults = [fault_of(call, tools) for call in calls]
+    return [fault for fault in faults if fault]
 
 
 def reader_of(chat: ChatFormat) -> ReplyReader:
@@ -205,8 +204,12 @@ def _written_turn(chat: ChatFormat, function: JsonObject) -> str | None:
     except (TemplateError, UserError):
         return None
     if closed.startswith(prompt):
-        written = closed[len(prompt) :]
-    else:  # the prompt opens the turn in another way than a closed one begins
-        written = closed.rpartition(_QUESTION)[2]
-    stop_positions = [written.rfind(stop) for stop in chat.stop_texts if stop in written]
-    return written[: max(stop_positions)] if stop_positions else written
+        return _up_to_last(closed[len(prompt) :], chat.stop_texts)
+    # The prompt opens the turn in another way than a closed one begins.
+    return _up_to_last(closed.rpartition(_QUESTION)[2], chat.stop_texts)
+
+
+def _up_to_last(text: str, stops: Sequence[str]) -> str:
+    """The text up to the last of the `stops` in it; all of it if it has none of them."""
+    stop_positions = [text.rfind(stop) for stop in stops if stop in text]
+    return text[: max(stop_positions)] if stop_positions else text

@@ -65,15 +65,22 @@ def llama(text: str, tools: Sequence[ToolSchema]) -> Found:
         return python_calls(body.strip(), text) if has_tag else Found(text)
     if not has_tag and '"name"' not in body:
         return Found(text)
-    calls: list[FoundCall] = []
     try:
-        for value in _json_values(body):
-            if not has_tag and not _is_call(value):
-                return Found(text)
-            calls.append(call_from_json(value))
+        calls = _llama_calls(body, is_certain=has_tag)
     except Malformed as fault:
         return Found(text, faults=(str(fault),))
-    return Found(content="", calls=tuple(calls))
+    return Found(text) if calls is None else Found(content="", calls=tuple(calls))
+
+
+def _llama_calls(body: str, *, is_certain: bool) -> list[FoundCall] | None:
+    """The calls that a text of JSON values consists of. None if a value does not look like a call,
+    unless `is_certain` says that all are. Raises Malformed."""
+    calls: list[FoundCall] = []
+    for value in _json_values(body):
+        if not is_certain and not _is_call(value):
+            return None
+        calls.append(call_from_json(value))
+    return calls
 
 
 def _json_values(text: str) -> Iterator[object]:

@@ -74,22 +74,29 @@ def between_marks(text: str, opening: str, closing: str, body: Body) -> Found:
     """
     calls: list[FoundCall] = []
     faults: list[str] = []
-    contents: list[str] = []
+    contents: list[str] = []  # the texts around the calls
     at = 0
     while (start := text.find(opening, at)) >= 0:
         contents.append(text[at:start])
-        at = start + len(opening)
-        try:
-            body_calls, body_end = body(text, at)
-            at = skip_mark(text, body_end, closing)
-            calls += body_calls
-        except Malformed as fault:
-            faults.append(str(fault))
-            at = _end_of_fault(text, at, closing)
+        new_calls, new_faults, at = _read_closed(text, start + len(opening), closing, body)
+        calls += new_calls
+        faults += new_faults
     contents.append(text[at:])
     if not calls and not faults:
         return Found(text)
     return Found("".join(contents).strip(), tuple(calls), tuple(faults))
+
+
+def _read_closed(
+    text: str, at: int, closing: str, body: Body
+) -> tuple[list[FoundCall], list[str], int]:
+    """What `body` reads at `at`, up to the mark `closing`: the calls, or the fault why it is none,
+    and the position where to go on."""
+    try:
+        calls, body_end = body(text, at)
+        return calls, [], skip_mark(text, body_end, closing)
+    except Malformed as fault:
+        return [], [str(fault)], _end_of_fault(text, at, closing)
 
 
 def _end_of_fault(text: str, at: int, closing: str) -> int:

@@ -4,7 +4,7 @@ Texts have no quotes there, so a parameter's schema decides whether "75001" is a
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.models.dialects.reading import (
     Found,
@@ -70,10 +70,18 @@ def tagged_call(
         raise Malformed(f"no name of a tool: {shown(text[at:])}")
     name = name_match.group(1).strip()
     schemas = parameters_of(tools, name)
+    arguments, at = _arguments(text, name_match.end(), argument_pattern, schemas)
+    return FoundCall(name, arguments), at
+
+
+def _arguments(
+    text: str, at: int, pattern: re.Pattern[str], schemas: Mapping[str, object]
+) -> tuple[JsonObject, int]:
+    """The arguments that `pattern` matches from `at` on, one after the other, and the position
+    after the last. `schemas` say what type the value of each name has."""
     arguments: JsonObject = {}
-    at = name_match.end()
-    while argument := argument_pattern.match(text, at):
+    while argument := pattern.match(text, at):
         key = argument.group(1).strip()
         arguments[key] = typed(argument.group(2), schemas.get(key))
         at = argument.end()
-    return FoundCall(name, arguments), at
+    return arguments, at

@@ -82,6 +82,12 @@ def _read_value(text: str, at: int, read_text: ReadText, depth: int) -> tuple[ob
         return _read_list(text, at + 1, read_text, depth + 1)
     if number := _NUMBER.match(text, at):
         return _number(number), number.end()
+    return _read_word(text, at)
+
+
+def _read_word(text: str, at: int) -> tuple[object, int]:
+    """The value of the word at `at`, such as `true`, and the position after it. Raises Malformed
+    if it is none of `_WORDS`."""
     for word, value in _WORDS.items():
         if text.startswith(word, at):
             return value, at + len(word)

@@ -16,7 +16,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -32,6 +32,7 @@ from engine.models.model_files import ModelFacts
 KINDS = ("f16", "q8_0")
 _ARCHITECTURES = {model: kind for kind, (model, _) in names.ARCHITECTURES.items()}
 _ARCHITECTURES["MistralForCausalLM"] = "llama"
+_LENGTH_BYTES = 8  # before the header of a safetensors file: its length
 _TOP_NAMES = {name: gguf for gguf, name in names.TOP_NAMES.items()}
 _LAYER_NAMES = {name: gguf for gguf, name in names.LAYER_NAMES.items()}
 
@@ -61,21 +62,16 @@ def export_gguf(folder: Path, file: Path, kind: str) -> None:
     `kind`: of the weights, one of KINDS. Raises NotExportable if GGUF has no name for a part of the
     model, UserError MODEL_UNSUPPORTED if the folder holds no whole model.
     """
-
     facts = model_files.read_facts(folder)
     config = model_files.load_json(folder / "config.json")
-    architecture = _ARCHITECTURES.get(facts.architecture)
-    if architecture is None:
-        raise NotExportable(f"its architecture is {facts.architecture}")
+    architecture = _gguf_architecture(facts)
     tensors = list(_stored_tensors(folder, facts, architecture))
     metadata = _sizes(config, facts, architecture) | vocabulary.read(folder, facts.vocab)
     rope_factors = _rope_factors(config, facts)
     aside = file.with_name(f".{file.name}.aside")
     writer = GGUFWriter(aside, architecture)
     try:
-        for key, value in metadata.items():
-            add_value(writer, key, value)
-        writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"])
+        _add_metadata(writer, metadata, kind)
         _write_tensors(writer, tensors, rope_factors, kind)
         writer.flush()
         writer.close()
@@ -83,6 +79,21 @@ def export_gguf(folder: Path, file: Path, kind: str) -> None:
         sync_folder(file.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _gguf_architecture(facts: ModelFacts) -> str:
+    """GGUF's name of the model's architecture. Raises NotExportable if it has none."""
+    architecture = _ARCHITECTURES.get(facts.architecture)
+    if architecture is None:
+        raise NotExportable(f"its architecture is {facts.architecture}")
+    return architecture
+
+
+def _add_metadata(writer: GGUFWriter, metadata: JsonObject, kind: str) -> None:
+    """Add the values by their keys, and the file's type; `kind` is one of KINDS."""
+    for key, value in metadata.items():
+        add_value(writer, key, value)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"])
 
 
 def _write_tensors(
@@ -182,22 +193,29 @@ def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Itera
     if architecture == "llama":
         reordered_heads = {"q_proj": facts.heads, "k_proj": facts.kv_heads}
     for file_name in model_files.weight_files(folder):
-        path = folder / file_name
-        with open(path, "rb") as file:
-            [header_bytes] = struct.unpack("<Q", file.read(8))
-            header: JsonObject = json.loads(file.read(header_bytes))
-        for name, entry in header.items():
-            if name == "__metadata__" or (name == "lm_head.weight" and facts.tied):
+        for tensor in _tensors_of_file(folder / file_name):
+            if tensor.name == "lm_head.weight" and facts.tied:
                 continue
-            projection = name.split(".")[-2]
-            yield _StoredTensor(
-                file=path,
-                name=name,
-                dtype=entry["dtype"],
-                shape=tuple(entry["shape"]),
-                first_byte=8 + header_bytes + entry["data_offsets"][0],
-                reordered_heads=reordered_heads.get(projection, 0),
-            )
+            projection = tensor.name.split(".")[-2]
+            yield replace(tensor, reordered_heads=reordered_heads.get(projection, 0))
+
+
+def _tensors_of_file(path: Path) -> Iterator[_StoredTensor]:
+    """The tensors of a safetensors file, which begins with the length of its header, the header as
+    JSON, and then the values."""
+    with open(path, "rb") as file:
+        [header_bytes] = struct.unpack("<Q", file.read(_LENGTH_BYTES))
+        header: JsonObject = json.loads(file.read(header_bytes))
+    for name, entry in header.items():
+        if name == "__metadata__":  # no tensor
+            continue
+        yield _StoredTensor(
+            file=path,
+            name=name,
+            dtype=entry["dtype"],
+            shape=tuple(entry["shape"]),
+            first_byte=_LENGTH_BYTES + header_bytes + entry["data_offsets"][0],
+        )
 
 
 def _gguf_name(name: str) -> str:
@@ -250,12 +268,17 @@ def _read(tensor: _StoredTensor) -> np.ndarray:
     if tensor.dtype == "BF16":  # the upper half of a float32
         values = (values.astype(np.uint32) << 16).view(np.float32)
     values = values.astype(np.float32)
-    heads = tensor.reordered_heads
-    if heads:  # GGUF puts rows that rotate together side by side, transformers half a head apart
-        row_pairs = values.shape[0] // heads // 2
-        half_heads = values.reshape(heads, 2, row_pairs, *values.shape[1:])
-        values = np.ascontiguousarray(half_heads.swapaxes(1, 2).reshape(values.shape))
+    if tensor.reordered_heads:
+        values = _reordered_rows(values, tensor.reordered_heads)
     return values
+
+
+def _reordered_rows(values: np.ndarray, heads: int) -> np.ndarray:
+    """The rows of a projection in GGUF's order: it puts rows that rotate together side by side,
+    transformers half a head apart."""
+    row_pairs = values.shape[0] // heads // 2
+    half_heads = values.reshape(heads, 2, row_pairs, *values.shape[1:])
+    return np.ascontiguousarray(half_heads.swapaxes(1, 2).reshape(values.shape))
 
 
 def add_value(writer: GGUFWriter, key: str, value: object) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
 ERROR_STATUS = 3  # exit status after a refusal; the reason is on stdout as {"error": ...}
+_NO_FILE_TYPE = -1  # the file does not say of which type its weights are
 # The factors of Llama 3.1 and 3.2 (their config.json), which GGUF stores as one number per
 # frequency; which `factor` it was is tried out.
 _LLAMA3_ROPE = {
@@ -47,54 +48,73 @@ _LLAMA3_FACTORS = (8.0, 16.0, 32.0)
 
 
 def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = "") -> None:
-    """Write the model of the GGUF file `file` to `folder`, which must not exist.
+    """Write the model of the GGUF file `file` to `folder`, which must not exist and appears
+    complete or not at all.
 
-    The folder appears complete or not at all. Weights that were quantized are stored as float16,
-    whose rounding is far below that of any quantization; the others keep their type.
-
-    Args:
-        source: where the file came from, for model.json; "" for its path.
-        license_name: for model.json; "" for what the file says.
-
-    Raises:
-        NotImportable: the file is damaged, or something is missing or unknown.
+    `source` and `license_name` are for model.json; "" stands for the file's path, and for the
+    license that the file names. Raises NotImportable if the file is damaged, or something is
+    missing or unknown.
     """
-    # Imported late, so that control processes can read this module's names without numpy.
-    from gguf import LlamaFileType  # noqa: PLC0415
-
     reader = _open(file)
     values = _Metadata(reader)
     _require_whole_model(values)
-    file_type = int(values.number("general.file_type", default=-1))  # -1: the file names none
+    file_type = int(values.number("general.file_type", default=_NO_FILE_TYPE))
     config = _config(values, reader)
     stored = weights.stored_tensors(reader, config)
-    # One name, so that what a killed import left behind is cleared away by the next one.
-    aside = folder.with_name(f".{folder.name}.aside")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    aside = _empty_folder_beside(folder)
     try:
-        tokenizer.write(aside, values)
-        _write_json(aside / "config.json", config)
-        _write_json(aside / "generation_config.json", _generation_config(config, values))
-        weights.write(aside / "model.safetensors", stored)
+        _write_model(aside, values, config, stored)
         origin = ModelOrigin(
             source=source or str(file),
             sha256=_sha256(file),
-            file_type=LlamaFileType(file_type).name if file_type >= 0 else "",
+            file_type=_file_type_name(file_type),
             license=license_name or values.text("general.license", ""),
         )
         origin.write(aside / model_origin.FILE)
         _require_usable(aside)
-        sync_folder(aside)  # before the rename, so that a power failure leaves no half model
-        os.replace(aside, folder)
-        sync_folder(folder.parent)
+        _move_into_place(aside, folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def _empty_folder_beside(folder: Path) -> Path:
+    """A new folder in which the model is written before it becomes `folder`."""
+    # One name, so that what a killed import left behind is cleared away by the next one.
+    aside = folder.with_name(f".{folder.name}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    return aside
+
+
+def _write_model(
+    folder: Path, values: "_Metadata", config: JsonObject, stored: list[weights.StoredTensor]
+) -> None:
+    """Write the files of the model to `folder`; `config` is the content of its config.json."""
+    tokenizer.write(folder, values)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", _generation_config(config, values))
+    weights.write(folder / "model.safetensors", stored)
+
+
+def _file_type_name(file_type: int) -> str:
+    """llama.cpp's name of a file type, such as "MOSTLY_Q8_0"; "" for `_NO_FILE_TYPE`."""
+    # Imported late, so that control processes can read this module's names without numpy.
+    from gguf import LlamaFileType  # noqa: PLC0415
+
+    return LlamaFileType(file_type).name if file_type >= 0 else ""
+
+
+def _move_into_place(aside: Path, folder: Path) -> None:
+    """Rename the finished folder `aside` to `folder`, so that a power failure leaves no half
+    model."""
+    sync_folder(aside)
+    os.replace(aside, folder)
+    sync_folder(folder.parent)
+
+
 def _open(file: Path) -> "GGUFReader":
     """A reader of the GGUF file. Raises NotImportable if the file is damaged or big-endian."""
-    # Imported late, as in `import_gguf`.
+    # Imported late, as in `_file_type_name`.
     from gguf import GGUFReader  # noqa: PLC0415
 
     try:
@@ -179,37 +199,49 @@ def _config(values: _Metadata, reader: "GGUFReader") -> JsonObject:
     kind = values.text("general.architecture")
     _require_known(values, kind)
     architecture, model_type = names.ARCHITECTURES[kind]
-    heads = values.number(f"{kind}.attention.head_count")
-    hidden = values.number(f"{kind}.embedding_length")
-    head_dim = _head_dim(values, kind, hidden // max(heads, 1))
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    if "token_embd.weight" not in tensors:
-        raise NotImportable("the file has no tensor token_embd.weight")
+    sizes = _sizes(values, kind, tensors.get("token_embd.weight"))
+    first_token = values.number("tokenizer.ggml.bos_token_id", default=-1)  # -1: it names none
     config = {
         "architectures": [architecture],
         "model_type": model_type,
+        **sizes,
+        "hidden_act": "silu",
+        "tie_word_embeddings": "output.weight" not in tensors,
+        # Qwen's architectures say by themselves whether they have biases.
+        "attention_bias": "blk.0.attn_q.bias" in tensors and kind == "llama",
+        "bos_token_id": None if first_token == -1 else first_token,
+        "eos_token_id": values.number("tokenizer.ggml.eos_token_id"),
+        "rope_parameters": _rope(values, kind, tensors.get(names.ROPE_FACTORS)),
+        "dtype": "float16",
+    }
+    _require_embedding_of_tokens(values, sizes["vocab_size"])
+    return config
+
+
+def _sizes(values: _Metadata, kind: str, embedding: "ReaderTensor | None") -> JsonObject:
+    """The sizes of the model by their names in transformers' config.json.
+
+    `kind` is the architecture, `embedding` the tensor token_embd.weight, None if the file lacks it.
+    Raises NotImportable if it does, or if a size is missing.
+    """
+    heads = values.number(f"{kind}.attention.head_count")
+    hidden = values.number(f"{kind}.embedding_length")
+    head_dim = _head_dim(values, kind, hidden // max(heads, 1))
+    if embedding is None:
+        raise NotImportable("the file has no tensor token_embd.weight")
+    return {
         "hidden_size": hidden,
         "num_hidden_layers": values.number(f"{kind}.block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": values.number(f"{kind}.attention.head_count_kv", heads),
         "head_dim": head_dim,
         "intermediate_size": values.number(f"{kind}.feed_forward_length"),
-        "vocab_size": int(tensors["token_embd.weight"].shape[1]),
+        "vocab_size": int(embedding.shape[1]),
         "max_position_embeddings": values.number(f"{kind}.context_length"),
         # float32 in the file: 1e-6 is stored as 9.99999997e-07.
         "rms_norm_eps": float(f"{values.number(f'{kind}.attention.layer_norm_rms_epsilon'):.6g}"),
-        "hidden_act": "silu",
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": "blk.0.attn_q.bias" in tensors and kind == "llama",
-        "bos_token_id": values.number("tokenizer.ggml.bos_token_id", -1),
-        "eos_token_id": values.number("tokenizer.ggml.eos_token_id"),
-        "rope_parameters": _rope(values, kind, tensors.get(names.ROPE_FACTORS)),
-        "dtype": "float16",
     }
-    _require_embedding_of_tokens(values, config["vocab_size"])
-    if config["bos_token_id"] == -1:  # the file names none
-        config["bos_token_id"] = None
-    return config
 
 
 def _head_dim(values: _Metadata, kind: str, usual: int) -> int:

@@ -9,6 +9,7 @@ Source of the rules: the tokenizer.json of the models named beside them.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,6 +68,7 @@ PRE_TOKENIZERS = {
 }
 NORMALIZED = {"qwen2", "deepseek-r1-qwen"}  # these models bring text to Unicode's form NFC first
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # types of token
+# GGUF's keys for the ids of tokens, by the names of the tokens in tokenizer_config.json.
 _SPECIAL = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -88,22 +90,30 @@ def write(folder: Path, values: Values) -> None:
     tokenizer = _tokenizer(values, tokens)
     _add_special_tokens(tokenizer, values, tokens)
     tokenizer.save(str(folder / "tokenizer.json"))
-    special = {}
-    for name, key in _SPECIAL.items():
-        number = int(values.number(key, default=-1))
-        if 0 <= number < len(tokens):
-            special[name] = tokens[number]
-    if "eos_token" not in special:
-        raise NotImportable("the file names no end token (tokenizer.ggml.eos_token_id)")
     settings = {
-        **special,
+        **_named_tokens(values, tokens),
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "add_bos_token": False,  # the chat template writes it
-        "model_max_length": int(1e30),
+        "model_max_length": int(1e30),  # transformers' number for no limit
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), "utf-8")
     (folder / "chat_template.jinja").write_text(template, "utf-8")
+
+
+def _named_tokens(values: Values, tokens: list[str]) -> dict[str, str]:
+    """The texts of the tokens that begin, end and fill a text, as tokenizer_config.json names them.
+
+    Raises NotImportable if the file names no token that ends a text.
+    """
+    named: dict[str, str] = {}
+    for name, key in _SPECIAL.items():
+        number = int(values.number(key, default=-1))  # -1: the file names none
+        if 0 <= number < len(tokens):
+            named[name] = tokens[number]
+    if "eos_token" not in named:
+        raise NotImportable("the file names no end token (tokenizer.ggml.eos_token_id)")
+    return named
 
 
 def _add_special_tokens(tokenizer: Tokenizer, values: Values, tokens: list[str]) -> None:
@@ -145,12 +155,7 @@ def _tokenizer(values: Values, tokens: list[str]) -> Tokenizer:
 
 def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
     """Byte-level BPE. Raises NotImportable if there are no merges or the rule is not known."""
-    rule = values.text("tokenizer.ggml.pre", default="")
-    if rule not in PRE_TOKENIZERS:
-        raise NotImportable(
-            f"it cuts words by the rule {rule or 'that it does not name'!r}; known are "
-            + ", ".join(PRE_TOKENIZERS)
-        )
+    rule = _known_rule(values)
     merges = values.get("tokenizer.ggml.merges")
     if not merges:
         raise NotImportable("the file has no merges (tokenizer.ggml.merges)")
@@ -164,6 +169,18 @@ def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[rule]()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _known_rule(values: Values) -> str:
+    """The name of the rule that cuts text into words. Raises NotImportable if it is none of
+    PRE_TOKENIZERS."""
+    rule = values.text("tokenizer.ggml.pre", default="")
+    if rule not in PRE_TOKENIZERS:
+        raise NotImportable(
+            f"it cuts words by the rule {rule or 'that it does not name'!r}; known are "
+            + ", ".join(PRE_TOKENIZERS)
+        )
+    return rule
 
 
 def _pair(merge: str, vocab: dict[str, int]) -> tuple[str, str]:
@@ -192,6 +209,13 @@ def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
         vocab, _merges(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
     )
     tokenizer = Tokenizer(bpe)
+    _write_spaces_as_words(tokenizer, values)
+    return tokenizer
+
+
+def _write_spaces_as_words(tokenizer: Tokenizer, values: Values) -> None:
+    """Let the tokenizer write WORD_START for spaces, and before the text unless the file says no;
+    its decoder turns that back."""
     to_tokens: list[Any] = [normalizers.Replace(" ", WORD_START)]
     to_text: list[Any] = [
         decoders.Replace(WORD_START, " "),
@@ -203,7 +227,6 @@ def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
         to_text.append(decoders.Strip(" ", left=1, right=0))
     tokenizer.normalizer = normalizers.Sequence(to_tokens)
     tokenizer.decoder = decoders.Sequence(to_text)
-    return tokenizer
 
 
 def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
@@ -211,8 +234,12 @@ def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]
     score first, and then by the ids of the two."""
     ranked: list[tuple[float, int, int, str, str]] = []  # what to sort by, then the merge
     for token, number in vocab.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
+        for left, right in _cuts(token):
             if left in vocab and right in vocab:
                 ranked.append((-scores[number], vocab[left], vocab[right], left, right))
     return [(left, right) for *_, left, right in sorted(ranked)]
+
+
+def _cuts(token: str) -> Iterator[tuple[str, str]]:
+    """Every way to cut a token into two texts."""
+    return ((token[:cut], token[cut:]) for cut in range(1, len(token)))

@@ -6,6 +6,7 @@ tokens than the model was trained on.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, models
@@ -15,6 +16,14 @@ from engine.models import model_files
 from engine.models.gguf.tokenizer import NORMALIZED, PRE_TOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of token
+_END_OF_TEXT = "tokenizer.ggml.eos_token_id"
+# GGUF's keys for the ids of tokens, by the names of the tokens in tokenizer_config.json.
+_SPECIAL_KEYS = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": _END_OF_TEXT,
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+}
 
 
 class NotExportable(ValueError):
@@ -32,30 +41,69 @@ def read(folder: Path, rows: int) -> JsonObject:
     model = state.get("model") or {}
     if model.get("type") != "BPE":
         raise NotExportable(f"its tokenizer is {model.get('type')}, not BPE")
-    added = {entry["id"]: entry for entry in state.get("added_tokens") or []}
-    texts = _token_texts(model, added)
-    if max(texts) >= rows:
-        raise NotExportable(f"its tokenizer has the id {max(texts)}, its embedding {rows} rows")
-    tokens = [texts.get(number, f"[PAD{number}]") for number in range(rows)]
-    types = [_type_of(number, texts, added) for number in range(rows)]
+    vocabulary = _vocabulary(state, rows)
+    tokens = vocabulary.tokens()
+    types = vocabulary.types()
     values: JsonObject = {
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.add_bos_token": False,  # the chat template writes it
         "tokenizer.chat_template": model_files.chat_template(folder),
     }
     if model.get("byte_fallback"):  # SentencePiece writes unknown characters as tokens of bytes
-        values |= _sentence_piece(state, tokens, _merges(model))
+        values |= _sentence_piece(state, tokens)
         types = _with_byte_tokens(types, tokens)
     else:
-        values |= _byte_level(state, _merges(model))
+        values |= _byte_level(state)
     values["tokenizer.ggml.token_type"] = types
-    return values | _special_ids(folder, {text: number for number, text in texts.items()})
+    return values | _special_ids(folder, vocabulary.ids())
 
 
-def _token_texts(model: JsonObject, added: dict[int, JsonObject]) -> dict[int, str]:
-    """The text of every token by its id; `added` are the entries beside the model's vocabulary."""
-    texts = {number: text for text, number in model["vocab"].items()}
-    return texts | {number: entry["content"] for number, entry in added.items()}
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The tokens of a model, by their ids.
+
+    Attributes:
+        texts: of all tokens.
+        added: the entries of tokenizer.json for tokens beside the vocabulary proper.
+        rows: how many the embedding has, one for each id.
+    """
+
+    texts: dict[int, str]
+    added: dict[int, JsonObject]
+    rows: int
+
+    def ids(self) -> dict[str, int]:
+        """The id of every token by its text."""
+        return {text: number for number, text in self.texts.items()}
+
+    def tokens(self) -> list[str]:
+        """The text of each row, a placeholder for an id without a token."""
+        return [self.texts.get(number, f"[PAD{number}]") for number in range(self.rows)]
+
+    def types(self) -> list[int]:
+        """GGUF's type of each row, but for tokens of bytes."""
+        return [self._type_of(number) for number in range(self.rows)]
+
+    def _type_of(self, number: int) -> int:
+        """GGUF's type of the token with the id `number`."""
+        if number not in self.texts:
+            return _UNUSED
+        if number not in self.added:
+            return _NORMAL
+        if self.texts[number] == "<unk>":
+            return _UNKNOWN
+        return _CONTROL if self.added[number].get("special") else _USER_DEFINED
+
+
+def _vocabulary(state: JsonObject, rows: int) -> _Vocabulary:
+    """The tokens in `state`, the content of tokenizer.json, of a model whose embedding has `rows`
+    rows. Raises NotExportable if there are more tokens than rows."""
+    added = {entry["id"]: entry for entry in state.get("added_tokens") or []}
+    texts = {number: text for text, number in state["model"]["vocab"].items()}
+    texts |= {number: entry["content"] for number, entry in added.items()}
+    if max(texts) >= rows:
+        raise NotExportable(f"its tokenizer has the id {max(texts)}, its embedding {rows} rows")
+    return _Vocabulary(texts, added, rows)
 
 
 def _merges(model: JsonObject) -> list[list[str]]:
@@ -68,11 +116,12 @@ def _with_byte_tokens(types: list[int], tokens: list[str]) -> list[int]:
     return [_BYTE if _is_byte(token) else kind for token, kind in zip(tokens, types, strict=True)]
 
 
-def _byte_level(state: JsonObject, merges: list[list[str]]) -> JsonObject:
+def _byte_level(state: JsonObject) -> JsonObject:
     """The values of a tokenizer whose tokens are made of bytes, as GPT-2's are.
 
     `state` is the content of tokenizer.json. Raises NotExportable if its rule has no name in GGUF.
     """
+    merges = _merges(state["model"])
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": _rule(state),
@@ -80,33 +129,18 @@ def _byte_level(state: JsonObject, merges: list[list[str]]) -> JsonObject:
     }
 
 
-def _type_of(number: int, texts: dict[int, str], added: dict[int, JsonObject]) -> int:
-    """GGUF's type of the token with the id `number`.
-
-    Args:
-        texts: of all tokens, by id.
-        added: the entries of tokenizer.json for tokens beside the vocabulary proper, by id.
-    """
-    if number not in texts:
-        return _UNUSED
-    if number not in added:
-        return _NORMAL
-    if texts[number] == "<unk>":
-        return _UNKNOWN
-    return _CONTROL if added[number].get("special") else _USER_DEFINED
-
-
 def _is_byte(token: str) -> bool:
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
-def _sentence_piece(state: JsonObject, tokens: list[str], merges: list[list[str]]) -> JsonObject:
+def _sentence_piece(state: JsonObject, tokens: list[str]) -> JsonObject:
     """The values of a SentencePiece tokenizer, which has a score per token in place of merges: the
     earlier a merge makes the token, the higher.
 
     `state` is the content of tokenizer.json. Raises NotExportable if text is prepared in another
     way than Llama 2 does.
     """
+    merges = _merges(state["model"])
     normalizer = state.get("normalizer") or {}
     steps = normalizer.get("normalizers") or [normalizer]
     step_types = [step.get("type") for step in steps]
@@ -170,26 +204,28 @@ def _special_ids(folder: Path, ids: dict[str, int]) -> JsonObject:
     `ids` maps the text of every token to its id. Raises NotExportable if no token ends a text.
     """
     settings = model_files.load_json(folder / "tokenizer_config.json")
+    values = _named_ids(settings, ids)
+    end_ids = _end_ids(folder)
+    if end_ids:
+        values.setdefault(_END_OF_TEXT, end_ids[0])
+        others = [number for number in end_ids if number != values[_END_OF_TEXT]]
+        if others:  # GGUF has a key for one more, the end of a turn
+            values["tokenizer.ggml.eot_token_id"] = others[0]
+    if _END_OF_TEXT not in values:
+        raise NotExportable("its tokenizer names no end token")
+    return values
+
+
+def _named_ids(settings: JsonObject, ids: dict[str, int]) -> JsonObject:
+    """The ids of the tokens that `settings`, the content of tokenizer_config.json, names, under
+    GGUF's keys; `ids` maps the text of every token to its id."""
     values: JsonObject = {}
-    for key, name in (
-        ("bos_token_id", "bos_token"),
-        ("eos_token_id", "eos_token"),
-        ("unknown_token_id", "unk_token"),
-        ("padding_token_id", "pad_token"),
-    ):
+    for name, key in _SPECIAL_KEYS.items():
         text = settings.get(name)
         if isinstance(text, dict):
             text = text.get("content")
         if isinstance(text, str) and text in ids:
-            values[f"tokenizer.ggml.{key}"] = ids[text]
-    end_ids = _end_ids(folder)
-    if end_ids:
-        values.setdefault("tokenizer.ggml.eos_token_id", end_ids[0])
-        others = [number for number in end_ids if number != values["tokenizer.ggml.eos_token_id"]]
-        if others:  # GGUF has a key for one more, the end of a turn
-            values["tokenizer.ggml.eot_token_id"] = others[0]
-    if "tokenizer.ggml.eos_token_id" not in values:
-        raise NotExportable("its tokenizer names no end token")
+            values[key] = ids[text]
     return values
 
 

@@ -7,6 +7,7 @@ quantization; the others keep their type.
 import json
 import os
 import struct
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from gguf import GGUFReader, ReaderTensor
 
+_SHOWN_TENSORS = 3  # in a message that names some
 _MAX_FLOAT16 = 65504.0
 _BFLOAT16_EXPONENT = 0x7F80  # all ones in NaN and infinity
 
@@ -56,16 +58,22 @@ def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[StoredTenso
         if tensor.name in names.TOP_NAMES:
             stored.append(_stored(tensor, names.TOP_NAMES[tensor.name]))
             continue
-        match = names.LAYER_TENSOR.fullmatch(tensor.name)
-        if match is None or match[2] not in names.LAYER_NAMES:
-            raise NotImportable(f"the tensor {tensor.name} is unknown")
-        layer, part, ending = match.groups()
+        layer, part, ending = _layer_name(tensor.name)
         tensors_of_layer.setdefault(int(layer), set()).add(f"{part}.{ending}")
-        name = f"model.layers.{layer}.{names.LAYER_NAMES[part]}.{ending}"
-        stored.append(_stored(tensor, name, _reordered_heads(config, part)))
+        new_name = f"model.layers.{layer}.{names.LAYER_NAMES[part]}.{ending}"
+        stored.append(_stored(tensor, new_name, _reordered_heads(config, part)))
     _require_layers(config, tensors_of_layer)
     _require_shapes(config, stored)
     return stored
+
+
+def _layer_name(name: str) -> tuple[str, str, str]:
+    """The parts of GGUF's name of a layer's tensor, such as ("3", "attn_q", "weight") for
+    "blk.3.attn_q.weight". Raises NotImportable for any other name."""
+    match = names.LAYER_TENSOR.fullmatch(name)
+    if match is None or match[2] not in names.LAYER_NAMES:
+        raise NotImportable(f"the tensor {name} is unknown")
+    return match[1], match[2], match[3]
 
 
 def _stored(tensor: "ReaderTensor", name: str, reordered_heads: int = 0) -> StoredTensor:
@@ -83,17 +91,29 @@ def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -
     first_layer = tensors_of_layer.get(0, set())
     # The choice that differs least from the first layer: with biases, if that has some.
     wanted = min(choices, key=lambda choice: len(choice ^ first_layer))
-    for layer in range(config["num_hidden_layers"]):
-        actual = tensors_of_layer.get(layer, set())
-        if missing := wanted - actual:
-            raise NotImportable(f"layer {layer} has no {', '.join(sorted(missing)[:3])}")
-        if unknown := actual - wanted:
-            raise NotImportable(
-                f"layer {layer} has {', '.join(sorted(unknown)[:3])}, which the architecture "
-                f"{config['model_type']} has not"
-            )
-    if beyond := sorted(set(tensors_of_layer) - set(range(config["num_hidden_layers"]))):
+    layers = range(config["num_hidden_layers"])
+    for layer in layers:
+        _require_layer(layer, tensors_of_layer.get(layer, set()), wanted, config["model_type"])
+    if beyond := sorted(set(tensors_of_layer) - set(layers)):
         raise NotImportable(f"it has a layer {beyond[0]} beyond its block_count")
+
+
+def _require_layer(
+    layer: int, actual: AbstractSet[str], wanted: AbstractSet[str], model_type: str
+) -> None:
+    """Raise NotImportable unless a layer has the tensors that it should have, and no others."""
+    if missing := wanted - actual:
+        raise NotImportable(f"layer {layer} has no {_first_names(missing)}")
+    if unknown := actual - wanted:
+        raise NotImportable(
+            f"layer {layer} has {_first_names(unknown)}, which the architecture {model_type} "
+            "has not"
+        )
+
+
+def _first_names(tensors: AbstractSet[str]) -> str:
+    """The first names of the tensors in the order of the alphabet, for a message."""
+    return ", ".join(sorted(tensors)[:_SHOWN_TENSORS])
 
 
 def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
@@ -185,30 +205,42 @@ def _header(stored: list[StoredTensor]) -> bytes:
 def _array(stored: StoredTensor) -> "np.ndarray":
     """The values of a tensor as they are written. Raises NotImportable as `write` does."""
     import numpy as np  # noqa: PLC0415  only in the importing process
-    from gguf import dequantize  # noqa: PLC0415
 
     source = stored.source
     if stored.dtype == "BF16":  # two bytes per number, which numpy has no type for
         array = np.frombuffer(source.data.tobytes(), dtype=np.uint16).reshape(stored.shape)
         is_finite = (array & _BFLOAT16_EXPONENT) != _BFLOAT16_EXPONENT
     else:
-        try:
-            array = dequantize(source.data, source.tensor_type).reshape(stored.shape)
-        except NotImplementedError as error:
-            raise NotImportable(
-                f"the tensor {source.name} is stored as {source.tensor_type.name}, which cannot be "
-                "turned back"
-            ) from error
+        array = _dequantized(source).reshape(stored.shape)
         is_finite = np.isfinite(array)
     if not is_finite.all():
         raise NotImportable(f"the tensor {source.name} holds NaN or infinity")
     if stored.dtype == "F16":
-        if np.abs(array).max() > _MAX_FLOAT16:
-            raise NotImportable(f"the tensor {source.name} has values beyond float16")
-        array = array.astype(np.float16)
+        array = _as_float16(array, source.name)
     if stored.reordered_heads:
         array = _original_rows(array, stored.reordered_heads)
     return np.ascontiguousarray(array)
+
+
+def _as_float16(array: "np.ndarray", name: str) -> "np.ndarray":
+    """The values of the tensor `name` in float16. Raises NotImportable if one is too large."""
+    if abs(array).max() > _MAX_FLOAT16:
+        raise NotImportable(f"the tensor {name} has values beyond float16")
+    return array.astype("float16")
+
+
+def _dequantized(tensor: "ReaderTensor") -> "np.ndarray":
+    """The values of a tensor of the GGUF file in float32. Raises NotImportable for a type that the
+    package `gguf` does not turn back."""
+    from gguf import dequantize  # noqa: PLC0415  only in the importing process
+
+    try:
+        return dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError as error:
+        raise NotImportable(
+            f"the tensor {tensor.name} is stored as {tensor.tensor_type.name}, which cannot be "
+            "turned back"
+        ) from error
 
 
 def _original_rows(array: "np.ndarray", heads: int) -> "np.ndarray":
