@@ -7,6 +7,7 @@ be killed at any moment, and a second server gives the same answers.
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ UNTIL = ("end", "first_step", "next_eval", "alert")
 _POLL_S = 0.15  # how often a wait reads the run's files and row
 _REAP_S = 2.0  # how often a wait settles runs that died
 _REPORT_S = 1.0  # how often a wait reports although nothing changed
+_MIN_QUIET_S = 60  # a run that wrote nothing for longer is said to be quiet; a step may be slow
+_MAX_ALERTS = 10  # new alerts that a status shows
 _EVENT_KEYS = ("event", "time", "message")  # of every event; the other keys are its values
 # What a status shows of the evidence for a verdict.
 _EVIDENCE_KEYS = (
@@ -109,16 +112,11 @@ def wait(
         reporter = _Reporter(home, store, on_progress) if on_progress is not None else None
         while True:
             now = time.monotonic()
-            events, end = events_from(run, since_byte)
-            reached = _has_reached(run, row, until, events)
-            if reached or row.state in TERMINAL or now >= deadline:
+            look = _look_at(run, row, until, since_byte)
+            if look.has_reached or row.state in TERMINAL or now >= deadline:
                 # A caller without a cursor has not seen any alert of the run yet.
-                new_alerts = alerts_in(events) if cursor else None
-                reply = _status(home, store, row, new_alerts)
-                if until == "next_eval" and reached:
-                    reply |= _evaluation_fields(events, reply)
-                # `end` belongs to the events just read: later ones are left to the next call.
-                return reply | {"reached": reached, "cursor": str(end)}
+                new_alerts = alerts_in(look.events) if cursor else None
+                return _reply_after_wait(look, until, _status(home, store, row, new_alerts))
             if reporter is not None:
                 reporter.report(row, now)
             if now >= reap_at:
@@ -126,6 +124,36 @@ def wait(
                 reap_at = now + _REAP_S
             time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
             row = store.get_run(row.run_id)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What one look at a run that is waited for has shown.
+
+    Attributes:
+        has_reached: whether the run has reached what is waited for.
+        events: its events since the wait began, or since the cursor that the wait was given.
+        events_end: the byte of the run's events file at which these events end.
+    """
+
+    has_reached: bool
+    events: Sequence[Line]
+    events_end: int
+
+
+def _look_at(run: RunDir, row: RunRow, until: str, since_byte: int) -> _Look:
+    """Read the run's events from `since_byte` on and see whether it has reached `until`."""
+    events, end = events_from(run, since_byte)
+    return _Look(_has_reached(run, row, until, events), events, end)
+
+
+def _reply_after_wait(look: _Look, until: str, status: Reply) -> Reply:
+    """The reply of `wait`: the run's status, and what the last look at the run has shown."""
+    added: Reply = {}
+    if until == "next_eval" and look.has_reached:
+        added = _evaluation_fields(look.events, status)
+    # The cursor is the end of the events just read: later events are left to the next call.
+    return status | added | {"reached": look.has_reached, "cursor": str(look.events_end)}
 
 
 class _Reporter:
@@ -166,34 +194,44 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
     Raises UserError RUN_NOT_FOUND, or BAD_ARGUMENT where `reason` is too long.
     """
     check_texts(reason=reason)
-    final_reason = reason.strip() or "cancelled on request"
     with Store(home) as store:
         row = store.get_run(run_id)
         run = home.run(row.run_id)
-        values = {"reason_kind": "cancelled", "reason": final_reason}
-        was_cancelled = store.set_state(
-            row.run_id,
-            "cancelled",
-            only_from={"queued", "interrupted"},
-            ended=time.time(),
-            hint=outcome.resume_hint(run),
-            **values,
-        )
-        if not was_cancelled:
-            store.set_state(row.run_id, "stopping", only_from={"preparing", "running"}, **values)
+        _set_cancelled_or_stopping(store, run, reason.strip() or "cancelled on request")
         launcher.reap(home)  # the supervisor may be dead already; then the run ends here
         row = store.get_run(row.run_id)
         write_status(run, row)
-        checkpoint = outcome.checkpoint_name(run)
-        return {
-            "run_id": row.run_id,
-            "state": row.state,
-            "last_checkpoint": checkpoint,
-            "resume": str(outcome.resume_hint(run)) if row.state != "done" else "",
-            "summary": _cancel_summary(row, checkpoint),
-            "next": _after_cancel(row),
-            "warnings": taken_as("run_id", run_id, row.run_id),
-        }
+    return _cancel_reply(run, row, warnings=taken_as("run_id", run_id, row.run_id))
+
+
+def _set_cancelled_or_stopping(store: Store, run: RunDir, reason: str) -> None:
+    """Set a run without a process to "cancelled" and one with a process to "stopping". A run that
+    is stopping already or has ended stays as it is."""
+    values = {"reason_kind": "cancelled", "reason": reason}
+    was_cancelled = store.set_state(
+        run.id,
+        "cancelled",
+        only_from={"queued", "interrupted"},
+        ended=time.time(),
+        hint=outcome.resume_hint(run),
+        **values,
+    )
+    if not was_cancelled:
+        store.set_state(run.id, "stopping", only_from={"preparing", "running"}, **values)
+
+
+def _cancel_reply(run: RunDir, row: RunRow, warnings: list[str]) -> Reply:
+    """The reply of `cancel`: the run's state, its last checkpoint, and how to go on."""
+    checkpoint = outcome.checkpoint_name(run)
+    return {
+        "run_id": row.run_id,
+        "state": row.state,
+        "last_checkpoint": checkpoint,
+        "resume": str(outcome.resume_hint(run)) if row.state != "done" else "",
+        "summary": _cancel_summary(row, checkpoint),
+        "next": _after_cancel(row),
+        "warnings": warnings,
+    }
 
 
 def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = None) -> Reply:
@@ -207,27 +245,39 @@ def _status(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = N
     progress = read_progress(run, row)
     status = _basic_fields(row, progress)
     if alerts is not None:
-        status["alerts"] = alerts[-10:]  # the newest ten
+        status["alerts"] = alerts[-_MAX_ALERTS:]  # the newest ones
     was_deleted = run.deleted.exists()
     if was_deleted:
         status["warnings"].append("its checkpoints, answers and curves were deleted")
     if row.state == "queued":
         status["queue_position"] = store.queue_position(row.run_id)
         status["warnings"] += _why_waiting(run)
-    if progress.quiet_s is not None and progress.quiet_s > 60:  # a minute may be a slow step
-        status["quiet_s"] = progress.quiet_s
-        status["warnings"].append(f"nothing was written for {progress.quiet_s:.0f} s")
+    _add_quiet_time(status, progress)
     if row.state == "done":
         status = _with_result(run, row, status)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
         status["error"] = _reason_of_end(run, row)
     if was_deleted:
         _remove_calls(status)
+    _add_choosing_tasks(status, row, progress)
+    status["summary"] = _summary(row, status)
+    return status
+
+
+def _add_quiet_time(status: Reply, progress: Progress) -> None:
+    """Add `quiet_s`, with a warning, where the run has written nothing for over a minute."""
+    quiet_s = progress.quiet_s
+    if quiet_s is not None and quiet_s > _MIN_QUIET_S:
+        status["quiet_s"] = quiet_s
+        status["warnings"].append(f"nothing was written for {quiet_s:.0f} s")
+
+
+def _add_choosing_tasks(status: Reply, row: RunRow, progress: Progress) -> None:
+    """Add `heldout`, the held-out tasks by which a training run chooses its best checkpoint; only
+    where the run has recorded them."""
     half = choosing_half_in(progress.started) if row.kind == "train" else None
     if half is not None:
         status["heldout"] = half.to_json()
-    status["summary"] = _summary(row, status)
-    return status
 
 
 def _basic_fields(row: RunRow, progress: Progress) -> Reply:
@@ -294,24 +344,29 @@ def _reason_of_end(run: RunDir, row: RunRow) -> Reply:
 def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
     """What `wait` adds to the status for the evaluation that it waited for.
 
-    The keys are `evaluation` (the scores), `step`, and a `summary` that names both. They are read
-    from the newest "evaluated" event, because the metrics get their line only after that event.
-
-    Args:
-        events: the events since the wait began, at least one of them "evaluated".
+    - `evaluation`: the values of the newest "evaluated" event of `events`, which has one.
+    - `step`: the newest step known of the run, where the event names its own step.
+    - `summary`: that of the status, with a sentence about the evaluation.
     """
     newest = [event for event in events if event.get("event") == "evaluated"][-1]
     scores = {name: value for name, value in newest.items() if name not in _EVENT_KEYS}
-    half = ChoosingHalf(**status["heldout"]) if "heldout" in status else None
-    text = scores_in_words(scores, half) or str(newest.get("message") or "")
+    evaluated_step = scores.get("step")
+    names_step = isinstance(evaluated_step, int) and not isinstance(evaluated_step, bool)
     added: Reply = {"evaluation": scores}
-    at_step = ""
-    step = scores.get("step")
-    if isinstance(step, int) and not isinstance(step, bool):
-        # The metrics may be behind this evaluation, or already ahead of it.
-        added["step"] = max(step, status["step"] or 0)
-        at_step = f" at step {step}"
+    if names_step:
+        # The status has the step of the metrics, which may be behind this evaluation: they get
+        # their line after the event. They may be ahead of it already, too.
+        added["step"] = max(evaluated_step, status["step"] or 0)
+    at_step = f" at step {evaluated_step}" if names_step else ""
+    text = _scores_text(scores, status) or str(newest.get("message") or "")
     return added | {"summary": f"{status['summary']} Evaluated{at_step}: {text}."}
+
+
+def _scores_text(scores: Mapping[str, Any], status: Reply) -> str:
+    """The scores of an evaluation in words, with the number of held-out tasks that choose the
+    checkpoint where the status has it; "" where there is no score."""
+    half = ChoosingHalf(**status["heldout"]) if "heldout" in status else None
+    return scores_in_words(scores, half)
 
 
 def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -> bool:
@@ -410,21 +465,31 @@ def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
     failed = _failed_scores(status.get("result") or {})
     if not failed.get("failed"):
         return status
-    argument = {"run_id": row.run_id}
-    calls = [
-        Call("diagnose", argument).to_json(),
-        Call("read_rollouts", argument | {"pick": "error"}).to_json(),
-    ]
+    following = status.get("next", [])
+    if row.kind == "evaluate":  # nobody should curate a dataset before having read the failures
+        following = [call for call in following if call["tool"] != "curate"]
+    return status | {
+        "warnings": [_failed_scores_warning(failed), *status["warnings"]],
+        "next": [*_calls_showing_failures(row), *following],
+    }
+
+
+def _failed_scores_warning(failed: Mapping[str, Any]) -> str:
+    """The warning that scores failed, from the counts that `_failed_scores` returns."""
     warning = f"{failed['failed']} of {failed['of']} scores failed"
     last_step = failed.get("last_step")
     if last_step and last_step["failed"]:
         warning += f", {last_step['failed']} of {last_step['of']} in the last step"
-    warning += ": the calls in next say why and show them"
-    following = status.get("next", [])
-    if row.kind == "evaluate":  # nobody should curate a dataset before having read the failures
-        following = [call for call in following if call["tool"] != "curate"]
-    calls += following
-    return status | {"warnings": [warning, *status["warnings"]], "next": calls}
+    return f"{warning}: the calls in next say why and show them"
+
+
+def _calls_showing_failures(row: RunRow) -> list[Reply]:
+    """The calls that say why scores of a run failed, and show the answers, as JSON."""
+    argument = {"run_id": row.run_id}
+    return [
+        Call("diagnose", argument).to_json(),
+        Call("read_rollouts", argument | {"pick": "error"}).to_json(),
+    ]
 
 
 def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -470,25 +535,35 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
 def _summary(row: RunRow, status: Reply) -> str:
     """One sentence about a run's state, such as `sums-grpo-3 is running at step 12 of 60, 340 s
     left.`"""
-    at_step = ""
-    if status["step"] is not None:
-        of_steps = f" of {status['total_steps']}" if status["total_steps"] is not None else ""
-        at_step = f" at step {status['step']}{of_steps}"
+    at_step = _at_step(status)
     match row.state:
         case "queued":
             return f"{row.run_id} is queued at position {status['queue_position']}."
         case "done":
-            text = status.get("result", {}).get("summary", "")
-            verdict = f", verdict {row.verdict}" if row.kind == "train" else ""
-            return f"{row.run_id} is done{verdict}. {text}".strip()
+            return _done_summary(row, status)
         case "failed":
             return f"{row.run_id} failed{at_step} ({row.reason_kind}): {row.reason.rstrip('.')}."
         case "cancelled":
             return f"{row.run_id} is cancelled{at_step}: {row.reason.rstrip('.')}."
-        case _:
+        case _:  # it holds a device, or is interrupted
             seconds_left = status["eta_s"]
             time_left = f", {seconds_left:.0f} s left" if seconds_left else ""
             return f"{row.run_id} is {row.state}{at_step}{time_left}."
+
+
+def _at_step(status: Reply) -> str:
+    """The run's step as part of a sentence, such as ` at step 12 of 60`; "" before it has one."""
+    if status["step"] is None:
+        return ""
+    of_steps = f" of {status['total_steps']}" if status["total_steps"] is not None else ""
+    return f" at step {status['step']}{of_steps}"
+
+
+def _done_summary(row: RunRow, status: Reply) -> str:
+    """A sentence that the run is done, and what its result says of itself."""
+    text = status.get("result", {}).get("summary", "")
+    verdict = f", verdict {row.verdict}" if row.kind == "train" else ""
+    return f"{row.run_id} is done{verdict}. {text}".strip()
 
 
 def _cancel_summary(row: RunRow, checkpoint: str) -> str:
