@@ -5,6 +5,7 @@ prediction against the verdict, and what it cost.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.core.files import read_json
@@ -16,6 +17,7 @@ from engine.records.run_config import RunConfig, TrainConfig
 from engine.runs.submit.cautions import verdict_in_words
 
 _MAX_CHANGES = 4  # changed settings on a line of the tree
+_NO_PARENT = ""  # no run has this id
 
 
 def entry(home: Home, row: RunRow) -> Reply:
@@ -91,10 +93,8 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
     """
     runs = {row.run_id: row for row in rows if row.kind == "train"}
     entries = {run_id: entry(home, row) for run_id, row in runs.items()}
-    children: dict[str, list[str]] = {}  # by parent; "" for the runs that are not indented
-    for run_id in sorted(runs, key=lambda run_id: runs[run_id].rowid):
-        parent = entries[run_id].get("parent", "")
-        children.setdefault(parent if parent in runs else "", []).append(run_id)
+    oldest_first = sorted(runs, key=lambda run_id: runs[run_id].rowid)
+    children = _children_by_parent(oldest_first, entries)
     lines: list[str] = []
 
     def add_lines(run_id: str, depth: int) -> None:
@@ -103,9 +103,25 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
         for child in children.get(run_id, []):
             add_lines(child, depth + 1)
 
-    for root in children.get("", []):
-        add_lines(root, 0)
+    for root in children.get(_NO_PARENT, []):
+        add_lines(root, depth=0)
     return lines
+
+
+def _children_by_parent(
+    run_ids: Sequence[str], entries: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[str]]:
+    """The ids of the runs below each run, in the order of `run_ids`; under `_NO_PARENT` those whose
+    parent is not among them.
+
+    Args:
+        entries: by run id what `entry` returns.
+    """
+    children: dict[str, list[str]] = {}
+    for run_id in run_ids:
+        parent = entries[run_id].get("parent", "")
+        children.setdefault(parent if parent in entries else _NO_PARENT, []).append(run_id)
+    return children
 
 
 def _tree_line(row: RunRow, entry: Mapping[str, Any]) -> str:
@@ -132,6 +148,15 @@ def _short_value(value: Any) -> str:
     return text if len(text) <= 24 else f"{text[:23]}…"
 
 
+@dataclass(frozen=True)
+class _BestScore:
+    """The best score that a run reached on the held-out tasks, and at which step; None where the
+    step is not known."""
+
+    score: float
+    step: int | None
+
+
 def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
     """The best finished training run of each environment version.
 
@@ -146,20 +171,28 @@ def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
     for row in sorted(rows, key=lambda row: row.rowid):
         if row.kind != "train" or row.state != "done" or row.verdict == "worse":
             continue
-        try:
-            result = read_json(home.run(row.run_id).result)
-            score = float(result["best_score"])
-            advises_start_model = bool((result.get("evidence") or {}).get("go_on_with"))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # the result is missing, damaged or has no score
-        if advises_start_model:
+        result = _best_of_run(home, row)
+        if result is None:
             continue
         # `>`: of equal scores the oldest run counts.
-        if row.env_id not in best or score > best[row.env_id]["score"]:
+        if row.env_id not in best or result.score > best[row.env_id]["score"]:
             best[row.env_id] = {
                 "run_id": row.run_id,
-                "score": round(score, 4),
+                "score": round(result.score, 4),
                 "verdict": row.verdict,
-                "step": result.get("best_step"),
+                "step": result.step,
             }
     return best
+
+
+def _best_of_run(home: Home, row: RunRow) -> _BestScore | None:
+    """The best score of a finished run; None where it is not known, or where no checkpoint beat the
+    model that the run started from."""
+    try:
+        result = read_json(home.run(row.run_id).result)
+        score = float(result["best_score"])
+        # The name of the start model; a result without it advises the run's own model.
+        advises_start_model = bool((result.get("evidence") or {}).get("go_on_with"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # the result is missing, damaged or has no score
+    return None if advises_start_model else _BestScore(score, result.get("best_step"))

@@ -51,13 +51,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
 
     Raises UserError BAD_ARGUMENT for an unknown scope, BAD_CURSOR for an invalid cursor.
     """
-    if scope not in SCOPES:
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"scope={scope!r} does not exist",
-            hint=f"Use one of {', '.join(SCOPES)}.",
-            field="scope",
-        )
+    _check_scope(scope)
     launcher.reap(home)
     position = _position_of_cursor(cursor)
     open_runs: list[RunRow] = []
@@ -71,17 +65,37 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
             open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
         if scope in ("all", "runs"):
             _add_runs(page, home, store, scope, limit, before_rowid=position or None)
-    for name in _LISTS:
-        if scope in ("all", name):
-            start = position if scope == name else 0  # with "all" the cursor means nothing
-            _add_list(page, home, name, scope, start=start, limit=limit)
-    if any("exam_use" in env for env in page.reply.get("envs", [])):
-        page.reply["about"] = {"exam_use": ABOUT_USE}
+    _add_lists(page, home, scope, position, limit)
     return page.reply | {
         "summary": _summary(scope, page.reply, page.totals, open_runs),
         "next": _next_calls(scope, page.reply, open_runs),
         "warnings": _warnings(home),
     }
+
+
+def _check_scope(scope: str) -> None:
+    """Raises UserError BAD_ARGUMENT for a scope that does not exist."""
+    if scope not in SCOPES:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"scope={scope!r} does not exist",
+            hint=f"Use one of {', '.join(SCOPES)}.",
+            field="scope",
+        )
+
+
+def _add_lists(page: _Page, home: Home, scope: str, position: int, limit: int) -> None:
+    """Add every list of `_LISTS` that the scope includes, and `about` where an entry needs it.
+
+    Args:
+        position: the number of entries that earlier pages have shown.
+    """
+    for name in _LISTS:
+        if scope in ("all", name):
+            start = position if scope == name else 0  # with "all" the cursor means nothing
+            _add_list(page, home, name, scope, start=start, limit=limit)
+    if any("exam_use" in env for env in page.reply.get("envs", [])):
+        page.reply["about"] = {"exam_use": ABOUT_USE}  # says what that number counts
 
 
 def _add_runs(
@@ -95,7 +109,8 @@ def _add_runs(
     # One more than is shown tells whether more follow.
     rows = store.list_runs(limit + 1, before_rowid=before_rowid)
     page.reply |= _runs(home, store, rows[:limit])
-    page.totals["runs"] = len(rows)  # above `limit` where more follow, but not how many
+    # `limit` + 1 where more follow; how many there are in all is not counted.
+    page.totals["runs"] = len(rows)
     if scope == "runs" and len(rows) > limit:
         page.reply["next_cursor"] = str(rows[limit - 1].rowid)
 
@@ -229,12 +244,7 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
         "created": round(row.created, 1),
     }
     if row.state in HOLDS_DEVICE:
-        progress = read_progress(home.run(row.run_id), row)
-        entry |= {
-            "step": progress.step,
-            "total_steps": progress.total_steps,
-            "eta_s": progress.eta_s,
-        }
+        entry |= _progress_fields(home, row)
     optional_fields = {"verdict": row.verdict, "reason_kind": row.reason_kind, "note": row.note}
     entry |= {name: text for name, text in optional_fields.items() if text}
     if row.kind == "train":
@@ -244,6 +254,16 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
     if row.attempt > 1:
         entry["attempt"] = row.attempt
     return entry
+
+
+def _progress_fields(home: Home, row: RunRow) -> Reply:
+    """How far a run has come: its step, the number of its steps, and the seconds left."""
+    progress = read_progress(home.run(row.run_id), row)
+    return {
+        "step": progress.step,
+        "total_steps": progress.total_steps,
+        "eta_s": progress.eta_s,
+    }
 
 
 def _environments(home: Home) -> list[Reply]:
