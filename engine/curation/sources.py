@@ -309,6 +309,11 @@ class Stored:
     sampling: JsonObject
     warnings: list[str]
 
+    @property
+    def refs(self) -> list[str]:
+        """The references of the models."""
+        return [ref for ref, _ in self.models]
+
 
 def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     """Find the stored answers that `evaluate(regrade=run_id)` scores again.

@@ -28,6 +28,7 @@ from envs.json_types import ScoreReply
 MOST = 24  # answers that are scored again
 SECONDS = 3.0  # no further answer is begun after this time
 PATIENCE = 10.0  # seconds that a run which is otherwise done waits for the result
+_REASON_CHARS = 300  # of the text of an error; a longer one is cut
 # Why a stored answer was not scored.
 SKIPPED = {
     "no_answer": "no answer is stored",
@@ -200,31 +201,41 @@ def _rescore(
     error is passed to `on_skip` as text.
     """
     started_at = time.monotonic()
-    is_multi_turn = record.kind == "multi"
 
     def is_over() -> bool:
         """Whether no further answer is to be scored; asked before each of them."""
         return fresh.abandoned or time.monotonic() - started_at > SECONDS
 
     try:
-        answers = [
-            _scored_answer(tasks[row["task"]], row, is_multi_turn)
-            for row in _sample(file, half, tasks)
-        ]
+        answers = _sampled_answers(file, half, tasks, is_multi_turn=record.kind == "multi")
         result = score_again(answers, fresh, is_over)
         if fresh.abandoned:
             return
-        identity = {
-            "env_id": record.env_id,
-            "file": file.name,
-            "half": half,
-            "deterministic": record.audit.deterministic,
-            "network": record.limits.network,
-        }
         seconds = round(time.monotonic() - started_at, 3)
-        write_json(run.rescored, identity | result | {"seconds": seconds})
+        write_json(run.rescored, _identity(record, file, half) | result | {"seconds": seconds})
     except Exception as problem:  # noqa: BLE001 - no error in this thread may harm the run
-        on_skip(f"{type(problem).__name__}: {problem}"[:300])
+        on_skip(f"{type(problem).__name__}: {problem}"[:_REASON_CHARS])
+
+
+def _identity(record: EnvRecord, file: Path, half: str) -> dict[str, object]:
+    """What `evals/rescored.json` says of the answers that were scored again, and of the environment
+    version that scored them."""
+    return {
+        "env_id": record.env_id,
+        "file": file.name,
+        "half": half,
+        "deterministic": record.audit.deterministic,
+        "network": record.limits.network,
+    }
+
+
+def _sampled_answers(
+    file: Path, half: str, tasks: Mapping[str, Task], *, is_multi_turn: bool
+) -> list[Scored]:
+    """A random sample of the answers in `file`, in the form that `score_again` takes."""
+    return [
+        _scored_answer(tasks[row["task"]], row, is_multi_turn) for row in _sample(file, half, tasks)
+    ]
 
 
 def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:

@@ -72,6 +72,14 @@ def of_training(home: Home, record: EnvRecord, model: str = "") -> Contamination
     return _compare_all(home, record, [new_training, *earlier])
 
 
+def of_evaluation(
+    home: Home, record: EnvRecord, models: Sequence[str], split: str
+) -> Contamination | None:
+    """What `of_models` finds for an evaluation at the tasks of `split`; None for training tasks,
+    where nothing is compared."""
+    return of_models(home, record, models) if split == "heldout" else None
+
+
 def of_models(home: Home, record: EnvRecord, models: Sequence[str]) -> Contamination:
     """Compare the held-out tasks of `record` with the rows on which `models` were trained in this
     home.

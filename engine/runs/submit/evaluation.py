@@ -96,9 +96,8 @@ def submit_evaluation(
     launcher.worker_python(home)  # for its error where nothing can run a model
     plan = _plan(home, request, cap_function)
     warnings = _warnings(home, request, plan)
-    contaminated = None
-    if request.split == "heldout":
-        contaminated = contamination.of_models(home, plan.record, request.models)
+    contaminated = contamination.of_evaluation(home, plan.record, request.models, request.split)
+    if contaminated is not None:
         warnings += contaminated.warnings
     adapters = adapters_of(plan.models)
     files = RunFiles(_config(request, plan), model_adapters=adapters, contamination=contaminated)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.core import hardware
 from engine.core.errors import UserError
@@ -40,6 +40,22 @@ from engine.settings.defaults import SamplingLimits
 _MAX_RUNS = 1000  # that one probe may have, each after a failed one
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """A probe with everything resolved.
+
+    Attributes:
+        record: the environment version whose tasks are asked.
+        facts: of its tasks, counted in the model's tokens.
+        resolved: the settings, where each comes from, and warnings about them.
+    """
+
+    record: EnvRecord
+    model: ModelRef
+    facts: EnvFacts
+    resolved: resolution.Resolved
+
+
 @reports_unwritable_disk
 def submit_probe(
     home: Home, request: ProbeRequest, cap_function: CapFunction | None = None
@@ -57,31 +73,50 @@ def submit_probe(
     Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, RUN_STATE.
     """
     launcher.worker_python(home)  # for its error where nothing can run a model
-    record = scored_env(home, request.env_id, "probed")
-    model = catalog.resolve_model(home, request.model)
-    require_files(model)
-    facts = env_facts.env_facts(home, record, model.base_path)
-    resolved = _settings(home, request, model, facts)
-    config = _config(request, record, model, resolved)
+    plan = _plan(home, request)
+    config = _config(request, plan)
     key = _key_of(config)
-    work = _sampling_work(request, resolved, facts)
     body = {"probe": key}
     with Store(home) as store:
         request_id, row = _earlier_probe(store, key, body)
-        if row is None:  # a probe that exists costs nothing more
-            cap = cap_of(home, cap_function, lambda: sampling_hours(home, [model], work))
-            files = RunFiles({**config, "max_gpu_hours": cap}, model_adapters=adapters_of([model]))
-            new = replace(_new_run(request, record, cap), request_id=request_id, body=body)
+        if row is None:
+            cap = _cap(home, request, plan, cap_function)  # a probe that exists costs nothing more
+            files = RunFiles(
+                {**config, "max_gpu_hours": cap}, model_adapters=adapters_of([plan.model])
+            )
+            new = replace(_new_run(request, plan.record, cap), request_id=request_id, body=body)
             row = store.insert_run(new, files.writer(home))
-    reply = start_and_reply(home, row, [*resolved.warnings, *cap_warnings(row.max_gpu_hours)])
+    warnings = [*plan.resolved.warnings, *cap_warnings(row.max_gpu_hours)]
+    reply = start_and_reply(home, row, warnings)
     if row.state == "done":
         reply["result"] = read_json(home.run(row.run_id).result)
     return reply
 
 
+def _plan(home: Home, request: ProbeRequest) -> _Plan:
+    """Find the environment and the model, and choose the settings.
+
+    Raises UserError: ENV_*, MODEL_*, SETTING_*.
+    """
+    record = scored_env(home, request.env_id, "probed")
+    model = catalog.resolve_model(home, request.model)
+    require_files(model)
+    facts = env_facts.env_facts(home, record, model.base_path)
+    return _Plan(record, model, facts, _settings(home, request, model, facts))
+
+
+def _cap(home: Home, request: ProbeRequest, plan: _Plan, cap_function: CapFunction | None) -> float:
+    """The most device hours that the probe may take; 0 for no cap.
+
+    Raises UserError QUOTA, BUDGET or NOT_APPROVED.
+    """
+    work = _sampling_work(request, plan)
+    return cap_of(home, cap_function, lambda: sampling_hours(home, [plan.model], work))
+
+
 def _new_run(request: ProbeRequest, record: EnvRecord, cap: float) -> NewRun:
-    """What the database stores of the probe, without its request. `cap` is its cap on device
-    hours, 0 for none."""
+    """What the database stores of the probe, without its request. `cap` is the most device hours
+    that it may take, 0 for no cap."""
     return NewRun(
         name=f"{record.name}-probe",
         kind="probe",
@@ -109,35 +144,30 @@ def _settings(
     )
 
 
-def _sampling_work(
-    request: ProbeRequest, resolved: resolution.Resolved, facts: EnvFacts
-) -> SamplingWork:
+def _sampling_work(request: ProbeRequest, plan: _Plan) -> SamplingWork:
     """How much the model has to sample, from which the device hours are estimated."""
-    settings = resolved.settings
+    settings = plan.resolved.settings
     assert isinstance(settings, GRPOSettings)  # because `_settings` resolved "grpo"
     return SamplingWork(
         SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length),
-        facts,
-        task_count=min(request.samples, facts.train_rows),
+        plan.facts,
+        task_count=min(request.samples, plan.facts.train_rows),
         attempts=settings.group_size,
     )
 
 
-def _config(
-    request: ProbeRequest, record: EnvRecord, model: ModelRef, resolved: resolution.Resolved
-) -> Mapping[str, object]:
-    """The content of config.json of a probe, without the run's id and cap. Two probes with the same
-    content count as the same probe.
-    """
+def _config(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
+    """The content of config.json of a probe, without the two keys in which equal probes differ: the
+    run's id, and its cap on device hours."""
     return {
         "kind": "probe",
         "algorithm": "probe",
-        "env_id": record.env_id,
-        "env_dir": str(record.dir),
-        "models": [model_entry(model)],
+        "env_id": plan.record.env_id,
+        "env_dir": str(plan.record.dir),
+        "models": [model_entry(plan.model)],
         "samples": int(request.samples),
-        "settings": resolved.settings.model_dump(),
-        "sources": resolved.sources,
+        "settings": plan.resolved.settings.model_dump(),
+        "sources": plan.resolved.sources,
         "wall_limit_hours": EVALUATION_WALL_HOURS,
     }
 

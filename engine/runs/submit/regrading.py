@@ -40,21 +40,19 @@ def submit_regrade(
     _check_request(request)
     record = scored_env(home, request.env_id, "regraded")
     stored = stored_answers(home, request.regrade, request.split)
-    refs = [ref for ref, _ in stored.models]
     task_count = min(request.rows, stored.tasks)
-    answer_count = task_count * stored.attempts * len(refs)
+    answer_count = task_count * stored.attempts * len(stored.refs)
     cap = cap_of(home, cap_function, lambda: scoring_hours(record, answer_count))
     warnings = _warnings(request, record, stored, cap)
-    contaminated = None
-    if request.split == "heldout":
-        contaminated = contamination.of_models(home, record, refs)
+    contaminated = contamination.of_evaluation(home, record, stored.refs, request.split)
+    if contaminated is not None:
         warnings += contaminated.warnings
     config = _config(request, record, stored, cap)
     files = RunFiles(config, contamination=contaminated, needs=stored.run_id)
     with Store(home) as store:
-        row = store.insert_run(_new_run(record, refs, cap), files.writer(home))
+        row = store.insert_run(_new_run(record, stored.refs, cap), files.writer(home))
     reply = start_and_reply(home, row, warnings)
-    return reply | {"models": refs, "rows": task_count, "regrade": stored.run_id}
+    return reply | {"models": stored.refs, "rows": task_count, "regrade": stored.run_id}
 
 
 def _warnings(

@@ -17,8 +17,8 @@ from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.home.database import reports_unwritable_disk
-from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, taken_as
-from engine.home.run_dir import Home
+from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, RunRow, taken_as
+from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.install import vllm_env
 from engine.models import catalog
@@ -90,22 +90,32 @@ def submit(home: Home, request: TrainRequest) -> Reply:
             return reply_of(home, row, ["this request was answered before"])
         if request.resume:
             return _resume(home, store, request)
-        plan = _resolve(home, request)
-        warnings = _admit(home, store, request, plan)
-        parent = store.get_run(request.parent).run_id if request.parent else ""
-        warnings += taken_as("parent", request.parent, parent)
-        config = _config(request, plan, parent)
-        warnings += cautions(home, store, _as_train_config(config))
-        contaminated = contamination.of_training(home, plan.record, plan.model.ref)
-        warnings += contaminated.warnings
-        files = RunFiles(
-            config,
-            start_adapter=plan.model.adapter,
-            teacher_adapter=plan.teacher_adapter,
-            contamination=contaminated,
-        )
-        row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
+        row, warnings = _queue(home, store, request)
     return start_and_reply(home, row, warnings)
+
+
+def _queue(home: Home, store: Store, request: TrainRequest) -> tuple[RunRow, list[str]]:
+    """Queue a new training run. Returns its row, and warnings about the request.
+
+    Raises the errors of `submit`.
+    """
+    plan = _resolve(home, request)
+    warnings = _admit(home, store, request, plan)
+    parent = store.get_run(request.parent).run_id if request.parent else ""
+    warnings += taken_as("parent", request.parent, parent)
+    config = _config(request, plan, parent)
+    warnings += cautions(home, store, _as_train_config(config))
+    # Held-out tasks that the training rows of this run or of earlier ones of the model hold.
+    contaminated = contamination.of_training(home, plan.record, plan.model.ref)
+    warnings += contaminated.warnings
+    files = RunFiles(
+        config,
+        start_adapter=plan.model.adapter,
+        teacher_adapter=plan.teacher_adapter,
+        contamination=contaminated,
+    )
+    row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
+    return row, warnings
 
 
 def _check_request(request: TrainRequest) -> None:
@@ -147,13 +157,22 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
         inherited=model.adapter_facts,
         vllm=vllm_env.find_python(home) is not None,
     )
-    teacher = teachers.resolve_teacher(home, resolved.settings, model)
-    if teacher is not None and teacher.model is not None:
-        require_files(teacher.model, field="settings.teacher")
+    teacher = _teacher(home, resolved, model)
     forecast = estimate.estimate(
         home, resolved, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
     )
     return _Plan(record, model, machine, resolved, teacher, forecast)
+
+
+def _teacher(home: Home, resolved: resolution.Resolved, model: ModelRef) -> ResolvedTeacher | None:
+    """The teacher that the settings name, with the files of its model in place; None without one.
+
+    `model` is the one to be trained. Raises UserError MODEL_* or SETTING_*.
+    """
+    teacher = teachers.resolve_teacher(home, resolved.settings, model)
+    if teacher is not None and teacher.model is not None:
+        require_files(teacher.model, field="settings.teacher")
+    return teacher
 
 
 def _env_facts(home: Home, request: TrainRequest, record: EnvRecord, model: ModelRef) -> EnvFacts:
@@ -250,7 +269,7 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
     _refuse_other_arguments(request)
-    launcher.worker_python(home)
+    launcher.worker_python(home)  # for its error where nothing can train
     launcher.reap(home)
     row = store.get_run(request.resume)
     run = home.run(row.run_id)
@@ -259,13 +278,7 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
         raise missing_secrets_error(missing, row.env_id)
     check_hours_left(home, store)
     checkpoint = outcome.checkpoint_name(run)
-    row = store.resume_run(
-        row.run_id,
-        max_gpu_hours=float(request.max_gpu_hours or row.max_gpu_hours or DEFAULT_GPU_HOURS),
-        request_id=request.request_id,
-        body=request.body(),
-        check=lambda: check_not_deleted(run),
-    )
+    row = _queue_attempt(store, run, row, request)
     message = f"continues from {checkpoint}" if checkpoint else "starts again from step 0"
     outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
     warnings = taken_as("resume", request.resume, row.run_id)
@@ -273,6 +286,18 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
         warnings.append("no checkpoint was complete: the run starts again from step 0")
     reply = start_and_reply(home, row, warnings)
     return reply | {"attempt": row.attempt, "resumed_from": checkpoint}
+
+
+def _queue_attempt(store: Store, run: RunDir, row: RunRow, request: TrainRequest) -> RunRow:
+    """Queue a new attempt of a run, with the cap of the request or else the run's own. Returns its
+    new row. Raises UserError RUN_STATE."""
+    return store.resume_run(
+        row.run_id,
+        max_gpu_hours=float(request.max_gpu_hours or row.max_gpu_hours or DEFAULT_GPU_HOURS),
+        request_id=request.request_id,
+        body=request.body(),
+        check=lambda: check_not_deleted(run),
+    )
 
 
 def _refuse_other_arguments(request: TrainRequest) -> None:
