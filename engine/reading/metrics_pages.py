@@ -102,27 +102,40 @@ def curves_page(
     heldout = _half_behind(run, shown_columns)
     lines = thin(metrics.lines, shown_columns, min(POINTS, limit))
     curves = {name: metrics.curve(name) for name in shown_columns}
-    hidden_columns = [clean_text(name) for name in metrics.columns if name not in shown_columns]
-    with_model = any("model" in line for line in lines)  # in an evaluation of several models
     if run.deleted.exists():  # the files of the run are gone on purpose
         summary = f"{row.run_id} is {row.state}; its files were deleted."
     else:
         summary = _curve_sentence(row, metrics.lines, curves, len(lines), heldout)
+    table = _table(lines, shown_columns)
     page = CurvesPage(
         summary=clean_text(summary),
         run_id=row.run_id,
         state=row.state,
         view="metrics",
-        columns=_column_heads(shown_columns, with_model),
-        rows=[_table_row(line, shown_columns, with_model) for line in lines],
-        curves={clean_text(name): summary_of(points) for name, points in curves.items() if points},
-        available=hidden_columns[:_MOST_AVAILABLE],
+        columns=table.heads,
+        rows=table.rows,
+        curves=_summaries(curves),
+        available=_hidden_names(metrics, shown_columns),
         steps_logged=len(metrics.lines),
         heldout=heldout,
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
         warnings=_curve_warnings(metrics, selected_count=len(selected_columns)),
     )
     return _shorten_to_fit(page)
+
+
+def _summaries(curves: Mapping[str, list[tuple[float, float]]]) -> dict[str, CurveSummary]:
+    """First, last and extreme values of each metric that has a point.
+
+    `curves` has the (step, value) of every point, by metric.
+    """
+    return {clean_text(name): summary_of(points) for name, points in curves.items() if points}
+
+
+def _hidden_names(metrics: Metrics, shown_columns: Sequence[str]) -> list[str]:
+    """The names of the first 60 logged metrics that are not shown."""
+    names = [clean_text(name) for name in metrics.columns if name not in shown_columns]
+    return names[:_MOST_AVAILABLE]
 
 
 def _half_behind(run: RunDir, columns: Sequence[str]) -> ChoosingHalf | None:
@@ -166,29 +179,35 @@ def new_steps_page(
     than the cursor's offset, it is read from its start, with a warning. Raises UserError
     BAD_CURSOR.
     """
-    offset = parse_cursor(cursor, "metrics").offset or 0
-    warnings: list[str] = []
-    if offset > complete_size(run.metrics):
-        offset = 0
-        warnings.append("The run went back to a checkpoint; its metrics are read from the start.")
+    offset, warnings = _start_of_new_steps(run, cursor)
     log_page = page_after(run.metrics, offset, limit)
     readable = parse_lines([line.text for line in log_page.lines])
     lines = by_step(readable)
     warnings += skipped_lines(len(log_page.lines) - len(readable))
     # Names are not checked: these few lines may lack a metric that is logged now and then.
     shown_columns = list(keys[:_MOST_KEYS]) or main_columns(_logged_metrics(lines), _DEFAULT_KEYS)
+    table = _table(lines, shown_columns, with_model=False)
     has_more = log_page.end < complete_size(run.metrics) or row.state not in TERMINAL
     page = NewStepsPage(
         summary=f"{counted(len(lines), 'new step')} of {row.run_id}, which is {row.state}.",
         run_id=row.run_id,
         state=row.state,
         view="metrics",
-        columns=_column_heads(shown_columns, with_model=False),
-        rows=[_table_row(line, shown_columns, with_model=False) for line in lines],
+        columns=table.heads,
+        rows=table.rows,
         next_cursor=f"metrics:{log_page.end}" if has_more else "",
         warnings=warnings,
     )
     return _with_fewer_steps(page, log_page.lines)
+
+
+def _start_of_new_steps(run: RunDir, cursor: str) -> tuple[int, list[str]]:
+    """The byte of the metrics file at which a page of new steps starts, and a warning where it is
+    the start of the file because the file has become shorter. Raises UserError BAD_CURSOR."""
+    offset = parse_cursor(cursor, "metrics").offset or 0
+    if offset <= complete_size(run.metrics):
+        return offset, []
+    return 0, ["The run went back to a checkpoint; its metrics are read from the start."]
 
 
 def _with_fewer_steps(page: NewStepsPage, lines: Sequence[Line]) -> NewStepsPage:
@@ -235,6 +254,30 @@ def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
                 field="keys",
             )
     return list(dict.fromkeys(keys))
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Metrics of some steps: the heads of the columns, and a row of cells for each step."""
+
+    heads: list[str]
+    rows: list[list[Cell]]
+
+
+def _table(
+    lines: Sequence[JsonObject], columns: Sequence[str], *, with_model: bool | None = None
+) -> _Table:
+    """The metrics `columns` of the logged lines.
+
+    `with_model` adds a column with the model; with None it is added where a line names a model, as
+    those of an evaluation of several models do.
+    """
+    if with_model is None:
+        with_model = any("model" in line for line in lines)
+    return _Table(
+        heads=_column_heads(columns, with_model),
+        rows=[_table_row(line, columns, with_model) for line in lines],
+    )
 
 
 def _column_heads(names: Sequence[str], with_model: bool) -> list[str]:

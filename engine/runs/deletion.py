@@ -43,14 +43,11 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     open run needs, or, without `force`, that something was built on.
     """
     launcher.reap(home)
-    warnings: list[str] = []
-    rows_by_id: dict[str, RunRow] = {}
     with Store(home) as store:
-        for ref in refs:
-            row = store.get_run(ref)
-            rows_by_id[row.run_id] = row
-            warnings += taken_as("run", ref, row.run_id)
+        named = [(ref, store.get_run(ref)) for ref in refs]
         all_rows = store.list_runs(_ALL_RUNS)
+    warnings = [text for ref, row in named for text in taken_as("run", ref, row.run_id)]
+    rows_by_id = {row.run_id: row for _, row in named}
     all_ids = {row.run_id for row in all_rows}
     others = [row for row in all_rows if row.run_id not in rows_by_id]
     for row in rows_by_id.values():

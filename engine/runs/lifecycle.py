@@ -109,7 +109,7 @@ def wait(
         run = home.run(row.run_id)
         since_byte = _position_of_cursor(cursor) if cursor else events_end(run)
         reap_at = time.monotonic() + _REAP_S
-        reporter = _Reporter(home, store, on_progress) if on_progress is not None else None
+        reporter = _Reporter(home, store, on_progress)
         while True:
             now = time.monotonic()
             look = _look_at(run, row, until, since_byte)
@@ -117,8 +117,7 @@ def wait(
                 # A caller without a cursor has not seen any alert of the run yet.
                 new_alerts = alerts_in(look.events) if cursor else None
                 return _reply_after_wait(look, until, _status(home, store, row, new_alerts))
-            if reporter is not None:
-                reporter.report(row, now)
+            reporter.report(row, now)
             if now >= reap_at:
                 launcher.reap(home)
                 reap_at = now + _REAP_S
@@ -157,9 +156,15 @@ def _reply_after_wait(look: _Look, until: str, status: Reply) -> Reply:
 
 
 class _Reporter:
-    """Reports the status of a run that is waited for at every change, and about once a second."""
+    """Reports the status of a run that is waited for at every change, and about once a second.
 
-    def __init__(self, home: Home, store: Store, on_progress: Callable[[Reply], None]) -> None:
+    Args:
+        on_progress: called with each status; None reports nothing.
+    """
+
+    def __init__(
+        self, home: Home, store: Store, on_progress: Callable[[Reply], None] | None
+    ) -> None:
         self._home = home
         self._store = store
         self._on_progress = on_progress
@@ -173,6 +178,8 @@ class _Reporter:
             row: the run as the database has it.
             now: seconds on the monotonic clock.
         """
+        if self._on_progress is None:
+            return
         run = self._home.run(row.run_id)
         # These differ whenever the run has changed.
         signs = (row.state, row.attempt, _file_size(run.metrics), _file_size(run.events))

@@ -41,8 +41,7 @@ def submit_regrade(
     record = scored_env(home, request.env_id, "regraded")
     stored = stored_answers(home, request.regrade, request.split)
     task_count = min(request.rows, stored.tasks)
-    answer_count = task_count * stored.attempts * len(stored.refs)
-    cap = cap_of(home, cap_function, lambda: scoring_hours(record, answer_count))
+    cap = _cap(home, record, stored, task_count, cap_function)
     warnings = _warnings(request, record, stored, cap)
     contaminated = contamination.of_evaluation(home, record, stored.refs, request.split)
     if contaminated is not None:
@@ -53,6 +52,21 @@ def submit_regrade(
         row = store.insert_run(_new_run(record, stored.refs, cap), files.writer(home))
     reply = start_and_reply(home, row, warnings)
     return reply | {"models": stored.refs, "rows": task_count, "regrade": stored.run_id}
+
+
+def _cap(
+    home: Home,
+    record: EnvRecord,
+    stored: Stored,
+    task_count: int,
+    cap_function: CapFunction | None,
+) -> float:
+    """The most device hours that scoring the answers at `task_count` tasks may take; 0 for no cap.
+
+    Raises UserError QUOTA, BUDGET or NOT_APPROVED.
+    """
+    answer_count = task_count * stored.attempts * len(stored.refs)
+    return cap_of(home, cap_function, lambda: scoring_hours(record, answer_count))
 
 
 def _warnings(
