@@ -106,12 +106,9 @@ def changed_page(reading: Reading) -> ChangedPage:
     """
     evaluations = _choose_evaluations(reading)
     changes = _changes(evaluations, reading.query.where)
-    better_count = sum(change.score > 0 for change in changes)
-    task_count = _count_of_shared_attempts(evaluations)
     before, after = evaluations.names
     page = ChangedPage(
-        summary=f"{len(changes)} of {task_count} tasks changed between {before} and {after}: "
-        f"{better_count} for the better, {len(changes) - better_count} for the worse.",
+        summary=_summary(evaluations, changes),
         run_id=reading.row.run_id,
         step=evaluations.step,
         before=before,
@@ -133,6 +130,17 @@ def changed_page(reading: Reading) -> ChangedPage:
         changed=fitted.items,
         warnings=fitted.warnings + skipped_lines(evaluations.skipped),
         next_cursor=fitted.next_cursor,
+    )
+
+
+def _summary(evaluations: _Comparison, changes: Sequence[_Change]) -> str:
+    """How many of the tasks changed between the two evaluations, and in which direction."""
+    before, after = evaluations.names
+    task_count = _count_of_shared_attempts(evaluations)
+    better_count = sum(change.score > 0 for change in changes)
+    return (
+        f"{len(changes)} of {task_count} tasks changed between {before} and {after}: "
+        f"{better_count} for the better, {len(changes) - better_count} for the worse."
     )
 
 

@@ -87,11 +87,20 @@ def sft_row(
         if chats and (preview is None or too_long):
             shown_chat = too_long[0] if too_long else chats[-1]
             preview = _preview(str(row.get("id")), shown_chat, settings, tokenizer, redact)
-            if len(chats) > 1:
-                preview = replace(preview, of_rows=len(chats), row=chats.index(shown_chat) + 1)
+            preview = _with_row_number(preview, chats, shown_chat)
         if too_long:
             break
     return preview
+
+
+def _with_row_number(
+    preview: RowPreview, chats: Sequence[TokenizedChat], shown_chat: TokenizedChat
+) -> RowPreview:
+    """The preview with the number of its row among those of the conversation, `chats`; unchanged
+    where the conversation is one row."""
+    if len(chats) == 1:
+        return preview
+    return replace(preview, of_rows=len(chats), row=chats.index(shown_chat) + 1)
 
 
 def _tokenized_turns(

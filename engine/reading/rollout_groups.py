@@ -131,12 +131,10 @@ def _group_key(row: Row) -> str:
 
 def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
     """One group as a page shows it; all members together get the characters of one rollout."""
-    max_chars = reading.query.max_chars
     redact = reading.redact
     rewards = rewards_of(rows)
-    # Two thirds of the characters are for the answers, one third is for the prompt.
-    member_chars = max(_LEAST_MEMBER_CHARS, max_chars * 2 // (3 * len(rows)))
-    texts = reading.texts(member_chars, with_prompt=False)
+    # One third of the characters is for the prompt, two thirds are for the answers.
+    prompt_chars = max(reading.query.max_chars // 3, _LEAST_PROMPT_CHARS)
     first = rows[0]
     rollout = first if isinstance(first, TrajectoryRecord) else None  # None in an evaluation
     return GroupItem(
@@ -147,13 +145,20 @@ def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
         reward_std=short(reward_std(rows)),
         solved=sum(row.success is True for row in rows),
         errors=sum(bool(row.error) for row in rows) or None,  # None instead of 0
-        prompt=within(turns_of(redact, first.prompt), max(max_chars // 3, _LEAST_PROMPT_CHARS)),
-        members=[
-            # These are the same for all members and are given once, in the GroupItem.
-            replace(rollout_item(redact, row, texts), step=None, task=None, group=None, half=None)
-            for row in rows
-        ],
+        prompt=within(turns_of(redact, first.prompt), prompt_chars),
+        members=_member_items(reading, rows),
     )
+
+
+def _member_items(reading: Reading, rows: Sequence[Row]) -> list[RolloutItem]:
+    """The members of one group as a page shows them, without what is the same for all of them.
+
+    Two thirds of the query's characters are divided among their answers.
+    """
+    chars = max(_LEAST_MEMBER_CHARS, reading.query.max_chars * 2 // (3 * len(rows)))
+    texts = reading.texts(chars, with_prompt=False)
+    items = [rollout_item(reading.redact, row, texts) for row in rows]
+    return [replace(item, step=None, task=None, group=None, half=None) for item in items]
 
 
 def _shorten_group(item: GroupItem, chars: int) -> GroupItem:

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from engine.core.errors import UserError
@@ -157,16 +158,9 @@ def _rollouts_of_all_steps(reading: Reading) -> Source:
     run = reading.run
     last_step = reading.start.step
     steps = [step for step in run.rollout_steps() if last_step == -1 or step <= last_step]
-    files: list[RecordsRead[TrajectoryRecord]] = []
-    bytes_left = _ALL_BYTES
-    for step in reversed(steps):
-        path = run.rollouts(step)
-        bytes_left -= path.stat().st_size
-        if bytes_left < 0 and files:
-            break
-        files.append(TrajectoryRecord.read_file(path))
+    files = _newest_rollouts([run.rollouts(step) for step in steps])
     return Source(
-        rows=[row for file in reversed(files) for row in file.records],
+        rows=[row for file in files for row in file.records],
         description=f"rollouts of {len(files)} steps",
         step=steps[-1],
         skipped=sum(file.skipped for file in files),
@@ -174,6 +168,21 @@ def _rollouts_of_all_steps(reading: Reading) -> Source:
         unread_steps=len(steps) - len(files),
         trained=True,
     )
+
+
+def _newest_rollouts(paths: Sequence[Path]) -> list[RecordsRead[TrajectoryRecord]]:
+    """Read the last of the files, as many as have at most `_ALL_BYTES` together, but at least one.
+
+    The result is in the order of `paths`.
+    """
+    files: list[RecordsRead[TrajectoryRecord]] = []
+    bytes_left = _ALL_BYTES
+    for path in reversed(paths):
+        bytes_left -= path.stat().st_size
+        if bytes_left < 0 and files:
+            break
+        files.append(TrajectoryRecord.read_file(path))
+    return files[::-1]
 
 
 def model_answers(reading: Reading) -> Source:

@@ -65,17 +65,7 @@ def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR or NO_EVALUATION.
     """
     query.check()
-    with Store(home) as store:
-        row = store.get_run(query.run_id)
-    run = home.run(row.run_id)
-    # None if the config is gone or damaged; the rows are readable all the same.
-    config = run.find_config()
-    start = start_of(query)
-    decode = decoder_of(config) if query.tokens else None
-    redact = redactor_for(home, config.env_dir if config else None)
-    reading = Reading(
-        query=query, start=start, run=run, row=row, config=config, redact=redact, decode=decode
-    )
+    reading = _reading_of(home, query)
     if query.pick == "changed":
         return changed_page(reading)
     source = source_of(reading)
@@ -85,6 +75,27 @@ def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage 
     return _rollouts_page(reading, source, matching_rows)
 
 
+def _reading_of(home: Home, query: RolloutQuery) -> Reading:
+    """The query with its run and what is needed to show the run's rows.
+
+    Raises UserError RUN_NOT_FOUND or BAD_CURSOR.
+    """
+    with Store(home) as store:
+        row = store.get_run(query.run_id)
+    run = home.run(row.run_id)
+    # None if the config is gone or damaged; the rows are readable all the same.
+    config = run.find_config()
+    return Reading(
+        query=query,
+        start=start_of(query),
+        run=run,
+        row=row,
+        config=config,
+        redact=redactor_for(home, config.env_dir if config else None),
+        decode=decoder_of(config) if query.tokens else None,
+    )
+
+
 def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> RolloutsPage:
     """The page for every pick but "group" and "changed".
 
@@ -92,23 +103,16 @@ def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row
     selects, in its order.
     """
     query = reading.query
-    row = reading.row
     # The seed stays the same from page to page, so that pages of random rows fit together.
-    picked_rows = ordered(matching_rows, query.pick, seed=f"{row.run_id} {source.step}")
+    seed = f"{reading.row.run_id} {source.step}"
+    picked_rows = ordered(matching_rows, query.pick, seed=seed)
     texts = reading.texts(query.max_chars)
     items = [
         rollout_item(reading.redact, answer, texts) for answer in reading.shown_part(picked_rows)
     ]
-    page = RolloutsPage(
-        summary="",  # written below, once it is known how many rows fit
-        run_id=row.run_id,
-        step=source.step,
-        source=source.description,
-        models=None if row.kind == "train" else reading.models,
-        matching=len(picked_rows),
-        about=About() if any(item.half for item in items) else None,
-        rollouts=[],
-    )
+    page = _page_without_rollouts(reading, source, picked_count=len(picked_rows))
+    if any(item.half for item in items):
+        page = replace(page, about=About())
     fitted = fit(
         reading,
         items,
@@ -123,6 +127,24 @@ def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row
         rollouts=fitted.items,
         warnings=fitted.warnings + source.warnings,
         next_cursor=fitted.next_cursor,
+    )
+
+
+def _page_without_rollouts(reading: Reading, source: Source, picked_count: int) -> RolloutsPage:
+    """A page that has only what does not depend on which rows it shows.
+
+    `picked_count` is the number of rows that the pick selects, on all pages.
+    """
+    row = reading.row
+    return RolloutsPage(
+        summary="",
+        run_id=row.run_id,
+        step=source.step,
+        source=source.description,
+        models=None if row.kind == "train" else reading.models,
+        matching=picked_count,
+        about=None,
+        rollouts=[],
     )
 
 

@@ -172,15 +172,15 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
     path = reader.run.events
     page = reader.page(path, position, _event_filter(reader, keys))
     event_at = _events_by_offset(reader, page.lines)
-    lines = [line for line in page.lines if line.start in event_at]
-    skipped_count = len(page.lines) - len(lines)
-    lines, page = _fit_lines(
-        lines,
+    event_lines = [line for line in page.lines if line.start in event_at]
+    skipped_count = len(page.lines) - len(event_lines)
+    shown_lines, page = _fit_lines(
+        event_lines,
         page,
         older=position.older,
         chars_of_line=lambda line: json_chars(event_at[line.start]),
     )
-    events = [event_at[line.start] for line in lines]
+    events = [event_at[line.start] for line in shown_lines]
     links = _cursors_of_page(reader, cursor, page, path)
     return EventsPage(
         summary=_event_sentence(reader.row, events),
@@ -254,21 +254,11 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     newest = Cursor(reader.attempts[-1], offset=None, older=True)
     position = parse_cursor(cursor, "console") if cursor else newest
     path = reader.run.log(position.attempt)
-    page = reader.page(path, position, reader.passes)
-    lines, page = _fit_lines(
-        page.lines,
-        page,
-        older=position.older,
-        chars_of_line=lambda line: json_chars(reader.shown_line(line.text)),
-        max_chars=max_chars,
-    )
-    texts = [reader.shown_line(line.text) for line in lines]
+    page = _console_lines(reader, path, position, max_chars)
+    texts = [reader.shown_line(line.text) for line in page.lines]
     if position.offset is None:  # the first page, which begins at the end of the file
         texts += _unfinished_lines(reader, path)
     prints_nothing = not texts and not cursor and reader.matches is None
-    next_calls: list[Call] = []
-    if prints_nothing and row.kind == "train":  # the curves show what it did
-        next_calls = [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
     links = _cursors_of_page(reader, cursor, page, path, position.attempt)
     return ConsolePage(
         summary=f"{counted(len(texts), 'line')} of attempt {position.attempt} of {row.run_id}.",
@@ -277,11 +267,33 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
         view="console",
         lines=texts,
         warnings=reader.warnings(page),
-        next=next_calls,
+        next=_calls_without_output(row) if prints_nothing else [],
         attempt=position.attempt,
         next_cursor=links.next_cursor,
         older_cursor=links.older_cursor,
     )
+
+
+def _console_lines(reader: TextReader, path: Path, position: Cursor, max_chars: int) -> Page:
+    """The lines of the console `path` before or after a position that match the search, of at most
+    `max_chars` characters together as they are shown."""
+    page = reader.page(path, position, reader.passes)
+    _, fitted_page = _fit_lines(
+        page.lines,
+        page,
+        older=position.older,
+        chars_of_line=lambda line: json_chars(reader.shown_line(line.text)),
+        max_chars=max_chars,
+    )
+    return fitted_page
+
+
+def _calls_without_output(row: RunRow) -> list[Call]:
+    """The call to make where a run has printed nothing: a training run's curves show what it did;
+    [] for a run of another kind."""
+    if row.kind != "train":
+        return []
+    return [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
 
 
 def _unfinished_lines(reader: TextReader, path: Path) -> list[str]:
@@ -315,9 +327,9 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     if has_failed:
         failure = _shown_failure(reader, recorded)
         summary = _failure_sentence(reader, recorded, failure.kind)
-    next_calls = console.next
-    if has_failed and failure.last_checkpoint and row.state != "done":
-        next_calls = [Call("submit_train", {"resume": row.run_id})]
+    # Without a failure `last_checkpoint` is None.
+    can_resume = bool(failure.last_checkpoint) and row.state != "done"
+    resume = Call("submit_train", {"resume": row.run_id})
     return ErrorPage(
         summary=summary,
         run_id=row.run_id,
@@ -325,7 +337,7 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
         view="error",
         lines=console.lines,
         warnings=console.warnings,
-        next=next_calls,
+        next=[resume] if can_resume else console.next,
         attempt=console.attempt,
         next_cursor=console.next_cursor.replace("console", "error", 1),
         older_cursor=older_cursor.replace("console", "error", 1) if older_cursor else None,
@@ -359,17 +371,22 @@ def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
     message = row.reason or str(recorded.get("message") or "")
     evidence = str(recorded.get("evidence") or "")
     hint = row.hint or Hint.from_json(recorded.get("hint"))
-    hint = Hint(clip(hint.text, _MESSAGE_CHARS), hint.call)
     checkpoint = reader.run.latest_checkpoint()
-    return ShownFailure(
+    failure = ShownFailure(
         kind=redact.text(kind),
         message=redact.text(clip(message, _MESSAGE_CHARS)),
         evidence=redact.text(clip(evidence, _EVIDENCE_CHARS)),
-        hint=redact.text(str(hint)),
-        call=Call.from_json(redact.value(hint.call.to_json())) if hint.call else None,
         last_checkpoint=checkpoint.name if checkpoint else "",
         exit=_exit_status(reader),
     )
+    return _with_hint(redact, failure, hint)
+
+
+def _with_hint(redact: Redactor, failure: ShownFailure, hint: Hint) -> ShownFailure:
+    """The failure with a hint, in words and as a call, its text cut and its secrets hidden."""
+    short_hint = Hint(clip(hint.text, _MESSAGE_CHARS), hint.call)
+    call = Call.from_json(redact.value(hint.call.to_json())) if hint.call else None
+    return replace(failure, hint=redact.text(str(short_hint)), call=call)
 
 
 def _exit_status(reader: TextReader) -> ExitStatus:
@@ -449,7 +466,9 @@ def _view_in_cursor(attempt: int | None) -> str:
 def _older_cursor(reader: TextReader, page: Page, attempt: int | None) -> str:
     """The cursor of the lines before a page; "" if there are none.
 
-    At the start of an attempt's console it leads to the end of the attempt before it.
+    Args:
+        attempt: whose console the page shows, which follows that of the attempt before; None for
+            the events.
     """
     if page.start > 0:
         return f"{_view_in_cursor(attempt)}:{page.start}:older"
@@ -463,12 +482,17 @@ def _older_cursor(reader: TextReader, page: Page, attempt: int | None) -> str:
 def _newer_cursor(reader: TextReader, page: Page, attempt: int | None, *, at_end: bool) -> str:
     """The cursor of the lines after a page; "" if there will be none.
 
-    At the end of an attempt's console it leads to the start of the attempt after it.
+    Args:
+        attempt: whose console the page shows, after which the next attempt's follows; None for the
+            events.
+        at_end: whether the page reaches the end of its file.
     """
     later_attempts = [] if attempt is None else [n for n in reader.attempts if n > attempt]
     if at_end and later_attempts:
         return f"{_view_in_cursor(later_attempts[0])}:0"
-    return f"{_view_in_cursor(attempt)}:{page.end}" if reader.is_alive or not at_end else ""
+    if at_end and not reader.is_alive:
+        return ""
+    return f"{_view_in_cursor(attempt)}:{page.end}"
 
 
 def _parse_object(text: str) -> JsonObject | None:
