@@ -31,14 +31,7 @@ def _projections_meant(given_names: Sequence[str], model: ModelFacts) -> list[st
     available = model.targets
     if set(given_names) == set(PROJECTIONS):
         return available
-    if set(given_names) == set(ATTENTION):
-        projections = [name for name in available if name not in ANY_MLP]
-    elif set(given_names) == set(MLP):
-        projections = [name for name in available if name in ANY_MLP]
-    elif set(given_names) <= set(available):
-        projections = list(given_names)
-    else:
-        projections = []
+    projections = _group_or_names(given_names, available)
     if projections:
         return projections
     missing = [name for name in given_names if name not in available]
@@ -52,3 +45,15 @@ def _projections_meant(given_names: Sequence[str], model: ModelFacts) -> list[st
         ),
         field="settings.lora_targets",
     )
+
+
+def _group_or_names(given_names: Sequence[str], available: Sequence[str]) -> list[str]:
+    """Those of the available projections that belong to the group that the names stand for, or else
+    the names themselves; [] where one of them is not available."""
+    if set(given_names) == set(ATTENTION):
+        return [name for name in available if name not in ANY_MLP]
+    if set(given_names) == set(MLP):
+        return [name for name in available if name in ANY_MLP]
+    if set(given_names) <= set(available):
+        return list(given_names)
+    return []
