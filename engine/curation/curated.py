@@ -154,32 +154,49 @@ def _dataset_rows(
     tasks: Mapping[str, list[TaskRow]],
     records: Mapping[str, EnvRecord],
 ) -> tuple[list[DatasetRow], list[DatasetRow]]:
-    """The training rows, one for each attempt, and the held-out rows, from the held-out `tasks`
-    and, of pairs, from every fifth task that has one.
+    """The training rows and the held-out rows.
 
-    Training rows have the ids "task#1", "task#2" for the attempts at a task. With several
-    environment versions all ids begin with six digits of the version's hash, because tasks of
-    different versions may have equal ids.
+    The chosen attempts become training rows, but the pairs of every fifth task held-out rows.
 
     Args:
-        tasks, records: the task rows and the record of each environment version, by its hash.
+        tasks, records: the task rows and the record of each environment version, by its hash. The
+            held-out tasks become held-out rows too.
     """
     prefixes = _id_prefixes(records)
     heldout = _heldout_rows(tasks, records, prefixes)
     used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
-    train = []
+    rows = _attempt_rows(chosen, records, prefixes, used_ids)
     heldout_tasks = _tasks_of_heldout_pairs(chosen)
-    # `worse` is empty without pairs.
-    for attempt, worse in itertools.zip_longest(chosen.attempts, chosen.worse):
-        row_id = _take_free_id(f"{prefixes[attempt.env_hash]}{attempt.task}", used_ids)
-        row = _attempt_row(attempt, records[attempt.env_hash], row_id)
-        if worse is not None:
-            row = replace(row, rejected=worse.messages)
+    train = []
+    for attempt, row in zip(chosen.attempts, rows, strict=True):
         if (attempt.env_hash, attempt.task) in heldout_tasks:
             heldout.append(replace(row, split="heldout"))
         else:
             train.append(row)
     return train, heldout
+
+
+def _attempt_rows(
+    chosen: Chosen,
+    records: Mapping[str, EnvRecord],
+    prefixes: Mapping[str, str],
+    used_ids: set[str],
+) -> list[DatasetRow]:
+    """A training row of each chosen attempt, with the worse answer of its pair if it has one.
+
+    The rows of a task get the ids "task#1", "task#2" and so on, but none of `used_ids`.
+
+    Args:
+        records, prefixes: of each environment version its record and the beginning of its ids, by
+            the version's hash.
+    """
+    rows = []
+    # `worse` is empty without pairs; each attempt then has None.
+    for attempt, worse in itertools.zip_longest(chosen.attempts, chosen.worse):
+        row_id = _take_free_id(f"{prefixes[attempt.env_hash]}{attempt.task}", used_ids)
+        row = _attempt_row(attempt, records[attempt.env_hash], row_id)
+        rows.append(row if worse is None else replace(row, rejected=worse.messages))
+    return rows
 
 
 def _heldout_rows(
@@ -200,7 +217,10 @@ def _heldout_rows(
 
 
 def _id_prefixes(records: Mapping[str, EnvRecord]) -> dict[str, str]:
-    """What the ids of the rows of each environment version begin with, by the version's hash."""
+    """What the ids of the rows of each environment version begin with, by the version's hash.
+
+    With several versions it is six digits of the hash, because their tasks may have equal ids.
+    """
     if len(records) > 1:
         return {env_hash: f"{env_hash[:6]}/" for env_hash in records}
     return dict.fromkeys(records, "")

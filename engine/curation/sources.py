@@ -1,8 +1,8 @@
 """Answers that runs stored: attempts to curate from, and files of rows to score again."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.core.errors import UserError
@@ -93,6 +93,18 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
     - NO_EVALUATION: a run has no answers;
     - ENV_NOT_FOUND: the environment version of a run is gone.
     """
+    sources = []
+    for ref in _distinct_refs(source_ids):
+        run_id, _, step_name = ref.partition("@")
+        with Store(home) as store:
+            row = store.get_run(run_id)
+        sources.append(_load_source(home, ref, row, step_name))
+    _refuse_run_beside_its_steps(sources)
+    return sources
+
+
+def _distinct_refs(source_ids: Sequence[str]) -> list[str]:
+    """The references, each once. Raises UserError BAD_ARGUMENT for none or more than 32."""
     refs = list(dict.fromkeys(str(ref).strip() for ref in source_ids if str(ref).strip()))
     if not 1 <= len(refs) <= MOST_SOURCES:
         raise UserError(
@@ -101,14 +113,7 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
             hint=f"Name 1 to {MOST_SOURCES} evaluations, GRPO or distill runs.",
             field="source_ids",
         )
-    sources = []
-    for ref in refs:
-        run_id, _, step_name = ref.partition("@")
-        with Store(home) as store:
-            row = store.get_run(run_id)
-        sources.append(_load_source(home, ref, row, step_name))
-    _refuse_run_beside_its_steps(sources)
-    return sources
+    return refs
 
 
 def _refuse_run_beside_its_steps(sources: Sequence[Source]) -> None:
@@ -152,30 +157,45 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
     """
     run = home.run(row.run_id)
     config = run.read_config()
-    attempts: list[Attempt] = []
-    hashes: dict[str, str] = {}
-    skipped = 0
+    stored = _StoredAttempts()
     for file in _answer_files(run, row, config, ref, step_name):
-        answers = file.record.read_file(file.path)
-        skipped += answers.skipped
-        if not answers.records:  # an empty file, or one that does not exist yet, is no source
-            continue
-        for index, answer in enumerate(answers.records):
-            attempts.append(_to_attempt(row, file, index, answer))
-        digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
-        hashes[str(file.path.relative_to(run.path))] = digest
-    if not attempts:
+        stored.read(run, row, file)
+    if not stored.attempts:
         raise _no_rollouts(ref, row)
-    record = registry.find_env(home, row.env_id)
     return Source(
         ref=ref,
         row=row,
-        record=record,
-        attempts=attempts,
-        files=hashes,
-        skipped=skipped,
+        record=registry.find_env(home, row.env_id),
+        attempts=stored.attempts,
+        files=stored.hashes,
+        skipped=stored.skipped,
         config=config,
     )
+
+
+@dataclass
+class _StoredAttempts:
+    """The attempts of one run, read file by file.
+
+    Attributes:
+        hashes: SHA-256 of each file that holds attempts, by its path within the run's folder.
+        skipped: number of damaged lines in the files.
+    """
+
+    attempts: list[Attempt] = field(default_factory=list)
+    hashes: dict[str, str] = field(default_factory=dict)
+    skipped: int = 0
+
+    def read(self, run: RunDir, row: RunRow, file: _AnswerFile) -> None:
+        """Add the attempts of one file of the run."""
+        answers = file.record.read_file(file.path)
+        self.skipped += answers.skipped
+        if not answers.records:  # an empty file, or one that does not exist yet, is no source
+            return
+        for index, answer in enumerate(answers.records):
+            self.attempts.append(_to_attempt(row, file, index, answer))
+        digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
+        self.hashes[str(file.path.relative_to(run.path))] = digest
 
 
 def _no_rollouts(ref: str, row: RunRow) -> UserError:
@@ -335,9 +355,8 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     files, warnings = _files_to_regrade(run, config, split)
     sampling = _sampling_of(run, config, split)
     answers_by_ref = {ref: Answer.read_all(path) for ref, path in files}
-    all_answers = [answer for answers in answers_by_ref.values() for answer in answers]
-    scored = [answer for answer in all_answers if answer.reward is not None]
-    if not scored:
+    scored_tasks = _scored_tasks(answers_by_ref.values())
+    if not scored_tasks:
         raise _nothing_to_regrade(row)
     return Stored(
         run_id=row.run_id,
@@ -345,11 +364,21 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
         models=[
             (ref, str(path.relative_to(run.path))) for ref, path in files if answers_by_ref[ref]
         ],
-        tasks=len({answer.task for answer in scored}),
+        tasks=len(scored_tasks),
         attempts=_attempts_per_task(config, split),
         sampling=sampling,
         warnings=warnings,
     )
+
+
+def _scored_tasks(answers_of_models: Iterable[Sequence[Answer]]) -> set[str]:
+    """The tasks at which any of the models has an answer with a reward."""
+    return {
+        answer.task
+        for answers in answers_of_models
+        for answer in answers
+        if answer.reward is not None
+    }
 
 
 def _not_ended(row: RunRow) -> UserError:
