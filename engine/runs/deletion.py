@@ -54,11 +54,18 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
         _require_ended(home, row)
         _require_unused(home, row, others)
         dependents = _built_on(home, row, others, all_ids)
-        if dependents and not force:
-            raise _built_on_error(row, dependents)
-        if dependents:
-            warnings.append(f"{_names_in_words(dependents)} came from {row.run_id}")
+        warnings += _warnings_of_dependents(row, dependents, force=force)
     return list(rows_by_id), warnings
+
+
+def _warnings_of_dependents(row: RunRow, dependents: Sequence[str], *, force: bool) -> list[str]:
+    """A warning that names what was built on a run; [] where nothing was. Raises UserError
+    RUN_STATE instead, unless `force` is given."""
+    if not dependents:
+        return []
+    if not force:
+        raise _built_on_error(row, dependents)
+    return [f"{_names_in_words(dependents)} came from {row.run_id}"]
 
 
 def _built_on(

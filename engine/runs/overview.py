@@ -33,10 +33,12 @@ class _Page:
         reply: the reply so far.
         totals: for each list in it, by its key, how many entries there are before it is cut to
             what is shown.
+        open_runs: the runs that have not ended; read for scope "all" only.
     """
 
     reply: Reply = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
+    open_runs: list[RunRow] = field(default_factory=list)
 
 
 def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> Reply:
@@ -54,7 +56,6 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
     _check_scope(scope)
     launcher.reap(home)
     position = _position_of_cursor(cursor)
-    open_runs: list[RunRow] = []
     page = _Page()
     with Store(home) as store:
         if scope in ("all", "hardware"):
@@ -62,13 +63,13 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         if scope == "all":
             page.reply["queue"] = [row.run_id for row in store.queue()]
             page.reply["budget"] = _budget(home, store)
-            open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
+            page.open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
         if scope in ("all", "runs"):
             _add_runs(page, home, store, scope, limit, before_rowid=position or None)
     _add_lists(page, home, scope, position, limit)
     return page.reply | {
-        "summary": _summary(scope, page.reply, page.totals, open_runs),
-        "next": _next_calls(scope, page.reply, open_runs),
+        "summary": _summary(scope, page),
+        "next": _next_calls(scope, page),
         "warnings": _warnings(home),
     }
 
@@ -300,33 +301,25 @@ _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
 }
 
 
-def _summary(scope: str, reply: Reply, totals: dict[str, int], open_runs: list[RunRow]) -> str:
-    """One sentence about the reply.
-
-    For scope "all" it says how much there is in the home, for "hardware" it names the devices, and
-    for a list it says how many entries are shown.
-
-    Args:
-        totals: for each list in the reply how many entries it has, shown or not.
-    """
+def _summary(scope: str, page: _Page) -> str:
+    """One sentence: for scope "all" how much there is in the home, for "hardware" the names of the
+    devices, for a list how many entries are shown."""
+    reply = page.reply
     if scope == "hardware":
         devices = reply["hardware"]["devices"]
         names = ", ".join(item["name"] for item in devices)
         return f"{counted(len(devices), 'device')}: {names}."
     if scope == "all":
-        return _summary_of_home(reply, totals, open_runs)
+        return _summary_of_home(page)
     more = " (more follow)" if "next_cursor" in reply else ""
     singular = scope.removesuffix("s")
     return f"{counted(len(reply[scope]), singular)}{more}."
 
 
-def _summary_of_home(reply: Reply, totals: dict[str, int], open_runs: list[RunRow]) -> str:
-    """How much there is in the home, and which of the lists are not shown to their ends.
-
-    Args:
-        totals: for each list in the reply how many entries it has, shown or not.
-    """
-    active_count = sum(row.state in HOLDS_DEVICE for row in open_runs)
+def _summary_of_home(page: _Page) -> str:
+    """How much there is in the home, and which of the lists are not shown to their ends."""
+    reply, totals = page.reply, page.totals
+    active_count = sum(row.state in HOLDS_DEVICE for row in page.open_runs)
     cut_lists = [name for name, count in totals.items() if count > len(reply[name])]
     more = f" More {', '.join(cut_lists)} follow with scope {cut_lists[0]}." if cut_lists else ""
     return (
@@ -336,7 +329,7 @@ def _summary_of_home(reply: Reply, totals: dict[str, int], open_runs: list[RunRo
     )
 
 
-def _next_calls(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply]:
+def _next_calls(scope: str, page: _Page) -> list[Reply]:
     """The calls to make next; [] unless the scope is "all".
 
     - Where a run is active or queued: wait for it.
@@ -345,15 +338,16 @@ def _next_calls(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply
     """
     if scope != "all":
         return []
-    for row in open_runs:
+    for row in page.open_runs:
         if row.state in HOLDS_DEVICE or row.state == "queued":
             return [Call("wait_run", {"run_id": row.run_id}).to_json()]
-    if not reply["envs"]:
+    envs = page.reply["envs"]
+    if not envs:
         return [
             Call("read_playbook").to_json(),
             Call("push_env", {"path": "..."}).to_json(),
         ]
-    return [Call("dry_run", {"env_id": reply["envs"][0].get("env_id", "")}).to_json()]
+    return [Call("dry_run", {"env_id": envs[0].get("env_id", "")}).to_json()]
 
 
 def _gb(size: int) -> float:

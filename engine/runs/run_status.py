@@ -45,9 +45,8 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     """
     run = home.run(row.run_id)
     progress = read_progress(run, row)
-    status = _basic_fields(row, progress)
-    if alerts is not None:
-        status["alerts"] = alerts[-_MAX_ALERTS:]  # the newest ones
+    shown_alerts = progress.alerts if alerts is None else alerts[-_MAX_ALERTS:]
+    status = _basic_fields(row, progress) | {"alerts": shown_alerts}
     was_deleted = run.deleted.exists()
     if was_deleted:
         status["warnings"].append("its checkpoints, answers and curves were deleted")
@@ -55,14 +54,21 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
         status["queue_position"] = store.queue_position(row.run_id)
         status["warnings"] += _why_waiting(run)
     _add_quiet_time(status, progress)
-    if row.state == "done":
-        status = _with_result(run, row, status)
-    if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
-        status["error"] = _reason_of_end(run, row)
+    status = _with_end(run, row, status)
     if was_deleted:
         _remove_calls(status)
     _add_choosing_tasks(status, row, progress)
     status["summary"] = _summary(row, status)
+    return status
+
+
+def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
+    """The status with the result of a run that is done, or with the reason why it failed, was
+    cancelled or is stopping; unchanged for a run that goes on."""
+    if row.state == "done":
+        return _with_result(run, row, status)
+    if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
+        status["error"] = _reason_of_end(run, row)
     return status
 
 

@@ -74,23 +74,36 @@ def submit_probe(
     """
     launcher.worker_python(home)  # for its error where nothing can run a model
     plan = _plan(home, request)
-    config = _config(request, plan)
-    key = _key_of(config)
-    body = {"probe": key}
     with Store(home) as store:
-        request_id, row = _earlier_probe(store, key, body)
-        if row is None:
-            cap = _cap(home, request, plan, cap_function)  # a probe that exists costs nothing more
-            files = RunFiles(
-                {**config, "max_gpu_hours": cap}, model_adapters=adapters_of([plan.model])
-            )
-            new = replace(_new_run(request, plan.record, cap), request_id=request_id, body=body)
-            row = store.insert_run(new, files.writer(home))
+        row = _earlier_or_new_run(home, store, request, plan, cap_function)
     warnings = [*plan.resolved.warnings, *cap_warnings(row.max_gpu_hours)]
     reply = start_and_reply(home, row, warnings)
     if row.state == "done":
         reply["result"] = read_json(home.run(row.run_id).result)
     return reply
+
+
+def _earlier_or_new_run(
+    home: Home,
+    store: Store,
+    request: ProbeRequest,
+    plan: _Plan,
+    cap_function: CapFunction | None,
+) -> RunRow:
+    """The row of the run that made this probe before, or else of a new one that is queued.
+
+    Raises UserError QUOTA, BUDGET, NOT_APPROVED or RUN_STATE.
+    """
+    config = _config(request, plan)
+    key = _key_of(config)
+    body = {"probe": key}
+    request_id, row = _earlier_probe(store, key, body)
+    if row is not None:
+        return row  # without asking for a cap: a probe that exists costs nothing more
+    cap = _cap(home, request, plan, cap_function)
+    files = RunFiles({**config, "max_gpu_hours": cap}, model_adapters=adapters_of([plan.model]))
+    new = replace(_new_run(request, plan.record, cap), request_id=request_id, body=body)
+    return store.insert_run(new, files.writer(home))
 
 
 def _plan(home: Home, request: ProbeRequest) -> _Plan:
