@@ -83,6 +83,29 @@ class NewStepsPage(ReplyBase):
     next: list[JsonObject] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _ShownCurves:
+    """What a page shows of a run's metrics.
+
+    Attributes:
+        columns: the names of the metrics.
+        lines: the logged lines of the steps that are shown.
+        curves: (step, value) of every logged point, by metric.
+    """
+
+    columns: list[str]
+    lines: Sequence[JsonObject]
+    curves: dict[str, list[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Metrics of some steps: the heads of the columns, and a row of cells for each step."""
+
+    heads: list[str]
+    rows: list[list[Cell]]
+
+
 def curves_page(
     run: RunDir, row: RunRow, keys: Sequence[str], matches: Matches | None, limit: int
 ) -> CurvesPage:
@@ -98,15 +121,13 @@ def curves_page(
     """
     metrics = load_metrics(run.metrics)
     selected_columns = _selected_columns(metrics, keys, matches)
-    shown_columns = selected_columns[:_MOST_KEYS]
-    heldout = _half_behind(run, shown_columns)
-    lines = thin(metrics.lines, shown_columns, min(POINTS, limit))
-    curves = {name: metrics.curve(name) for name in shown_columns}
+    shown = _shown_curves(metrics, selected_columns, limit)
+    heldout = _half_behind(run, shown.columns)
     if run.deleted.exists():  # the files of the run are gone on purpose
         summary = f"{row.run_id} is {row.state}; its files were deleted."
     else:
-        summary = _curve_sentence(row, metrics.lines, curves, len(lines), heldout)
-    table = _table(lines, shown_columns)
+        summary = _curve_sentence(row, metrics, shown, heldout)
+    table = _table(shown.lines, shown.columns)
     page = CurvesPage(
         summary=clean_text(summary),
         run_id=row.run_id,
@@ -114,14 +135,24 @@ def curves_page(
         view="metrics",
         columns=table.heads,
         rows=table.rows,
-        curves=_summaries(curves),
-        available=_hidden_names(metrics, shown_columns),
+        curves=_summaries(shown.curves),
+        available=_hidden_names(metrics, shown.columns),
         steps_logged=len(metrics.lines),
         heldout=heldout,
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
         warnings=_curve_warnings(metrics, selected_count=len(selected_columns)),
     )
     return _shorten_to_fit(page)
+
+
+def _shown_curves(metrics: Metrics, selected_columns: Sequence[str], limit: int) -> _ShownCurves:
+    """The first of the selected columns, with at most `limit` steps and never more than 30."""
+    columns = list(selected_columns[:_MOST_KEYS])
+    return _ShownCurves(
+        columns=columns,
+        lines=thin(metrics.lines, columns, min(POINTS, limit)),
+        curves={name: metrics.curve(name) for name in columns},
+    )
 
 
 def _summaries(curves: Mapping[str, list[tuple[float, float]]]) -> dict[str, CurveSummary]:
@@ -182,14 +213,11 @@ def new_steps_page(
     offset, warnings = _start_of_new_steps(run, cursor)
     log_page = page_after(run.metrics, offset, limit)
     readable = parse_lines([line.text for line in log_page.lines])
-    lines = by_step(readable)
     warnings += skipped_lines(len(log_page.lines) - len(readable))
-    # Names are not checked: these few lines may lack a metric that is logged now and then.
-    shown_columns = list(keys[:_MOST_KEYS]) or main_columns(_logged_metrics(lines), _DEFAULT_KEYS)
-    table = _table(lines, shown_columns, with_model=False)
+    table = _table_of_new_steps(by_step(readable), keys)
     has_more = log_page.end < complete_size(run.metrics) or row.state not in TERMINAL
     page = NewStepsPage(
-        summary=f"{counted(len(lines), 'new step')} of {row.run_id}, which is {row.state}.",
+        summary=f"{counted(len(table.rows), 'new step')} of {row.run_id}, which is {row.state}.",
         run_id=row.run_id,
         state=row.state,
         view="metrics",
@@ -199,6 +227,13 @@ def new_steps_page(
         warnings=warnings,
     )
     return _with_fewer_steps(page, log_page.lines)
+
+
+def _table_of_new_steps(lines: Sequence[JsonObject], keys: Sequence[str]) -> _Table:
+    """The metrics `keys` of the logged lines, or the main ones if `keys` is empty."""
+    # Names are not checked: these few lines may lack a metric that is logged now and then.
+    columns = list(keys[:_MOST_KEYS]) or main_columns(_logged_metrics(lines), _DEFAULT_KEYS)
+    return _table(lines, columns, with_model=False)
 
 
 def _start_of_new_steps(run: RunDir, cursor: str) -> tuple[int, list[str]]:
@@ -256,14 +291,6 @@ def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Metrics of some steps: the heads of the columns, and a row of cells for each step."""
-
-    heads: list[str]
-    rows: list[list[Cell]]
-
-
 def _table(
     lines: Sequence[JsonObject], columns: Sequence[str], *, with_model: bool | None = None
 ) -> _Table:
@@ -302,25 +329,18 @@ def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> li
 
 
 def _curve_sentence(
-    row: RunRow,
-    lines: Sequence[JsonObject],
-    curves: Mapping[str, list[tuple[float, float]]],
-    shown_points: int,
-    heldout: ChoosingHalf | None,
+    row: RunRow, metrics: Metrics, shown: _ShownCurves, heldout: ChoosingHalf | None
 ) -> str:
     """The summary: the state of the run and the first and last value of its first three curves.
 
     Example: "r-1 is running at step 40 (30 of 41 points): reward_mean 0.1 to 0.6, kl 0 to 0.02."
-
-    Args:
-        lines: all logged steps.
-        curves: (step, value) of every point, by metric.
-        shown_points: how many of the `lines` the page shows.
-        heldout: the tasks behind `heldout_*`; None adds no note about them.
+    `heldout` are the tasks behind `heldout_*`; None adds no note about them.
     """
+    lines = metrics.lines
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
-    changes = _changes_of_first_curves(curves)
+    changes = _changes_of_first_curves(shown.curves)
+    shown_points = len(shown.lines)
     thinned = f" ({shown_points} of {len(lines)} points)" if shown_points < len(lines) else ""
     heldout_note = ""
     if heldout is not None:

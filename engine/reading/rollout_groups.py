@@ -88,18 +88,21 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
         page_of=lambda items: replace(page, groups=items),
         shorten=_shorten_group,
     )
-    uniform_count = sum(reward_std(rows) == 0.0 for rows in groups)
-    summary = (
-        f"{len(fitted.items)} of {len(groups)} groups among the {source.description} in "
-        f"{page.run_id}, the widest spread of rewards first; in {uniform_count} all rewards are "
-        "equal."
-    )
     return replace(
         page,
         groups=fitted.items,
         warnings=fitted.warnings + source.warnings,
         next_cursor=fitted.next_cursor,
-        summary=summary,
+        summary=_summary(page, groups, shown_count=len(fitted.items)),
+    )
+
+
+def _summary(page: GroupsPage, groups: Sequence[Sequence[Row]], shown_count: int) -> str:
+    """How many of the groups the page shows, and in how many all rewards are equal."""
+    uniform_count = sum(reward_std(rows) == 0.0 for rows in groups)
+    return (
+        f"{shown_count} of {len(groups)} groups among the {page.source} in {page.run_id}, the "
+        f"widest spread of rewards first; in {uniform_count} all rewards are equal."
     )
 
 

@@ -102,14 +102,10 @@ def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row
     It shows those of `matching_rows` (the rows of `source` that match the filter) that the pick
     selects, in its order.
     """
-    query = reading.query
     # The seed stays the same from page to page, so that pages of random rows fit together.
     seed = f"{reading.row.run_id} {source.step}"
-    picked_rows = ordered(matching_rows, query.pick, seed=seed)
-    texts = reading.texts(query.max_chars)
-    items = [
-        rollout_item(reading.redact, answer, texts) for answer in reading.shown_part(picked_rows)
-    ]
+    picked_rows = ordered(matching_rows, reading.query.pick, seed=seed)
+    items = _shown_items(reading, picked_rows)
     page = _page_without_rollouts(reading, source, picked_count=len(picked_rows))
     if any(item.half for item in items):
         page = replace(page, about=About())
@@ -128,6 +124,12 @@ def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row
         warnings=fitted.warnings + source.warnings,
         next_cursor=fitted.next_cursor,
     )
+
+
+def _shown_items(reading: Reading, picked_rows: Sequence[Row]) -> list[RolloutItem]:
+    """The picked rows that this page may show, each with at most `max_chars` characters."""
+    texts = reading.texts(reading.query.max_chars)
+    return [rollout_item(reading.redact, row, texts) for row in reading.shown_part(picked_rows)]
 
 
 def _page_without_rollouts(reading: Reading, source: Source, picked_count: int) -> RolloutsPage:

@@ -170,27 +170,49 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
     newest = Cursor(attempt=0, offset=None, older=True)
     position = parse_cursor(cursor, "events") if cursor else newest
     path = reader.run.events
-    page = reader.page(path, position, _event_filter(reader, keys))
-    event_at = _events_by_offset(reader, page.lines)
-    event_lines = [line for line in page.lines if line.start in event_at]
-    skipped_count = len(page.lines) - len(event_lines)
-    shown_lines, page = _fit_lines(
-        event_lines,
-        page,
-        older=position.older,
-        chars_of_line=lambda line: json_chars(event_at[line.start]),
-    )
-    events = [event_at[line.start] for line in shown_lines]
-    links = _cursors_of_page(reader, cursor, page, path)
+    found_page = reader.page(path, position, _event_filter(reader, keys))
+    shown = _fit_events(reader, found_page, older=position.older)
+    links = _cursors_of_page(reader, cursor, shown.page, path)
     return EventsPage(
-        summary=_event_sentence(reader.row, events),
+        summary=_event_sentence(reader.row, shown.events),
         run_id=reader.row.run_id,
         state=reader.row.state,
         view="events",
-        events=events,
-        warnings=reader.warnings(page) + skipped_lines(skipped_count),
+        events=shown.events,
+        warnings=reader.warnings(shown.page) + skipped_lines(shown.skipped),
         next_cursor=links.next_cursor,
         older_cursor=links.older_cursor,
+    )
+
+
+@dataclass(frozen=True)
+class _ShownEvents:
+    """The events that a reply has room for, as it shows them.
+
+    Attributes:
+        page: the page with only their lines.
+        skipped: how many lines of the whole page are not JSON objects.
+    """
+
+    events: list[JsonObject]
+    page: Page
+    skipped: int
+
+
+def _fit_events(reader: TextReader, page: Page, *, older: bool) -> _ShownEvents:
+    """The events that a reply has room for: the last of the page with `older`, else the first."""
+    event_at = _events_by_offset(reader, page.lines)
+    event_lines = [line for line in page.lines if line.start in event_at]
+    shown_lines, fitted_page = _fit_lines(
+        event_lines,
+        page,
+        older=older,
+        chars_of_line=lambda line: json_chars(event_at[line.start]),
+    )
+    return _ShownEvents(
+        events=[event_at[line.start] for line in shown_lines],
+        page=fitted_page,
+        skipped=len(page.lines) - len(event_lines),
     )
 
 
@@ -255,9 +277,7 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     position = parse_cursor(cursor, "console") if cursor else newest
     path = reader.run.log(position.attempt)
     page = _console_lines(reader, path, position, max_chars)
-    texts = [reader.shown_line(line.text) for line in page.lines]
-    if position.offset is None:  # the first page, which begins at the end of the file
-        texts += _unfinished_lines(reader, path)
+    texts = _console_texts(reader, path, page, at_newest=position.offset is None)
     prints_nothing = not texts and not cursor and reader.matches is None
     links = _cursors_of_page(reader, cursor, page, path, position.attempt)
     return ConsolePage(
@@ -286,6 +306,13 @@ def _console_lines(reader: TextReader, path: Path, position: Cursor, max_chars: 
         max_chars=max_chars,
     )
     return fitted_page
+
+
+def _console_texts(reader: TextReader, path: Path, page: Page, *, at_newest: bool) -> list[str]:
+    """The lines of a page of the console `path` as they are shown; a page at the newest lines also
+    has the line that is not complete yet."""
+    texts = [reader.shown_line(line.text) for line in page.lines]
+    return texts + _unfinished_lines(reader, path) if at_newest else texts
 
 
 def _calls_without_output(row: RunRow) -> list[Call]:
@@ -318,7 +345,6 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     console = console_page(
         reader, cursor.replace("error", "console", 1), max_chars=_LINES_CHARS_OF_ERROR
     )
-    older_cursor = console.older_cursor
     # A run that is being stopped has the reason before it has ended.
     has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
     recorded = read_object(reader.run.failure)
@@ -330,14 +356,21 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     # Without a failure `last_checkpoint` is None.
     can_resume = bool(failure.last_checkpoint) and row.state != "done"
     resume = Call("submit_train", {"resume": row.run_id})
+    page = _as_error_page(console, summary, failure)
+    return replace(page, next=[resume]) if can_resume else page
+
+
+def _as_error_page(console: ConsolePage, summary: str, failure: ShownFailure) -> ErrorPage:
+    """A page of the console as a page of the view "error", with the run's failure."""
+    older_cursor = console.older_cursor
     return ErrorPage(
         summary=summary,
-        run_id=row.run_id,
-        state=row.state,
+        run_id=console.run_id,
+        state=console.state,
         view="error",
         lines=console.lines,
         warnings=console.warnings,
-        next=[resume] if can_resume else console.next,
+        next=console.next,
         attempt=console.attempt,
         next_cursor=console.next_cursor.replace("console", "error", 1),
         older_cursor=older_cursor.replace("console", "error", 1) if older_cursor else None,
