@@ -162,8 +162,6 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     reply = _reply_of(selection, _redactor_of_sources(home, sources))
     warnings = _warnings(selection.outcome, choices.select, sources)
     if not preview:
-        if not selection.outcome.kept:
-            raise _nothing_to_save(selection.outcome, reply.dropped, sources)
         pushed = _save(home, name, selection, choices)
         reply = replace(reply, env_id=pushed.env_id)
         # The push warns of some of the same things.
@@ -190,7 +188,10 @@ def _select(home: Home, choices: Choices) -> _Selection:
 
 
 def _save(home: Home, name: str, selection: _Selection, choices: Choices) -> PushReply:
-    """Push what was chosen as the dataset `name`."""
+    """Push what was chosen as the dataset `name`. Raises UserError BAD_ARGUMENT if that is nothing,
+    and every error of `push_env`."""
+    if not selection.outcome.kept:
+        raise _nothing_to_save(selection.outcome, selection.sources)
     chosen = Chosen(selection.outcome.kept, selection.outcome.worse)
     return save_dataset(home, name, chosen, selection.tasks, selection.sources, choices)
 
@@ -456,13 +457,9 @@ def _warnings_of_several_versions(sources: Sequence[Source]) -> list[str]:
     return [f"Tasks of {', '.join(names)} are kept apart, also where their ids agree."]
 
 
-def _nothing_to_save(
-    outcome: _Outcome, dropped: Mapping[str, int], sources: Sequence[Source]
-) -> UserError:
-    """The error for a call that should save a dataset, but keeps no attempt.
-
-    `dropped` counts the attempts by reason, in the order of REASONS.
-    """
+def _nothing_to_save(outcome: _Outcome, sources: Sequence[Source]) -> UserError:
+    """The error for a call that should save a dataset, but keeps no attempt."""
+    dropped = _dropped_by_reason(outcome)
     return UserError(
         "BAD_ARGUMENT",
         f"nothing is left to save: {_counts_text(dropped) or 'no attempts'}",

@@ -212,7 +212,6 @@ def facts_of(group: Sequence[Attempt]) -> TaskFacts:
     """The facts about the attempts at one task; `group` must have at least one."""
     scored = [attempt for attempt in group if attempt.error is None]
     rewards = [attempt.reward for attempt in scored]
-    names = sorted({name for attempt in scored for name in attempt.metrics})
     return TaskFacts(
         avg=_mean(rewards),
         best=max(rewards, default=None),
@@ -224,11 +223,17 @@ def facts_of(group: Sequence[Attempt]) -> TaskFacts:
         length=_mean([float(attempt.tokens) for attempt in scored]),
         task=group[0].task,
         model=group[0].model,
-        metrics={
-            name: _mean([attempt.metrics[name] for attempt in scored if name in attempt.metrics])
-            for name in names
-        },
+        metrics=_mean_metrics(scored),
     )
+
+
+def _mean_metrics(attempts: Sequence[Attempt]) -> dict[str, float | None]:
+    """The mean of each metric over the attempts that have it, in alphabetical order."""
+    names = sorted({name for attempt in attempts for name in attempt.metrics})
+    return {
+        name: _mean([attempt.metrics[name] for attempt in attempts if name in attempt.metrics])
+        for name in names
+    }
 
 
 def check_selection(select: str, max_per_task: int) -> None:

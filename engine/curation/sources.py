@@ -336,12 +336,10 @@ class Stored:
 
 
 def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
-    """Find the stored answers that `evaluate(regrade=run_id)` scores again.
+    """Find the stored answers of a run that `evaluate(regrade=run_id)` scores again.
 
-    - Evaluation or probe: the answers of all its models.
-    - Training run, split="heldout": its held-out answers at up to eight steps, among them the
-      first, the best and the last.
-    - Training run, split="train": its rollouts of up to eight steps.
+    Of a training run these are its held-out answers, or with split="train" its rollouts, of up to
+    eight steps.
 
     Raises UserError RUN_NOT_FOUND, RUN_STATE (an evaluation or a probe has not ended) or
     NO_EVALUATION (no answer has a reward).
@@ -358,12 +356,11 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     scored_tasks = _scored_tasks(answers_by_ref.values())
     if not scored_tasks:
         raise _nothing_to_regrade(row)
+    answered_files = [(ref, path) for ref, path in files if answers_by_ref[ref]]
     return Stored(
         run_id=row.run_id,
         env_id=row.env_id,
-        models=[
-            (ref, str(path.relative_to(run.path))) for ref, path in files if answers_by_ref[ref]
-        ],
+        models=[(ref, str(path.relative_to(run.path))) for ref, path in answered_files],
         tasks=len(scored_tasks),
         attempts=_attempts_per_task(config, split),
         sampling=sampling,

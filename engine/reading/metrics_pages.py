@@ -123,10 +123,9 @@ def curves_page(
     selected_columns = _selected_columns(metrics, keys, matches)
     shown = _shown_curves(metrics, selected_columns, limit)
     heldout = _half_behind(run, shown.columns)
+    summary = _curve_sentence(row, metrics, shown, heldout)
     if run.deleted.exists():  # the files of the run are gone on purpose
         summary = f"{row.run_id} is {row.state}; its files were deleted."
-    else:
-        summary = _curve_sentence(row, metrics, shown, heldout)
     table = _table(shown.lines, shown.columns)
     page = CurvesPage(
         summary=clean_text(summary),

@@ -66,12 +66,9 @@ def sft_row(
     settings: SFTSettings,
     redact: Redactor,
 ) -> RowPreview | None:
-    """Preview one training row that has an answer.
-
-    It is the first row that is cut, because that shows a fault of the settings. If none is, it is
-    the last row of the first conversation, because that shows what the template leaves of earlier
-    turns. Only the first 300 conversations are tried, without those that the chat template refuses.
-    None if that leaves no row.
+    """Preview one training row: the first that is cut at `max_length`, because that shows a fault
+    of the settings; else the last of the first conversation, because that shows what the template
+    leaves of earlier turns. None if none of the first 300 conversations can be rendered.
 
     Args:
         tools: tool schemas of the environment, for rows that have none of their own.
@@ -89,7 +86,7 @@ def sft_row(
             preview = _preview(str(row.get("id")), shown_chat, settings, tokenizer, redact)
             preview = _with_row_number(preview, chats, shown_chat)
         if too_long:
-            break
+            return preview
     return preview
 
 

@@ -96,11 +96,9 @@ def submit_evaluation(
     launcher.worker_python(home)  # for its error where nothing can run a model
     plan = _plan(home, request, cap_function)
     warnings = _warnings(home, request, plan)
-    contaminated = contamination.of_evaluation(home, plan.record, request.models, request.split)
-    if contaminated is not None:
-        warnings += contaminated.warnings
-    adapters = adapters_of(plan.models)
-    files = RunFiles(_config(request, plan), model_adapters=adapters, contamination=contaminated)
+    files = _files(home, request, plan)
+    if files.contamination is not None:
+        warnings += files.contamination.warnings
     with Store(home) as store:
         row = store.insert_run(_new_run(request, plan), files.writer(home))
     reply = start_and_reply(home, row, warnings)
@@ -109,6 +107,16 @@ def submit_evaluation(
         "rows": plan.tasks.used,
         "attempts": request.attempts,
     }
+
+
+def _files(home: Home, request: EvaluationRequest, plan: _Plan) -> RunFiles:
+    """The content of the run's folder: its config, the adapters of the models, and which of the
+    held-out tasks the models were trained on."""
+    return RunFiles(
+        _config(request, plan),
+        model_adapters=adapters_of(plan.models),
+        contamination=contamination.of_evaluation(home, plan.record, request.models, request.split),
+    )
 
 
 def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | None) -> _Plan:

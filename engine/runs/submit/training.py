@@ -148,7 +148,22 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
     require_files(model)
     machine = hardware.detect(home.root)
     facts = _env_facts(home, request, record, model)
-    resolved = resolution.resolve(
+    resolved = _settings(home, request, model, facts, machine)
+    teacher = _teacher(home, resolved, model)
+    forecast = estimate.estimate(
+        home, resolved, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
+    )
+    return _Plan(record, model, machine, resolved, teacher, forecast)
+
+
+def _settings(
+    home: Home, request: TrainRequest, model: ModelRef, facts: EnvFacts, machine: Hardware
+) -> resolution.Resolved:
+    """Every setting of the run, where each comes from, and warnings about them.
+
+    Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
+    """
+    return resolution.resolve(
         request.algorithm,
         dict(request.settings),
         model=model.facts,
@@ -157,11 +172,6 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
         inherited=model.adapter_facts,
         vllm=vllm_env.find_python(home) is not None,
     )
-    teacher = _teacher(home, resolved, model)
-    forecast = estimate.estimate(
-        home, resolved, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
-    )
-    return _Plan(record, model, machine, resolved, teacher, forecast)
 
 
 def _teacher(home: Home, resolved: resolution.Resolved, model: ModelRef) -> ResolvedTeacher | None:
@@ -279,11 +289,12 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     check_hours_left(home, store)
     checkpoint = outcome.checkpoint_name(run)
     row = _queue_attempt(store, run, row, request)
-    message = f"continues from {checkpoint}" if checkpoint else "starts again from step 0"
-    outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
     warnings = taken_as("resume", request.resume, row.run_id)
+    message = f"continues from {checkpoint}"
     if not checkpoint:
+        message = "starts again from step 0"
         warnings.append("no checkpoint was complete: the run starts again from step 0")
+    outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
     reply = start_and_reply(home, row, warnings)
     return reply | {"attempt": row.attempt, "resumed_from": checkpoint}
 
