@@ -82,16 +82,10 @@ class Source:
 
 
 def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
-    """Read the attempts of every run that `source_ids` names.
+    """Read the attempts of every run ("r-1") or step of a run ("r-1@step20") in `source_ids`.
 
-    An id is a run ("r-1") or one step of a training run ("r-1@step20"). Equal ids count once.
-
-    Raises UserError:
-    - BAD_ARGUMENT: no id or more than 32, a run beside one of its steps, or a step without
-      rollouts;
-    - RUN_NOT_FOUND;
-    - NO_EVALUATION: a run has no answers;
-    - ENV_NOT_FOUND: the environment version of a run is gone.
+    Raises UserError BAD_ARGUMENT (no id or more than 32, a run beside one of its steps, or a step
+    without rollouts), RUN_NOT_FOUND, NO_EVALUATION (a run has no answers) or ENV_NOT_FOUND.
     """
     sources = []
     for ref in _distinct_refs(source_ids):
@@ -224,11 +218,8 @@ def _answer_files(
 ) -> list[_AnswerFile]:
     """The files with a run's answers: one per training step, or one per model of an evaluation.
 
-    Args:
-        ref: the reference as the caller wrote it, for an error.
-        step_name: the one step that is wanted, such as "step20"; "" for all.
-
-    Raises UserError BAD_ARGUMENT for a step that has no rollouts, or any step of an evaluation.
+    `step_name` is the one step that is wanted, such as "step20"; "" wants all. Raises UserError
+    BAD_ARGUMENT for a step that has no rollouts, or any step of an evaluation.
     """
     if row.kind == "train":
         return [
@@ -356,11 +347,11 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     scored_tasks = _scored_tasks(answers_by_ref.values())
     if not scored_tasks:
         raise _nothing_to_regrade(row)
-    answered_files = [(ref, path) for ref, path in files if answers_by_ref[ref]]
+    answered = [file for file in files if answers_by_ref[file[0]]]
     return Stored(
         run_id=row.run_id,
         env_id=row.env_id,
-        models=[(ref, str(path.relative_to(run.path))) for ref, path in answered_files],
+        models=[(ref, str(path.relative_to(run.path))) for ref, path in answered],
         tasks=len(scored_tasks),
         attempts=_attempts_per_task(config, split),
         sampling=sampling,

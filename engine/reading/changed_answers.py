@@ -100,9 +100,8 @@ class _Change:
 def changed_page(reading: Reading) -> ChangedPage:
     """A page of the tasks whose score differs between two evaluations, the largest change first.
 
-    The query's `where` filters the answers of the second evaluation. Tasks that only one of the
-    two answered are left out. Raises UserError NO_EVALUATION or BAD_ARGUMENT if there is nothing
-    to compare with, BAD_ARGUMENT also for an invalid `where`.
+    The query's `where` filters the answers of the second evaluation. Raises UserError NO_EVALUATION
+    or BAD_ARGUMENT if there is nothing to compare with, BAD_ARGUMENT for an invalid `where`.
     """
     evaluations = _choose_evaluations(reading)
     changes = _changes(evaluations, reading.query.where)
@@ -171,12 +170,20 @@ def _changes(evaluations: _Comparison, where: str) -> list[_Change]:
 def _choose_evaluations(reading: Reading) -> _Comparison:
     """The two evaluations to compare: two steps of a training run, or two models of an evaluation.
 
-    Of an evaluation, the requested model (by default the last) is compared with the first model;
-    if the first is requested, it is compared with the second. Raises UserError NO_EVALUATION if
-    there are no answers yet, BAD_ARGUMENT if only one model was evaluated or the step is unknown.
+    Raises UserError NO_EVALUATION if there are no answers yet, BAD_ARGUMENT if only one model was
+    evaluated or the step is unknown.
     """
     if reading.row.kind == "train":
         return _training_evaluations(reading)
+    return _evaluations_of_models(reading)
+
+
+def _evaluations_of_models(reading: Reading) -> _Comparison:
+    """The answers of the first model of an evaluation and those of the requested one, by default
+    the last; if the first is requested, the second is compared with it.
+
+    Raises UserError NO_EVALUATION or BAD_ARGUMENT.
+    """
     run, models = reading.run, reading.models
     answers = model_answers(reading)
     if len(models) < 2:
@@ -202,9 +209,8 @@ def _choose_evaluations(reading: Reading) -> _Comparison:
 def _training_evaluations(reading: Reading) -> _Comparison:
     """The evaluation at step 0 and the one at the requested step of a training run.
 
-    Step -1 stands for the step that the run's verdict is about; if there is no verdict, for the
-    last evaluated step. Raises UserError NO_EVALUATION if step 0 or every later step is not
-    evaluated yet, BAD_ARGUMENT for a step without an evaluation.
+    Raises UserError NO_EVALUATION if step 0 or every later step is not evaluated yet, BAD_ARGUMENT
+    for a step without an evaluation.
     """
     run, row = reading.run, reading.row
     steps = [step for step in run.eval_steps() if step > 0]
@@ -227,10 +233,10 @@ def _training_evaluations(reading: Reading) -> _Comparison:
 
 
 def _later_step(reading: Reading, steps: Sequence[int]) -> int:
-    """The step to compare with step 0; `steps` are the evaluated steps after it.
+    """The step to compare with step 0: the requested one of `steps`, the evaluated steps after 0;
+    if none is requested (-1), the one that the run's verdict is about, or else the last.
 
-    Without a requested step (-1) it is the one that the run's verdict is about, or the last of
-    `steps` if there is no verdict. Raises UserError BAD_ARGUMENT for a step that is not in `steps`.
+    Raises UserError BAD_ARGUMENT for a step that is not in `steps`.
     """
     requested_step = reading.start.step
     if requested_step != -1:

@@ -40,17 +40,13 @@ def read_logs(
 ) -> LogsPage:
     """One page of a run's metrics, events, console or error.
 
-    Without a cursor, a metrics page shows the whole curves with a part of their points, and every
-    other page the newest events or lines. `next_cursor` leads to what was written since; once the
-    run has ended, to what came before. `older_cursor` always leads to what came before.
-
     Args:
-        view: "metrics", "events", "console" or "error".
+        view: one of VIEWS.
         keys: columns of metrics, or names of events; empty means the main metrics, or all events.
-        grep: plain text, letter case ignored; `|` separates alternatives, `.*` leaves a gap, `^`
-            and `$` stand for the ends of a line. In the metrics view it selects columns by name.
+        grep: what lines must match, as `matcher` reads it; of metrics, the names of columns.
         limit: rows or lines, 1 to 200; curves have at most 30 points.
-        cursor: `next_cursor` or `older_cursor` of an earlier page; "" for the first page.
+        cursor: `next_cursor` or `older_cursor` of an earlier page. "" for the first page: the whole
+            curves, or the newest events or lines.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR.
     """

@@ -55,12 +55,8 @@ class RolloutsPage(ReplyBase):
 def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage | ChangedPage:
     """Read one page of the rollouts or answers that `query.pick` chooses.
 
-    - worst, best, median: ordered by reward.
-    - random: in a seeded order.
-    - truncated, error: only the answers that were cut off, or that could not be scored.
-    - group: whole groups with their advantages, the widest spread of rewards first.
-    - changed: the same held-out task before and after training (in an evaluation: by the first
-      model and by the requested one), the largest change first.
+    "group" shows whole groups, the answers to one task; "changed" shows tasks whose score differs
+    between two evaluations; every other pick shows single rollouts, as `ordered` puts them.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR or NO_EVALUATION.
     """
@@ -157,16 +153,12 @@ def _summary(
     picked_count: int,
     matching_rows: Sequence[Row],
 ) -> str:
-    """The summary of a page: which rows it shows, how many of how many, and their mean reward.
-
-    Example: "3 of 64 worst rollouts of step 8 in r-1; mean reward 0.41 over 64; 2 could not be
-    scored (left out)."
+    """The summary, such as "3 of 64 worst rollouts of step 8 in r-1; mean reward 0.41 over 64."
 
     Args:
-        source: where the rows come from.
         shown_count: number of rows on this page.
         picked_count: number of rows that the pick selects, on all pages.
-        matching_rows: the rows that match the filter; the mean is taken over them, as in metrics.
+        matching_rows: the rows that match the filter, over which the mean is taken.
     """
     rows_text = _name_of_picked_rows(reading.query.pick, source.description)
     sentence = f"{shown_count} of {picked_count} {rows_text} in {reading.row.run_id}"

@@ -441,8 +441,7 @@ def _fit_lines(
 ) -> tuple[list[Line], Page]:
     """The lines that a reply has room for, in the order of the file, and the page with only these.
 
-    If lines are left out, the start or end of the page moves to the lines that stay, so that the
-    next page begins with the others. At least one line stays, if there is one.
+    The start or end of the page moves to them, so that the next page begins with the others.
 
     Args:
         lines: the lines of `page` that can be shown.
@@ -450,14 +449,8 @@ def _fit_lines(
         chars_of_line: number of characters of a line in the reply.
         max_chars: characters of all lines together.
     """
-    shown_lines: list[Line] = []
-    remaining_chars = max_chars
-    wanted_first = reversed(lines) if older else lines
-    for line in wanted_first:
-        remaining_chars -= chars_of_line(line) + 1  # and a comma
-        if remaining_chars < 0 and shown_lines:
-            break
-        shown_lines.append(line)
+    wanted_first = lines[::-1] if older else lines
+    shown_lines = _lines_within(wanted_first, chars_of_line, max_chars)
     if len(shown_lines) == len(lines):
         return lines, page
     if older:
@@ -466,17 +459,29 @@ def _fit_lines(
     return shown_lines, replace(page, lines=shown_lines, end=shown_lines[-1].end)
 
 
+def _lines_within(
+    lines: Sequence[Line], chars_of_line: Callable[[Line], int], max_chars: int
+) -> list[Line]:
+    """The first of the lines that have at most `max_chars` characters together; at least one, if
+    there is one."""
+    shown_lines: list[Line] = []
+    remaining_chars = max_chars
+    for line in lines:
+        remaining_chars -= chars_of_line(line) + 1  # and a comma
+        if remaining_chars < 0 and shown_lines:
+            break
+        shown_lines.append(line)
+    return shown_lines
+
+
 def _cursors_of_page(
     reader: TextReader, cursor: str, page: Page, path: Path, attempt: int | None = None
 ) -> Links:
     """The cursors that a page of `path` gives out.
 
-    `next_cursor` continues in the direction of `cursor`; on a first page (`cursor` is "") it leads
-    to newer lines while the run is alive, else to older ones. At the start or the end of an
-    attempt's console the cursors lead to the attempt before or after it.
-
     Args:
-        cursor: the cursor that led to this page.
+        cursor: the cursor that led to this page, whose direction `next_cursor` keeps; "" for a
+            first page.
         attempt: whose console `path` is; None for the events.
     """
     at_end = page.end >= complete_size(path)
