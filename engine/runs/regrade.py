@@ -182,16 +182,11 @@ class Regrade:
     def _score_model(
         self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], task_ids: set[str]
     ) -> list[Line]:
-        """Score the stored rows of one model again and write the new rows to the file of that model
-        in this run; returns the written rows.
+        """Score the stored rows of the model `ref` at the tasks again, and write the new rows to
+        its file in this run; returns them.
 
-        Rows of tasks outside `task_ids` are left out. Rows that cannot be scored are counted by
-        reason in `self.skipped`. Raises Stopped.
-
-        Args:
-            index: the model's place in the config's `models`, by which its file is named.
-            ref: the model.
-            rows: its stored rows.
+        `index` is the model's place in the config's `models`, by which its file is named. Rows that
+        cannot be scored are counted by reason in `self.skipped`. Raises Stopped.
         """
         path = self.run.model_evals(index)
         path.unlink(missing_ok=True)  # an earlier attempt of this run may have left it
@@ -205,10 +200,9 @@ class Regrade:
                 score = self._new_score(process, row)
                 if isinstance(score, str):  # a key of SKIPPED
                     self.skipped[score] = self.skipped.get(score, 0) + 1
-                    continue
-                new_row = _new_row_of(row, score, ref, position)
-                file.append(new_row)
-                written.append(new_row)
+                else:
+                    written.append(_new_row_of(row, score, ref, position))
+                    file.append(written[-1])
         return written
 
     def _new_score(self, process: EnvProcess, row: Line) -> ScoreReply | str:
@@ -246,7 +240,7 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
     copied = {name: value for name, value in row.items() if name not in _TRAINING_ONLY}
     return copied | {
         "model": ref,
-        # Rows of training name it "member".
+        # Rollouts of training name their attempt "member".
         "attempt": row.get("attempt", row.get("member", position)),
         "reward": score["reward"],
         "success": None if score["error"] else score["success"],
@@ -260,11 +254,9 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
 
 
 def _new_stop_reason(row: Line, score: Mapping[str, Any]) -> object:
-    """Why the answer in the stored row ended, as its new score has it.
-
-    A failed new score is an error. Where only the old score had failed, there is no error any more.
-    """
-    stop_reason = present_stop_reason(row.get("stop_reason"))
+    """Why the answer in the stored row ended: in an error where the new score failed; "stop" where
+    only the old score had failed; else as it is stored."""
+    stop_reason = present_stop_reason(row.get("stop_reason"))  # older versions had other names
     if score["error"]:
         return "timeout" if score.get("timed_out") else "env_error"
     return "stop" if stop_reason in ("timeout", "env_error") else stop_reason

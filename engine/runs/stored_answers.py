@@ -7,6 +7,7 @@ engine/evidence/verdict/fresh_scores.py judges it.
 """
 
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,9 +57,8 @@ def score_stored(
     if not model_turns and completion is None:
         return "no_answer"
     if is_multi_turn:
-        if not messages:  # it was answered in one turn
-            messages = [{"role": "assistant", "content": completion}]
-        return score_replayed(process, task, messages)
+        single_turn = {"role": "assistant", "content": completion}  # a row without messages
+        return score_replayed(process, task, messages or [single_turn])
     if len(model_turns) > 1:
         return "other_turns"
     if completion is None:
@@ -82,15 +82,11 @@ def score_replayed(
     except EpisodeFailed as error:
         return failed_score(str(error))
     try:
-        position = 0
+        position = 0  # of a turn of the model
         while position < len(messages):
             reply = episode.step(messages[position])
-            position += 1
-            # What the environment replied then: all messages up to the model's next turn.
-            stored_reply = []
-            while position < len(messages) and messages[position].get("role") != "assistant":
-                stored_reply.append(dict(messages[position]))
-                position += 1
+            stored_reply = _reply_after(messages, position)
+            position += 1 + len(stored_reply)
             # The reply to the last turn was not stored, so there is nothing to compare it with.
             if position < len(messages) and reply != stored_reply:
                 return failed_score(SKIPPED["unrepeatable"])
@@ -101,21 +97,25 @@ def score_replayed(
         episode.close()
 
 
+def _reply_after(messages: Sequence[Mapping[str, Any]], position: int) -> list[Mapping[str, Any]]:
+    """What the environment replied to the model's turn at `position`: all messages between it and
+    the model's next turn."""
+    following = messages[position + 1 :]
+    reply = itertools.takewhile(lambda message: message.get("role") != "assistant", following)
+    return [dict(message) for message in reply]
+
+
 @contextlib.contextmanager
 def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) -> Iterator[Begin]:
     """Context manager: score stored answers again in a thread beside the caller's own work.
 
-    Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file` to be
-    scored again. `half` is "select" or "report" for the answers of that half of the held-out tasks,
-    or "" for those of both; `tasks` maps ids to tasks.
-
-    Leaving the block waits up to `PATIENCE` seconds for the result. The env process is started when
-    the block is entered, and is ended at once where the block raises.
+    Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file`, of
+    one half of the held-out tasks ("select" or "report") or of both (""). Leaving the block waits
+    up to `PATIENCE` seconds for the result, `evals/rescored.json` of the run.
 
     Args:
-        run: its `evals/rescored.json` is written.
         record: the environment version that scores.
-        on_skip: called with the reason where answers could not be rescored; that is no error.
+        on_skip: called with the reason where answers could not be scored; that is no error.
     """
     fresh = _FreshProcess(record)
     thread = ThreadPoolExecutor(1, "rescoring")
@@ -196,9 +196,8 @@ def _rescore(
 ) -> None:
     """Score a sample of the answers in `file` again, and write `evals/rescored.json`.
 
-    Runs in the thread of `rescoring`; most arguments are those of `rescoring` and of its `begin`.
-    `fresh` gives the env process. Nothing is written where `fresh` was abandoned meanwhile. An
-    error is passed to `on_skip` as text.
+    The arguments are those of `rescoring` and its `begin`; `fresh` gives the env process. Nothing
+    is written where it was abandoned meanwhile.
     """
     started_at = time.monotonic()
 
@@ -239,18 +238,15 @@ def _sampled_answers(
 
 
 def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
-    """A random sample of at most `MOST` answers in `file`.
-
-    Only answers are taken whose score did not fail, whose task is among `tasks`, and which belong
-    to the `half` of the held-out tasks ("" for both halves). The seed is the number of such
-    answers, so the same file always gives the same sample.
-    """
+    """A random sample of at most `MOST` answers in `file` at the `tasks`, of one `half` of the
+    held-out tasks ("" for both). Answers whose score failed are left out."""
     rows = load_rows(file)
     if half:
         rows = [row for row in rows if row.get("half") == half]
     eligible = [
         row for row in rows if row.get("task") in tasks and "reward" in row and not row.get("error")
     ]
+    # Seeded by their number: the same file always gives the same sample.
     return random.Random(len(eligible)).sample(eligible, min(MOST, len(eligible)))
 
 

@@ -1,4 +1,6 @@
-"""Which held-out tasks a model has seen in training: its training rows are compared with an exam.
+"""Which held-out tasks a model has seen in training.
+
+The exam is the environment version whose held-out tasks the model is to be evaluated on.
 
 Every environment version is compared with itself when it is pushed. A model may have been trained
 on other versions: those of its own run, or of the runs it continues. They are compared with the
@@ -7,7 +9,7 @@ exam's held-out tasks when it is submitted or evaluated. Every comparison is sto
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,6 +22,7 @@ from engine.evidence.verdict.lineage import trained_by
 from engine.home.run_dir import Home
 
 BUDGET_S = 2.0  # for all comparisons of one call that are not stored yet
+_GONE_CHARS = 120  # of the names of versions that are gone
 _VERDICTS = ("clean", "overlap", "leak")  # the worst last
 _KINDS = ("exact", "normalised", "ngram")  # of matches; keys of an `Overlap`
 Overlap = Mapping[str, Any]  # one comparison, as `overlap.scan` returns it
@@ -103,9 +106,8 @@ def _trainings(home: Home, ref: str) -> list[_Training]:
 
 
 def _compare_all(home: Home, exam: EnvRecord, trainings: Sequence[_Training]) -> Contamination:
-    """Compare the held-out tasks of `exam` with the rows of every training, and sum up the results.
-
-    Environment versions that are gone or unreadable are left out and named in the headline.
+    """Compare the held-out tasks of the environment version `exam` with the rows of every training,
+    and sum up the results. Versions that are gone or unreadable are named in the headline.
     """
     overlaps, gone_env_ids = _overlaps(home, exam, [training.env_id for training in trainings])
     sources = [
@@ -114,14 +116,19 @@ def _compare_all(home: Home, exam: EnvRecord, trainings: Sequence[_Training]) ->
         if training.env_id in overlaps
     ]
     leaked = sorted({task for overlap in overlaps.values() for task in overlap["leaked"]})
-    if overlaps:
-        worst = max(overlaps.values(), key=_severity)
-        verdict, headline = worst["verdict"], worst["headline"]
-    else:  # there are no trainings, or all their versions are gone, which is added below
-        verdict, headline = "clean", "none of these models was trained in this home"
+    verdict, headline = _worst(overlaps.values())
     if gone_env_ids:
-        headline += f"; {', '.join(gone_env_ids)[:120]} is gone and was not compared"
+        headline += f"; {', '.join(gone_env_ids)[:_GONE_CHARS]} is gone and was not compared"
     return Contamination(verdict, leaked, sources, headline)
+
+
+def _worst(overlaps: Collection[Overlap]) -> tuple[str, str]:
+    """Verdict and headline of the worst overlap; of no overlap, as of models that were not trained
+    in this home."""
+    if not overlaps:
+        return "clean", "none of these models was trained in this home"
+    worst = max(overlaps, key=_severity)
+    return worst["verdict"], worst["headline"]
 
 
 def _source(training: _Training, overlap: Overlap) -> Mapping[str, object]:
@@ -158,13 +165,10 @@ def _severity(overlap: Overlap) -> tuple[int, int]:
 
 
 def _compare(home: Home, trained_on: EnvRecord, exam: EnvRecord, deadline: float) -> Overlap:
-    """The overlap of the training rows of `trained_on` with the held-out tasks of `exam`.
+    """The overlap of the training rows of `trained_on` with the held-out tasks of `exam`, from the
+    file where it is stored or else by a scan, which is stored if it is complete.
 
-    It is read where it is stored: with the environment for a version compared with itself, else in
-    the home. Otherwise the rows are scanned, and a complete scan is stored.
-
-    Args:
-        deadline: time on the monotonic clock at which a scan stops, having covered only a part.
+    `deadline` is the time on the monotonic clock at which a scan stops.
     """
     if trained_on.hash == exam.hash and exam.contamination:
         return exam.contamination

@@ -78,14 +78,12 @@ class _Plan:
 def submit_evaluation(
     home: Home, request: EvaluationRequest, cap_function: CapFunction | None = None
 ) -> Reply:
-    """Queue an evaluation of up to eight models on the same tasks, and return the reply about it.
-
-    With `request.regrade` no model is asked: the stored answers of that run are scored again by
-    this environment.
+    """Queue an evaluation of up to eight models on the same tasks, or with `request.regrade` the
+    scoring of that run's stored answers; returns the reply about it.
 
     Args:
-        cap_function: the quota of the caller's key, which gives the run its cap on device
-            hours; None where no quota applies.
+        cap_function: the quota of the caller's key, which limits the device hours of the run; None
+            where no quota applies.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET,
     NOT_APPROVED; for `regrade` also RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION.

@@ -61,14 +61,11 @@ def submit_probe(
     home: Home, request: ProbeRequest, cap_function: CapFunction | None = None
 ) -> Reply:
     """Queue a short run that samples `samples` tasks `group_size` times each, and return the reply
-    about it.
-
-    If the same probe was made before, nothing is queued: the reply is about that run, and has its
-    `result` once it is done. A probe that failed or was cancelled is queued anew.
+    about it. If the same probe was made before, the reply is about that run, with its `result`.
 
     Args:
-        cap_function: the quota of the caller's key, which gives the run its cap on device
-            hours; None where no quota applies.
+        cap_function: the quota of the caller's key, which limits the device hours of the run; None
+            where no quota applies.
 
     Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, RUN_STATE.
     """
@@ -192,16 +189,11 @@ def _key_of(config: Mapping[str, object]) -> str:
 
 
 def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
-    """The request id for this probe, and the run that was queued under it before.
+    """The request id for this probe, and the run that was queued under it before; None where every
+    earlier run failed or was cancelled, or there is none, so that a new one must be queued.
 
-    The run is None where a new one must be queued: there is none yet, or every earlier one failed
-    or was cancelled. Each such retry gets a request id of its own: `key` and a number.
-
-    Args:
-        key: what identifies the probe (`_key_of`).
-        body: the arguments that the request id stands for.
-
-    Raises UserError RUN_STATE after `_MAX_RUNS` such runs.
+    Each retry gets a request id of its own: `key` (of `_key_of`) and a number. `body` are the
+    arguments that it stands for. Raises UserError RUN_STATE after `_MAX_RUNS` failed runs.
     """
     for number in range(_MAX_RUNS):
         request_id = f"{key}-{number}"

@@ -101,18 +101,20 @@ def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
 
 
 def _link_folder(home: Home, source: Path, target: Path) -> Path:
-    """Fill the folder `target` with the files of the adapter or checkpoint `source`; returns it.
-
-    Of a checkpoint of this home they are hard links, or copies where hard links are not possible:
-    they stay even if the run that wrote the checkpoint deletes it. Of an adapter from elsewhere the
-    two files that make it are copied, because its owner may change them.
-    """
+    """Fill the folder `target` with the files of the adapter or checkpoint `source`; returns it."""
     target.mkdir(parents=True, exist_ok=True)
-    if not source.is_relative_to(home.runs):
+    if source.is_relative_to(home.runs):
+        _link_files(source, target)
+    else:  # its owner may change it
         for name in ADAPTER_FILES:
             shutil.copyfile(source / name, target / name)
-        sync_folder(target)
-        return target
+    sync_folder(target)
+    return target
+
+
+def _link_files(source: Path, target: Path) -> None:
+    """Make hard links to the files of a checkpoint of this home, or copies where links are not
+    possible: they stay even if the run that wrote the checkpoint deletes it."""
     for name in os.listdir(source):
         try:
             os.link(source / name, target / name)
@@ -120,5 +122,3 @@ def _link_folder(home: Home, source: Path, target: Path) -> Path:
             continue  # an earlier attempt to write this folder made the link
         except OSError:  # no hard links here, or another disk
             shutil.copy2(source / name, target / name)
-    sync_folder(target)
-    return target

@@ -71,11 +71,8 @@ class _Plan:
 
 @reports_unwritable_disk
 def submit(home: Home, request: TrainRequest) -> Reply:
-    """Queue a training run, or with `resume` a new attempt of one, and start every queued run for
-    which a device is free. Returns the reply about the run.
-
-    If the same request was made before with the same `request_id`, nothing is queued and the reply
-    is about the run that it led to.
+    """Queue a training run, or with `resume` a new attempt of one, and return the reply about it.
+    A request that was made before with the same `request_id` is only answered again.
 
     Raises UserError: SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT, REWARD_RISK, BUDGET, NOT_APPROVED,
     DOES_NOT_FIT, DISK_FULL, NO_TORCH, REQUEST_CONFLICT (the `request_id` was used for another
@@ -271,12 +268,10 @@ def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
 
 
 def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
-    """Queue a new attempt of the run `request.resume`, which continues from its last complete
-    checkpoint, and return the reply about it. Without a checkpoint it starts again from step 0, and
-    a warning says so.
+    """Queue a new attempt of the run `request.resume`, from its last complete checkpoint or else
+    from step 0, and return the reply about it.
 
-    Raises UserError: BAD_ARGUMENT (arguments were given that a resume does not take),
-    RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
+    Raises UserError: BAD_ARGUMENT, RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
     _refuse_other_arguments(request)
     launcher.worker_python(home)  # for its error where nothing can train
