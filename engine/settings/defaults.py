@@ -99,18 +99,12 @@ class Filled:
 def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
     """All settings of `algorithm` (a trainer's, or evaluate) with their sources, and warnings.
 
-    The values of the user are kept, with two exceptions: a run that continues an adapter takes that
-    adapter's shape, and a count above the number of rows is lowered to it.
+    The values of the user are kept, but a count above the number of rows is lowered to it.
     """
     # The order matters: later defaults depend on the values of earlier ones.
     filled = Filled(user_settings)
     if algorithm == "evaluate":
-        _answer_defaults(filled, facts)
-        filled.default("top_p", 1.0)
-        filled.default("top_k", 0)
-        filled.default("min_p", 0.0)
-        filled.default("temperature", 0.0 if facts.attempts == 1 else 1.0)
-        filled.default("seed", 0)
+        _evaluation_defaults(filled, facts)
         return filled
     _adapter_defaults(filled, facts)
     _machine_defaults(filled, facts)
@@ -124,21 +118,28 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
     return filled
 
 
+def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
+    """Set all settings of an evaluation. A single attempt per task is greedy."""
+    _answer_defaults(filled, facts)
+    filled.default("top_p", 1.0)
+    filled.default("top_k", 0)
+    filled.default("min_p", 0.0)
+    filled.default("temperature", 0.0 if facts.attempts == 1 else 1.0)
+    filled.default("seed", 0)
+
+
 def learning_rate(algorithm: str, hidden: int) -> float:
-    """Default peak learning rate of a LoRA for a model of this hidden size, with two digits.
-
-    - SFT: 5e-4 (ten times the 5e-5 of full fine-tuning) times sqrt(2000 / hidden). That is 1.6e-3
-      at 192, 7e-4 at 1024 and 3.5e-4 at 4096.
-    - GRPO: 0.2 / hidden. That is 1e-3 at 192 (measured to work) and 5e-5 at 4096.
-    - DPO: a fifth of GRPO's. That is 1e-5 at 4096, ten times the 1e-6 of its paper.
-    - distillation: that of GRPO, whose update it has.
-
-    All stay within 1e-5 and 2e-3.
-    """
+    """Default peak learning rate of a LoRA for a model of this hidden size, with two digits; within
+    1e-5 and 2e-3. Distillation has that of GRPO, whose update it has."""
     if algorithm == "sft":
+        # Ten times the 5e-5 of full fine-tuning: 1.6e-3 at 192, 7e-4 at 1024, 3.5e-4 at 4096.
         unbounded_rate = 5e-4 * math.sqrt(2000 / hidden)
+    elif algorithm == "dpo":
+        # A fifth of GRPO's: 1e-5 at 4096, ten times the 1e-6 of its paper.
+        unbounded_rate = 0.04 / hidden
     else:
-        unbounded_rate = (0.04 if algorithm == "dpo" else 0.2) / hidden
+        # 1e-3 at 192 (measured to work), 5e-5 at 4096.
+        unbounded_rate = 0.2 / hidden
     rate = min(max(unbounded_rate, 1e-5), 2e-3)
     return float(f"{rate:.1e}")
 
@@ -175,18 +176,15 @@ def _inherited_settings(adapter: AdapterFacts) -> GivenSettings:
 
 
 def _machine_defaults(filled: Filled, facts: Facts) -> None:
-    """Set quantization, precision and gradient checkpointing, by the GPU if there is one.
-
-    Precision "auto" counts as left out. Checkpointing is on if the weights take over a third of the
-    GPU's memory; with smaller weights the activations should fit beside them.
-    """
+    """Set quantization, precision and gradient checkpointing, by the GPU if there is one."""
     device = facts.hardware.device if facts.hardware else None
     gpu = device if device is not None and device.kind == "cuda" else None
     filled.default("quantization", "none")
-    if filled.values.get("precision") in (None, "auto"):
+    if filled.values.get("precision") in (None, "auto"):  # "auto" counts as left out
         use_bfloat16 = filled["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
         filled.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
         filled.sources["precision"] = HARDWARE
+    # Beside smaller weights the activations should fit without checkpointing.
     is_large_model = gpu is not None and facts.model.weight_bytes > gpu.memory_total / 3
     filled.default("gradient_checkpointing", is_large_model, HARDWARE)
 
@@ -359,14 +357,12 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
 def exam_limits(
     env: EnvFacts, context: int, max_length: int, *, thinking: bool = False
 ) -> SamplingLimits:
-    """The limits of sampling in the evaluations of SFT and DPO, which have no settings for that.
-
-    They are the defaults of GRPO and of evaluations, so that results can be compared.
+    """The limits of sampling in the evaluations of an SFT or DPO run, which has no settings for it:
+    the defaults of GRPO and of evaluations, so that results can be compared.
 
     Args:
         context: the longest context of the model in tokens.
-        max_length: the setting of the run, which limits its train rows. For sampling it is raised,
-            up to `context`, if an episode of full length would not fit.
+        max_length: the setting of the run, in tokens; raised if a whole episode would not fit.
         thinking: whether the model is asked to think first.
     """
     turns = _default_turns(env)

@@ -12,10 +12,7 @@ def with_own_targets(settings: GivenSettings, model: ModelFacts) -> GivenSetting
     """The settings with `lora_targets`, where given, as projections that the model has.
 
     The names of a whole group (all, attention, mlp) stand for that group of the model: a Phi-3 has
-    `qkv_proj` in place of three of them, a mixture of experts has no dense MLP. Any other list must
-    name projections of the model.
-
-    Raises UserError SETTING_INVALID if the model lacks one of them, or the whole group.
+    `qkv_proj` in place of three of them. Raises UserError SETTING_INVALID if the model lacks it.
     """
     given_names = settings.get("lora_targets")
     if not given_names:

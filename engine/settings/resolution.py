@@ -123,17 +123,11 @@ def check_algorithm(algorithm: str) -> None:
 
 
 def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
-    """Check the given settings one by one and return their values as the schema reads them.
+    """Check the given settings one by one and return their values as the schema reads them, without
+    those that are None.
 
-    A setting whose value is None counts as not given and is left out.
-
-    Args:
-        algorithm: "evaluate", or one of ALGORITHMS.
-
-    Raises UserError:
-    - BAD_ARGUMENT: the settings are not an object, or there is no such algorithm;
-    - SETTING_UNKNOWN or SETTING_NOT_APPLICABLE: for all wrong names together;
-    - SETTING_INVALID: for all wrong values together, or for `steps` beside `epochs`.
+    `algorithm` is "evaluate" or one of ALGORITHMS. Raises UserError BAD_ARGUMENT (no such
+    algorithm, or no object), SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or SETTING_INVALID.
     """
     if not isinstance(settings, dict):
         raise UserError(
@@ -183,11 +177,7 @@ def resolve(
     """All settings of a training run with their sources: those given, and defaults for the rest.
 
     Args:
-        algorithm: one of ALGORITHMS.
-        env: the environment's facts; None gives defaults that do not depend on one.
-        hardware: of this machine; None counts as a CPU.
-        inherited: shape of the adapter that the run continues; None for a new one.
-        vllm: whether vLLM can be started on this machine.
+        env, hardware, inherited, vllm: what the defaults depend on, as in `defaults.Facts`.
 
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
     """
@@ -225,8 +215,7 @@ def resolve_sampling(
 ) -> ResolvedSampling:
     """All settings of an evaluation with their sources: those given, and defaults for the rest.
 
-    A single attempt per task is greedy, several are sampled at temperature 1. `env` is None for
-    defaults that do not depend on an environment. Raises UserError SETTING_*.
+    `env` is None for defaults that do not depend on an environment. Raises UserError SETTING_*.
     """
     user_settings = validate("evaluate", settings)
     setting_checks.check_sampling(user_settings, attempts)
@@ -310,11 +299,11 @@ def _advice_for_foreign(name: str, algorithm: str) -> str:
 def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
     """The change of the call that mends the unknown names; None if none of them can be mended.
 
-    - A setting that has another name here is given that name, unless that is given already.
-    - A name that is an argument of the tool becomes an argument.
-    - A setting of another algorithm is left out.
+    Names from elsewhere become ours, arguments of the tool become arguments, and settings of
+    another algorithm are left out.
     """
     known_names = SCHEMAS[algorithm].model_fields
+    # "" for a name that stands for no setting of ours.
     our_names = {name: aliases.meant_setting(name, algorithm, known_names) for name in unknown}
     renamed = {
         our_name: settings[name]
@@ -337,10 +326,8 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
 
 
 def _other_owner(name: str, algorithm: str) -> str:
-    """The algorithms that have the setting `name` if `algorithm` does not, as "sft and dpo".
-
-    "training" if all have it, which happens for `algorithm` "evaluate". "" if `algorithm` has the
-    setting itself or calls it otherwise, or if there is no such setting at all.
+    """The algorithms that have the setting `name` if `algorithm` does not, as "sft and dpo";
+    "training" for all of them. "" if `algorithm` has it itself or under another name, or none has.
     """
     owners = [other for other in ALGORITHMS if name in SCHEMAS[other].model_fields]
     if not owners or algorithm in owners:
@@ -361,9 +348,8 @@ def _list_names(names: list[str]) -> str:
 def load_toml(path: Path) -> TrainFile:
     """Read `model`, `algorithm`, `env` and the table `[settings]` from a TOML file, and check them.
 
-    If they are missing, they are "pebble", "grpo", "" and {}. Raises UserError BAD_ARGUMENT if
-    there is no such file, SETTING_UNKNOWN or SETTING_INVALID with file and line for unknown keys
-    and wrong values, and every error of `validate`.
+    Raises UserError BAD_ARGUMENT if there is no such file, and SETTING_UNKNOWN, SETTING_INVALID and
+    every error of `validate` with file and line.
     """
     text, content = _read_toml(path)
     for name, value in content.items():

@@ -54,17 +54,17 @@ def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:
 
 
 def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFacts | None) -> None:
-    """Raise UserError if settings contradict each other, the model or the rows.
+    """Raise UserError if settings contradict each other, the model or the rows."""
+    _check_lengths(filled.values, model)
+    _check_thinking(filled.values, model)
+    _check_quantization(filled.values)
+    if algorithm != "evaluate":  # it has no batch
+        _check_batch(algorithm, filled, env)
 
-    Checked are lengths, thinking and quantization, each in a function of its own, and that a batch
-    is not larger than the number of rows.
-    """
+
+def _check_batch(algorithm: str, filled: Filled, env: EnvFacts | None) -> None:
+    """Raise UserError SETTING_INVALID if a batch is larger than the number of train rows."""
     values = filled.values
-    _check_lengths(values, model)
-    _check_thinking(values, model)
-    _check_quantization(values)
-    if algorithm == "evaluate":  # it has no batch
-        return
     batch_setting = "batch_size" if algorithm in ROW_ALGORITHMS else "prompts_per_step"
     batch, rows = values[batch_setting], values.get("max_examples")
     if rows is not None and batch > rows:
