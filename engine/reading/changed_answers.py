@@ -266,24 +266,25 @@ def _score_change(before: EvaluationRow, after: EvaluationRow) -> float:
 
 
 def _changed_item(reading: Reading, change: _Change) -> ChangedItem:
-    """One changed task with both answers, as a page shows it.
-
-    Each answer gets half of `max_chars`, the prompt a third, but never less than 40 characters.
-    """
-    query, redact = reading.query, reading.redact
-    answer_chars = max(query.max_chars // 2, _LEAST_CHARS)
-    texts = Texts(answer_chars, with_prompt=False, with_tokens=query.tokens)
-
-    def answer_item(row: EvaluationRow) -> RolloutItem:
-        """One of the answers, without the fields that stand in the ChangedItem or in the page."""
-        item = rollout_item(redact, row, texts)
-        return replace(item, task=None, half=None, group=None, model=None)
-
+    """One changed task with both answers, as a page shows it; the prompt gets a third of the
+    query's characters."""
+    redact = reading.redact
     prompt = turns_of(redact, change.after.prompt)
+    prompt_chars = max(reading.query.max_chars // 3, _LEAST_CHARS)
     return ChangedItem(
         task=clip(redact.text(change.after.task), _TASK_CHARS),
         change=short(change.score),
-        prompt=within(prompt, max(query.max_chars // 3, _LEAST_CHARS)),
-        before=answer_item(change.before),
-        after=answer_item(change.after),
+        prompt=within(prompt, prompt_chars),
+        before=_answer_item(reading, change.before),
+        after=_answer_item(reading, change.after),
     )
+
+
+def _answer_item(reading: Reading, row: EvaluationRow) -> RolloutItem:
+    """One of both answers, with half of the query's characters, and without the fields that stand
+    in the ChangedItem or in the page."""
+    query = reading.query
+    chars = max(query.max_chars // 2, _LEAST_CHARS)
+    texts = Texts(chars, with_prompt=False, with_tokens=query.tokens)
+    item = rollout_item(reading.redact, row, texts)
+    return replace(item, task=None, half=None, group=None, model=None)

@@ -113,8 +113,7 @@ def curves_page(
 
     Args:
         keys: the metrics to show; empty for the main ones.
-        matches: shows the logged metrics whose name matches, instead of `keys`; None for no
-            search. If no name matches, the main metrics are shown.
+        matches: shows the logged metrics whose name matches, instead of `keys`; None for `keys`.
         limit: the largest number of points of a curve; never more than 30 are shown.
 
     Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
@@ -205,9 +204,7 @@ def new_steps_page(
 ) -> NewStepsPage:
     """A page with the steps logged since the cursor of an earlier page, at most `limit`.
 
-    It shows the metrics `keys`, or the main ones if `keys` is empty. If the file has become shorter
-    than the cursor's offset, it is read from its start, with a warning. Raises UserError
-    BAD_CURSOR.
+    It shows the metrics `keys`, or the main ones if `keys` is empty. Raises UserError BAD_CURSOR.
     """
     offset, warnings = _start_of_new_steps(run, cursor)
     log_page = page_after(run.metrics, offset, limit)
@@ -361,17 +358,20 @@ def _changes_of_first_curves(curves: Mapping[str, list[tuple[float, float]]]) ->
 
 
 def _shorten_to_fit(page: CurvesPage) -> CurvesPage:
-    """The page with at most `BODY_CHARS` characters, if one metric column can be that short.
-
-    First the names in `available` are halved until it fits, then the last columns are dropped, one
-    by one. It can be too long because an environment may give its metrics names of any length.
-    """
+    """The page with at most `BODY_CHARS` characters, if one metric column can be that short: with
+    fewer names in `available`, then with fewer columns."""
+    # It can be too long because an environment may give its metrics names of any length.
     while page.available and json_chars(page.to_json()) > BODY_CHARS:
         page = replace(page, available=page.available[: len(page.available) // 2])
     # "step" and one metric always stay.
     while len(page.columns) > 2 and json_chars(page.to_json()) > BODY_CHARS:
-        *columns, dropped = page.columns
-        curves = {name: curve for name, curve in page.curves.items() if name != dropped}
-        rows = [cells[:-1] for cells in page.rows]
-        page = replace(page, columns=columns, rows=rows, curves=curves)
+        page = _without_last_column(page)
     return page
+
+
+def _without_last_column(page: CurvesPage) -> CurvesPage:
+    """The page without its last metric."""
+    *columns, dropped = page.columns
+    curves = {name: curve for name, curve in page.curves.items() if name != dropped}
+    rows = [cells[:-1] for cells in page.rows]
+    return replace(page, columns=columns, rows=rows, curves=curves)

@@ -263,14 +263,10 @@ def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
 
 
 def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS) -> ConsolePage:
-    """A page of the lines that one attempt of the run printed.
+    """A page of the lines that one attempt of the run printed, at most `max_chars` characters.
 
-    Args:
-        cursor: names the attempt and the place in its console; "" shows the newest lines of the
-            last attempt that printed something.
-        max_chars: characters of all lines together.
-
-    Raises UserError BAD_CURSOR.
+    `cursor` names the attempt and the place in its console; "" shows the newest lines of the last
+    attempt that printed something. Raises UserError BAD_CURSOR.
     """
     row = reader.row
     newest = Cursor(reader.attempts[-1], offset=None, older=True)
@@ -392,11 +388,8 @@ def _failure_sentence(reader: TextReader, recorded: JsonObject, kind: str | None
 def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
     """The failure of a run, with texts cut and secrets hidden.
 
-    Kind, message and hint come from the run's row in the database; those that the row lacks, and
-    the evidence, come from what the trainer wrote about its failure.
-
-    Args:
-        recorded: what the trainer wrote; {} if it wrote nothing.
+    `recorded` is what the trainer wrote about it, {} if it wrote nothing. Kind, message and hint of
+    the run's row in the database come before those.
     """
     row = reader.row
     redact = reader.redact

@@ -208,12 +208,9 @@ def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversa
     """Prompt and answer of a row, with `texts.chars` divided between them.
 
     The prompt gets what the answer does not need, and at least a third; the answer gets the rest.
-    Neither gets fewer than `_LEAST_CHARS`, even if both are then longer than `texts.chars`. The
-    prompt is cut here, the answer by the caller.
+    Neither gets fewer than `_LEAST_CHARS`.
     """
-    prompt, answer = turns_of(redact, row.prompt), turns_of(redact, row.messages)
-    if not answer and row.completion is not None:  # a row that keeps its answer as plain text
-        answer = [Turn("assistant", redact.text(row.completion))]
+    prompt, answer = turns_of(redact, row.prompt), _answer_turns(redact, row)
     if not texts.with_prompt or not prompt:
         return _Conversation(prompt=None, answer=answer, answer_chars=texts.chars)
     reserved_for_answer = min(length_of(answer), texts.chars * 2 // 3)
@@ -221,6 +218,14 @@ def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversa
     shown_prompt = within(prompt, prompt_chars)
     answer_chars = max(texts.chars - length_of(shown_prompt), _LEAST_CHARS)
     return _Conversation(shown_prompt, answer, answer_chars)
+
+
+def _answer_turns(redact: Redactor, row: Answer) -> list[Turn]:
+    """The messages of a row's answer, with secrets hidden."""
+    answer = turns_of(redact, row.messages)
+    if not answer and row.completion is not None:  # a row that keeps its answer as plain text
+        return [Turn("assistant", redact.text(row.completion))]
+    return answer
 
 
 def _shown_metrics(
@@ -328,30 +333,29 @@ def length_of(turns: Sequence[Turn]) -> int:
 
 
 def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
-    """Shorten a conversation to about `chars` characters.
-
-    If there are too many turns for 60 characters each, those in the middle are replaced by the note
-    "[7 messages left out]". Then long turns are cut, all to the same length.
-    """
-    max_turns = max(2, chars // _LEAST_PER_TURN)
-    shown = list(turns)
-    if len(shown) > max_turns:
-        last_count = max_turns // 2
-        first_count = max_turns - last_count
-        note = Turn("note", f"[{len(shown) - max_turns} messages left out]")
-        shown = [*shown[:first_count], note, *shown[-last_count:]]
+    """Shorten a conversation to about `chars` characters: leave out turns in the middle if there
+    are too many for 60 characters each, then cut long turns, all to the same length."""
+    shown = _without_middle(turns, max_turns=max(2, chars // _LEAST_PER_TURN))
     if length_of(shown) <= chars:
         return shown
-    cap = _fair_share([len(turn.content) for turn in shown], chars)
-    return [replace(turn, content=clip(turn.content, cap)) for turn in shown]
+    longest = _fair_share([len(turn.content) for turn in shown], chars)
+    return [replace(turn, content=clip(turn.content, longest)) for turn in shown]
+
+
+def _without_middle(turns: Sequence[Turn], max_turns: int) -> list[Turn]:
+    """The first and the last turns, with the note "[7 messages left out]" between them; all turns
+    if there are at most `max_turns`."""
+    if len(turns) <= max_turns:
+        return list(turns)
+    last_count = max_turns // 2
+    first_count = max_turns - last_count
+    note = Turn("note", f"[{len(turns) - max_turns} messages left out]")
+    return [*turns[:first_count], note, *turns[-last_count:]]
 
 
 def _fair_share(lengths: Sequence[int], total: int) -> int:
-    """The largest cap for which these lengths, each cut at the cap, sum to at most `total`.
-
-    For lengths 10, 50 and 90 with a total of 100 that is 45. If nothing has to be cut, the cap is
-    the largest length. It is never below 20, even if the sum is then larger than `total`.
-    """
+    """The largest length at which texts of these lengths can be cut to sum to at most `total`, but
+    not below 20: for lengths 10, 50 and 90 with a total of 100 that is 45."""
     remaining_chars, remaining_texts = total, len(lengths)
     # Short texts come first: what they do not use is divided among the longer ones.
     for length in sorted(lengths):
@@ -376,8 +380,7 @@ def pieces(
 
     Args:
         mask: for each id 1 if it is trained on, else 0.
-        max_pieces: the tokens of all further stretches are counted in one last piece whose text is
-            `…`.
+        max_pieces: all further stretches become one last piece with the text `…`.
         max_chars: characters at which the text of a stretch is cut.
     """
     stretches: list[Piece] = []
@@ -402,11 +405,8 @@ def _spans_of_equal(mask: Sequence[int], length: int) -> list[tuple[int, int]]:
 
 
 def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> ShownTokens | NoTokens:
-    """The token ids of a row with their loss mask, or the reason why it has none.
-
-    Training keeps ids only for the first groups of a step, evaluations keep none. At most 1500 ids
-    of the answer are shown, and the last 375 of the prompt. Without `decode` there is no text.
-    """
+    """The token ids of a row with their loss mask, or the reason why it has none: at most 1500 ids
+    of the answer, and the last 375 of the prompt. Without `decode` there is no text."""
     rollout = row if isinstance(row, TrajectoryRecord) else None
     if rollout is None or rollout.ids is None or rollout.loss_mask is None:
         return NoTokens('only the first groups of a training step keep theirs: where="group == 0"')

@@ -21,21 +21,9 @@ _NO_PARENT = ""  # no run has this id
 
 
 def entry(home: Home, row: RunRow) -> Reply:
-    """What the ledger says of one run. Every field is left out where it is not known or empty.
-
-    - `parent`: the run that this one was derived from.
-    - `changed`: setting or choice -> [the parent's value, this run's value].
-    - `expected`: the verdict that was predicted; `as_expected`: whether the run got it.
-    - `gpu_hours`: what the run has spent; `estimated_gpu_hours`: what was expected.
-    """
-    config = home.run(row.run_id).find_config()
-    fields: Reply = {}
-    parent = parent_of(row, config)
-    if parent:
-        fields["parent"] = parent
-        changed = _changes(home, row, parent)
-        if changed:
-            fields["changed"] = changed
+    """What the ledger says of one run: its parent, the settings that differ from the parent's, the
+    predicted verdict, and the GPU hours. What is not known or empty is left out."""
+    fields = _parent_fields(home, row)
     if row.expect:
         fields["expected"] = row.expect
         if row.state == "done" and row.verdict in ("better", "worse", "no_difference"):
@@ -47,12 +35,21 @@ def entry(home: Home, row: RunRow) -> Reply:
     return fields
 
 
+def _parent_fields(home: Home, row: RunRow) -> Reply:
+    """`parent`, the run that a run was derived from, and `changed`, what differs from it: setting
+    or choice -> [the parent's value, this run's value]. Each is left out where it is empty."""
+    parent = parent_of(row, home.run(row.run_id).find_config())
+    if not parent:
+        return {}
+    changed = _changes(home, row, parent)
+    return {"parent": parent, "changed": changed} if changed else {"parent": parent}
+
+
 def parent_of(row: RunRow, config: RunConfig | None) -> str:
     """The id of the run that a run was derived from: its named parent, or else the run whose model
-    it continues. "" where it has neither, because it started from a base model.
+    it continues; "" where it started from a base model.
 
-    Args:
-        config: the run's config; None where it is damaged or gone. Then only the row is used.
+    `config` is the run's config; None where it is damaged or gone, then only the row is used.
     """
     if row.parent:
         return row.parent
@@ -61,8 +58,8 @@ def parent_of(row: RunRow, config: RunConfig | None) -> str:
     name = model_ref.partition("@")[0]  # of a run or of a base model
     if "/" in name:  # only base models have a slash in their name
         return ""
+    # A model that has an adapter, or a checkpoint after an "@", was made by a run.
     starts_from_adapter = train_config is not None and bool(train_config.start_adapter)
-    # Only a run has checkpoints, which are named after an "@".
     is_run = starts_from_adapter or "@" in row.model
     return name if is_run else ""
 
@@ -158,14 +155,11 @@ class _BestScore:
 
 
 def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
-    """The best finished training run of each environment version.
+    """The best finished training run of each environment version that has one:
+    env_id -> {"run_id", "score", "verdict", "step"}.
 
-    The result maps env_id -> {"run_id", "score", "verdict", "step"}. The score is that on the
-    held-out tasks that choose the checkpoint.
-
-    Runs that made no better model than the one they started from are left out: those with the
-    verdict "worse", and those in which no checkpoint beat the start. Runs without a readable result
-    or score are left out too.
+    The score is that on the held-out tasks by which a run chooses its best checkpoint. Runs that
+    made no better model than the one they started from do not count.
     """
     best: dict[str, Reply] = {}
     for row in sorted(rows, key=lambda row: row.rowid):

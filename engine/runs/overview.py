@@ -48,8 +48,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
     Args:
         scope: one of SCOPES; "all" for everything, else only that part.
         limit: the most entries of each list.
-        cursor: `next_cursor` of the last reply with the same scope; "" for the first entries. A
-            reply has it where more entries follow, but never with scope "all".
+        cursor: `next_cursor` of the last reply with the same scope; "" for the first entries.
 
     Raises UserError BAD_ARGUMENT for an unknown scope, BAD_CURSOR for an invalid cursor.
     """

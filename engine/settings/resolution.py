@@ -126,7 +126,7 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     """Check the given settings one by one and return their values as the schema reads them, without
     those that are None.
 
-    `algorithm` is "evaluate" or one of ALGORITHMS. Raises UserError BAD_ARGUMENT (no such
+    `algorithm` is "evaluate" or one of ALGORITHMS. Raises UserError BAD_ARGUMENT (another
     algorithm, or no object), SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or SETTING_INVALID.
     """
     if not isinstance(settings, dict):
