@@ -189,7 +189,12 @@ class _StoredAttempts:
         for index, answer in enumerate(answers.records):
             self.attempts.append(_to_attempt(row, file, index, answer))
         digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
-        self.hashes[str(file.path.relative_to(run.path))] = digest
+        self.hashes[_path_within(run, file.path)] = digest
+
+
+def _path_within(run: RunDir, path: Path) -> str:
+    """The path of a file of a run, from the run's folder on."""
+    return str(path.relative_to(run.path))
 
 
 def _no_rollouts(ref: str, row: RunRow) -> UserError:
@@ -347,11 +352,10 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     scored_tasks = _scored_tasks(answers_by_ref.values())
     if not scored_tasks:
         raise _nothing_to_regrade(row)
-    answered = [file for file in files if answers_by_ref[file[0]]]
     return Stored(
         run_id=row.run_id,
         env_id=row.env_id,
-        models=[(ref, str(path.relative_to(run.path))) for ref, path in answered],
+        models=[(ref, _path_within(run, path)) for ref, path in files if answers_by_ref[ref]],
         tasks=len(scored_tasks),
         attempts=_attempts_per_task(config, split),
         sampling=sampling,

@@ -88,11 +88,13 @@ class _ShownCurves:
     """What a page shows of a run's metrics.
 
     Attributes:
-        columns: the names of the metrics.
+        selected_count: how many metrics were selected; the first of them are shown.
+        columns: the names of the metrics that are shown.
         lines: the logged lines of the steps that are shown.
         curves: (step, value) of every logged point, by metric.
     """
 
+    selected_count: int
     columns: list[str]
     lines: Sequence[JsonObject]
     curves: dict[str, list[tuple[float, float]]]
@@ -119,8 +121,7 @@ def curves_page(
     Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """
     metrics = load_metrics(run.metrics)
-    selected_columns = _selected_columns(metrics, keys, matches)
-    shown = _shown_curves(metrics, selected_columns, limit)
+    shown = _shown_curves(metrics, _selected_columns(metrics, keys, matches), limit)
     heldout = _half_behind(run, shown.columns)
     summary = _curve_sentence(row, metrics, shown, heldout)
     if run.deleted.exists():  # the files of the run are gone on purpose
@@ -138,7 +139,7 @@ def curves_page(
         steps_logged=len(metrics.lines),
         heldout=heldout,
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
-        warnings=_curve_warnings(metrics, selected_count=len(selected_columns)),
+        warnings=_curve_warnings(metrics, shown.selected_count),
     )
     return _shorten_to_fit(page)
 
@@ -147,6 +148,7 @@ def _shown_curves(metrics: Metrics, selected_columns: Sequence[str], limit: int)
     """The first of the selected columns, with at most `limit` steps and never more than 30."""
     columns = list(selected_columns[:_MOST_KEYS])
     return _ShownCurves(
+        selected_count=len(selected_columns),
         columns=columns,
         lines=thin(metrics.lines, columns, min(POINTS, limit)),
         curves={name: metrics.curve(name) for name in columns},
@@ -209,7 +211,6 @@ def new_steps_page(
     offset, warnings = _start_of_new_steps(run, cursor)
     log_page = page_after(run.metrics, offset, limit)
     readable = parse_lines([line.text for line in log_page.lines])
-    warnings += skipped_lines(len(log_page.lines) - len(readable))
     table = _table_of_new_steps(by_step(readable), keys)
     has_more = log_page.end < complete_size(run.metrics) or row.state not in TERMINAL
     page = NewStepsPage(
@@ -220,7 +221,7 @@ def new_steps_page(
         columns=table.heads,
         rows=table.rows,
         next_cursor=f"metrics:{log_page.end}" if has_more else "",
-        warnings=warnings,
+        warnings=warnings + skipped_lines(len(log_page.lines) - len(readable)),
     )
     return _with_fewer_steps(page, log_page.lines)
 

@@ -269,8 +269,7 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     attempt that printed something. Raises UserError BAD_CURSOR.
     """
     row = reader.row
-    newest = Cursor(reader.attempts[-1], offset=None, older=True)
-    position = parse_cursor(cursor, "console") if cursor else newest
+    position = _console_position(reader, cursor)
     path = reader.run.log(position.attempt)
     page = _console_lines(reader, path, position, max_chars)
     texts = _console_texts(reader, path, page, at_newest=position.offset is None)
@@ -288,6 +287,14 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
         next_cursor=links.next_cursor,
         older_cursor=links.older_cursor,
     )
+
+
+def _console_position(reader: TextReader, cursor: str) -> Cursor:
+    """Where a page of a console begins; without a cursor at the end of the last attempt's. Raises
+    UserError BAD_CURSOR."""
+    if cursor:
+        return parse_cursor(cursor, "console")
+    return Cursor(reader.attempts[-1], offset=None, older=True)
 
 
 def _console_lines(reader: TextReader, path: Path, position: Cursor, max_chars: int) -> Page:

@@ -34,13 +34,9 @@ _ALL_RUNS = 1_000_000  # a limit for lists of runs: more than any home has
 def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[list[str], list[str]]:
     """Check that runs may be deleted together. Returns their whole ids, each once, and warnings.
 
-    Args:
-        refs: ids of runs, or unique beginnings of ids.
-        force: allow to delete a run although another run, a living deployment or a dataset was
-            built on it. These stay as they are, and a warning names them.
-
-    Raises UserError RUN_NOT_FOUND. Raises UserError RUN_STATE for a run that has not ended, that an
-    open run needs, or, without `force`, that something was built on.
+    `refs` are ids of runs, or unique beginnings of ids. Raises UserError RUN_NOT_FOUND, and
+    RUN_STATE for a run that has not ended, that an open run needs, or, without `force`, on which
+    another run, a living deployment or a dataset was built.
     """
     launcher.reap(home)
     with Store(home) as store:
@@ -53,12 +49,11 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     for row in rows_by_id.values():
         _require_ended(home, row)
         _require_unused(home, row, others)
-        dependents = _built_on(home, row, others, all_ids)
-        warnings += _warnings_of_dependents(row, dependents, force=force)
+        warnings += _warnings_of_dependents(row, _built_on(home, row, others, all_ids), force)
     return list(rows_by_id), warnings
 
 
-def _warnings_of_dependents(row: RunRow, dependents: Sequence[str], *, force: bool) -> list[str]:
+def _warnings_of_dependents(row: RunRow, dependents: Sequence[str], force: bool) -> list[str]:
     """A warning that names what was built on a run; [] where nothing was. Raises UserError
     RUN_STATE instead, unless `force` is given."""
     if not dependents:

@@ -60,9 +60,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         if scope in ("all", "hardware"):
             page.reply["hardware"] = _hardware(home, store)
         if scope == "all":
-            page.reply["queue"] = [row.run_id for row in store.queue()]
-            page.reply["budget"] = _budget(home, store)
-            page.open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
+            _add_work(page, home, store)
         if scope in ("all", "runs"):
             _add_runs(page, home, store, scope, limit, before_rowid=position or None)
     _add_lists(page, home, scope, position, limit)
@@ -71,6 +69,13 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         "next": _next_calls(scope, page),
         "warnings": _warnings(home),
     }
+
+
+def _add_work(page: _Page, home: Home, store: Store) -> None:
+    """Add the queue, the budget, and the runs that have not ended."""
+    page.reply["queue"] = [row.run_id for row in store.queue()]
+    page.reply["budget"] = _budget(home, store)
+    page.open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
 
 
 def _check_scope(scope: str) -> None:

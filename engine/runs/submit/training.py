@@ -278,9 +278,7 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     launcher.reap(home)
     row = store.get_run(request.resume)
     run = home.run(row.run_id)
-    missing = launcher.missing_secrets(run)
-    if missing:
-        raise missing_secrets_error(missing, row.env_id)
+    _check_secrets_of(run, row)
     check_hours_left(home, store)
     checkpoint = outcome.checkpoint_name(run)
     row = _queue_attempt(store, run, row, request)
@@ -292,6 +290,13 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
     reply = start_and_reply(home, row, warnings)
     return reply | {"attempt": row.attempt, "resumed_from": checkpoint}
+
+
+def _check_secrets_of(run: RunDir, row: RunRow) -> None:
+    """Raises UserError ENV_SECRETS where this server lacks a secret that the run needs."""
+    missing = launcher.missing_secrets(run)
+    if missing:
+        raise missing_secrets_error(missing, row.env_id)
 
 
 def _queue_attempt(store: Store, run: RunDir, row: RunRow, request: TrainRequest) -> RunRow:
