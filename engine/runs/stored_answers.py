@@ -1,8 +1,8 @@
 """Stored answers scored by an env process: one at a time, replayed where they have several turns.
 
-A run has a sample of its last exam scored again by a process that has scored nothing else
-(envs/audit/rescore.py). This happens in a thread while the worker goes on, so that nobody waits for
-that process to start. The result is in `evals/rescored.json`;
+A run has a sample of the answers of its last evaluation scored again by a process that has scored
+nothing else (envs/audit/rescore.py). This happens in a thread while the worker goes on, so that
+nobody waits for that process to start. The result is in `evals/rescored.json`;
 engine/evidence/verdict/fresh_scores.py judges it.
 """
 
@@ -238,8 +238,11 @@ def _sampled_answers(
 
 
 def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
-    """A random sample of at most `MOST` answers in `file` at the `tasks`, of one `half` of the
-    held-out tasks ("" for both). Answers whose score failed are left out."""
+    """A random sample of at most `MOST` answers in `file` whose score did not fail, at the `tasks`.
+
+    `half` is "select" for answers at the held-out tasks that choose the checkpoint, "report" for
+    those at the other held-out tasks, "" for both.
+    """
     rows = load_rows(file)
     if half:
         rows = [row for row in rows if row.get("half") == half]

@@ -26,10 +26,11 @@ from engine.records.settings import GRPOSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits
 
 LOOK_HOURS = 0.1  # GPU-hours of an evaluation or a probe that need nobody's agreement
-# An evaluation has no cap of its own; it ends when it has written no answer for so long.
+# An evaluation without a cap on device hours ends when it has written no answer for so long.
 EVALUATION_WALL_HOURS = 6.0
 SCORE_S = 1.0  # seconds per stored answer, where the audit did not measure how long a score takes
-# From the device hours that some work takes at most, its cap by the quota; raises UserError QUOTA.
+# Takes the device hours that some work needs at most, and returns how many it may take at most by
+# a quota (its cap). Raises UserError QUOTA.
 CapFunction = Callable[[float], float]
 
 
@@ -104,12 +105,13 @@ def _check_hours_without_asking(needed: float, limit: float) -> None:
 
 
 def cap_warnings(cap: float) -> list[str]:
-    """The warning that names the cap in device hours of a run; none for 0, which is no cap."""
+    """A warning that a run is ended after `cap` device hours; [] for 0, which is no limit."""
     return [f"it is ended after {cap:.3g} GPU-hours"] if cap else []
 
 
 def check_gpu_hours_cap(max_gpu_hours: float) -> None:
-    """Raises UserError BAD_ARGUMENT unless the cap is a finite number of hours above 0."""
+    """Raises UserError BAD_ARGUMENT unless the most device hours that a run may take are a finite
+    number above 0."""
     is_number = isinstance(max_gpu_hours, int | float) and not isinstance(max_gpu_hours, bool)
     if not is_number or not math.isfinite(max_gpu_hours) or max_gpu_hours <= 0:
         raise bad_argument(

@@ -96,7 +96,7 @@ def _earlier_or_new_run(
     body = {"probe": key}
     request_id, row = _earlier_probe(store, key, body)
     if row is not None:
-        return row  # without asking for a cap: a probe that exists costs nothing more
+        return row  # a probe that exists costs nothing more, so no quota is asked
     cap = _cap(home, request, plan, cap_function)
     files = RunFiles({**config, "max_gpu_hours": cap}, model_adapters=adapters_of([plan.model]))
     new = replace(_new_run(request, plan.record, cap), request_id=request_id, body=body)
@@ -183,7 +183,7 @@ def _config(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
 
 
 def _key_of(config: Mapping[str, object]) -> str:
-    """What identifies a probe, from its config without the run's id and cap."""
+    """What identifies a probe, from its config as `_config` returns it."""
     config_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
     return f"probe-{config_hash[:24]}"
 

@@ -300,8 +300,8 @@ def _check_secrets_of(run: RunDir, row: RunRow) -> None:
 
 
 def _queue_attempt(store: Store, run: RunDir, row: RunRow, request: TrainRequest) -> RunRow:
-    """Queue a new attempt of a run, with the cap of the request or else the run's own. Returns its
-    new row. Raises UserError RUN_STATE."""
+    """Queue a new attempt of a run, which may take the device hours of the request, or else the
+    run's own. Returns its new row. Raises UserError RUN_STATE."""
     return store.resume_run(
         row.run_id,
         max_gpu_hours=float(request.max_gpu_hours or row.max_gpu_hours or DEFAULT_GPU_HOURS),
