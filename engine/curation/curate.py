@@ -261,12 +261,11 @@ def _keep_or_drop(
         tasks: the task rows of each environment version, by the version's hash.
         rule: `choices.where`, parsed.
     """
-    outcome = _Outcome()
+    heldout = HeldOut(_heldout_tasks(tasks))
+    outcome = _Outcome(unindexed=heldout.unindexed)
     split_of_task = {
         (env_hash, row["id"]): row["split"] for env_hash, rows in tasks.items() for row in rows
     }
-    heldout = HeldOut(_heldout_tasks(tasks))
-    outcome.unindexed = heldout.unindexed
     for (env_hash, task, _model), group in groups.items():
         split = split_of_task.get((env_hash, task))
         if split == "train":
@@ -361,14 +360,20 @@ def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
         return "empty"
     if _conversation_text(attempt) in outcome.kept_conversations:
         return "duplicate"
-    conversation = [*attempt.prompt, *attempt.messages]
-    training_row = {"id": attempt.task, "prompt": attempt.prompt, "gold": conversation}
-    matches = heldout.matches(training_row)
-    if matches:
-        kind = min(matches, key=lambda match: match.rank).kind  # rank 0 is the closest
+    kind = _overlap_with_heldout(attempt, heldout)
+    if kind:
         outcome.overlaps[kind] = outcome.overlaps.get(kind, 0) + 1
         return "contaminated"
     return ""
+
+
+def _overlap_with_heldout(attempt: Attempt, heldout: HeldOut) -> str:
+    """The kind of the closest match between an attempt's conversation and a held-out task, such as
+    "exact"; "" if it holds none."""
+    conversation = [*attempt.prompt, *attempt.messages]
+    training_row = {"id": attempt.task, "prompt": attempt.prompt, "gold": conversation}
+    matches = heldout.matches(training_row)
+    return min(matches, key=lambda match: match.rank).kind if matches else ""
 
 
 def _conversation_text(attempt: Attempt) -> str:

@@ -429,15 +429,10 @@ def _attempts_per_task(config: RunConfig, split: str) -> int:
 
 
 def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Find the files with the held-out answers of a training run, at up to eight steps.
-
-    Returns (model, file) of each chosen step, such as ("r-1@step20", its file), and the warnings.
-    The answers at step 0 are those of `start_model`, which the run started from.
-    """
+    """The files with the held-out answers of a training run at up to eight steps, each with its
+    model, such as "r-1@step20", and the warnings. `start_model` gave the answers at step 0."""
     evaluated_steps = run.eval_steps()
-    best = run.resolve_checkpoint("best")
-    best_step = int(best.name.rpartition("_")[2]) if best else None  # from "step_000020"
-    steps = _spread_steps(evaluated_steps, best_step)
+    steps = _spread_steps(evaluated_steps, _best_step(run))
     files = []
     for step in steps:
         model = f"{run.id}@step{step}" if step else start_model
@@ -448,23 +443,29 @@ def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]
     return files, [f"{left_out} of the evaluated steps are left out; at most {MOST_STEPS} are"]
 
 
-def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
-    """Choose at most `MOST_STEPS` of the steps, spread evenly.
+def _best_step(run: RunDir) -> int | None:
+    """The step of a run's best checkpoint; None without one."""
+    checkpoint = run.resolve_checkpoint("best")
+    return int(checkpoint.name.rpartition("_")[2]) if checkpoint else None  # from "step_000020"
 
-    The first and the last step are always among them, and so is `best`, unless it is None or not
-    one of `steps`.
-    """
+
+def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
+    """At most `MOST_STEPS` of the steps: the first, the last, `best` if it is one of them, and
+    others spread evenly."""
     if len(steps) <= MOST_STEPS:
         return list(steps)
     required = {steps[0], steps[-1]}
     if best is not None and best in steps:
         required.add(best)
-    room = MOST_STEPS - len(required)
     others = [step for step in steps if step not in required]
-    # Evenly spaced positions among the others, without both ends.
-    gaps = room + 1
-    positions = {round(number * (len(others) - 1) / gaps) for number in range(1, gaps)}
-    return sorted(required | {others[position] for position in positions})
+    return sorted(required | _evenly_spaced(others, MOST_STEPS - len(required)))
+
+
+def _evenly_spaced(steps: Sequence[int], count: int) -> set[int]:
+    """About `count` of the steps at evenly spaced positions, without both ends."""
+    gaps = count + 1
+    positions = {round(number * (len(steps) - 1) / gaps) for number in range(1, gaps)}
+    return {steps[position] for position in positions}
 
 
 def _evaluation_sampling(run: RunDir) -> JsonObject:

@@ -200,9 +200,10 @@ class Regrade:
                 score = self._new_score(process, row)
                 if isinstance(score, str):  # a key of SKIPPED
                     self.skipped[score] = self.skipped.get(score, 0) + 1
-                else:
-                    written.append(_new_row_of(row, score, ref, position))
-                    file.append(written[-1])
+                    continue
+                new_row = _new_row_of(row, score, ref, position)
+                file.append(new_row)
+                written.append(new_row)
         return written
 
     def _new_score(self, process: EnvProcess, row: Line) -> ScoreReply | str:

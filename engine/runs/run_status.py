@@ -249,13 +249,12 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
     """
     config = run.find_config()  # None if damaged; the status is shown all the same
     models = config.model_refs if config else []
+    calls = [Call("read_rollouts", {"run_id": row.run_id})]
     if len(models) > 1:
         calls = [
             Call("compare_runs", {"ids": models, "env_id": row.env_id}),
             Call("read_rollouts", {"run_id": row.run_id, "pick": "changed"}),
         ]
-    else:
-        calls = [Call("read_rollouts", {"run_id": row.run_id})]
     evaluation = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
     if evaluation and evaluation.split == "train" and evaluation.attempts > 1:
         calls = [_call_to_curate(row), *calls]

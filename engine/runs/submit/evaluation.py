@@ -232,17 +232,26 @@ def chosen_indices(text: str, available: int) -> list[int]:
     """
     indices: set[int] = set()
     for part in text.split(",") if text else []:
-        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part, re.ASCII)
-        first = int(match[1]) if match else 0
-        last = int(match[2] or first) if match else -1
-        if last < first:  # also where nothing matched
+        positions = _positions(part)
+        if not positions:
             hint = 'Give positions from 0 and ranges, such as "0-9,12".'
             raise bad_argument("task_indices", text, hint)
-        if last >= available:
+        if positions[-1] >= available:
             hint = f"The split has {available} tasks, 0 to {available - 1}."
             raise bad_argument("task_indices", text, hint)
-        indices.update(range(first, last + 1))
+        indices.update(positions)
     return sorted(indices)
+
+
+def _positions(text: str) -> range:
+    """The positions that "12" or "0-9" names; empty for any other text, and where the first number
+    is the larger one."""
+    match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", text, re.ASCII)
+    if match is None:
+        return range(0)
+    first = int(match[1])
+    last = int(match[2] or first)
+    return range(first, last + 1)
 
 
 def _check_request(request: EvaluationRequest) -> None:
