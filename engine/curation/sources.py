@@ -344,8 +344,7 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
     config = run.read_config()
-    if row.kind != "train" and row.state not in TERMINAL:
-        raise _not_ended(row)
+    _require_complete_answers(row)
     files, warnings = _files_to_regrade(run, config, split)
     sampling = _sampling_of(run, config, split)
     answers_by_ref = {ref: Answer.read_all(path) for ref, path in files}
@@ -373,15 +372,16 @@ def _scored_tasks(answers_of_models: Iterable[Sequence[Answer]]) -> set[str]:
     }
 
 
-def _not_ended(row: RunRow) -> UserError:
-    """The error for a run that may still store answers."""
-    return UserError(
-        "RUN_STATE",
-        f"{row.run_id} is {row.state}: its answers are not complete",
-        hint=Hint("Wait for it, then regrade.", Call("wait_run", {"run_id": row.run_id})),
-        field="regrade",
-        retryable=True,
-    )
+def _require_complete_answers(row: RunRow) -> None:
+    """Raise UserError RUN_STATE for an evaluation or a probe that may still store answers."""
+    if row.kind != "train" and row.state not in TERMINAL:
+        raise UserError(
+            "RUN_STATE",
+            f"{row.run_id} is {row.state}: its answers are not complete",
+            hint=Hint("Wait for it, then regrade.", Call("wait_run", {"run_id": row.run_id})),
+            field="regrade",
+            retryable=True,
+        )
 
 
 def _nothing_to_regrade(row: RunRow) -> UserError:

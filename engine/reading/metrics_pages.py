@@ -123,9 +123,10 @@ def curves_page(
     metrics = load_metrics(run.metrics)
     shown = _shown_curves(metrics, _selected_columns(metrics, keys, matches), limit)
     heldout = _half_behind(run, shown.columns)
-    summary = _curve_sentence(row, metrics, shown, heldout)
     if run.deleted.exists():  # the files of the run are gone on purpose
         summary = f"{row.run_id} is {row.state}; its files were deleted."
+    else:
+        summary = _curve_sentence(row, metrics, shown, heldout)
     table = _table(shown.lines, shown.columns)
     page = CurvesPage(
         summary=clean_text(summary),
@@ -212,7 +213,6 @@ def new_steps_page(
     log_page = page_after(run.metrics, offset, limit)
     readable = parse_lines([line.text for line in log_page.lines])
     table = _table_of_new_steps(by_step(readable), keys)
-    has_more = log_page.end < complete_size(run.metrics) or row.state not in TERMINAL
     page = NewStepsPage(
         summary=f"{counted(len(table.rows), 'new step')} of {row.run_id}, which is {row.state}.",
         run_id=row.run_id,
@@ -220,10 +220,17 @@ def new_steps_page(
         view="metrics",
         columns=table.heads,
         rows=table.rows,
-        next_cursor=f"metrics:{log_page.end}" if has_more else "",
+        next_cursor=_cursor_after(run, row, log_page.end),
         warnings=warnings + skipped_lines(len(log_page.lines) - len(readable)),
     )
     return _with_fewer_steps(page, log_page.lines)
+
+
+def _cursor_after(run: RunDir, row: RunRow, end: int) -> str:
+    """The cursor of the steps logged after the byte `end`; "" if there are none and the run has
+    ended."""
+    has_more = end < complete_size(run.metrics) or row.state not in TERMINAL
+    return f"metrics:{end}" if has_more else ""
 
 
 def _table_of_new_steps(lines: Sequence[JsonObject], keys: Sequence[str]) -> _Table:

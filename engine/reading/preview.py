@@ -80,14 +80,23 @@ def sft_row(
     rows_with_answer = (row for row in rows if row["split"] == "train" and row.get("gold"))
     for row in islice(rows_with_answer, _MAX_ROWS):
         chats = _tokenized_turns(row, tools, tokenizer, settings)
-        too_long = [chat for chat in chats if len(chat.ids) > settings.max_length]
-        if chats and (preview is None or too_long):
-            shown_chat = too_long[0] if too_long else chats[-1]
+        shown_chat = _chat_to_show(chats, settings.max_length)
+        if shown_chat is None:
+            continue
+        is_cut = len(shown_chat.ids) > settings.max_length
+        if preview is None or is_cut:
             preview = _preview(str(row.get("id")), shown_chat, settings, tokenizer, redact)
             preview = _with_row_number(preview, chats, shown_chat)
-        if too_long:
+        if is_cut:
             return preview
     return preview
+
+
+def _chat_to_show(chats: Sequence[TokenizedChat], max_length: int) -> TokenizedChat | None:
+    """The first of the rows of a conversation that is longer than `max_length` tokens, or else the
+    last row; None if there is no row."""
+    too_long = (chat for chat in chats if len(chat.ids) > max_length)
+    return next(too_long, chats[-1] if chats else None)
 
 
 def _with_row_number(

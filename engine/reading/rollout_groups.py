@@ -135,7 +135,6 @@ def _group_key(row: Row) -> str:
 def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
     """One group as a page shows it; all members together get the characters of one rollout."""
     redact = reading.redact
-    rewards = rewards_of(rows)
     # One third of the characters is for the prompt, two thirds are for the answers.
     prompt_chars = max(reading.query.max_chars // 3, _LEAST_PROMPT_CHARS)
     first = rows[0]
@@ -144,13 +143,19 @@ def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
         task=clip(redact.text(first.task), _TASK_CHARS),
         step=rollout.step if rollout else None,
         group=rollout.group if rollout else None,
-        reward_mean=short(math.fsum(rewards) / len(rewards)) if rewards else None,
+        reward_mean=_reward_mean(rows),
         reward_std=short(reward_std(rows)),
         solved=sum(row.success is True for row in rows),
         errors=sum(bool(row.error) for row in rows) or None,  # None instead of 0
         prompt=within(turns_of(redact, first.prompt), prompt_chars),
         members=_member_items(reading, rows),
     )
+
+
+def _reward_mean(rows: Sequence[Row]) -> float | None:
+    """The mean reward of the rows that were scored, with few digits; None if none was."""
+    rewards = rewards_of(rows)
+    return short(math.fsum(rewards) / len(rewards)) if rewards else None
 
 
 def _member_items(reading: Reading, rows: Sequence[Row]) -> list[RolloutItem]:

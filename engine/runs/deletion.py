@@ -47,15 +47,25 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     all_ids = {row.run_id for row in all_rows}
     others = [row for row in all_rows if row.run_id not in rows_by_id]
     for row in rows_by_id.values():
-        _require_ended(home, row)
-        _require_unused(home, row, others)
-        warnings += _warnings_of_dependents(row, _built_on(home, row, others, all_ids), force)
+        warnings += _check_run(home, row, others, all_ids, force=force)
     return list(rows_by_id), warnings
 
 
-def _warnings_of_dependents(row: RunRow, dependents: Sequence[str], force: bool) -> list[str]:
-    """A warning that names what was built on a run; [] where nothing was. Raises UserError
-    RUN_STATE instead, unless `force` is given."""
+def _check_run(
+    home: Home, row: RunRow, others: Sequence[RunRow], all_ids: Collection[str], *, force: bool
+) -> list[str]:
+    """Check that one run may be deleted. Returns a warning that names what was built on it; []
+    where nothing was.
+
+    Args:
+        others: all runs that are not deleted together with it.
+        all_ids: the ids of all runs.
+
+    Raises UserError RUN_STATE, without `force` also where something was built on the run.
+    """
+    _require_ended(home, row)
+    _require_unused(home, row, others)
+    dependents = _built_on(home, row, others, all_ids)
     if not dependents:
         return []
     if not force:

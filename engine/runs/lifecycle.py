@@ -81,7 +81,8 @@ def wait(
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT (`until`) or BAD_CURSOR.
     """
     _check_until(until)
-    deadline = time.monotonic() + min(max(float(timeout_s), 0.0), MAX_WAIT_S)
+    seconds = min(max(float(timeout_s), 0.0), MAX_WAIT_S)
+    deadline = time.monotonic() + seconds
     launcher.reap(home)
     with Store(home) as store:
         row = store.get_run(run_id)

@@ -51,8 +51,7 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     if was_deleted:
         status["warnings"].append("its checkpoints, answers and curves were deleted")
     if row.state == "queued":
-        status["queue_position"] = store.queue_position(row.run_id)
-        status["warnings"] += _why_waiting(run)
+        _add_place_in_queue(status, store, run)
     _add_quiet_time(status, progress)
     status = _with_end(run, row, status)
     if was_deleted:
@@ -70,6 +69,12 @@ def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
         status["error"] = _reason_of_end(run, row)
     return status
+
+
+def _add_place_in_queue(status: Reply, store: Store, run: RunDir) -> None:
+    """Add `queue_position`, with a warning where the run waits for secrets."""
+    status["queue_position"] = store.queue_position(run.id)
+    status["warnings"] += _why_waiting(run)
 
 
 def _add_quiet_time(status: Reply, progress: Progress) -> None:
