@@ -439,9 +439,8 @@ def _fit_lines(
     chars_of_line: Callable[[Line], int],
     max_chars: int = _LINES_CHARS,
 ) -> tuple[list[Line], Page]:
-    """The lines that a reply has room for, in the order of the file, and the page with only these.
-
-    The start or end of the page moves to them, so that the next page begins with the others.
+    """The lines that a reply has room for, in the order of the file, and the page with only these,
+    so that the next page begins with the others.
 
     Args:
         lines: the lines of `page` that can be shown.

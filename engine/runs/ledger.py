@@ -67,6 +67,7 @@ def parent_of(row: RunRow, config: RunConfig | None) -> str:
 def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
     """What differs between this run and its parent: name of a setting or choice -> [the parent's
     value, this run's value]. Empty where the parent's config is gone."""
+    # How each of the two was made: its start model, environment, algorithm and settings.
     of_parent, of_run = making_of_run(home, parent), making_of_run(home, row.run_id)
     if not of_parent.config:
         return {}

@@ -73,15 +73,14 @@ def wait(
 
     Args:
         until: "end", "first_step", "next_eval" or "alert".
-        timeout_s: seconds to wait; values outside 0..50 are moved to the nearer bound.
-        cursor: `cursor` of an earlier reply: evaluations and alerts since then count, and these
-            alerts are shown. With "" those from now on count, and the latest alerts are shown.
+        timeout_s: seconds to wait, from 0 to 50.
+        cursor: `cursor` of an earlier reply, since when evaluations and alerts count; "" for now.
         on_progress: called with the status at every change and about once a second.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT (`until`) or BAD_CURSOR.
     """
     _check_until(until)
-    seconds = min(max(float(timeout_s), 0.0), MAX_WAIT_S)
+    seconds = min(max(float(timeout_s), 0.0), MAX_WAIT_S)  # beyond a bound: the bound
     deadline = time.monotonic() + seconds
     launcher.reap(home)
     with Store(home) as store:

@@ -191,7 +191,7 @@ def _env_facts(home: Home, request: TrainRequest, record: EnvRecord, model: Mode
 
 def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list[str]:
     """Check that the run can be carried out and that its cost may be spent. Returns warnings about
-    whatever is doubtful but no reason to refuse it.
+    what is doubtful.
 
     Raises UserError: ENV_*, NO_TORCH, SETTING_INVALID, REWARD_RISK, DOES_NOT_FIT, DISK_FULL,
     BUDGET, NOT_APPROVED.
