@@ -26,6 +26,7 @@ from engine.curation.selection import (
 )
 from engine.curation.sources import Source, SourceSummary, load_sources
 from engine.environments import registry
+from engine.environments.push import PushReply
 from engine.evidence.stats.overlap import HeldOut
 from engine.evidence.stats.results import text_of
 from engine.home.run_dir import Home
@@ -132,6 +133,22 @@ class CurationReply(ReplyBase):
     warnings: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Selection:
+    """What was chosen, and from what.
+
+    Attributes:
+        tasks: the task rows of each environment version, by the version's hash.
+        groups: all attempts of the sources, also those that are dropped, as `groups_of` makes them.
+        outcome: which of them are kept.
+    """
+
+    sources: Sequence[Source]
+    tasks: Mapping[str, list[TaskRow]]
+    groups: Mapping[Key, list[Attempt]]
+    outcome: _Outcome
+
+
 def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> CurationReply:
     """Choose training rows from runs; with `preview=False` also push them as the dataset `name`.
 
@@ -140,20 +157,12 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     """
     check_selection(choices.select, choices.max_per_task)
     name = checked_name(home, name)
-    sources = load_sources(home, choices.source_ids)
-    attempts = [attempt for source in sources for attempt in source.attempts]
-    # A rule may use every metric that any attempt has.
-    rule = Rule(choices.where, {metric for attempt in attempts for metric in attempt.metrics})
-    tasks = _tasks_by_version(sources)
-    groups = groups_of(attempts, choices.pool_models)
-    outcome = _keep_or_drop(groups, tasks, rule, choices)
-    reply = _reply_of(outcome, groups, tasks, sources, _redactor_of_sources(home, sources))
-    warnings = _warnings(outcome, choices.select, sources)
+    selection = _select(home, choices)
+    sources = selection.sources
+    reply = _reply_of(selection, _redactor_of_sources(home, sources))
+    warnings = _warnings(selection.outcome, choices.select, sources)
     if not preview:
-        if not outcome.kept:
-            raise _nothing_to_save(outcome, reply.dropped, sources)
-        chosen = Chosen(outcome.kept, outcome.worse)
-        pushed = save_dataset(home, name, chosen, tasks, sources, choices)
+        pushed = _save(home, name, selection, choices)
         reply = replace(reply, env_id=pushed.env_id)
         # The push warns of some of the same things.
         warnings += [warning for warning in pushed.warnings if warning not in warnings]
@@ -166,36 +175,55 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     return _shortened_to_fit(complete_reply)
 
 
-def _reply_of(
-    outcome: _Outcome,
-    groups: Mapping[Key, list[Attempt]],
-    tasks: Mapping[str, list[TaskRow]],
-    sources: Sequence[Source],
-    redact: Redactor,
-) -> CurationReply:
-    """The reply about what was chosen, still without summary, suggested calls and warnings.
+def _select(home: Home, choices: Choices) -> _Selection:
+    """Read the attempts of the sources, and choose among them. Raises the errors of `curate`."""
+    sources = load_sources(home, choices.source_ids)
+    attempts = [attempt for source in sources for attempt in source.attempts]
+    # A rule may use every metric that any attempt has.
+    rule = Rule(choices.where, {metric for attempt in attempts for metric in attempt.metrics})
+    tasks = _tasks_by_version(sources)
+    groups = groups_of(attempts, choices.pool_models)
+    outcome = _keep_or_drop(groups, tasks, rule, choices)
+    return _Selection(sources, tasks, groups, outcome)
 
-    Args:
-        groups: all attempts, also those that were dropped.
-        tasks: the task rows of each environment version, by the version's hash.
-    """
+
+def _save(home: Home, name: str, selection: _Selection, choices: Choices) -> PushReply:
+    """Push what was chosen as the dataset `name`. Raises UserError BAD_ARGUMENT if that is nothing,
+    and every error of `push_env`."""
+    if not selection.outcome.kept:
+        raise _nothing_to_save(selection.outcome, selection.sources)
+    chosen = Chosen(selection.outcome.kept, selection.outcome.worse)
+    return save_dataset(home, name, chosen, selection.tasks, selection.sources, choices)
+
+
+def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
+    """The reply about what was chosen, still without summary, suggested calls and warnings."""
+    outcome, sources = selection.outcome, selection.sources
     return CurationReply(
         summary="",
         kept=len(outcome.kept),
         tasks=len({(attempt.env_hash, attempt.task) for attempt in outcome.kept}),
         attempts=sum(len(source.attempts) for source in sources),
-        groups=len(groups),
-        # In the order of REASONS, without those for which nothing was dropped.
-        dropped={
-            reason: outcome.dropped[reason] for reason in REASONS if reason in outcome.dropped
-        },
+        groups=len(selection.groups),
+        dropped=_dropped_by_reason(outcome),
         sources=[source.summary() for source in sources],
-        heldout_rows=sum(row["split"] == "heldout" for rows in tasks.values() for row in rows),
+        heldout_rows=len(_heldout_tasks(selection.tasks)),
         env_id="",
         examples=[_example(redact, attempt) for attempt in outcome.kept[:_EXAMPLES]],
         dropped_examples=_dropped_examples(outcome, redact),
         contaminated=outcome.overlaps or None,
     )
+
+
+def _dropped_by_reason(outcome: _Outcome) -> dict[str, int]:
+    """How many attempts were dropped for each reason, in the order of REASONS, without reasons for
+    which none was."""
+    return {reason: outcome.dropped[reason] for reason in REASONS if reason in outcome.dropped}
+
+
+def _heldout_tasks(tasks: Mapping[str, list[TaskRow]]) -> list[TaskRow]:
+    """The rows of the held-out tasks. `tasks` has those of each environment version."""
+    return [row for rows in tasks.values() for row in rows if row["split"] == "heldout"]
 
 
 def _dropped_examples(outcome: _Outcome, redact: Redactor) -> dict[str, Example]:
@@ -226,22 +254,18 @@ def _keep_or_drop(
 ) -> _Outcome:
     """Decide for every attempt whether it is kept or dropped, and why.
 
-    An attempt is dropped for the first of these reasons that holds: its task is no training task,
-    it has an error, its group does not match the rule, it is wrong and `choices.select` takes right
-    answers only, its task has enough answers, or what `_drop_reason` returns. For pairs the reasons
-    after the rule are others; see `_keep_pairs`.
+    Attempts at tasks that are no training tasks are dropped here, whole groups at once.
 
     Args:
         groups: the attempts of each group, as `groups_of` returns them.
         tasks: the task rows of each environment version, by the version's hash.
         rule: `choices.where`, parsed.
     """
-    outcome = _Outcome()
+    heldout = HeldOut(_heldout_tasks(tasks))
+    outcome = _Outcome(unindexed=heldout.unindexed)
     split_of_task = {
         (env_hash, row["id"]): row["split"] for env_hash, rows in tasks.items() for row in rows
     }
-    heldout = HeldOut(row for rows in tasks.values() for row in rows if row["split"] == "heldout")
-    outcome.unindexed = heldout.unindexed
     for (env_hash, task, _model), group in groups.items():
         split = split_of_task.get((env_hash, task))
         if split == "train":
@@ -278,14 +302,7 @@ def _keep_pairs(
 
     Pairs are made of the attempts that could become training rows.
     """
-    usable: list[Attempt] = []
-    for attempt in attempts:
-        reason = _drop_reason(attempt, heldout, outcome)
-        if reason:
-            outcome.drop(reason, [attempt])
-            continue
-        usable.append(attempt)
-        outcome.kept_conversations.add(_conversation_text(attempt))
+    usable = _usable_attempts(attempts, heldout, outcome)
     pairs = pairs_in(usable)
     for better, worse in pairs[: choices.max_per_task]:
         outcome.kept.append(better)
@@ -294,6 +311,21 @@ def _keep_pairs(
     outcome.drop("not_selected", [attempt for pair in surplus_pairs for attempt in pair])
     paired = {id(attempt) for pair in pairs for attempt in pair}
     outcome.drop("unpaired", [attempt for attempt in usable if id(attempt) not in paired])
+
+
+def _usable_attempts(
+    attempts: Sequence[Attempt], heldout: HeldOut, outcome: _Outcome
+) -> list[Attempt]:
+    """The attempts that can become training rows; the others are dropped, into `outcome`."""
+    usable: list[Attempt] = []
+    for attempt in attempts:
+        reason = _drop_reason(attempt, heldout, outcome)
+        if reason:
+            outcome.drop(reason, [attempt])
+        else:
+            usable.append(attempt)
+            outcome.kept_conversations.add(_conversation_text(attempt))
+    return usable
 
 
 def _keep_best(
@@ -328,14 +360,20 @@ def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
         return "empty"
     if _conversation_text(attempt) in outcome.kept_conversations:
         return "duplicate"
-    conversation = [*attempt.prompt, *attempt.messages]
-    training_row = {"id": attempt.task, "prompt": attempt.prompt, "gold": conversation}
-    matches = heldout.matches(training_row)
-    if matches:
-        kind = min(matches, key=lambda match: match.rank).kind  # rank 0 is the closest
+    kind = _overlap_with_heldout(attempt, heldout)
+    if kind:
         outcome.overlaps[kind] = outcome.overlaps.get(kind, 0) + 1
         return "contaminated"
     return ""
+
+
+def _overlap_with_heldout(attempt: Attempt, heldout: HeldOut) -> str:
+    """The kind of the closest match between an attempt's conversation and a held-out task, such as
+    "exact"; "" if it holds none."""
+    conversation = [*attempt.prompt, *attempt.messages]
+    training_row = {"id": attempt.task, "prompt": attempt.prompt, "gold": conversation}
+    matches = heldout.matches(training_row)
+    return min(matches, key=lambda match: match.rank).kind if matches else ""
 
 
 def _conversation_text(attempt: Attempt) -> str:
@@ -387,13 +425,7 @@ def _example(redact: Redactor, attempt: Attempt) -> Example:
 def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list[str]:
     """Warnings about the chosen rows, for whoever trains on them; [] if there are none."""
     warnings = skipped_lines(sum(source.skipped for source in sources))
-    incorrect_count = sum(not attempt.correct for attempt in outcome.kept)
-    # Two of these keep right answers only; of a pair the better answer may be wrong too.
-    if incorrect_count and select not in ("correct", "shortest", PAIRS):
-        warnings.append(
-            f"{incorrect_count} of the {len(outcome.kept)} rows are not correct answers; "
-            'where="solved" with select="correct" keeps right ones only.'
-        )
+    warnings += _warnings_of_incorrect_rows(outcome.kept, select)
     if 0 < len(outcome.kept) < FEW_ROWS:
         warnings.append(f"{len(outcome.kept)} rows are few to learn from; more attempts give more.")
     if outcome.dropped.get("heldout"):
@@ -406,19 +438,33 @@ def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list
             f"{outcome.unindexed} held-out tasks are past the size of the index: answers were "
             "compared with them as a whole, not by shared word sequences."
         )
-    if len({source.record.hash for source in sources}) > 1:
-        names = sorted({source.record.env_id for source in sources})
-        warnings.append(f"Tasks of {', '.join(names)} are kept apart, also where their ids agree.")
-    return warnings
+    return warnings + _warnings_of_several_versions(sources)
 
 
-def _nothing_to_save(
-    outcome: _Outcome, dropped: Mapping[str, int], sources: Sequence[Source]
-) -> UserError:
-    """The error for a call that should save a dataset, but keeps no attempt.
+def _warnings_of_incorrect_rows(kept: Sequence[Attempt], select: str) -> list[str]:
+    """A warning that counts the kept attempts that are not correct, where `select` could have left
+    them out; else []."""
+    incorrect_count = sum(not attempt.correct for attempt in kept)
+    # Two of these keep right answers only; of a pair the better answer may be wrong too.
+    if not incorrect_count or select in ("correct", "shortest", PAIRS):
+        return []
+    return [
+        f"{incorrect_count} of the {len(kept)} rows are not correct answers; "
+        'where="solved" with select="correct" keeps right ones only.'
+    ]
 
-    `dropped` counts the attempts by reason, in the order of REASONS.
-    """
+
+def _warnings_of_several_versions(sources: Sequence[Source]) -> list[str]:
+    """A warning where the sources are of several environment versions; else []."""
+    if len({source.record.hash for source in sources}) <= 1:
+        return []
+    names = sorted({source.record.env_id for source in sources})
+    return [f"Tasks of {', '.join(names)} are kept apart, also where their ids agree."]
+
+
+def _nothing_to_save(outcome: _Outcome, sources: Sequence[Source]) -> UserError:
+    """The error for a call that should save a dataset, but keeps no attempt."""
+    dropped = _dropped_by_reason(outcome)
     return UserError(
         "BAD_ARGUMENT",
         f"nothing is left to save: {_counts_text(dropped) or 'no attempts'}",

@@ -111,16 +111,10 @@ def save_dataset(
     sources: Sequence[Source],
     choices: Choices,
 ) -> push.PushReply:
-    """Write the chosen attempts and the held-out tasks as a dataset, and push it.
-
-    Held-out tasks have no worse answer to measure a run of DPO by: of pairs, those of every fifth
-    task are held out too.
+    """Write the chosen attempts and the held-out tasks as the dataset `name`, and push it.
 
     Args:
-        name: the name of the dataset.
-        chosen: become the training rows, pairs some of the held-out rows too.
-        tasks: the task rows of each environment version, by the version's hash. Those that are
-            held out become held-out rows.
+        tasks: the task rows of each environment version, by the version's hash.
         sources, choices: written to the dataset's curation.json.
 
     Returns the reply of the push. Raises UserError as `push_env` does.
@@ -130,13 +124,21 @@ def save_dataset(
     card = _card_text(choices, sources)
     with tempfile.TemporaryDirectory(prefix=".curate-", dir=home.cache) as temporary_folder:
         dataset_folder = Path(temporary_folder) / name
-        (dataset_folder / "datasets").mkdir(parents=True)
-        (dataset_folder / "environment.py").write_text(_ENVIRONMENT, "utf-8")
-        (dataset_folder / CARD).write_text(card, "utf-8")
-        _write_rows(dataset_folder / "datasets" / "train.jsonl", train)
-        if heldout:  # else the dataset has no file of that name
-            _write_rows(dataset_folder / "datasets" / "heldout.jsonl", heldout)
+        _write_dataset(dataset_folder, card, train, heldout)
         return push.push_env(home, dataset_folder, name=name)
+
+
+def _write_dataset(
+    folder: Path, card: str, train: Sequence[DatasetRow], heldout: Sequence[DatasetRow]
+) -> None:
+    """Write the files of a dataset into `folder`, which does not exist yet. `card` is the content
+    of its curation.json."""
+    (folder / "datasets").mkdir(parents=True)
+    (folder / "environment.py").write_text(_ENVIRONMENT, "utf-8")
+    (folder / CARD).write_text(card, "utf-8")
+    _write_rows(folder / "datasets" / "train.jsonl", train)
+    if heldout:  # else the dataset has no file of that name
+        _write_rows(folder / "datasets" / "heldout.jsonl", heldout)
 
 
 def _card_text(choices: Choices, sources: Sequence[Source]) -> str:
@@ -154,32 +156,43 @@ def _dataset_rows(
     tasks: Mapping[str, list[TaskRow]],
     records: Mapping[str, EnvRecord],
 ) -> tuple[list[DatasetRow], list[DatasetRow]]:
-    """The training rows, one for each attempt, and the held-out rows, from the held-out `tasks`
-    and, of pairs, from every fifth task that has one.
+    """The training rows and the held-out rows: of the chosen attempts, and of the held-out tasks.
 
-    Training rows have the ids "task#1", "task#2" for the attempts at a task. With several
-    environment versions all ids begin with six digits of the version's hash, because tasks of
-    different versions may have equal ids.
-
-    Args:
-        tasks, records: the task rows and the record of each environment version, by its hash.
+    `tasks` and `records` have the task rows and the record of each environment version, by its
+    hash.
     """
     prefixes = _id_prefixes(records)
     heldout = _heldout_rows(tasks, records, prefixes)
     used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
-    train = []
+    rows = _attempt_rows(chosen, records, prefixes, used_ids)
     heldout_tasks = _tasks_of_heldout_pairs(chosen)
-    # `worse` is empty without pairs.
-    for attempt, worse in itertools.zip_longest(chosen.attempts, chosen.worse):
-        row_id = _take_free_id(f"{prefixes[attempt.env_hash]}{attempt.task}", used_ids)
-        row = _attempt_row(attempt, records[attempt.env_hash], row_id)
-        if worse is not None:
-            row = replace(row, rejected=worse.messages)
+    train = []
+    for attempt, row in zip(chosen.attempts, rows, strict=True):
         if (attempt.env_hash, attempt.task) in heldout_tasks:
             heldout.append(replace(row, split="heldout"))
         else:
             train.append(row)
     return train, heldout
+
+
+def _attempt_rows(
+    chosen: Chosen,
+    records: Mapping[str, EnvRecord],
+    prefixes: Mapping[str, str],
+    used_ids: set[str],
+) -> list[DatasetRow]:
+    """A training row of each chosen attempt, with the worse answer of its pair if it has one.
+
+    Their ids, as "task#1", are none of `used_ids`. `records` and `prefixes` have the record of each
+    environment version and the beginning of its ids, by the version's hash.
+    """
+    rows = []
+    # `worse` is empty without pairs; each attempt then has None.
+    for attempt, worse in itertools.zip_longest(chosen.attempts, chosen.worse):
+        row_id = _take_free_id(f"{prefixes[attempt.env_hash]}{attempt.task}", used_ids)
+        row = _attempt_row(attempt, records[attempt.env_hash], row_id)
+        rows.append(row if worse is None else replace(row, rejected=worse.messages))
+    return rows
 
 
 def _heldout_rows(
@@ -200,7 +213,10 @@ def _heldout_rows(
 
 
 def _id_prefixes(records: Mapping[str, EnvRecord]) -> dict[str, str]:
-    """What the ids of the rows of each environment version begin with, by the version's hash."""
+    """What the ids of the rows of each environment version begin with, by the version's hash.
+
+    With several versions it is six digits of the hash, because their tasks may have equal ids.
+    """
     if len(records) > 1:
         return {env_hash: f"{env_hash[:6]}/" for env_hash in records}
     return dict.fromkeys(records, "")
@@ -208,7 +224,10 @@ def _id_prefixes(records: Mapping[str, EnvRecord]) -> dict[str, str]:
 
 def _tasks_of_heldout_pairs(chosen: Chosen) -> set[tuple[str, str]]:
     """The tasks whose pairs are held out, as (hash of the version, task): every fifth that has a
-    pair. Empty if the attempts are no pairs."""
+    pair. Empty if the attempts are no pairs.
+
+    Without them nothing could measure a run of DPO: held-out tasks have no worse answer.
+    """
     if not chosen.worse:
         return set()
     answered_tasks = {(attempt.env_hash, attempt.task) for attempt in chosen.attempts}
@@ -248,29 +267,32 @@ def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
     """Convert a held-out task of an environment to a dataset row with the same prompt and answer.
 
     The id is `prefix` and the id of the task.
-
-    A task row stores every prompt and answer as a list of messages. Its "text" names the fields
-    that the environment gave as a string; they become strings again here.
     """
-    string_fields = row.get("text") or []
-    prompt = row["prompt"][0]["content"] if "prompt" in string_fields else row["prompt"]
-    # A task with an answer to learn has "gold", the prompt and the answer after it; a task that is
-    # only scored may have "answer", or neither.
-    answer = row.get("answer")
-    if row.get("gold"):
-        answer = row["gold"][len(row["prompt"]) :]
-    # An answer of several messages cannot be written as a string.
-    if answer and "answer" in string_fields and len(answer) == 1:
-        answer = answer[0]["content"]
+    # A task row stores every prompt as messages; "text" names what the environment gave as strings.
+    prompt_was_string = "prompt" in (row.get("text") or [])
+    prompt = row["prompt"][0]["content"] if prompt_was_string else row["prompt"]
     metadata = RowMetadata(Origin(record.env_id, row["id"]))
     return DatasetRow(
         id=prefix + row["id"],
         split="heldout",
         prompt=prompt,
-        completion=answer or None,
+        completion=_answer_of(row) or None,
         metadata=metadata,
         tools=record.tools or None,
     )
+
+
+def _answer_of(row: TaskRow) -> str | Sequence[ChatMessage] | None:
+    """The answer of a task row as messages, or as a string if the environment gave it as one; empty
+    or None if it has none."""
+    answer = row.get("answer")  # of a task that is only scored
+    if row.get("gold"):  # of a task with an answer to learn: the prompt, and the answer after it
+        answer = row["gold"][len(row["prompt"]) :]
+    answer_was_string = "answer" in (row.get("text") or [])
+    # An answer of several messages cannot be written as a string.
+    if answer and answer_was_string and len(answer) == 1:
+        return answer[0]["content"]
+    return answer
 
 
 def _take_free_id(base: str, used_ids: set[str]) -> str:

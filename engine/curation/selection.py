@@ -156,10 +156,10 @@ class Rule:
         )
 
     def matches(self, group: Sequence[Attempt]) -> bool:
-        """Whether the attempts at one task match the rule.
+        """Whether the attempts at one task match the rule; False if it compares a value that they
+        do not have.
 
-        They do not if the rule compares a value that they do not have. Raises UserError
-        BAD_ARGUMENT, naming the task, if the expression divides by zero, is neither true nor false,
+        Raises UserError BAD_ARGUMENT if the expression divides by zero, is neither true nor false,
         or asks for pass@k of fewer than k scored attempts.
         """
         facts = facts_of(group)
@@ -176,11 +176,10 @@ class Rule:
         return self._where.matches(values, group[0].task)
 
     def _variable_of(self, match: re.Match[str]) -> str:
-        """The text that replaces a match of `_PASS_AT_K` in the expression.
+        """The text that replaces a match of `_PASS_AT_K` in the expression: for `pass@4` the
+        variable `pass_at_4`, which is added to `k_by_variable`.
 
-        `pass@4` becomes the variable `pass_at_4`, which is added to `k_by_variable`. Text in
-        quotes stays as it is. Raises UserError BAD_ARGUMENT for another name before the @, or for
-        a k that is not a number from 1 to 1024.
+        Raises UserError BAD_ARGUMENT for another name before the @, or a k not from 1 to 1024.
         """
         quoted_text, name, k = match.groups()
         if quoted_text is not None:
@@ -212,7 +211,6 @@ def facts_of(group: Sequence[Attempt]) -> TaskFacts:
     """The facts about the attempts at one task; `group` must have at least one."""
     scored = [attempt for attempt in group if attempt.error is None]
     rewards = [attempt.reward for attempt in scored]
-    names = sorted({name for attempt in scored for name in attempt.metrics})
     return TaskFacts(
         avg=_mean(rewards),
         best=max(rewards, default=None),
@@ -224,11 +222,17 @@ def facts_of(group: Sequence[Attempt]) -> TaskFacts:
         length=_mean([float(attempt.tokens) for attempt in scored]),
         task=group[0].task,
         model=group[0].model,
-        metrics={
-            name: _mean([attempt.metrics[name] for attempt in scored if name in attempt.metrics])
-            for name in names
-        },
+        metrics=_mean_metrics(scored),
     )
+
+
+def _mean_metrics(attempts: Sequence[Attempt]) -> dict[str, float | None]:
+    """The mean of each metric over the attempts that have it, in alphabetical order."""
+    names = sorted({name for attempt in attempts for name in attempt.metrics})
+    return {
+        name: _mean([attempt.metrics[name] for attempt in attempts if name in attempt.metrics])
+        for name in names
+    }
 
 
 def check_selection(select: str, max_per_task: int) -> None:
@@ -266,35 +270,35 @@ def check_selection(select: str, max_per_task: int) -> None:
 
 
 def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[Attempt]]:
-    """Sort the attempts of a group by how much `select` prefers them.
-
-    - correct, best, best_n: the highest reward first, of equal ones the shorter first.
-    - shortest: the shortest first, of equal ones the higher reward first.
-    - all: in the order of `sort_key`.
-
-    Returns two lists: the attempts that may be taken, in this order; and those that are ruled out.
-    correct and shortest rule out attempts that are not correct, the others rule out none.
-    """
+    """The attempts of a group that `select` may take, the preferred ones first, and those that it
+    rules out: correct and shortest rule out attempts that are not correct."""
     if select in ("correct", "shortest"):
         candidates = [attempt for attempt in group if attempt.correct]
         ruled_out = [attempt for attempt in group if not attempt.correct]
     else:
         candidates, ruled_out = list(group), []
+    return _by_preference(candidates, select), ruled_out
+
+
+def _by_preference(attempts: Sequence[Attempt], select: str) -> list[Attempt]:
+    """The attempts sorted by how much `select` prefers them.
+
+    - correct, best, best_n: the highest reward first, of equal ones the shorter first.
+    - shortest: the shortest first, of equal ones the higher reward first.
+    - all: in the order of `sort_key`.
+    """
     if select == "shortest":
-        candidates.sort(key=lambda attempt: (attempt.tokens, -attempt.reward, attempt.sort_key))
-    elif select == "all":
-        candidates.sort(key=lambda attempt: attempt.sort_key)
-    else:
-        candidates.sort(key=lambda attempt: (-attempt.reward, attempt.tokens, attempt.sort_key))
-    return candidates, ruled_out
+        return sorted(attempts, key=lambda a: (a.tokens, -a.reward, a.sort_key))
+    if select == "all":
+        return sorted(attempts, key=lambda a: a.sort_key)
+    return sorted(attempts, key=lambda a: (-a.reward, a.tokens, a.sort_key))
 
 
 def pairs_in(group: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
-    """The better and the worse attempts of a group, as pairs: the best with the worst first, then
-    the second best with the second worst, and so on.
+    """Pairs of a better and a worse attempt of a group: the best with the worst first, then the
+    second best with the second worst, and so on.
 
-    The better attempt of a pair is right and the worse one is wrong; or both are right, or both
-    wrong, and the better one has the higher reward. Attempts that earned the same make no pair.
+    A right attempt is better than a wrong one, else the one with the higher reward is.
     """
     # The best first; of those that earned the same, the shorter one.
     by_quality = sorted(group, key=lambda a: (not a.correct, -a.reward, a.tokens, a.sort_key))

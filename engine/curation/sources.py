@@ -1,8 +1,8 @@
 """Answers that runs stored: attempts to curate from, and files of rows to score again."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.core.errors import UserError
@@ -82,17 +82,23 @@ class Source:
 
 
 def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
-    """Read the attempts of every run that `source_ids` names.
+    """Read the attempts of every run ("r-1") or step of a run ("r-1@step20") in `source_ids`.
 
-    An id is a run ("r-1") or one step of a training run ("r-1@step20"). Equal ids count once.
-
-    Raises UserError:
-    - BAD_ARGUMENT: no id or more than 32, a run beside one of its steps, or a step without
-      rollouts;
-    - RUN_NOT_FOUND;
-    - NO_EVALUATION: a run has no answers;
-    - ENV_NOT_FOUND: the environment version of a run is gone.
+    Raises UserError BAD_ARGUMENT (no id or more than 32, a run beside one of its steps, or a step
+    without rollouts), RUN_NOT_FOUND, NO_EVALUATION (a run has no answers) or ENV_NOT_FOUND.
     """
+    sources = []
+    for ref in _distinct_refs(source_ids):
+        run_id, _, step_name = ref.partition("@")
+        with Store(home) as store:
+            row = store.get_run(run_id)
+        sources.append(_load_source(home, ref, row, step_name))
+    _refuse_run_beside_its_steps(sources)
+    return sources
+
+
+def _distinct_refs(source_ids: Sequence[str]) -> list[str]:
+    """The references, each once. Raises UserError BAD_ARGUMENT for none or more than 32."""
     refs = list(dict.fromkeys(str(ref).strip() for ref in source_ids if str(ref).strip()))
     if not 1 <= len(refs) <= MOST_SOURCES:
         raise UserError(
@@ -101,14 +107,7 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
             hint=f"Name 1 to {MOST_SOURCES} evaluations, GRPO or distill runs.",
             field="source_ids",
         )
-    sources = []
-    for ref in refs:
-        run_id, _, step_name = ref.partition("@")
-        with Store(home) as store:
-            row = store.get_run(run_id)
-        sources.append(_load_source(home, ref, row, step_name))
-    _refuse_run_beside_its_steps(sources)
-    return sources
+    return refs
 
 
 def _refuse_run_beside_its_steps(sources: Sequence[Source]) -> None:
@@ -152,30 +151,50 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
     """
     run = home.run(row.run_id)
     config = run.read_config()
-    attempts: list[Attempt] = []
-    hashes: dict[str, str] = {}
-    skipped = 0
+    stored = _StoredAttempts()
     for file in _answer_files(run, row, config, ref, step_name):
-        answers = file.record.read_file(file.path)
-        skipped += answers.skipped
-        if not answers.records:  # an empty file, or one that does not exist yet, is no source
-            continue
-        for index, answer in enumerate(answers.records):
-            attempts.append(_to_attempt(row, file, index, answer))
-        digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
-        hashes[str(file.path.relative_to(run.path))] = digest
-    if not attempts:
+        stored.read(run, row, file)
+    if not stored.attempts:
         raise _no_rollouts(ref, row)
-    record = registry.find_env(home, row.env_id)
     return Source(
         ref=ref,
         row=row,
-        record=record,
-        attempts=attempts,
-        files=hashes,
-        skipped=skipped,
+        record=registry.find_env(home, row.env_id),
+        attempts=stored.attempts,
+        files=stored.hashes,
+        skipped=stored.skipped,
         config=config,
     )
+
+
+@dataclass
+class _StoredAttempts:
+    """The attempts of one run, read file by file.
+
+    Attributes:
+        hashes: SHA-256 of each file that holds attempts, by its path within the run's folder.
+        skipped: number of damaged lines in the files.
+    """
+
+    attempts: list[Attempt] = field(default_factory=list)
+    hashes: dict[str, str] = field(default_factory=dict)
+    skipped: int = 0
+
+    def read(self, run: RunDir, row: RunRow, file: _AnswerFile) -> None:
+        """Add the attempts of one file of the run."""
+        answers = file.record.read_file(file.path)
+        self.skipped += answers.skipped
+        if not answers.records:  # an empty file, or one that does not exist yet, is no source
+            return
+        for index, answer in enumerate(answers.records):
+            self.attempts.append(_to_attempt(row, file, index, answer))
+        digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
+        self.hashes[_path_within(run, file.path)] = digest
+
+
+def _path_within(run: RunDir, path: Path) -> str:
+    """The path of a file of a run, from the run's folder on."""
+    return str(path.relative_to(run.path))
 
 
 def _no_rollouts(ref: str, row: RunRow) -> UserError:
@@ -204,11 +223,8 @@ def _answer_files(
 ) -> list[_AnswerFile]:
     """The files with a run's answers: one per training step, or one per model of an evaluation.
 
-    Args:
-        ref: the reference as the caller wrote it, for an error.
-        step_name: the one step that is wanted, such as "step20"; "" for all.
-
-    Raises UserError BAD_ARGUMENT for a step that has no rollouts, or any step of an evaluation.
+    `step_name` is the one step that is wanted, such as "step20"; "" wants all. Raises UserError
+    BAD_ARGUMENT for a step that has no rollouts, or any step of an evaluation.
     """
     if row.kind == "train":
         return [
@@ -309,14 +325,17 @@ class Stored:
     sampling: JsonObject
     warnings: list[str]
 
+    @property
+    def refs(self) -> list[str]:
+        """The references of the models."""
+        return [ref for ref, _ in self.models]
+
 
 def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
-    """Find the stored answers that `evaluate(regrade=run_id)` scores again.
+    """Find the stored answers of a run that `evaluate(regrade=run_id)` scores again.
 
-    - Evaluation or probe: the answers of all its models.
-    - Training run, split="heldout": its held-out answers at up to eight steps, among them the
-      first, the best and the last.
-    - Training run, split="train": its rollouts of up to eight steps.
+    Of a training run these are its held-out answers, or with split="train" its rollouts, of up to
+    eight steps.
 
     Raises UserError RUN_NOT_FOUND, RUN_STATE (an evaluation or a probe has not ended) or
     NO_EVALUATION (no answer has a reward).
@@ -325,37 +344,44 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
         row = store.get_run(run_id)
     run = home.run(row.run_id)
     config = run.read_config()
-    if row.kind != "train" and row.state not in TERMINAL:
-        raise _not_ended(row)
+    _require_complete_answers(row)
     files, warnings = _files_to_regrade(run, config, split)
     sampling = _sampling_of(run, config, split)
     answers_by_ref = {ref: Answer.read_all(path) for ref, path in files}
-    all_answers = [answer for answers in answers_by_ref.values() for answer in answers]
-    scored = [answer for answer in all_answers if answer.reward is not None]
-    if not scored:
+    scored_tasks = _scored_tasks(answers_by_ref.values())
+    if not scored_tasks:
         raise _nothing_to_regrade(row)
     return Stored(
         run_id=row.run_id,
         env_id=row.env_id,
-        models=[
-            (ref, str(path.relative_to(run.path))) for ref, path in files if answers_by_ref[ref]
-        ],
-        tasks=len({answer.task for answer in scored}),
+        models=[(ref, _path_within(run, path)) for ref, path in files if answers_by_ref[ref]],
+        tasks=len(scored_tasks),
         attempts=_attempts_per_task(config, split),
         sampling=sampling,
         warnings=warnings,
     )
 
 
-def _not_ended(row: RunRow) -> UserError:
-    """The error for a run that may still store answers."""
-    return UserError(
-        "RUN_STATE",
-        f"{row.run_id} is {row.state}: its answers are not complete",
-        hint=Hint("Wait for it, then regrade.", Call("wait_run", {"run_id": row.run_id})),
-        field="regrade",
-        retryable=True,
-    )
+def _scored_tasks(answers_of_models: Iterable[Sequence[Answer]]) -> set[str]:
+    """The tasks at which any of the models has an answer with a reward."""
+    return {
+        answer.task
+        for answers in answers_of_models
+        for answer in answers
+        if answer.reward is not None
+    }
+
+
+def _require_complete_answers(row: RunRow) -> None:
+    """Raise UserError RUN_STATE for an evaluation or a probe that may still store answers."""
+    if row.kind != "train" and row.state not in TERMINAL:
+        raise UserError(
+            "RUN_STATE",
+            f"{row.run_id} is {row.state}: its answers are not complete",
+            hint=Hint("Wait for it, then regrade.", Call("wait_run", {"run_id": row.run_id})),
+            field="regrade",
+            retryable=True,
+        )
 
 
 def _nothing_to_regrade(row: RunRow) -> UserError:
@@ -403,15 +429,10 @@ def _attempts_per_task(config: RunConfig, split: str) -> int:
 
 
 def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Find the files with the held-out answers of a training run, at up to eight steps.
-
-    Returns (model, file) of each chosen step, such as ("r-1@step20", its file), and the warnings.
-    The answers at step 0 are those of `start_model`, which the run started from.
-    """
+    """The files with the held-out answers of a training run at up to eight steps, each with its
+    model, such as "r-1@step20", and the warnings. `start_model` gave the answers at step 0."""
     evaluated_steps = run.eval_steps()
-    best = run.resolve_checkpoint("best")
-    best_step = int(best.name.rpartition("_")[2]) if best else None  # from "step_000020"
-    steps = _spread_steps(evaluated_steps, best_step)
+    steps = _spread_steps(evaluated_steps, _best_step(run))
     files = []
     for step in steps:
         model = f"{run.id}@step{step}" if step else start_model
@@ -422,23 +443,29 @@ def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]
     return files, [f"{left_out} of the evaluated steps are left out; at most {MOST_STEPS} are"]
 
 
-def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
-    """Choose at most `MOST_STEPS` of the steps, spread evenly.
+def _best_step(run: RunDir) -> int | None:
+    """The step of a run's best checkpoint; None without one."""
+    checkpoint = run.resolve_checkpoint("best")
+    return int(checkpoint.name.rpartition("_")[2]) if checkpoint else None  # from "step_000020"
 
-    The first and the last step are always among them, and so is `best`, unless it is None or not
-    one of `steps`.
-    """
+
+def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
+    """At most `MOST_STEPS` of the steps: the first, the last, `best` if it is one of them, and
+    others spread evenly."""
     if len(steps) <= MOST_STEPS:
         return list(steps)
     required = {steps[0], steps[-1]}
     if best is not None and best in steps:
         required.add(best)
-    room = MOST_STEPS - len(required)
     others = [step for step in steps if step not in required]
-    # Evenly spaced positions among the others, without both ends.
-    gaps = room + 1
-    positions = {round(number * (len(others) - 1) / gaps) for number in range(1, gaps)}
-    return sorted(required | {others[position] for position in positions})
+    return sorted(required | _evenly_spaced(others, MOST_STEPS - len(required)))
+
+
+def _evenly_spaced(steps: Sequence[int], count: int) -> set[int]:
+    """About `count` of the steps at evenly spaced positions, without both ends."""
+    gaps = count + 1
+    positions = {round(number * (len(steps) - 1) / gaps) for number in range(1, gaps)}
+    return {steps[position] for position in positions}
 
 
 def _evaluation_sampling(run: RunDir) -> JsonObject:

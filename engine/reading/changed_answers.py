@@ -100,18 +100,14 @@ class _Change:
 def changed_page(reading: Reading) -> ChangedPage:
     """A page of the tasks whose score differs between two evaluations, the largest change first.
 
-    The query's `where` filters the answers of the second evaluation. Tasks that only one of the
-    two answered are left out. Raises UserError NO_EVALUATION or BAD_ARGUMENT if there is nothing
-    to compare with, BAD_ARGUMENT also for an invalid `where`.
+    The query's `where` filters the answers of the second evaluation. Raises UserError NO_EVALUATION
+    or BAD_ARGUMENT if there is nothing to compare with, BAD_ARGUMENT for an invalid `where`.
     """
     evaluations = _choose_evaluations(reading)
     changes = _changes(evaluations, reading.query.where)
-    better_count = sum(change.score > 0 for change in changes)
-    task_count = _count_of_shared_attempts(evaluations)
     before, after = evaluations.names
     page = ChangedPage(
-        summary=f"{len(changes)} of {task_count} tasks changed between {before} and {after}: "
-        f"{better_count} for the better, {len(changes) - better_count} for the worse.",
+        summary=_summary(evaluations, changes),
         run_id=reading.row.run_id,
         step=evaluations.step,
         before=before,
@@ -133,6 +129,17 @@ def changed_page(reading: Reading) -> ChangedPage:
         changed=fitted.items,
         warnings=fitted.warnings + skipped_lines(evaluations.skipped),
         next_cursor=fitted.next_cursor,
+    )
+
+
+def _summary(evaluations: _Comparison, changes: Sequence[_Change]) -> str:
+    """How many of the tasks changed between the two evaluations, and in which direction."""
+    before, after = evaluations.names
+    task_count = _count_of_shared_attempts(evaluations)
+    better_count = sum(change.score > 0 for change in changes)
+    return (
+        f"{len(changes)} of {task_count} tasks changed between {before} and {after}: "
+        f"{better_count} for the better, {len(changes) - better_count} for the worse."
     )
 
 
@@ -163,12 +170,20 @@ def _changes(evaluations: _Comparison, where: str) -> list[_Change]:
 def _choose_evaluations(reading: Reading) -> _Comparison:
     """The two evaluations to compare: two steps of a training run, or two models of an evaluation.
 
-    Of an evaluation, the requested model (by default the last) is compared with the first model;
-    if the first is requested, it is compared with the second. Raises UserError NO_EVALUATION if
-    there are no answers yet, BAD_ARGUMENT if only one model was evaluated or the step is unknown.
+    Raises UserError NO_EVALUATION if there are no answers yet, BAD_ARGUMENT if only one model was
+    evaluated or the step is unknown.
     """
     if reading.row.kind == "train":
         return _training_evaluations(reading)
+    return _evaluations_of_models(reading)
+
+
+def _evaluations_of_models(reading: Reading) -> _Comparison:
+    """The answers of the first model of an evaluation and those of the requested one, by default
+    the last; if the first is requested, the second is compared with it.
+
+    Raises UserError NO_EVALUATION or BAD_ARGUMENT.
+    """
     run, models = reading.run, reading.models
     answers = model_answers(reading)
     if len(models) < 2:
@@ -194,9 +209,8 @@ def _choose_evaluations(reading: Reading) -> _Comparison:
 def _training_evaluations(reading: Reading) -> _Comparison:
     """The evaluation at step 0 and the one at the requested step of a training run.
 
-    Step -1 stands for the step that the run's verdict is about; if there is no verdict, for the
-    last evaluated step. Raises UserError NO_EVALUATION if step 0 or every later step is not
-    evaluated yet, BAD_ARGUMENT for a step without an evaluation.
+    Raises UserError NO_EVALUATION if step 0 or every later step is not evaluated yet, BAD_ARGUMENT
+    for a step without an evaluation.
     """
     run, row = reading.run, reading.row
     steps = [step for step in run.eval_steps() if step > 0]
@@ -219,10 +233,10 @@ def _training_evaluations(reading: Reading) -> _Comparison:
 
 
 def _later_step(reading: Reading, steps: Sequence[int]) -> int:
-    """The step to compare with step 0; `steps` are the evaluated steps after it.
+    """The step to compare with step 0: the requested one of `steps`, the evaluated steps after 0;
+    if none is requested (-1), the one that the run's verdict is about, or else the last.
 
-    Without a requested step (-1) it is the one that the run's verdict is about, or the last of
-    `steps` if there is no verdict. Raises UserError BAD_ARGUMENT for a step that is not in `steps`.
+    Raises UserError BAD_ARGUMENT for a step that is not in `steps`.
     """
     requested_step = reading.start.step
     if requested_step != -1:
@@ -252,24 +266,25 @@ def _score_change(before: EvaluationRow, after: EvaluationRow) -> float:
 
 
 def _changed_item(reading: Reading, change: _Change) -> ChangedItem:
-    """One changed task with both answers, as a page shows it.
-
-    Each answer gets half of `max_chars`, the prompt a third, but never less than 40 characters.
-    """
-    query, redact = reading.query, reading.redact
-    answer_chars = max(query.max_chars // 2, _LEAST_CHARS)
-    texts = Texts(answer_chars, with_prompt=False, with_tokens=query.tokens)
-
-    def answer_item(row: EvaluationRow) -> RolloutItem:
-        """One of the answers, without the fields that stand in the ChangedItem or in the page."""
-        item = rollout_item(redact, row, texts)
-        return replace(item, task=None, half=None, group=None, model=None)
-
+    """One changed task with both answers, as a page shows it; the prompt gets a third of the
+    query's characters."""
+    redact = reading.redact
     prompt = turns_of(redact, change.after.prompt)
+    prompt_chars = max(reading.query.max_chars // 3, _LEAST_CHARS)
     return ChangedItem(
         task=clip(redact.text(change.after.task), _TASK_CHARS),
         change=short(change.score),
-        prompt=within(prompt, max(query.max_chars // 3, _LEAST_CHARS)),
-        before=answer_item(change.before),
-        after=answer_item(change.after),
+        prompt=within(prompt, prompt_chars),
+        before=_answer_item(reading, change.before),
+        after=_answer_item(reading, change.after),
     )
+
+
+def _answer_item(reading: Reading, row: EvaluationRow) -> RolloutItem:
+    """One of both answers, with half of the query's characters, and without the fields that stand
+    in the ChangedItem or in the page."""
+    query = reading.query
+    chars = max(query.max_chars // 2, _LEAST_CHARS)
+    texts = Texts(chars, with_prompt=False, with_tokens=query.tokens)
+    item = rollout_item(reading.redact, row, texts)
+    return replace(item, task=None, half=None, group=None, model=None)

@@ -28,7 +28,7 @@ class Cursor:
 
 
 def parse_cursor(text: str, view: str) -> Cursor:
-    """Parse `text`, which must be a cursor that a page of `view` gave out.
+    """Parse `text`, a cursor that a page of `view` ("metrics", "events" or "console") gave out.
 
     Raises UserError BAD_CURSOR for a cursor of another view and for any other text.
     """

@@ -40,24 +40,17 @@ def read_logs(
 ) -> LogsPage:
     """One page of a run's metrics, events, console or error.
 
-    Without a cursor, a metrics page shows the whole curves with a part of their points, and every
-    other page the newest events or lines. `next_cursor` leads to what was written since; once the
-    run has ended, to what came before. `older_cursor` always leads to what came before.
-
     Args:
-        view: "metrics", "events", "console" or "error".
+        view: one of VIEWS.
         keys: columns of metrics, or names of events; empty means the main metrics, or all events.
-        grep: plain text, letter case ignored; `|` separates alternatives, `.*` leaves a gap, `^`
-            and `$` stand for the ends of a line. In the metrics view it selects columns by name.
+        grep: what lines must match, as `matcher` reads it; of metrics, the names of columns.
         limit: rows or lines, 1 to 200; curves have at most 30 points.
-        cursor: `next_cursor` or `older_cursor` of an earlier page; "" for the first page.
+        cursor: `next_cursor` or `older_cursor` of an earlier page. "" for the first page: the whole
+            curves, or the newest events or lines.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR.
     """
-    if view not in VIEWS:
-        raise _bad("view", f"view {view!r} does not exist", f"Views: {', '.join(VIEWS)}.")
-    if isinstance(limit, bool) or not 1 <= limit <= MOST_ROWS:
-        raise _bad("limit", f"limit {limit} is not from 1 to {MOST_ROWS}", "Use limit=50.")
+    _check_arguments(view, limit)
     matches = matcher(grep) if grep else None  # None: no search
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -70,6 +63,24 @@ def read_logs(
     config = run.find_config()
     redact = redactor_for(home, config.env_dir if config else None)
     reader = TextReader(run, row, redact, limit, matches)
+    return _text_page(reader, view, keys, cursor)
+
+
+def _check_arguments(view: str, limit: int) -> None:
+    """Raises UserError BAD_ARGUMENT for a view that does not exist, or a limit out of range."""
+    if view not in VIEWS:
+        raise _bad("view", f"view {view!r} does not exist", f"Views: {', '.join(VIEWS)}.")
+    if isinstance(limit, bool) or not 1 <= limit <= MOST_ROWS:
+        raise _bad("limit", f"limit {limit} is not from 1 to {MOST_ROWS}", "Use limit=50.")
+
+
+def _text_page(
+    reader: TextReader, view: str, keys: Sequence[str], cursor: str
+) -> EventsPage | ConsolePage | ErrorPage:
+    """A page of a view that shows text: events, console or error. `keys` are names of events.
+
+    Raises UserError BAD_CURSOR.
+    """
     if view == "events":
         return events_page(reader, keys, cursor)
     if view == "console":

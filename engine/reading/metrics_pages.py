@@ -83,6 +83,31 @@ class NewStepsPage(ReplyBase):
     next: list[JsonObject] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _ShownCurves:
+    """What a page shows of a run's metrics.
+
+    Attributes:
+        selected_count: how many metrics were selected; the first of them are shown.
+        columns: the names of the metrics that are shown.
+        lines: the logged lines of the steps that are shown.
+        curves: (step, value) of every logged point, by metric.
+    """
+
+    selected_count: int
+    columns: list[str]
+    lines: Sequence[JsonObject]
+    curves: dict[str, list[tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Metrics of some steps: the heads of the columns, and a row of cells for each step."""
+
+    heads: list[str]
+    rows: list[list[Cell]]
+
+
 def curves_page(
     run: RunDir, row: RunRow, keys: Sequence[str], matches: Matches | None, limit: int
 ) -> CurvesPage:
@@ -90,39 +115,59 @@ def curves_page(
 
     Args:
         keys: the metrics to show; empty for the main ones.
-        matches: shows the logged metrics whose name matches, instead of `keys`; None for no
-            search. If no name matches, the main metrics are shown.
+        matches: shows the logged metrics whose name matches, instead of `keys`; None for `keys`.
         limit: the largest number of points of a curve; never more than 30 are shown.
 
     Raises UserError BAD_ARGUMENT for a name that is neither logged nor a known metric.
     """
     metrics = load_metrics(run.metrics)
-    selected_columns = _selected_columns(metrics, keys, matches)
-    shown_columns = selected_columns[:_MOST_KEYS]
-    heldout = _half_behind(run, shown_columns)
-    lines = thin(metrics.lines, shown_columns, min(POINTS, limit))
-    curves = {name: metrics.curve(name) for name in shown_columns}
-    hidden_columns = [clean_text(name) for name in metrics.columns if name not in shown_columns]
-    with_model = any("model" in line for line in lines)  # in an evaluation of several models
+    shown = _shown_curves(metrics, _selected_columns(metrics, keys, matches), limit)
+    heldout = _half_behind(run, shown.columns)
     if run.deleted.exists():  # the files of the run are gone on purpose
         summary = f"{row.run_id} is {row.state}; its files were deleted."
     else:
-        summary = _curve_sentence(row, metrics.lines, curves, len(lines), heldout)
+        summary = _curve_sentence(row, metrics, shown, heldout)
+    table = _table(shown.lines, shown.columns)
     page = CurvesPage(
         summary=clean_text(summary),
         run_id=row.run_id,
         state=row.state,
         view="metrics",
-        columns=_column_heads(shown_columns, with_model),
-        rows=[_table_row(line, shown_columns, with_model) for line in lines],
-        curves={clean_text(name): summary_of(points) for name, points in curves.items() if points},
-        available=hidden_columns[:_MOST_AVAILABLE],
+        columns=table.heads,
+        rows=table.rows,
+        curves=_summaries(shown.curves),
+        available=_hidden_names(metrics, shown.columns),
         steps_logged=len(metrics.lines),
         heldout=heldout,
         next_cursor="" if row.state in TERMINAL else f"metrics:{metrics.end}",
-        warnings=_curve_warnings(metrics, selected_count=len(selected_columns)),
+        warnings=_curve_warnings(metrics, shown.selected_count),
     )
     return _shorten_to_fit(page)
+
+
+def _shown_curves(metrics: Metrics, selected_columns: Sequence[str], limit: int) -> _ShownCurves:
+    """The first of the selected columns, with at most `limit` steps and never more than 30."""
+    columns = list(selected_columns[:_MOST_KEYS])
+    return _ShownCurves(
+        selected_count=len(selected_columns),
+        columns=columns,
+        lines=thin(metrics.lines, columns, min(POINTS, limit)),
+        curves={name: metrics.curve(name) for name in columns},
+    )
+
+
+def _summaries(curves: Mapping[str, list[tuple[float, float]]]) -> dict[str, CurveSummary]:
+    """First, last and extreme values of each metric that has a point.
+
+    `curves` has the (step, value) of every point, by metric.
+    """
+    return {clean_text(name): summary_of(points) for name, points in curves.items() if points}
+
+
+def _hidden_names(metrics: Metrics, shown_columns: Sequence[str]) -> list[str]:
+    """The names of the first 60 logged metrics that are not shown."""
+    names = [clean_text(name) for name in metrics.columns if name not in shown_columns]
+    return names[:_MOST_AVAILABLE]
 
 
 def _half_behind(run: RunDir, columns: Sequence[str]) -> ChoosingHalf | None:
@@ -162,33 +207,46 @@ def new_steps_page(
 ) -> NewStepsPage:
     """A page with the steps logged since the cursor of an earlier page, at most `limit`.
 
-    It shows the metrics `keys`, or the main ones if `keys` is empty. If the file has become shorter
-    than the cursor's offset, it is read from its start, with a warning. Raises UserError
-    BAD_CURSOR.
+    It shows the metrics `keys`, or the main ones if `keys` is empty. Raises UserError BAD_CURSOR.
     """
-    offset = parse_cursor(cursor, "metrics").offset or 0
-    warnings: list[str] = []
-    if offset > complete_size(run.metrics):
-        offset = 0
-        warnings.append("The run went back to a checkpoint; its metrics are read from the start.")
+    offset, warnings = _start_of_new_steps(run, cursor)
     log_page = page_after(run.metrics, offset, limit)
     readable = parse_lines([line.text for line in log_page.lines])
-    lines = by_step(readable)
-    warnings += skipped_lines(len(log_page.lines) - len(readable))
-    # Names are not checked: these few lines may lack a metric that is logged now and then.
-    shown_columns = list(keys[:_MOST_KEYS]) or main_columns(_logged_metrics(lines), _DEFAULT_KEYS)
-    has_more = log_page.end < complete_size(run.metrics) or row.state not in TERMINAL
+    table = _table_of_new_steps(by_step(readable), keys)
     page = NewStepsPage(
-        summary=f"{counted(len(lines), 'new step')} of {row.run_id}, which is {row.state}.",
+        summary=f"{counted(len(table.rows), 'new step')} of {row.run_id}, which is {row.state}.",
         run_id=row.run_id,
         state=row.state,
         view="metrics",
-        columns=_column_heads(shown_columns, with_model=False),
-        rows=[_table_row(line, shown_columns, with_model=False) for line in lines],
-        next_cursor=f"metrics:{log_page.end}" if has_more else "",
-        warnings=warnings,
+        columns=table.heads,
+        rows=table.rows,
+        next_cursor=_cursor_after(run, row, log_page.end),
+        warnings=warnings + skipped_lines(len(log_page.lines) - len(readable)),
     )
     return _with_fewer_steps(page, log_page.lines)
+
+
+def _cursor_after(run: RunDir, row: RunRow, end: int) -> str:
+    """The cursor of the steps logged after the byte `end`; "" if there are none and the run has
+    ended."""
+    has_more = end < complete_size(run.metrics) or row.state not in TERMINAL
+    return f"metrics:{end}" if has_more else ""
+
+
+def _table_of_new_steps(lines: Sequence[JsonObject], keys: Sequence[str]) -> _Table:
+    """The metrics `keys` of the logged lines, or the main ones if `keys` is empty."""
+    # Names are not checked: these few lines may lack a metric that is logged now and then.
+    columns = list(keys[:_MOST_KEYS]) or main_columns(_logged_metrics(lines), _DEFAULT_KEYS)
+    return _table(lines, columns, with_model=False)
+
+
+def _start_of_new_steps(run: RunDir, cursor: str) -> tuple[int, list[str]]:
+    """The byte of the metrics file at which a page of new steps starts, and a warning where it is
+    the start of the file because the file has become shorter. Raises UserError BAD_CURSOR."""
+    offset = parse_cursor(cursor, "metrics").offset or 0
+    if offset <= complete_size(run.metrics):
+        return offset, []
+    return 0, ["The run went back to a checkpoint; its metrics are read from the start."]
 
 
 def _with_fewer_steps(page: NewStepsPage, lines: Sequence[Line]) -> NewStepsPage:
@@ -237,6 +295,22 @@ def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
+def _table(
+    lines: Sequence[JsonObject], columns: Sequence[str], *, with_model: bool | None = None
+) -> _Table:
+    """The metrics `columns` of the logged lines.
+
+    `with_model` adds a column with the model; with None it is added where a line names a model, as
+    those of an evaluation of several models do.
+    """
+    if with_model is None:
+        with_model = any("model" in line for line in lines)
+    return _Table(
+        heads=_column_heads(columns, with_model),
+        rows=[_table_row(line, columns, with_model) for line in lines],
+    )
+
+
 def _column_heads(names: Sequence[str], with_model: bool) -> list[str]:
     """The heads of the table: "step", with `with_model` also "model", then the metrics."""
     first_heads = ["step", "model"] if with_model else ["step"]
@@ -259,25 +333,18 @@ def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> li
 
 
 def _curve_sentence(
-    row: RunRow,
-    lines: Sequence[JsonObject],
-    curves: Mapping[str, list[tuple[float, float]]],
-    shown_points: int,
-    heldout: ChoosingHalf | None,
+    row: RunRow, metrics: Metrics, shown: _ShownCurves, heldout: ChoosingHalf | None
 ) -> str:
     """The summary: the state of the run and the first and last value of its first three curves.
 
     Example: "r-1 is running at step 40 (30 of 41 points): reward_mean 0.1 to 0.6, kl 0 to 0.02."
-
-    Args:
-        lines: all logged steps.
-        curves: (step, value) of every point, by metric.
-        shown_points: how many of the `lines` the page shows.
-        heldout: the tasks behind `heldout_*`; None adds no note about them.
+    `heldout` are the tasks behind `heldout_*`; None adds no note about them.
     """
+    lines = metrics.lines
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
-    changes = _changes_of_first_curves(curves)
+    changes = _changes_of_first_curves(shown.curves)
+    shown_points = len(shown.lines)
     thinned = f" ({shown_points} of {len(lines)} points)" if shown_points < len(lines) else ""
     heldout_note = ""
     if heldout is not None:
@@ -299,17 +366,20 @@ def _changes_of_first_curves(curves: Mapping[str, list[tuple[float, float]]]) ->
 
 
 def _shorten_to_fit(page: CurvesPage) -> CurvesPage:
-    """The page with at most `BODY_CHARS` characters, if one metric column can be that short.
-
-    First the names in `available` are halved until it fits, then the last columns are dropped, one
-    by one. It can be too long because an environment may give its metrics names of any length.
-    """
+    """The page with at most `BODY_CHARS` characters, if one metric column can be that short: with
+    fewer names in `available`, then with fewer columns."""
+    # It can be too long because an environment may give its metrics names of any length.
     while page.available and json_chars(page.to_json()) > BODY_CHARS:
         page = replace(page, available=page.available[: len(page.available) // 2])
     # "step" and one metric always stay.
     while len(page.columns) > 2 and json_chars(page.to_json()) > BODY_CHARS:
-        *columns, dropped = page.columns
-        curves = {name: curve for name, curve in page.curves.items() if name != dropped}
-        rows = [cells[:-1] for cells in page.rows]
-        page = replace(page, columns=columns, rows=rows, curves=curves)
+        page = _without_last_column(page)
     return page
+
+
+def _without_last_column(page: CurvesPage) -> CurvesPage:
+    """The page without its last metric."""
+    *columns, dropped = page.columns
+    curves = {name: curve for name, curve in page.curves.items() if name != dropped}
+    rows = [cells[:-1] for cells in page.rows]
+    return replace(page, columns=columns, rows=rows, curves=curves)

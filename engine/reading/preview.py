@@ -66,12 +66,9 @@ def sft_row(
     settings: SFTSettings,
     redact: Redactor,
 ) -> RowPreview | None:
-    """Preview one training row that has an answer.
-
-    It is the first row that is cut, because that shows a fault of the settings. If none is, it is
-    the last row of the first conversation, because that shows what the template leaves of earlier
-    turns. Only the first 300 conversations are tried, without those that the chat template refuses.
-    None if that leaves no row.
+    """Preview one training row: the first that is cut at `max_length`, because that shows a fault
+    of the settings; else the last of the first conversation, because that shows what the template
+    leaves of earlier turns. None if none of the first 300 conversations can be rendered.
 
     Args:
         tools: tool schemas of the environment, for rows that have none of their own.
@@ -83,15 +80,33 @@ def sft_row(
     rows_with_answer = (row for row in rows if row["split"] == "train" and row.get("gold"))
     for row in islice(rows_with_answer, _MAX_ROWS):
         chats = _tokenized_turns(row, tools, tokenizer, settings)
-        too_long = [chat for chat in chats if len(chat.ids) > settings.max_length]
-        if chats and (preview is None or too_long):
-            shown_chat = too_long[0] if too_long else chats[-1]
+        shown_chat = _chat_to_show(chats, settings.max_length)
+        if shown_chat is None:
+            continue
+        is_cut = len(shown_chat.ids) > settings.max_length
+        if preview is None or is_cut:
             preview = _preview(str(row.get("id")), shown_chat, settings, tokenizer, redact)
-            if len(chats) > 1:
-                preview = replace(preview, of_rows=len(chats), row=chats.index(shown_chat) + 1)
-        if too_long:
-            break
+            preview = _with_row_number(preview, chats, shown_chat)
+        if is_cut:
+            return preview
     return preview
+
+
+def _chat_to_show(chats: Sequence[TokenizedChat], max_length: int) -> TokenizedChat | None:
+    """The first of the rows of a conversation that is longer than `max_length` tokens, or else the
+    last row; None if there is no row."""
+    too_long = (chat for chat in chats if len(chat.ids) > max_length)
+    return next(too_long, chats[-1] if chats else None)
+
+
+def _with_row_number(
+    preview: RowPreview, chats: Sequence[TokenizedChat], shown_chat: TokenizedChat
+) -> RowPreview:
+    """The preview with the number of its row among those of the conversation, `chats`; unchanged
+    where the conversation is one row."""
+    if len(chats) == 1:
+        return preview
+    return replace(preview, of_rows=len(chats), row=chats.index(shown_chat) + 1)
 
 
 def _tokenized_turns(

@@ -88,18 +88,21 @@ def groups_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) 
         page_of=lambda items: replace(page, groups=items),
         shorten=_shorten_group,
     )
-    uniform_count = sum(reward_std(rows) == 0.0 for rows in groups)
-    summary = (
-        f"{len(fitted.items)} of {len(groups)} groups among the {source.description} in "
-        f"{page.run_id}, the widest spread of rewards first; in {uniform_count} all rewards are "
-        "equal."
-    )
     return replace(
         page,
         groups=fitted.items,
         warnings=fitted.warnings + source.warnings,
         next_cursor=fitted.next_cursor,
-        summary=summary,
+        summary=_summary(page, groups, shown_count=len(fitted.items)),
+    )
+
+
+def _summary(page: GroupsPage, groups: Sequence[Sequence[Row]], shown_count: int) -> str:
+    """How many of the groups the page shows, and in how many all rewards are equal."""
+    uniform_count = sum(reward_std(rows) == 0.0 for rows in groups)
+    return (
+        f"{shown_count} of {len(groups)} groups among the {page.source} in {page.run_id}, the "
+        f"widest spread of rewards first; in {uniform_count} all rewards are equal."
     )
 
 
@@ -131,29 +134,39 @@ def _group_key(row: Row) -> str:
 
 def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
     """One group as a page shows it; all members together get the characters of one rollout."""
-    max_chars = reading.query.max_chars
     redact = reading.redact
-    rewards = rewards_of(rows)
-    # Two thirds of the characters are for the answers, one third is for the prompt.
-    member_chars = max(_LEAST_MEMBER_CHARS, max_chars * 2 // (3 * len(rows)))
-    texts = reading.texts(member_chars, with_prompt=False)
+    # One third of the characters is for the prompt, two thirds are for the answers.
+    prompt_chars = max(reading.query.max_chars // 3, _LEAST_PROMPT_CHARS)
     first = rows[0]
     rollout = first if isinstance(first, TrajectoryRecord) else None  # None in an evaluation
     return GroupItem(
         task=clip(redact.text(first.task), _TASK_CHARS),
         step=rollout.step if rollout else None,
         group=rollout.group if rollout else None,
-        reward_mean=short(math.fsum(rewards) / len(rewards)) if rewards else None,
+        reward_mean=_reward_mean(rows),
         reward_std=short(reward_std(rows)),
         solved=sum(row.success is True for row in rows),
         errors=sum(bool(row.error) for row in rows) or None,  # None instead of 0
-        prompt=within(turns_of(redact, first.prompt), max(max_chars // 3, _LEAST_PROMPT_CHARS)),
-        members=[
-            # These are the same for all members and are given once, in the GroupItem.
-            replace(rollout_item(redact, row, texts), step=None, task=None, group=None, half=None)
-            for row in rows
-        ],
+        prompt=within(turns_of(redact, first.prompt), prompt_chars),
+        members=_member_items(reading, rows),
     )
+
+
+def _reward_mean(rows: Sequence[Row]) -> float | None:
+    """The mean reward of the rows that were scored, with few digits; None if none was."""
+    rewards = rewards_of(rows)
+    return short(math.fsum(rewards) / len(rewards)) if rewards else None
+
+
+def _member_items(reading: Reading, rows: Sequence[Row]) -> list[RolloutItem]:
+    """The members of one group as a page shows them, without what is the same for all of them.
+
+    Two thirds of the query's characters are divided among their answers.
+    """
+    chars = max(_LEAST_MEMBER_CHARS, reading.query.max_chars * 2 // (3 * len(rows)))
+    texts = reading.texts(chars, with_prompt=False)
+    items = [rollout_item(reading.redact, row, texts) for row in rows]
+    return [replace(item, step=None, task=None, group=None, half=None) for item in items]
 
 
 def _shorten_group(item: GroupItem, chars: int) -> GroupItem:

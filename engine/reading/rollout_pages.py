@@ -84,9 +84,8 @@ class Position:
 def start_of(query: RolloutQuery) -> Position:
     """Where the page begins, from the query's cursor, or from its step if it has no cursor.
 
-    A cursor is "pick:step:skip", such as "worst:40:3", with "all" before the step if all steps up
-    to it are read ("worst:all40:3"). Raises UserError BAD_CURSOR for a cursor of another pick, or
-    one that was changed.
+    A cursor is "pick:step:skip", such as "worst:40:3", or "worst:all40:3" for all steps up to 40.
+    Raises UserError BAD_CURSOR for a cursor of another pick, or one that was changed.
     """
     if not query.cursor:
         return Position(skip=0, step=query.step, all_steps=False)
@@ -161,12 +160,10 @@ def fit(
     page_of: Callable[[list[T]], object],
     shorten: Callable[[T, int], T],
 ) -> Fitted[T]:
-    """Keep as many of the items, from the first on, as a reply has room for.
-
-    If not even the first one fits, it is shortened and a warning says so.
+    """Keep the first of the items, as many as a reply has room for; a single one is shortened if it
+    does not fit alone.
 
     Args:
-        items: the items that this page may show.
         total: number of all matching items, on all pages.
         step_mark: the step or steps that were read, as `mark_of` writes them into a cursor.
         page_of: builds the page with the given items, so that it can be measured.

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from engine.core.errors import UserError
@@ -82,12 +83,10 @@ class Source:
 
 
 def source_of(reading: Reading) -> Source:
-    """Read the rows that the query chooses from.
+    """Read the rows that the query chooses from: those of one step, or the rollouts of all steps if
+    the query names no step but its filter uses `step`.
 
-    These are the rows of all training steps if the cursor says so, or if the query names no step
-    but its filter uses `step`. Else, and for a run without rollouts of training, they are the rows
-    of one step. Raises UserError NO_EVALUATION if there are none yet, BAD_ARGUMENT for a step
-    without rows.
+    Raises UserError NO_EVALUATION if there are none yet, BAD_ARGUMENT for a step without rows.
     """
     start = reading.start  # where the page begins: from the cursor, else from the query
     names_no_step = start.step == -1
@@ -157,16 +156,9 @@ def _rollouts_of_all_steps(reading: Reading) -> Source:
     run = reading.run
     last_step = reading.start.step
     steps = [step for step in run.rollout_steps() if last_step == -1 or step <= last_step]
-    files: list[RecordsRead[TrajectoryRecord]] = []
-    bytes_left = _ALL_BYTES
-    for step in reversed(steps):
-        path = run.rollouts(step)
-        bytes_left -= path.stat().st_size
-        if bytes_left < 0 and files:
-            break
-        files.append(TrajectoryRecord.read_file(path))
+    files = _newest_rollouts([run.rollouts(step) for step in steps])
     return Source(
-        rows=[row for file in reversed(files) for row in file.records],
+        rows=[row for file in files for row in file.records],
         description=f"rollouts of {len(files)} steps",
         step=steps[-1],
         skipped=sum(file.skipped for file in files),
@@ -176,12 +168,26 @@ def _rollouts_of_all_steps(reading: Reading) -> Source:
     )
 
 
+def _newest_rollouts(paths: Sequence[Path]) -> list[RecordsRead[TrajectoryRecord]]:
+    """Read the last of the files, as many as have at most `_ALL_BYTES` together, but at least one.
+
+    The result is in the order of `paths`.
+    """
+    files: list[RecordsRead[TrajectoryRecord]] = []
+    bytes_left = _ALL_BYTES
+    for path in reversed(paths):
+        bytes_left -= path.stat().st_size
+        if bytes_left < 0 and files:
+            break
+        files.append(TrajectoryRecord.read_file(path))
+    return files[::-1]
+
+
 def model_answers(reading: Reading) -> Source:
     """Read the answers of one model of an evaluation or probe.
 
-    An evaluation has no training steps, so the `step` argument of the call is the index of the
-    model; -1 chooses the last model that has answers. Raises UserError NO_EVALUATION if no model
-    has answered yet, BAD_ARGUMENT for the index of a model without answers.
+    The `step` of the query is the index of the model; -1 is the last one that has answers. Raises
+    UserError NO_EVALUATION if none has, BAD_ARGUMENT for the index of a model without answers.
     """
     run, row, models = reading.run, reading.row, reading.models
     with_answers = [index for index in range(len(models)) if run.model_evals(index).exists()]
@@ -209,11 +215,8 @@ def wait_hint(run_id: str, **until: str) -> Hint:
 def chosen_step(steps: Sequence[int], step: int, missing_rows: str) -> int:
     """Return `step`, which must be one of `steps`, or the last of them if `step` is -1.
 
-    Args:
-        steps: the steps that have rows, in ascending order; at least one.
-        missing_rows: names the rows in the error, as "rollouts".
-
-    Raises UserError BAD_ARGUMENT for any other step; its hint names the nearest steps.
+    `steps` have rows and are in ascending order; `missing_rows` names the rows in the error, as
+    "rollouts". Raises UserError BAD_ARGUMENT for any other step, with the nearest steps.
     """
     if step == -1:
         return steps[-1]
@@ -274,10 +277,8 @@ def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
 
     - truncated, error: only these rows, in the order they came in.
     - random: all rows, shuffled with `seed`.
-    - median: the rows nearest to the median score first.
-    - best, worst: by score, the highest or the lowest first.
-
-    median, best and worst leave out rows without a reward; if no row has one, rows without a loss.
+    - median: the scored rows nearest to the median score first.
+    - best, worst: the scored rows, the highest or the lowest score first.
     """
     if pick == "truncated":
         return [row for row in rows if row.cut]
@@ -287,12 +288,17 @@ def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
         shuffled = list(rows)
         random.Random(seed).shuffle(shuffled)
         return shuffled
-    scored = [row for row in rows if row.reward is not None]
-    if not scored:  # an evaluation of SFT without rewards: its rows are compared by their loss
-        scored = [row for row in rows if _loss(row) is not None]
+    scored = _scored_rows(rows)
     if pick == "median" and scored:
         return _nearest_to_median(scored)
     return sorted(scored, key=score, reverse=pick == "best")
+
+
+def _scored_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows with a reward; if no row has one, as in an evaluation of SFT without a scorer, the
+    rows with a loss."""
+    scored = [row for row in rows if row.reward is not None]
+    return scored or [row for row in rows if _loss(row) is not None]
 
 
 def _nearest_to_median(rows: Sequence[Row]) -> list[Row]:

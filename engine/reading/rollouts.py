@@ -55,27 +55,13 @@ class RolloutsPage(ReplyBase):
 def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage | ChangedPage:
     """Read one page of the rollouts or answers that `query.pick` chooses.
 
-    - worst, best, median: ordered by reward.
-    - random: in a seeded order.
-    - truncated, error: only the answers that were cut off, or that could not be scored.
-    - group: whole groups with their advantages, the widest spread of rewards first.
-    - changed: the same held-out task before and after training (in an evaluation: by the first
-      model and by the requested one), the largest change first.
+    "group" shows whole groups, the answers to one task; "changed" shows tasks whose score differs
+    between two evaluations; every other pick shows single rollouts, as `ordered` puts them.
 
     Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT, BAD_CURSOR or NO_EVALUATION.
     """
     query.check()
-    with Store(home) as store:
-        row = store.get_run(query.run_id)
-    run = home.run(row.run_id)
-    # None if the config is gone or damaged; the rows are readable all the same.
-    config = run.find_config()
-    start = start_of(query)
-    decode = decoder_of(config) if query.tokens else None
-    redact = redactor_for(home, config.env_dir if config else None)
-    reading = Reading(
-        query=query, start=start, run=run, row=row, config=config, redact=redact, decode=decode
-    )
+    reading = _reading_of(home, query)
     if query.pick == "changed":
         return changed_page(reading)
     source = source_of(reading)
@@ -85,30 +71,40 @@ def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage 
     return _rollouts_page(reading, source, matching_rows)
 
 
+def _reading_of(home: Home, query: RolloutQuery) -> Reading:
+    """The query with its run and what is needed to show the run's rows.
+
+    Raises UserError RUN_NOT_FOUND or BAD_CURSOR.
+    """
+    with Store(home) as store:
+        row = store.get_run(query.run_id)
+    run = home.run(row.run_id)
+    # None if the config is gone or damaged; the rows are readable all the same.
+    config = run.find_config()
+    return Reading(
+        query=query,
+        start=start_of(query),
+        run=run,
+        row=row,
+        config=config,
+        redact=redactor_for(home, config.env_dir if config else None),
+        decode=decoder_of(config) if query.tokens else None,
+    )
+
+
 def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row]) -> RolloutsPage:
     """The page for every pick but "group" and "changed".
 
     It shows those of `matching_rows` (the rows of `source` that match the filter) that the pick
     selects, in its order.
     """
-    query = reading.query
-    row = reading.row
     # The seed stays the same from page to page, so that pages of random rows fit together.
-    picked_rows = ordered(matching_rows, query.pick, seed=f"{row.run_id} {source.step}")
-    texts = reading.texts(query.max_chars)
-    items = [
-        rollout_item(reading.redact, answer, texts) for answer in reading.shown_part(picked_rows)
-    ]
-    page = RolloutsPage(
-        summary="",  # written below, once it is known how many rows fit
-        run_id=row.run_id,
-        step=source.step,
-        source=source.description,
-        models=None if row.kind == "train" else reading.models,
-        matching=len(picked_rows),
-        about=About() if any(item.half for item in items) else None,
-        rollouts=[],
-    )
+    seed = f"{reading.row.run_id} {source.step}"
+    picked_rows = ordered(matching_rows, reading.query.pick, seed=seed)
+    items = _shown_items(reading, picked_rows)
+    page = _page_without_rollouts(reading, source, picked_count=len(picked_rows))
+    if any(item.half for item in items):
+        page = replace(page, about=About())
     fitted = fit(
         reading,
         items,
@@ -126,6 +122,30 @@ def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row
     )
 
 
+def _shown_items(reading: Reading, picked_rows: Sequence[Row]) -> list[RolloutItem]:
+    """The picked rows that this page may show, each with at most `max_chars` characters."""
+    texts = reading.texts(reading.query.max_chars)
+    return [rollout_item(reading.redact, row, texts) for row in reading.shown_part(picked_rows)]
+
+
+def _page_without_rollouts(reading: Reading, source: Source, picked_count: int) -> RolloutsPage:
+    """A page that has only what does not depend on which rows it shows.
+
+    `picked_count` is the number of rows that the pick selects, on all pages.
+    """
+    row = reading.row
+    return RolloutsPage(
+        summary="",
+        run_id=row.run_id,
+        step=source.step,
+        source=source.description,
+        models=None if row.kind == "train" else reading.models,
+        matching=picked_count,
+        about=None,
+        rollouts=[],
+    )
+
+
 def _summary(
     reading: Reading,
     source: Source,
@@ -133,16 +153,12 @@ def _summary(
     picked_count: int,
     matching_rows: Sequence[Row],
 ) -> str:
-    """The summary of a page: which rows it shows, how many of how many, and their mean reward.
-
-    Example: "3 of 64 worst rollouts of step 8 in r-1; mean reward 0.41 over 64; 2 could not be
-    scored (left out)."
+    """The summary, such as "3 of 64 worst rollouts of step 8 in r-1; mean reward 0.41 over 64."
 
     Args:
-        source: where the rows come from.
         shown_count: number of rows on this page.
         picked_count: number of rows that the pick selects, on all pages.
-        matching_rows: the rows that match the filter; the mean is taken over them, as in metrics.
+        matching_rows: the rows that match the filter, over which the mean is taken.
     """
     rows_text = _name_of_picked_rows(reading.query.pick, source.description)
     sentence = f"{shown_count} of {picked_count} {rows_text} in {reading.row.run_id}"

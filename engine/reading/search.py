@@ -1,4 +1,7 @@
-"""The search behind `grep` arguments: plain text with gaps, alternatives and line ends."""
+"""The search behind `grep` arguments: plain text with gaps, alternatives and line ends.
+
+A pattern is not a regular expression, so the time of a search grows only with the length of a line.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +14,10 @@ _LONGEST = 200  # characters of a pattern
 
 
 def matcher(pattern: str) -> Matches:
-    """Compile `pattern` into a function that tells whether a line matches it.
+    """Compile `pattern`, such as "error|^step.*nan", into a test of a line; "" matches no line.
 
     Letter case is ignored. `|` separates alternatives, `.*` stands for any text, `^` and `$` for
-    the ends of the line. Example: "error|^step.*nan". An empty pattern matches no line. The pattern
-    is not a regular expression, so the time of a search grows only with the length of the line.
-
-    Raises UserError BAD_ARGUMENT if the pattern has more than 200 characters.
+    the ends of the line. Raises UserError BAD_ARGUMENT for more than 200 characters.
     """
     if len(pattern) > _LONGEST:
         raise UserError(

@@ -170,27 +170,49 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
     newest = Cursor(attempt=0, offset=None, older=True)
     position = parse_cursor(cursor, "events") if cursor else newest
     path = reader.run.events
-    page = reader.page(path, position, _event_filter(reader, keys))
-    event_at = _events_by_offset(reader, page.lines)
-    lines = [line for line in page.lines if line.start in event_at]
-    skipped_count = len(page.lines) - len(lines)
-    lines, page = _fit_lines(
-        lines,
-        page,
-        older=position.older,
-        chars_of_line=lambda line: json_chars(event_at[line.start]),
-    )
-    events = [event_at[line.start] for line in lines]
-    links = _cursors_of_page(reader, cursor, page, path)
+    found_page = reader.page(path, position, _event_filter(reader, keys))
+    shown = _fit_events(reader, found_page, older=position.older)
+    links = _cursors_of_page(reader, cursor, shown.page, path)
     return EventsPage(
-        summary=_event_sentence(reader.row, events),
+        summary=_event_sentence(reader.row, shown.events),
         run_id=reader.row.run_id,
         state=reader.row.state,
         view="events",
-        events=events,
-        warnings=reader.warnings(page) + skipped_lines(skipped_count),
+        events=shown.events,
+        warnings=reader.warnings(shown.page) + skipped_lines(shown.skipped),
         next_cursor=links.next_cursor,
         older_cursor=links.older_cursor,
+    )
+
+
+@dataclass(frozen=True)
+class _ShownEvents:
+    """The events that a reply has room for, as it shows them.
+
+    Attributes:
+        page: the page with only their lines.
+        skipped: how many lines of the whole page are not JSON objects.
+    """
+
+    events: list[JsonObject]
+    page: Page
+    skipped: int
+
+
+def _fit_events(reader: TextReader, page: Page, *, older: bool) -> _ShownEvents:
+    """The events that a reply has room for: the last of the page with `older`, else the first."""
+    event_at = _events_by_offset(reader, page.lines)
+    event_lines = [line for line in page.lines if line.start in event_at]
+    shown_lines, fitted_page = _fit_lines(
+        event_lines,
+        page,
+        older=older,
+        chars_of_line=lambda line: json_chars(event_at[line.start]),
+    )
+    return _ShownEvents(
+        events=[event_at[line.start] for line in shown_lines],
+        page=fitted_page,
+        skipped=len(page.lines) - len(event_lines),
     )
 
 
@@ -241,34 +263,17 @@ def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
 
 
 def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS) -> ConsolePage:
-    """A page of the lines that one attempt of the run printed.
+    """A page of the lines that one attempt of the run printed, at most `max_chars` characters.
 
-    Args:
-        cursor: names the attempt and the place in its console; "" shows the newest lines of the
-            last attempt that printed something.
-        max_chars: characters of all lines together.
-
-    Raises UserError BAD_CURSOR.
+    `cursor` names the attempt and the place in its console; "" shows the newest lines of the last
+    attempt that printed something. Raises UserError BAD_CURSOR.
     """
     row = reader.row
-    newest = Cursor(reader.attempts[-1], offset=None, older=True)
-    position = parse_cursor(cursor, "console") if cursor else newest
+    position = _console_position(reader, cursor)
     path = reader.run.log(position.attempt)
-    page = reader.page(path, position, reader.passes)
-    lines, page = _fit_lines(
-        page.lines,
-        page,
-        older=position.older,
-        chars_of_line=lambda line: json_chars(reader.shown_line(line.text)),
-        max_chars=max_chars,
-    )
-    texts = [reader.shown_line(line.text) for line in lines]
-    if position.offset is None:  # the first page, which begins at the end of the file
-        texts += _unfinished_lines(reader, path)
+    page = _console_lines(reader, path, position, max_chars)
+    texts = _console_texts(reader, path, page, at_newest=position.offset is None)
     prints_nothing = not texts and not cursor and reader.matches is None
-    next_calls: list[Call] = []
-    if prints_nothing and row.kind == "train":  # the curves show what it did
-        next_calls = [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
     links = _cursors_of_page(reader, cursor, page, path, position.attempt)
     return ConsolePage(
         summary=f"{counted(len(texts), 'line')} of attempt {position.attempt} of {row.run_id}.",
@@ -277,11 +282,48 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
         view="console",
         lines=texts,
         warnings=reader.warnings(page),
-        next=next_calls,
+        next=_calls_without_output(row) if prints_nothing else [],
         attempt=position.attempt,
         next_cursor=links.next_cursor,
         older_cursor=links.older_cursor,
     )
+
+
+def _console_position(reader: TextReader, cursor: str) -> Cursor:
+    """Where a page of a console begins; without a cursor at the end of the last attempt's. Raises
+    UserError BAD_CURSOR."""
+    if cursor:
+        return parse_cursor(cursor, "console")
+    return Cursor(reader.attempts[-1], offset=None, older=True)
+
+
+def _console_lines(reader: TextReader, path: Path, position: Cursor, max_chars: int) -> Page:
+    """The lines of the console `path` before or after a position that match the search, of at most
+    `max_chars` characters together as they are shown."""
+    page = reader.page(path, position, reader.passes)
+    _, fitted_page = _fit_lines(
+        page.lines,
+        page,
+        older=position.older,
+        chars_of_line=lambda line: json_chars(reader.shown_line(line.text)),
+        max_chars=max_chars,
+    )
+    return fitted_page
+
+
+def _console_texts(reader: TextReader, path: Path, page: Page, *, at_newest: bool) -> list[str]:
+    """The lines of a page of the console `path` as they are shown; a page at the newest lines also
+    has the line that is not complete yet."""
+    texts = [reader.shown_line(line.text) for line in page.lines]
+    return texts + _unfinished_lines(reader, path) if at_newest else texts
+
+
+def _calls_without_output(row: RunRow) -> list[Call]:
+    """The call to make where a run has printed nothing: a training run's curves show what it did;
+    [] for a run of another kind."""
+    if row.kind != "train":
+        return []
+    return [Call("read_logs", {"run_id": row.run_id, "view": "metrics"})]
 
 
 def _unfinished_lines(reader: TextReader, path: Path) -> list[str]:
@@ -306,7 +348,6 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     console = console_page(
         reader, cursor.replace("error", "console", 1), max_chars=_LINES_CHARS_OF_ERROR
     )
-    older_cursor = console.older_cursor
     # A run that is being stopped has the reason before it has ended.
     has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
     recorded = read_object(reader.run.failure)
@@ -315,17 +356,24 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     if has_failed:
         failure = _shown_failure(reader, recorded)
         summary = _failure_sentence(reader, recorded, failure.kind)
-    next_calls = console.next
-    if has_failed and failure.last_checkpoint and row.state != "done":
-        next_calls = [Call("submit_train", {"resume": row.run_id})]
+    # Without a failure `last_checkpoint` is None.
+    can_resume = bool(failure.last_checkpoint) and row.state != "done"
+    resume = Call("submit_train", {"resume": row.run_id})
+    page = _as_error_page(console, summary, failure)
+    return replace(page, next=[resume]) if can_resume else page
+
+
+def _as_error_page(console: ConsolePage, summary: str, failure: ShownFailure) -> ErrorPage:
+    """A page of the console as a page of the view "error", with the run's failure."""
+    older_cursor = console.older_cursor
     return ErrorPage(
         summary=summary,
-        run_id=row.run_id,
-        state=row.state,
+        run_id=console.run_id,
+        state=console.state,
         view="error",
         lines=console.lines,
         warnings=console.warnings,
-        next=next_calls,
+        next=console.next,
         attempt=console.attempt,
         next_cursor=console.next_cursor.replace("console", "error", 1),
         older_cursor=older_cursor.replace("console", "error", 1) if older_cursor else None,
@@ -347,11 +395,8 @@ def _failure_sentence(reader: TextReader, recorded: JsonObject, kind: str | None
 def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
     """The failure of a run, with texts cut and secrets hidden.
 
-    Kind, message and hint come from the run's row in the database; those that the row lacks, and
-    the evidence, come from what the trainer wrote about its failure.
-
-    Args:
-        recorded: what the trainer wrote; {} if it wrote nothing.
+    `recorded` is what the trainer wrote about it, {} if it wrote nothing. Kind, message and hint of
+    the run's row in the database come before those.
     """
     row = reader.row
     redact = reader.redact
@@ -359,17 +404,22 @@ def _shown_failure(reader: TextReader, recorded: JsonObject) -> ShownFailure:
     message = row.reason or str(recorded.get("message") or "")
     evidence = str(recorded.get("evidence") or "")
     hint = row.hint or Hint.from_json(recorded.get("hint"))
-    hint = Hint(clip(hint.text, _MESSAGE_CHARS), hint.call)
     checkpoint = reader.run.latest_checkpoint()
-    return ShownFailure(
+    failure = ShownFailure(
         kind=redact.text(kind),
         message=redact.text(clip(message, _MESSAGE_CHARS)),
         evidence=redact.text(clip(evidence, _EVIDENCE_CHARS)),
-        hint=redact.text(str(hint)),
-        call=Call.from_json(redact.value(hint.call.to_json())) if hint.call else None,
         last_checkpoint=checkpoint.name if checkpoint else "",
         exit=_exit_status(reader),
     )
+    return _with_hint(redact, failure, hint)
+
+
+def _with_hint(redact: Redactor, failure: ShownFailure, hint: Hint) -> ShownFailure:
+    """The failure with a hint, in words and as a call, its text cut and its secrets hidden."""
+    short_hint = Hint(clip(hint.text, _MESSAGE_CHARS), hint.call)
+    call = Call.from_json(redact.value(hint.call.to_json())) if hint.call else None
+    return replace(failure, hint=redact.text(str(short_hint)), call=call)
 
 
 def _exit_status(reader: TextReader) -> ExitStatus:
@@ -389,10 +439,8 @@ def _fit_lines(
     chars_of_line: Callable[[Line], int],
     max_chars: int = _LINES_CHARS,
 ) -> tuple[list[Line], Page]:
-    """The lines that a reply has room for, in the order of the file, and the page with only these.
-
-    If lines are left out, the start or end of the page moves to the lines that stay, so that the
-    next page begins with the others. At least one line stays, if there is one.
+    """The lines that a reply has room for, in the order of the file, and the page with only these,
+    so that the next page begins with the others.
 
     Args:
         lines: the lines of `page` that can be shown.
@@ -400,14 +448,8 @@ def _fit_lines(
         chars_of_line: number of characters of a line in the reply.
         max_chars: characters of all lines together.
     """
-    shown_lines: list[Line] = []
-    remaining_chars = max_chars
-    wanted_first = reversed(lines) if older else lines
-    for line in wanted_first:
-        remaining_chars -= chars_of_line(line) + 1  # and a comma
-        if remaining_chars < 0 and shown_lines:
-            break
-        shown_lines.append(line)
+    wanted_first = lines[::-1] if older else lines
+    shown_lines = _lines_within(wanted_first, chars_of_line, max_chars)
     if len(shown_lines) == len(lines):
         return lines, page
     if older:
@@ -416,17 +458,29 @@ def _fit_lines(
     return shown_lines, replace(page, lines=shown_lines, end=shown_lines[-1].end)
 
 
+def _lines_within(
+    lines: Sequence[Line], chars_of_line: Callable[[Line], int], max_chars: int
+) -> list[Line]:
+    """The first of the lines that have at most `max_chars` characters together; at least one, if
+    there is one."""
+    shown_lines: list[Line] = []
+    remaining_chars = max_chars
+    for line in lines:
+        remaining_chars -= chars_of_line(line) + 1  # and a comma
+        if remaining_chars < 0 and shown_lines:
+            break
+        shown_lines.append(line)
+    return shown_lines
+
+
 def _cursors_of_page(
     reader: TextReader, cursor: str, page: Page, path: Path, attempt: int | None = None
 ) -> Links:
     """The cursors that a page of `path` gives out.
 
-    `next_cursor` continues in the direction of `cursor`; on a first page (`cursor` is "") it leads
-    to newer lines while the run is alive, else to older ones. At the start or the end of an
-    attempt's console the cursors lead to the attempt before or after it.
-
     Args:
-        cursor: the cursor that led to this page.
+        cursor: the cursor that led to this page, whose direction `next_cursor` keeps; "" for a
+            first page.
         attempt: whose console `path` is; None for the events.
     """
     at_end = page.end >= complete_size(path)
@@ -449,7 +503,9 @@ def _view_in_cursor(attempt: int | None) -> str:
 def _older_cursor(reader: TextReader, page: Page, attempt: int | None) -> str:
     """The cursor of the lines before a page; "" if there are none.
 
-    At the start of an attempt's console it leads to the end of the attempt before it.
+    Args:
+        attempt: whose console the page shows, which follows that of the attempt before; None for
+            the events.
     """
     if page.start > 0:
         return f"{_view_in_cursor(attempt)}:{page.start}:older"
@@ -463,12 +519,17 @@ def _older_cursor(reader: TextReader, page: Page, attempt: int | None) -> str:
 def _newer_cursor(reader: TextReader, page: Page, attempt: int | None, *, at_end: bool) -> str:
     """The cursor of the lines after a page; "" if there will be none.
 
-    At the end of an attempt's console it leads to the start of the attempt after it.
+    Args:
+        attempt: whose console the page shows, after which the next attempt's follows; None for the
+            events.
+        at_end: whether the page reaches the end of its file.
     """
     later_attempts = [] if attempt is None else [n for n in reader.attempts if n > attempt]
     if at_end and later_attempts:
         return f"{_view_in_cursor(later_attempts[0])}:0"
-    return f"{_view_in_cursor(attempt)}:{page.end}" if reader.is_alive or not at_end else ""
+    if at_end and not reader.is_alive:
+        return ""
+    return f"{_view_in_cursor(attempt)}:{page.end}"
 
 
 def _parse_object(text: str) -> JsonObject | None:

@@ -89,25 +89,25 @@ class RolloutItem:
     """
 
     task: str | None
-    step: int | None
-    group: int | None
-    member: int | None
-    attempt: int | None
-    model: str | None
-    half: str | None
-    reward: float | None
-    success: bool | None
-    advantage: float | None
-    loss: float | None
-    stop_reason: str | None
-    invalid_calls: list[str] | None
-    length: int | None
-    metrics: dict[str, float] | None
-    error: str | None
-    prompt: list[Turn] | None
-    completion: str | None
-    turns: list[Turn] | None
-    tokens: ShownTokens | NoTokens | None
+    step: int | None = None
+    group: int | None = None
+    member: int | None = None
+    attempt: int | None = None
+    model: str | None = None
+    half: str | None = None
+    reward: float | None = None
+    success: bool | None = None
+    advantage: float | None = None
+    loss: float | None = None
+    stop_reason: str | None = None
+    invalid_calls: list[str] | None = None
+    length: int | None = None
+    metrics: dict[str, float] | None = None
+    error: str | None = None
+    prompt: list[Turn] | None = None
+    completion: str | None = None
+    turns: list[Turn] | None = None
+    tokens: ShownTokens | NoTokens | None = None
 
 
 @dataclass(frozen=True)
@@ -133,36 +133,47 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
     Texts are cleaned and cut, secrets are hidden, and numbers have few digits. `texts` says how
     much of the row is shown.
     """
-    rollout = row if isinstance(row, TrajectoryRecord) else None
-    evaluated = row if isinstance(row, EvaluationRow) else None
     conversation = _divide_characters(redact, row, texts)
-    # An answer of one message is shown as a text, an answer of several as turns.
-    completion = turns = None
-    if len(conversation.answer) == 1:
-        completion = clip(conversation.answer[0].content, conversation.answer_chars)
-    elif conversation.answer:
-        turns = within(conversation.answer, conversation.answer_chars)
-    return RolloutItem(
+    item = RolloutItem(
         task=clip(redact.text(row.task), _TASK_CHARS),
-        step=rollout.step if rollout else None,
-        group=rollout.group if rollout else None,
-        member=rollout.member if rollout else None,
-        attempt=evaluated.attempt if evaluated else None,
-        model=redact.text(evaluated.model) if evaluated else None,
-        half=redact.text(evaluated.half) if evaluated and evaluated.half is not None else None,
         reward=_few_digits(row.reward),
         success=row.success,
-        advantage=_few_digits(rollout.advantage) if rollout else None,
-        loss=_few_digits(evaluated.loss) if evaluated else None,
         stop_reason=row.stop_reason,
         invalid_calls=_shown_faults(redact, row.invalid_calls),
         length=length_in_tokens(row),
         metrics=_shown_metrics(redact, row.metrics),
         error=clip(redact.text(row.error), _ERROR_CHARS) if row.error else None,
         prompt=conversation.prompt,
-        completion=completion,
-        turns=turns,
+        completion=conversation.completion,
+        turns=conversation.turns,
         tokens=_shown_tokens(redact, row, texts.decode) if texts.with_tokens else None,
+    )
+    if isinstance(row, TrajectoryRecord):
+        return _with_training_fields(item, row)
+    if isinstance(row, EvaluationRow):
+        return _with_evaluation_fields(redact, item, row)
+    return item
+
+
+def _with_training_fields(item: RolloutItem, row: TrajectoryRecord) -> RolloutItem:
+    """The item with what only a rollout of training has: its place and its advantage."""
+    return replace(
+        item,
+        step=row.step,
+        group=row.group,
+        member=row.member,
+        advantage=_few_digits(row.advantage),
+    )
+
+
+def _with_evaluation_fields(redact: Redactor, item: RolloutItem, row: EvaluationRow) -> RolloutItem:
+    """The item with what only an answer of an evaluation has: its place and its loss."""
+    return replace(
+        item,
+        attempt=row.attempt,
+        model=redact.text(row.model),
+        half=None if row.half is None else redact.text(row.half),
+        loss=_few_digits(row.loss),
     )
 
 
@@ -180,17 +191,26 @@ class _Conversation:
     answer: list[Turn]
     answer_chars: int
 
+    @property
+    def completion(self) -> str | None:
+        """The answer, cut, if it is a single message; else None."""
+        if len(self.answer) != 1:
+            return None
+        return clip(self.answer[0].content, self.answer_chars)
+
+    @property
+    def turns(self) -> list[Turn] | None:
+        """The messages of the answer, cut, if it has several; else None."""
+        return within(self.answer, self.answer_chars) if len(self.answer) > 1 else None
+
 
 def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversation:
     """Prompt and answer of a row, with `texts.chars` divided between them.
 
     The prompt gets what the answer does not need, and at least a third; the answer gets the rest.
-    Neither gets fewer than `_LEAST_CHARS`, even if both are then longer than `texts.chars`. The
-    prompt is cut here, the answer by the caller.
+    Neither gets fewer than `_LEAST_CHARS`.
     """
-    prompt, answer = turns_of(redact, row.prompt), turns_of(redact, row.messages)
-    if not answer and row.completion is not None:  # a row that keeps its answer as plain text
-        answer = [Turn("assistant", redact.text(row.completion))]
+    prompt, answer = turns_of(redact, row.prompt), _answer_turns(redact, row)
     if not texts.with_prompt or not prompt:
         return _Conversation(prompt=None, answer=answer, answer_chars=texts.chars)
     reserved_for_answer = min(length_of(answer), texts.chars * 2 // 3)
@@ -198,6 +218,14 @@ def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversa
     shown_prompt = within(prompt, prompt_chars)
     answer_chars = max(texts.chars - length_of(shown_prompt), _LEAST_CHARS)
     return _Conversation(shown_prompt, answer, answer_chars)
+
+
+def _answer_turns(redact: Redactor, row: Answer) -> list[Turn]:
+    """The messages of a row's answer, with secrets hidden."""
+    answer = turns_of(redact, row.messages)
+    if not answer and row.completion is not None:  # a row that keeps its answer as plain text
+        return [Turn("assistant", redact.text(row.completion))]
+    return answer
 
 
 def _shown_metrics(
@@ -305,30 +333,29 @@ def length_of(turns: Sequence[Turn]) -> int:
 
 
 def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
-    """Shorten a conversation to about `chars` characters.
-
-    If there are too many turns for 60 characters each, those in the middle are replaced by the note
-    "[7 messages left out]". Then long turns are cut, all to the same length.
-    """
-    max_turns = max(2, chars // _LEAST_PER_TURN)
-    shown = list(turns)
-    if len(shown) > max_turns:
-        last_count = max_turns // 2
-        first_count = max_turns - last_count
-        note = Turn("note", f"[{len(shown) - max_turns} messages left out]")
-        shown = [*shown[:first_count], note, *shown[-last_count:]]
+    """Shorten a conversation to about `chars` characters: leave out turns in the middle if there
+    are too many for 60 characters each, then cut long turns, all to the same length."""
+    shown = _without_middle(turns, max_turns=max(2, chars // _LEAST_PER_TURN))
     if length_of(shown) <= chars:
         return shown
-    cap = _fair_share([len(turn.content) for turn in shown], chars)
-    return [replace(turn, content=clip(turn.content, cap)) for turn in shown]
+    longest = _fair_share([len(turn.content) for turn in shown], chars)
+    return [replace(turn, content=clip(turn.content, longest)) for turn in shown]
+
+
+def _without_middle(turns: Sequence[Turn], max_turns: int) -> list[Turn]:
+    """The first and the last turns, with the note "[7 messages left out]" between them; all turns
+    if there are at most `max_turns`."""
+    if len(turns) <= max_turns:
+        return list(turns)
+    last_count = max_turns // 2
+    first_count = max_turns - last_count
+    note = Turn("note", f"[{len(turns) - max_turns} messages left out]")
+    return [*turns[:first_count], note, *turns[-last_count:]]
 
 
 def _fair_share(lengths: Sequence[int], total: int) -> int:
-    """The largest cap for which these lengths, each cut at the cap, sum to at most `total`.
-
-    For lengths 10, 50 and 90 with a total of 100 that is 45. If nothing has to be cut, the cap is
-    the largest length. It is never below 20, even if the sum is then larger than `total`.
-    """
+    """The largest length at which texts of these lengths can be cut to sum to at most `total`, but
+    not below 20: for lengths 10, 50 and 90 with a total of 100 that is 45."""
     remaining_chars, remaining_texts = total, len(lengths)
     # Short texts come first: what they do not use is divided among the longer ones.
     for length in sorted(lengths):
@@ -353,8 +380,7 @@ def pieces(
 
     Args:
         mask: for each id 1 if it is trained on, else 0.
-        max_pieces: the tokens of all further stretches are counted in one last piece whose text is
-            `…`.
+        max_pieces: all further stretches become one last piece with the text `…`.
         max_chars: characters at which the text of a stretch is cut.
     """
     stretches: list[Piece] = []
@@ -379,31 +405,30 @@ def _spans_of_equal(mask: Sequence[int], length: int) -> list[tuple[int, int]]:
 
 
 def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> ShownTokens | NoTokens:
-    """The token ids of a row with their loss mask, or the reason why it has none.
-
-    Training keeps ids only for the first groups of a step, evaluations keep none. At most 1500 ids
-    of the answer are shown, and the last 375 of the prompt. Without `decode` there is no text.
-    """
+    """The token ids of a row with their loss mask, or the reason why it has none: at most 1500 ids
+    of the answer, and the last 375 of the prompt. Without `decode` there is no text."""
     rollout = row if isinstance(row, TrajectoryRecord) else None
     if rollout is None or rollout.ids is None or rollout.loss_mask is None:
         return NoTokens('only the first groups of a training step keep theirs: where="group == 0"')
     all_prompt_ids = rollout.prompt_ids or []
-    prompt_ids = all_prompt_ids[-_MOST_PROMPT_TOKENS:]
-    ids = rollout.ids[:_MOST_TOKENS]
-    mask = [int(bool(value)) for value in rollout.loss_mask[:_MOST_TOKENS]]
-    stretches = None
-    if decode is not None:
-        prompt_mask = [0] * len(prompt_ids)  # no token of the prompt is trained on
-        stretches = pieces(redact, [*prompt_ids, *ids], prompt_mask + mask, decode)
+    shown = ShownTokens(
+        prompt_ids=all_prompt_ids[-_MOST_PROMPT_TOKENS:],
+        ids=rollout.ids[:_MOST_TOKENS],
+        loss_mask=[int(bool(value)) for value in rollout.loss_mask[:_MOST_TOKENS]],
+    )
     all_count = len(all_prompt_ids) + len(rollout.ids)
-    shown_count = len(prompt_ids) + len(ids)
-    return ShownTokens(
-        prompt_ids=prompt_ids,
-        ids=ids,
-        loss_mask=mask,
-        pieces=stretches,
+    shown_count = len(shown.prompt_ids) + len(shown.ids)
+    return replace(
+        shown,
+        pieces=None if decode is None else _pieces_of_tokens(redact, shown, decode),
         tokens_cut=(all_count - shown_count) or None,  # None instead of 0
     )
+
+
+def _pieces_of_tokens(redact: Redactor, shown: ShownTokens, decode: Decode) -> list[Piece]:
+    """The shown tokens as text: the end of the prompt, and what follows it."""
+    prompt_mask = [0] * len(shown.prompt_ids)  # no token of the prompt is trained on
+    return pieces(redact, [*shown.prompt_ids, *shown.ids], prompt_mask + shown.loss_mask, decode)
 
 
 def _few_digits(value: float | None) -> float | None:

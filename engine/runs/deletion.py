@@ -28,43 +28,64 @@ from engine.processes import deployments, launcher
 from engine.records.run_config import AskingConfig, RegradeConfig
 
 _MAX_NAMES = 5  # that a message lists
+_ALL_RUNS = 1_000_000  # a limit for lists of runs: more than any home has
 
 
 def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[list[str], list[str]]:
     """Check that runs may be deleted together. Returns their whole ids, each once, and warnings.
 
-    Args:
-        refs: ids of runs, or unique beginnings of ids.
-        force: allow to delete a run although another run, a living deployment or a dataset was
-            built on it. These stay as they are, and a warning names them.
-
-    Raises UserError RUN_NOT_FOUND. Raises UserError RUN_STATE for a run that has not ended, that an
-    open run needs, or, without `force`, that something was built on.
+    `refs` are ids of runs, or unique beginnings of ids. Raises UserError RUN_NOT_FOUND, and
+    RUN_STATE for a run that has not ended, that an open run needs, or, without `force`, on which
+    another run, a living deployment or a dataset was built.
     """
     launcher.reap(home)
-    warnings: list[str] = []
-    rows_by_id: dict[str, RunRow] = {}
     with Store(home) as store:
-        for ref in refs:
-            row = store.get_run(ref)
-            rows_by_id[row.run_id] = row
-            warnings += taken_as("run", ref, row.run_id)
-        all_rows = store.list_runs(1_000_000)  # more than any home has
+        named = [(ref, store.get_run(ref)) for ref in refs]
+        all_rows = store.list_runs(_ALL_RUNS)
+    warnings = [text for ref, row in named for text in taken_as("run", ref, row.run_id)]
+    rows_by_id = {row.run_id: row for _, row in named}
     all_ids = {row.run_id for row in all_rows}
     others = [row for row in all_rows if row.run_id not in rows_by_id]
     for row in rows_by_id.values():
-        _require_ended(home, row)
-        _require_unused(home, row, others)
-        dependents = [
-            *(other.run_id for other in others if _depends_on(home, other, row)),
-            *_deployments_using(home, row),
-            *_datasets_from(home, row, all_ids),
-        ]
-        if dependents and not force:
-            raise _built_on_error(row, dependents)
-        if dependents:
-            warnings.append(f"{_names_in_words(dependents)} came from {row.run_id}")
+        warnings += _check_run(home, row, others, all_ids, force=force)
     return list(rows_by_id), warnings
+
+
+def _check_run(
+    home: Home, row: RunRow, others: Sequence[RunRow], all_ids: Collection[str], *, force: bool
+) -> list[str]:
+    """Check that one run may be deleted. Returns a warning that names what was built on it; []
+    where nothing was.
+
+    Args:
+        others: all runs that are not deleted together with it.
+        all_ids: the ids of all runs.
+
+    Raises UserError RUN_STATE, without `force` also where something was built on the run.
+    """
+    _require_ended(home, row)
+    _require_unused(home, row, others)
+    dependents = _built_on(home, row, others, all_ids)
+    if not dependents:
+        return []
+    if not force:
+        raise _built_on_error(row, dependents)
+    return [f"{_names_in_words(dependents)} came from {row.run_id}"]
+
+
+def _built_on(
+    home: Home, row: RunRow, others: Sequence[RunRow], known_ids: Collection[str]
+) -> list[str]:
+    """The ids of the other runs, the living deployments and the datasets that were built on a run.
+
+    Args:
+        known_ids: the ids of all runs.
+    """
+    return [
+        *(other.run_id for other in others if _depends_on(home, other, row)),
+        *_deployments_using(home, row),
+        *_datasets_from(home, row, known_ids),
+    ]
 
 
 def _built_on_error(row: RunRow, dependents: Sequence[str]) -> UserError:
@@ -83,30 +104,41 @@ def delete_run(home: Home, run_id: str) -> Reply:
     files that could not be removed. Raises UserError RUN_NOT_FOUND or RUN_STATE.
     """
     with Store(home) as store:
-        run = home.run(store.get_run(run_id).run_id)
-        _require_ended(home, store.get_run(run.id))
+        row = store.get_run(run_id)  # `run_id` may be only the beginning of the id
+        run = home.run(row.run_id)
+        _require_ended(home, row)
         bytes_before = _bytes_below(run.path)
-        if not run.report.exists():
-            # The last chance to write one. A folder that lost files may not hold enough for it.
-            with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError):
-                write_report(home, run.id)
-
-        def mark_deleted(row: RunRow) -> None:
-            """Check again inside the transaction, then write deleted.json, the marker of a deleted
-            run."""
-            _require_ended(home, row)
-            # A run that reads from it may have been queued since the call of `deletable`.
-            _require_unused(home, row, store.list_runs(1_000_000, states=OPEN))
-            write_json(run.deleted, {"bytes": bytes_before})
-
-        # A resume or a regrade is queued in a transaction too, which checks for the marker. If that
-        # transaction comes first, `mark_deleted` sees the queued run and refuses; if it comes
-        # later, the marker is there and the resume or regrade is refused.
-        store.act_undisturbed(run.id, mark_deleted)
+        _ensure_report(home, run)
+        _mark_as_deleted(home, store, run, bytes_before)
     warnings = _remove_contents(run)
     freed = max(0, bytes_before - _bytes_below(run.path))
     summary = f"{run.id} is gone but for what was asked and what came of it; {size(freed)} free."
     return {"run_id": run.id, "bytes": freed, "summary": summary, "warnings": warnings}
+
+
+def _ensure_report(home: Home, run: RunDir) -> None:
+    """Write the run's report if there is none: the last chance before its files are removed."""
+    if not run.report.exists():
+        # A folder that lost files may not hold enough for a report.
+        with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError):
+            write_report(home, run.id)
+
+
+def _mark_as_deleted(home: Home, store: Store, run: RunDir, bytes_before: int) -> None:
+    """Check in a transaction that the run may be deleted, and write the marker of a deleted run,
+    deleted.json, in the same transaction.
+
+    A resume or a regrade is queued in a transaction too, which checks for the marker. If that comes
+    first, this one sees the queued run and refuses; if it comes later, it is refused itself.
+    """
+
+    def mark_deleted(row: RunRow) -> None:
+        _require_ended(home, row)
+        # A run that reads from it may have been queued since the call of `deletable`.
+        _require_unused(home, row, store.list_runs(_ALL_RUNS, states=OPEN))
+        write_json(run.deleted, {"bytes": bytes_before})
+
+    store.act_undisturbed(run.id, mark_deleted)
 
 
 def _require_ended(home: Home, row: RunRow) -> None:
@@ -163,26 +195,30 @@ def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[
     Args:
         known_ids: the ids of all runs, by which a whole id is told from the beginning of one.
     """
-
-    def is_this_run(source: Any) -> bool:
-        """Whether an entry of `sources` on a dataset's card names this run."""
-        if not isinstance(source, dict):
-            return False
-        # A reference such as "sums-grpo-3@step20" names a checkpoint after the run's id.
-        source_id = str(source.get("id", "")).partition("@")[0]
-        if source_id == row.run_id:
-            return True
-        # A card may name its source by only the beginning of the id, as the user gave it. That is
-        # not the case where it is the whole id of another run.
-        is_beginning = source_id != "" and row.run_id.startswith(source_id)
-        return is_beginning and source_id not in known_ids
-
     env_ids = []
     for card in sorted(home.envs.glob(f"*/*/{SOURCE}/{CARD}")):
-        if any(is_this_run(source) for source in read_object(card).get("sources") or []):
+        sources = read_object(card).get("sources") or []
+        if any(_names_run(source, row.run_id, known_ids) for source in sources):
             version_folder = card.parents[1]  # the card lies in envs/<name>/<hash>/<SOURCE>/
             env_ids.append(f"{version_folder.parent.name}@{version_folder.name}")
     return env_ids
+
+
+def _names_run(source: Any, run_id: str, known_ids: Collection[str]) -> bool:
+    """Whether a source on a dataset's card, such as {"id": "sums-grpo-3@step20"}, is the run.
+
+    Args:
+        known_ids: the ids of all runs.
+    """
+    if not isinstance(source, dict):
+        return False
+    source_id = str(source.get("id", "")).partition("@")[0]  # without the checkpoint
+    if source_id == run_id:
+        return True
+    # A card may name its source by only the beginning of the id, as the user gave it. That is
+    # not the case where it is the whole id of another run.
+    is_beginning = source_id != "" and run_id.startswith(source_id)
+    return is_beginning and source_id not in known_ids
 
 
 def _remove_contents(run: RunDir) -> list[str]:

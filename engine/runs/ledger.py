@@ -5,6 +5,7 @@ prediction against the verdict, and what it cost.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from engine.core.files import read_json
@@ -16,24 +17,13 @@ from engine.records.run_config import RunConfig, TrainConfig
 from engine.runs.submit.cautions import verdict_in_words
 
 _MAX_CHANGES = 4  # changed settings on a line of the tree
+_NO_PARENT = ""  # no run has this id
 
 
 def entry(home: Home, row: RunRow) -> Reply:
-    """What the ledger says of one run. Every field is left out where it is not known or empty.
-
-    - `parent`: the run that this one was derived from.
-    - `changed`: setting or choice -> [the parent's value, this run's value].
-    - `expected`: the verdict that was predicted; `as_expected`: whether the run got it.
-    - `gpu_hours`: what the run has spent; `estimated_gpu_hours`: what was expected.
-    """
-    config = home.run(row.run_id).find_config()
-    fields: Reply = {}
-    parent = parent_of(row, config)
-    if parent:
-        fields["parent"] = parent
-        changed = _changes(home, row, parent)
-        if changed:
-            fields["changed"] = changed
+    """What the ledger says of one run: its parent, the settings that differ from the parent's, the
+    predicted verdict, and the GPU hours. What is not known or empty is left out."""
+    fields = _parent_fields(home, row)
     if row.expect:
         fields["expected"] = row.expect
         if row.state == "done" and row.verdict in ("better", "worse", "no_difference"):
@@ -45,12 +35,21 @@ def entry(home: Home, row: RunRow) -> Reply:
     return fields
 
 
+def _parent_fields(home: Home, row: RunRow) -> Reply:
+    """`parent`, the run that a run was derived from, and `changed`, what differs from it: setting
+    or choice -> [the parent's value, this run's value]. Each is left out where it is empty."""
+    parent = parent_of(row, home.run(row.run_id).find_config())
+    if not parent:
+        return {}
+    changed = _changes(home, row, parent)
+    return {"parent": parent, "changed": changed} if changed else {"parent": parent}
+
+
 def parent_of(row: RunRow, config: RunConfig | None) -> str:
     """The id of the run that a run was derived from: its named parent, or else the run whose model
-    it continues. "" where it has neither, because it started from a base model.
+    it continues; "" where it started from a base model.
 
-    Args:
-        config: the run's config; None where it is damaged or gone. Then only the row is used.
+    `config` is the run's config; None where it is damaged or gone, then only the row is used.
     """
     if row.parent:
         return row.parent
@@ -59,8 +58,8 @@ def parent_of(row: RunRow, config: RunConfig | None) -> str:
     name = model_ref.partition("@")[0]  # of a run or of a base model
     if "/" in name:  # only base models have a slash in their name
         return ""
+    # A model that has an adapter, or a checkpoint after an "@", was made by a run.
     starts_from_adapter = train_config is not None and bool(train_config.start_adapter)
-    # Only a run has checkpoints, which are named after an "@".
     is_run = starts_from_adapter or "@" in row.model
     return name if is_run else ""
 
@@ -68,6 +67,7 @@ def parent_of(row: RunRow, config: RunConfig | None) -> str:
 def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
     """What differs between this run and its parent: name of a setting or choice -> [the parent's
     value, this run's value]. Empty where the parent's config is gone."""
+    # How each of the two was made: its start model, environment, algorithm and settings.
     of_parent, of_run = making_of_run(home, parent), making_of_run(home, row.run_id)
     if not of_parent.config:
         return {}
@@ -91,10 +91,8 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
     """
     runs = {row.run_id: row for row in rows if row.kind == "train"}
     entries = {run_id: entry(home, row) for run_id, row in runs.items()}
-    children: dict[str, list[str]] = {}  # by parent; "" for the runs that are not indented
-    for run_id in sorted(runs, key=lambda run_id: runs[run_id].rowid):
-        parent = entries[run_id].get("parent", "")
-        children.setdefault(parent if parent in runs else "", []).append(run_id)
+    oldest_first = sorted(runs, key=lambda run_id: runs[run_id].rowid)
+    children = _children_by_parent(oldest_first, entries)
     lines: list[str] = []
 
     def add_lines(run_id: str, depth: int) -> None:
@@ -103,9 +101,25 @@ def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
         for child in children.get(run_id, []):
             add_lines(child, depth + 1)
 
-    for root in children.get("", []):
-        add_lines(root, 0)
+    for root in children.get(_NO_PARENT, []):
+        add_lines(root, depth=0)
     return lines
+
+
+def _children_by_parent(
+    run_ids: Sequence[str], entries: Mapping[str, Mapping[str, Any]]
+) -> dict[str, list[str]]:
+    """The ids of the runs below each run, in the order of `run_ids`; under `_NO_PARENT` those whose
+    parent is not among them.
+
+    Args:
+        entries: by run id what `entry` returns.
+    """
+    children: dict[str, list[str]] = {}
+    for run_id in run_ids:
+        parent = entries[run_id].get("parent", "")
+        children.setdefault(parent if parent in entries else _NO_PARENT, []).append(run_id)
+    return children
 
 
 def _tree_line(row: RunRow, entry: Mapping[str, Any]) -> str:
@@ -132,34 +146,48 @@ def _short_value(value: Any) -> str:
     return text if len(text) <= 24 else f"{text[:23]}…"
 
 
+@dataclass(frozen=True)
+class _BestScore:
+    """The best score that a run reached on the held-out tasks, and at which step; None where the
+    step is not known."""
+
+    score: float
+    step: int | None
+
+
 def best_runs(home: Home, rows: Sequence[RunRow]) -> dict[str, Reply]:
-    """The best finished training run of each environment version.
+    """The best finished training run of each environment version that has one:
+    env_id -> {"run_id", "score", "verdict", "step"}.
 
-    The result maps env_id -> {"run_id", "score", "verdict", "step"}. The score is that on the
-    held-out tasks that choose the checkpoint.
-
-    Runs that made no better model than the one they started from are left out: those with the
-    verdict "worse", and those in which no checkpoint beat the start. Runs without a readable result
-    or score are left out too.
+    The score is that on the held-out tasks by which a run chooses its best checkpoint. Runs that
+    made no better model than the one they started from do not count.
     """
     best: dict[str, Reply] = {}
     for row in sorted(rows, key=lambda row: row.rowid):
         if row.kind != "train" or row.state != "done" or row.verdict == "worse":
             continue
-        try:
-            result = read_json(home.run(row.run_id).result)
-            score = float(result["best_score"])
-            advises_start_model = bool((result.get("evidence") or {}).get("go_on_with"))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # the result is missing, damaged or has no score
-        if advises_start_model:
+        result = _best_of_run(home, row)
+        if result is None:
             continue
         # `>`: of equal scores the oldest run counts.
-        if row.env_id not in best or score > best[row.env_id]["score"]:
+        if row.env_id not in best or result.score > best[row.env_id]["score"]:
             best[row.env_id] = {
                 "run_id": row.run_id,
-                "score": round(score, 4),
+                "score": round(result.score, 4),
                 "verdict": row.verdict,
-                "step": result.get("best_step"),
+                "step": result.step,
             }
     return best
+
+
+def _best_of_run(home: Home, row: RunRow) -> _BestScore | None:
+    """The best score of a finished run; None where it is not known, or where no checkpoint beat the
+    model that the run started from."""
+    try:
+        result = read_json(home.run(row.run_id).result)
+        score = float(result["best_score"])
+        # The name of the start model; a result without it advises the run's own model.
+        advises_start_model = bool((result.get("evidence") or {}).get("go_on_with"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # the result is missing, damaged or has no score
+    return None if advises_start_model else _BestScore(score, result.get("best_step"))

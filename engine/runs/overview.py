@@ -33,10 +33,12 @@ class _Page:
         reply: the reply so far.
         totals: for each list in it, by its key, how many entries there are before it is cut to
             what is shown.
+        open_runs: the runs that have not ended; read for scope "all" only.
     """
 
     reply: Reply = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
+    open_runs: list[RunRow] = field(default_factory=list)
 
 
 def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") -> Reply:
@@ -46,11 +48,38 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
     Args:
         scope: one of SCOPES; "all" for everything, else only that part.
         limit: the most entries of each list.
-        cursor: `next_cursor` of the last reply with the same scope; "" for the first entries. A
-            reply has it where more entries follow, but never with scope "all".
+        cursor: `next_cursor` of the last reply with the same scope; "" for the first entries.
 
     Raises UserError BAD_ARGUMENT for an unknown scope, BAD_CURSOR for an invalid cursor.
     """
+    _check_scope(scope)
+    launcher.reap(home)
+    position = _position_of_cursor(cursor)
+    page = _Page()
+    with Store(home) as store:
+        if scope in ("all", "hardware"):
+            page.reply["hardware"] = _hardware(home, store)
+        if scope == "all":
+            _add_work(page, home, store)
+        if scope in ("all", "runs"):
+            _add_runs(page, home, store, scope, limit, before_rowid=position or None)
+    _add_lists(page, home, scope, position, limit)
+    return page.reply | {
+        "summary": _summary(scope, page),
+        "next": _next_calls(scope, page),
+        "warnings": _warnings(home),
+    }
+
+
+def _add_work(page: _Page, home: Home, store: Store) -> None:
+    """Add the queue, the budget, and the runs that have not ended."""
+    page.reply["queue"] = [row.run_id for row in store.queue()]
+    page.reply["budget"] = _budget(home, store)
+    page.open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
+
+
+def _check_scope(scope: str) -> None:
+    """Raises UserError BAD_ARGUMENT for a scope that does not exist."""
     if scope not in SCOPES:
         raise UserError(
             "BAD_ARGUMENT",
@@ -58,30 +87,20 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
             hint=f"Use one of {', '.join(SCOPES)}.",
             field="scope",
         )
-    launcher.reap(home)
-    position = _position_of_cursor(cursor)
-    open_runs: list[RunRow] = []
-    page = _Page()
-    with Store(home) as store:
-        if scope in ("all", "hardware"):
-            page.reply["hardware"] = _hardware(home, store)
-        if scope == "all":
-            page.reply["queue"] = [row.run_id for row in store.queue()]
-            page.reply["budget"] = _budget(home, store)
-            open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
-        if scope in ("all", "runs"):
-            _add_runs(page, home, store, scope, limit, before_rowid=position or None)
+
+
+def _add_lists(page: _Page, home: Home, scope: str, position: int, limit: int) -> None:
+    """Add every list of `_LISTS` that the scope includes, and `about` where an entry needs it.
+
+    Args:
+        position: the number of entries that earlier pages have shown.
+    """
     for name in _LISTS:
         if scope in ("all", name):
             start = position if scope == name else 0  # with "all" the cursor means nothing
             _add_list(page, home, name, scope, start=start, limit=limit)
     if any("exam_use" in env for env in page.reply.get("envs", [])):
-        page.reply["about"] = {"exam_use": ABOUT_USE}
-    return page.reply | {
-        "summary": _summary(scope, page.reply, page.totals, open_runs),
-        "next": _next_calls(scope, page.reply, open_runs),
-        "warnings": _warnings(home),
-    }
+        page.reply["about"] = {"exam_use": ABOUT_USE}  # says what that number counts
 
 
 def _add_runs(
@@ -95,7 +114,8 @@ def _add_runs(
     # One more than is shown tells whether more follow.
     rows = store.list_runs(limit + 1, before_rowid=before_rowid)
     page.reply |= _runs(home, store, rows[:limit])
-    page.totals["runs"] = len(rows)  # above `limit` where more follow, but not how many
+    # `limit` + 1 where more follow; how many there are in all is not counted.
+    page.totals["runs"] = len(rows)
     if scope == "runs" and len(rows) > limit:
         page.reply["next_cursor"] = str(rows[limit - 1].rowid)
 
@@ -229,12 +249,7 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
         "created": round(row.created, 1),
     }
     if row.state in HOLDS_DEVICE:
-        progress = read_progress(home.run(row.run_id), row)
-        entry |= {
-            "step": progress.step,
-            "total_steps": progress.total_steps,
-            "eta_s": progress.eta_s,
-        }
+        entry |= _progress_fields(home, row)
     optional_fields = {"verdict": row.verdict, "reason_kind": row.reason_kind, "note": row.note}
     entry |= {name: text for name, text in optional_fields.items() if text}
     if row.kind == "train":
@@ -244,6 +259,16 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
     if row.attempt > 1:
         entry["attempt"] = row.attempt
     return entry
+
+
+def _progress_fields(home: Home, row: RunRow) -> Reply:
+    """How far a run has come: its step, the number of its steps, and the seconds left."""
+    progress = read_progress(home.run(row.run_id), row)
+    return {
+        "step": progress.step,
+        "total_steps": progress.total_steps,
+        "eta_s": progress.eta_s,
+    }
 
 
 def _environments(home: Home) -> list[Reply]:
@@ -280,33 +305,25 @@ _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
 }
 
 
-def _summary(scope: str, reply: Reply, totals: dict[str, int], open_runs: list[RunRow]) -> str:
-    """One sentence about the reply.
-
-    For scope "all" it says how much there is in the home, for "hardware" it names the devices, and
-    for a list it says how many entries are shown.
-
-    Args:
-        totals: for each list in the reply how many entries it has, shown or not.
-    """
+def _summary(scope: str, page: _Page) -> str:
+    """One sentence: for scope "all" how much there is in the home, for "hardware" the names of the
+    devices, for a list how many entries are shown."""
+    reply = page.reply
     if scope == "hardware":
         devices = reply["hardware"]["devices"]
         names = ", ".join(item["name"] for item in devices)
         return f"{counted(len(devices), 'device')}: {names}."
     if scope == "all":
-        return _summary_of_home(reply, totals, open_runs)
+        return _summary_of_home(page)
     more = " (more follow)" if "next_cursor" in reply else ""
     singular = scope.removesuffix("s")
     return f"{counted(len(reply[scope]), singular)}{more}."
 
 
-def _summary_of_home(reply: Reply, totals: dict[str, int], open_runs: list[RunRow]) -> str:
-    """How much there is in the home, and which of the lists are not shown to their ends.
-
-    Args:
-        totals: for each list in the reply how many entries it has, shown or not.
-    """
-    active_count = sum(row.state in HOLDS_DEVICE for row in open_runs)
+def _summary_of_home(page: _Page) -> str:
+    """How much there is in the home, and which of the lists are not shown to their ends."""
+    reply, totals = page.reply, page.totals
+    active_count = sum(row.state in HOLDS_DEVICE for row in page.open_runs)
     cut_lists = [name for name, count in totals.items() if count > len(reply[name])]
     more = f" More {', '.join(cut_lists)} follow with scope {cut_lists[0]}." if cut_lists else ""
     return (
@@ -316,7 +333,7 @@ def _summary_of_home(reply: Reply, totals: dict[str, int], open_runs: list[RunRo
     )
 
 
-def _next_calls(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply]:
+def _next_calls(scope: str, page: _Page) -> list[Reply]:
     """The calls to make next; [] unless the scope is "all".
 
     - Where a run is active or queued: wait for it.
@@ -325,15 +342,16 @@ def _next_calls(scope: str, reply: Reply, open_runs: list[RunRow]) -> list[Reply
     """
     if scope != "all":
         return []
-    for row in open_runs:
+    for row in page.open_runs:
         if row.state in HOLDS_DEVICE or row.state == "queued":
             return [Call("wait_run", {"run_id": row.run_id}).to_json()]
-    if not reply["envs"]:
+    envs = page.reply["envs"]
+    if not envs:
         return [
             Call("read_playbook").to_json(),
             Call("push_env", {"path": "..."}).to_json(),
         ]
-    return [Call("dry_run", {"env_id": reply["envs"][0].get("env_id", "")}).to_json()]
+    return [Call("dry_run", {"env_id": envs[0].get("env_id", "")}).to_json()]
 
 
 def _gb(size: int) -> float:

@@ -92,12 +92,9 @@ class Regrade:
         Raises DamagedRecord where the config is not that of a regrade, and UserError ENV_*.
         """
         self.run = RunDir(folder)
-        config = self.run.read_config()
-        if not isinstance(config, RegradeConfig):
-            raise DamagedRecord(str(self.run.config), "it is no config of a regrade")
-        self.config = config
-        self.source = self.run.home.run(config.regrade)
-        self.record = find_env(self.run.home, config.env_id)
+        self.config = _read_config(self.run)
+        self.source = self.run.home.run(self.config.regrade)
+        self.record = find_env(self.run.home, self.config.env_id)
         self.is_multi_turn = self.record.kind == "multi"
         self.tasks = {row["id"]: row for row in read_tasks(self.record)}
         self.skipped: dict[str, int] = {}
@@ -105,9 +102,7 @@ class Regrade:
         self._metrics = Appender(self.run.metrics)
         self._was_told_to_stop = False
         signal.signal(signal.SIGTERM, self._on_term)
-        lifeline = os.environ.get("HONESMITH_LIFELINE_FD")
-        if lifeline:
-            threading.Thread(target=_exit_with_parent, args=(int(lifeline),), daemon=True).start()
+        _end_with_supervisor()
 
     def go(self) -> Reply:
         """Score the stored answers of all models; returns the content of result.json.
@@ -133,10 +128,15 @@ class Regrade:
             process.describe()  # waits until the environment is loaded
             for index, (ref, rows) in enumerate(stored_rows.items()):
                 regraded[ref] = self._score_model(process, index, ref, rows, task_ids)
-                scores = _mean_scores(ref, regraded[ref])
-                self.event("evaluated", f"{ref}: reward {scores.reward:.3f}", **asdict(scores))
-                self._write_metrics(index + 1, {"model": ref, "heldout_reward": scores.reward})
+                self._record_scores(index + 1, _mean_scores(ref, regraded[ref]))
         return regraded
+
+    def _record_scores(self, step: int, scores: ModelScores) -> None:
+        """Write the means of one model to events.jsonl and metrics.jsonl; `step` is the number of
+        models that are done."""
+        ref, reward = scores.ref, scores.reward
+        self.event("evaluated", f"{ref}: reward {reward:.3f}", **asdict(scores))
+        self._write_metrics(step, {"model": ref, "heldout_reward": reward})
 
     def _nothing_scored_error(self) -> UserError:
         """The error for a regrade that could not score a single answer, with the reasons."""
@@ -182,16 +182,11 @@ class Regrade:
     def _score_model(
         self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], task_ids: set[str]
     ) -> list[Line]:
-        """Score the stored rows of one model again and write the new rows to the file of that model
-        in this run; returns the written rows.
+        """Score the stored rows of the model `ref` at the tasks again, and write the new rows to
+        its file in this run; returns them.
 
-        Rows of tasks outside `task_ids` are left out. Rows that cannot be scored are counted by
-        reason in `self.skipped`. Raises Stopped.
-
-        Args:
-            index: the model's place in the config's `models`, by which its file is named.
-            ref: the model.
-            rows: its stored rows.
+        `index` is the model's place in the config's `models`, by which its file is named. Rows that
+        cannot be scored are counted by reason in `self.skipped`. Raises Stopped.
         """
         path = self.run.model_evals(index)
         path.unlink(missing_ok=True)  # an earlier attempt of this run may have left it
@@ -227,6 +222,14 @@ class Regrade:
         self._was_told_to_stop = True
 
 
+def _read_config(run: RunDir) -> RegradeConfig:
+    """The config of the run. Raises DamagedRecord where it is not that of a regrade."""
+    config = run.read_config()
+    if not isinstance(config, RegradeConfig):
+        raise DamagedRecord(str(run.config), "it is no config of a regrade")
+    return config
+
+
 def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) -> Line:
     """Copy a stored row with its new score; the old score is kept in the keys `reward_before`,
     `success_before` and `error_before`.
@@ -238,7 +241,7 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
     copied = {name: value for name, value in row.items() if name not in _TRAINING_ONLY}
     return copied | {
         "model": ref,
-        # Rows of training name it "member".
+        # Rollouts of training name their attempt "member".
         "attempt": row.get("attempt", row.get("member", position)),
         "reward": score["reward"],
         "success": None if score["error"] else score["success"],
@@ -252,11 +255,9 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
 
 
 def _new_stop_reason(row: Line, score: Mapping[str, Any]) -> object:
-    """Why the answer in the stored row ended, as its new score has it.
-
-    A failed new score is an error. Where only the old score had failed, there is no error any more.
-    """
-    stop_reason = present_stop_reason(row.get("stop_reason"))
+    """Why the answer in the stored row ended: in an error where the new score failed; "stop" where
+    only the old score had failed; else as it is stored."""
+    stop_reason = present_stop_reason(row.get("stop_reason"))  # older versions had other names
     if score["error"]:
         return "timeout" if score.get("timed_out") else "env_error"
     return "stop" if stop_reason in ("timeout", "env_error") else stop_reason
@@ -318,6 +319,14 @@ def main(folder: Path) -> int:
         return EXIT_FAILED
     write_json(run.result, result)
     return EXIT_DONE
+
+
+def _end_with_supervisor() -> None:
+    """Let this process end as soon as its supervisor has ended; without a supervisor nothing is
+    done."""
+    lifeline = os.environ.get("HONESMITH_LIFELINE_FD")
+    if lifeline:
+        threading.Thread(target=_exit_with_parent, args=(int(lifeline),), daemon=True).start()
 
 
 def _exit_with_parent(descriptor: int) -> None:

@@ -1,12 +1,13 @@
 """Stored answers scored by an env process: one at a time, replayed where they have several turns.
 
-A run has a sample of its last exam scored again by a process that has scored nothing else
-(envs/audit/rescore.py). This happens in a thread while the worker goes on, so that nobody waits for
-that process to start. The result is in `evals/rescored.json`;
+A run has a sample of the answers of its last evaluation scored again by a process that has scored
+nothing else (envs/audit/rescore.py). This happens in a thread while the worker goes on, so that
+nobody waits for that process to start. The result is in `evals/rescored.json`;
 engine/evidence/verdict/fresh_scores.py judges it.
 """
 
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from envs.json_types import ScoreReply
 MOST = 24  # answers that are scored again
 SECONDS = 3.0  # no further answer is begun after this time
 PATIENCE = 10.0  # seconds that a run which is otherwise done waits for the result
+_REASON_CHARS = 300  # of the text of an error; a longer one is cut
 # Why a stored answer was not scored.
 SKIPPED = {
     "no_answer": "no answer is stored",
@@ -55,9 +57,8 @@ def score_stored(
     if not model_turns and completion is None:
         return "no_answer"
     if is_multi_turn:
-        if not messages:  # it was answered in one turn
-            messages = [{"role": "assistant", "content": completion}]
-        return score_replayed(process, task, messages)
+        single_turn = {"role": "assistant", "content": completion}  # a row without messages
+        return score_replayed(process, task, messages or [single_turn])
     if len(model_turns) > 1:
         return "other_turns"
     if completion is None:
@@ -81,15 +82,11 @@ def score_replayed(
     except EpisodeFailed as error:
         return failed_score(str(error))
     try:
-        position = 0
+        position = 0  # of a turn of the model
         while position < len(messages):
             reply = episode.step(messages[position])
-            position += 1
-            # What the environment replied then: all messages up to the model's next turn.
-            stored_reply = []
-            while position < len(messages) and messages[position].get("role") != "assistant":
-                stored_reply.append(dict(messages[position]))
-                position += 1
+            stored_reply = _reply_after(messages, position)
+            position += 1 + len(stored_reply)
             # The reply to the last turn was not stored, so there is nothing to compare it with.
             if position < len(messages) and reply != stored_reply:
                 return failed_score(SKIPPED["unrepeatable"])
@@ -100,21 +97,25 @@ def score_replayed(
         episode.close()
 
 
+def _reply_after(messages: Sequence[Mapping[str, Any]], position: int) -> list[Mapping[str, Any]]:
+    """What the environment replied to the model's turn at `position`: all messages between it and
+    the model's next turn."""
+    following = messages[position + 1 :]
+    reply = itertools.takewhile(lambda message: message.get("role") != "assistant", following)
+    return [dict(message) for message in reply]
+
+
 @contextlib.contextmanager
 def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) -> Iterator[Begin]:
     """Context manager: score stored answers again in a thread beside the caller's own work.
 
-    Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file` to be
-    scored again. `half` is "select" or "report" for the answers of that half of the held-out tasks,
-    or "" for those of both; `tasks` maps ids to tasks.
-
-    Leaving the block waits up to `PATIENCE` seconds for the result. The env process is started when
-    the block is entered, and is ended at once where the block raises.
+    Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file`, of
+    one half of the held-out tasks ("select" or "report") or of both (""). Leaving the block waits
+    up to `PATIENCE` seconds for the result, `evals/rescored.json` of the run.
 
     Args:
-        run: its `evals/rescored.json` is written.
         record: the environment version that scores.
-        on_skip: called with the reason where answers could not be rescored; that is no error.
+        on_skip: called with the reason where answers could not be scored; that is no error.
     """
     fresh = _FreshProcess(record)
     thread = ThreadPoolExecutor(1, "rescoring")
@@ -195,44 +196,52 @@ def _rescore(
 ) -> None:
     """Score a sample of the answers in `file` again, and write `evals/rescored.json`.
 
-    Runs in the thread of `rescoring`; most arguments are those of `rescoring` and of its `begin`.
-    `fresh` gives the env process. Nothing is written where `fresh` was abandoned meanwhile. An
-    error is passed to `on_skip` as text.
+    The arguments are those of `rescoring` and its `begin`; `fresh` gives the env process. Nothing
+    is written where it was abandoned meanwhile.
     """
     started_at = time.monotonic()
-    is_multi_turn = record.kind == "multi"
 
     def is_over() -> bool:
         """Whether no further answer is to be scored; asked before each of them."""
         return fresh.abandoned or time.monotonic() - started_at > SECONDS
 
     try:
-        answers = [
-            _scored_answer(tasks[row["task"]], row, is_multi_turn)
-            for row in _sample(file, half, tasks)
-        ]
+        answers = _sampled_answers(file, half, tasks, is_multi_turn=record.kind == "multi")
         result = score_again(answers, fresh, is_over)
         if fresh.abandoned:
             return
-        identity = {
-            "env_id": record.env_id,
-            "file": file.name,
-            "half": half,
-            "deterministic": record.audit.deterministic,
-            "network": record.limits.network,
-        }
         seconds = round(time.monotonic() - started_at, 3)
-        write_json(run.rescored, identity | result | {"seconds": seconds})
+        write_json(run.rescored, _identity(record, file, half) | result | {"seconds": seconds})
     except Exception as problem:  # noqa: BLE001 - no error in this thread may harm the run
-        on_skip(f"{type(problem).__name__}: {problem}"[:300])
+        on_skip(f"{type(problem).__name__}: {problem}"[:_REASON_CHARS])
+
+
+def _identity(record: EnvRecord, file: Path, half: str) -> dict[str, object]:
+    """What `evals/rescored.json` says of the answers that were scored again, and of the environment
+    version that scored them."""
+    return {
+        "env_id": record.env_id,
+        "file": file.name,
+        "half": half,
+        "deterministic": record.audit.deterministic,
+        "network": record.limits.network,
+    }
+
+
+def _sampled_answers(
+    file: Path, half: str, tasks: Mapping[str, Task], *, is_multi_turn: bool
+) -> list[Scored]:
+    """A random sample of the answers in `file`, in the form that `score_again` takes."""
+    return [
+        _scored_answer(tasks[row["task"]], row, is_multi_turn) for row in _sample(file, half, tasks)
+    ]
 
 
 def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
-    """A random sample of at most `MOST` answers in `file`.
+    """A random sample of at most `MOST` answers in `file` whose score did not fail, at the `tasks`.
 
-    Only answers are taken whose score did not fail, whose task is among `tasks`, and which belong
-    to the `half` of the held-out tasks ("" for both halves). The seed is the number of such
-    answers, so the same file always gives the same sample.
+    `half` is "select" for answers at the held-out tasks that choose the checkpoint, "report" for
+    those at the other held-out tasks, "" for both.
     """
     rows = load_rows(file)
     if half:
@@ -240,6 +249,7 @@ def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
     eligible = [
         row for row in rows if row.get("task") in tasks and "reward" in row and not row.get("error")
     ]
+    # Seeded by their number: the same file always gives the same sample.
     return random.Random(len(eligible)).sample(eligible, min(MOST, len(eligible)))
 
 

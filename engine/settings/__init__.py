@@ -2,10 +2,12 @@
 `records/settings.py`; start with `resolution.py`.
 
     aliases.py     names from other trainers, and what to write here
-    defaults.py    how a setting left out is chosen; which cannot stand together
+    defaults.py    how a setting left out is chosen
+    setting_checks.py  which settings cannot stand together, or not with model, machine or rows
     env_checks.py  whether an environment serves an algorithm, and settings an environment
     lora_targets.py  which projections of a model `lora_targets` means
     teachers.py    what the teacher of a distillation is
+    value_errors.py  the error for values of the wrong type or out of range
     resolution.py  settings checked and resolved, each with its source; TOML files; the reference
                    page
 """

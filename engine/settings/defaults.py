@@ -1,4 +1,4 @@
-"""The default of each setting, and the checks of settings that do not go together.
+"""The default of each setting.
 
 Sources of the numbers: "LoRA without regret" (thinkingmachines.ai/blog/lora) for adapters on all
 linear layers, alpha 32 with any rank, about ten times the learning rate of full fine-tuning, and
@@ -99,18 +99,12 @@ class Filled:
 def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
     """All settings of `algorithm` (a trainer's, or evaluate) with their sources, and warnings.
 
-    The values of the user are kept, with two exceptions: a run that continues an adapter takes that
-    adapter's shape, and a count above the number of rows is lowered to it.
+    The values of the user are kept, but a count above the number of rows is lowered to it.
     """
     # The order matters: later defaults depend on the values of earlier ones.
     filled = Filled(user_settings)
     if algorithm == "evaluate":
-        _answer_defaults(filled, facts)
-        filled.default("top_p", 1.0)
-        filled.default("top_k", 0)
-        filled.default("min_p", 0.0)
-        filled.default("temperature", 0.0 if facts.attempts == 1 else 1.0)
-        filled.default("seed", 0)
+        _evaluation_defaults(filled, facts)
         return filled
     _adapter_defaults(filled, facts)
     _machine_defaults(filled, facts)
@@ -124,21 +118,28 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
     return filled
 
 
+def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
+    """Set all settings of an evaluation. A single attempt per task is greedy."""
+    _answer_defaults(filled, facts)
+    filled.default("top_p", 1.0)
+    filled.default("top_k", 0)
+    filled.default("min_p", 0.0)
+    filled.default("temperature", 0.0 if facts.attempts == 1 else 1.0)
+    filled.default("seed", 0)
+
+
 def learning_rate(algorithm: str, hidden: int) -> float:
-    """Default peak learning rate of a LoRA for a model of this hidden size, with two digits.
-
-    - SFT: 5e-4 (ten times the 5e-5 of full fine-tuning) times sqrt(2000 / hidden). That is 1.6e-3
-      at 192, 7e-4 at 1024 and 3.5e-4 at 4096.
-    - GRPO: 0.2 / hidden. That is 1e-3 at 192 (measured to work) and 5e-5 at 4096.
-    - DPO: a fifth of GRPO's. That is 1e-5 at 4096, ten times the 1e-6 of its paper.
-    - distillation: that of GRPO, whose update it has.
-
-    All stay within 1e-5 and 2e-3.
-    """
+    """Default peak learning rate of a LoRA for a model of this hidden size, with two digits; within
+    1e-5 and 2e-3. Distillation has that of GRPO, whose update it has."""
     if algorithm == "sft":
+        # Ten times the 5e-5 of full fine-tuning: 1.6e-3 at 192, 7e-4 at 1024, 3.5e-4 at 4096.
         unbounded_rate = 5e-4 * math.sqrt(2000 / hidden)
+    elif algorithm == "dpo":
+        # A fifth of GRPO's: 1e-5 at 4096, ten times the 1e-6 of its paper.
+        unbounded_rate = 0.04 / hidden
     else:
-        unbounded_rate = (0.04 if algorithm == "dpo" else 0.2) / hidden
+        # 1e-3 at 192 (measured to work), 5e-5 at 4096.
+        unbounded_rate = 0.2 / hidden
     rate = min(max(unbounded_rate, 1e-5), 2e-3)
     return float(f"{rate:.1e}")
 
@@ -175,18 +176,15 @@ def _inherited_settings(adapter: AdapterFacts) -> GivenSettings:
 
 
 def _machine_defaults(filled: Filled, facts: Facts) -> None:
-    """Set quantization, precision and gradient checkpointing, by the GPU if there is one.
-
-    Precision "auto" counts as left out. Checkpointing is on if the weights take over a third of the
-    GPU's memory; with smaller weights the activations should fit beside them.
-    """
+    """Set quantization, precision and gradient checkpointing, by the GPU if there is one."""
     device = facts.hardware.device if facts.hardware else None
     gpu = device if device is not None and device.kind == "cuda" else None
     filled.default("quantization", "none")
-    if filled.values.get("precision") in (None, "auto"):
+    if filled.values.get("precision") in (None, "auto"):  # "auto" counts as left out
         use_bfloat16 = filled["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
         filled.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
         filled.sources["precision"] = HARDWARE
+    # Beside smaller weights the activations should fit without checkpointing.
     is_large_model = gpu is not None and facts.model.weight_bytes > gpu.memory_total / 3
     filled.default("gradient_checkpointing", is_large_model, HARDWARE)
 
@@ -204,13 +202,10 @@ def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set batch size, epochs and steps, and the longest row of SFT or DPO.
 
-    The batch is an eighth of the rows, from 1 to 32. If the user gave no `steps`, they follow from
-    `epochs`: by default 3, for DPO (which overfits sooner) 1.
+    The batch is an eighth of the rows, from 1 to 32.
     """
     env = facts.env
-    rows = filled["max_examples"]
-    if algorithm == "sft" and rows is not None and env is not None and env.answered_rows:
-        rows = round(rows * env.sft_rows / env.answered_rows)  # the template may split answers
+    rows = _trained_rows(filled, algorithm, env)
     batch_size = 32 if rows is None else min(32, max(1, rows // 8))
     filled.default("batch_size", batch_size)
     if algorithm == "sft":
@@ -218,16 +213,31 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     else:
         filled.default("beta", 0.1)
         filled.default("sft_weight", 0.0)
+    _step_defaults(filled, algorithm, rows)
+    longest_row = env.longest_row(algorithm) if env else 0  # tokens; 0: not known
+    _length_default(filled, facts, longest_row or _UNKNOWN_ROW_LENGTH)
+    if filled["batch_size"] > _LARGE_BATCH:
+        filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
+
+
+def _trained_rows(filled: Filled, algorithm: str, env: EnvFacts | None) -> int | None:
+    """How many rows SFT or DPO trains on: `max_examples`, of SFT more where the chat template
+    splits answers of several turns. None without an environment."""
+    rows = filled["max_examples"]
+    if algorithm == "sft" and rows is not None and env is not None and env.answered_rows:
+        return round(rows * env.sft_rows / env.answered_rows)
+    return rows
+
+
+def _step_defaults(filled: Filled, algorithm: str, rows: int | None) -> None:
+    """Set epochs and steps. If the user gave no `steps`, they follow from `epochs`: by default 3,
+    for DPO, which overfits sooner, 1."""
     if filled.values.get("steps") is None:
         filled.default("epochs", 3 if algorithm == "sft" else 1)
         steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])
         filled.default("steps", filled["epochs"] * steps_per_epoch)
     else:
         filled.default("epochs", None)
-    longest_row = env.longest_row(algorithm) if env else 0  # tokens; 0: not known
-    _length_default(filled, facts, longest_row or _UNKNOWN_ROW_LENGTH)
-    if filled["batch_size"] > _LARGE_BATCH:
-        filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
 
 
 def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
@@ -256,6 +266,7 @@ def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         filled.default("teacher_key_env", "")
     else:
         _grpo_defaults(filled)
+        _warn_of_grpo_sampling(filled)
     prompt_tokens = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
     answer_tokens = _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
     _length_default(filled, facts, prompt_tokens + answer_tokens)
@@ -268,17 +279,27 @@ def _grpo_defaults(filled: Filled) -> None:
     filled.default("top_p", 1.0)
     filled.default("top_k", 0)
     filled.default("min_p", 0.0)
+    _loss_defaults(filled)
+    filled.default("kl_coef", 0.0)
+    filled.default("updates_per_batch", 1)
+    filled.default("resample_uniform", 0)
+    filled.default("thinking_length_penalty", 0.0)
+    filled.default("async_sampling", False)
+
+
+def _loss_defaults(filled: Filled) -> None:
+    """Set the loss of GRPO, and the advantage and the clips that it was published with."""
     filled.default("loss", "dapo")
     advantage = "group_center" if filled["loss"] == "dr_grpo" else "group_norm"
     filled.default("advantage", advantage)
     clip_low, clip_high = _CLIPS.get(filled["loss"], _USUAL_CLIPS)
     filled.default("clip_low", clip_low)
     filled.default("clip_high", clip_high)
-    filled.default("kl_coef", 0.0)
-    filled.default("updates_per_batch", 1)
-    filled.default("resample_uniform", 0)
-    filled.default("thinking_length_penalty", 0.0)
-    filled.default("async_sampling", False)
+
+
+def _warn_of_grpo_sampling(filled: Filled) -> None:
+    """Warn of sampling ahead that gains nothing, and of sampling from other probabilities than are
+    trained."""
     if filled["async_sampling"] and filled["sampler"] == "torch":
         filled.warnings.append(
             "async_sampling = true with our own sampler shares one device between sampling and "
@@ -336,14 +357,12 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
 def exam_limits(
     env: EnvFacts, context: int, max_length: int, *, thinking: bool = False
 ) -> SamplingLimits:
-    """The limits of sampling in the evaluations of SFT and DPO, which have no settings for that.
-
-    They are the defaults of GRPO and of evaluations, so that results can be compared.
+    """The limits of sampling in the evaluations of an SFT or DPO run, which has no settings for it:
+    the defaults of GRPO and of evaluations, so that results can be compared.
 
     Args:
         context: the longest context of the model in tokens.
-        max_length: the setting of the run, which limits its train rows. For sampling it is raised,
-            up to `context`, if an episode of full length would not fit.
+        max_length: the setting of the run, in tokens; raised if a whole episode would not fit.
         thinking: whether the model is asked to think first.
     """
     turns = _default_turns(env)
@@ -428,52 +447,6 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("keep_checkpoints", 3)
 
 
-def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
-    """Raise UserError SETTING_INVALID for a setting of sampling that does not fit `attempts`.
-
-    A single attempt is greedy, so temperature, top_p, top_k and min_p have no effect. Several
-    attempts at temperature 0 would all be equal.
-    """
-    temperature = user_settings.get("temperature")
-    if attempts == 1:
-        # Values that may be given, because a greedy answer would be the same without them.
-        neutral_values = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0}
-        for name, neutral_value in neutral_values.items():
-            if user_settings.get(name, neutral_value) != neutral_value:
-                raise _invalid_setting(
-                    name,
-                    f"{name} = {user_settings[name]} with one attempt, which is greedy",
-                    f"Leave {name} out, or ask for several attempts.",
-                )
-    elif temperature == 0:
-        raise _invalid_setting(
-            "temperature",
-            f"temperature = 0 makes all {attempts} attempts equal",
-            "Leave temperature out, or ask for one attempt.",
-        )
-
-
-def check_loss(user_settings: GivenSettings) -> None:
-    """Raise UserError SETTING_NOT_APPLICABLE for clip_low with cispo, which has no lower clip."""
-    if user_settings.get("loss") == "cispo" and "clip_low" in user_settings:
-        raise UserError(
-            "SETTING_NOT_APPLICABLE",
-            "clip_low does not apply to loss = cispo, which clips its weight from above only",
-            hint="Leave clip_low out; clip_high is the limit.",
-            field="settings.clip_low",
-        )
-
-
-def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:
-    """Raise UserError SETTING_INVALID if vLLM is chosen as sampler but is not set up."""
-    if user_settings.get("sampler") == "vllm" and not vllm:
-        raise _invalid_setting(
-            "sampler",
-            'sampler = "vllm", but vLLM is not set up on this machine',
-            "Run `honesmith setup --vllm` once, or leave sampler out.",
-        )
-
-
 def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> None:
     """Raise UserError SETTING_INVALID if the user gave the adapter another shape than it has.
 
@@ -487,98 +460,9 @@ def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> No
         else:
             is_same = requested is None or requested == current
         if not is_same:
-            raise _invalid_setting(
-                name,
+            raise UserError(
+                "SETTING_INVALID",
                 f"{name} = {requested} differs from the {current} of the run that is continued",
-                f"Leave {name} out, or start from the base model.",
+                hint=f"Leave {name} out, or start from the base model.",
+                field=f"settings.{name}",
             )
-
-
-def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFacts | None) -> None:
-    """Raise UserError if settings contradict each other, the model or the rows.
-
-    Checked are lengths, thinking and quantization, each in a function of its own, and that a batch
-    is not larger than the number of rows.
-    """
-    values = filled.values
-    _check_lengths(values, model)
-    _check_thinking(values, model)
-    _check_quantization(values)
-    if algorithm == "evaluate":  # it has no batch
-        return
-    batch_setting = "batch_size" if algorithm in ROW_ALGORITHMS else "prompts_per_step"
-    batch, rows = values[batch_setting], values.get("max_examples")
-    if rows is not None and batch > rows:
-        limited_by = " (max_examples)" if filled.sources["max_examples"] == USER else ""
-        of_env = f" of {env.env_id}" if env else ""
-        raise _invalid_setting(
-            batch_setting,
-            f"{batch_setting} = {batch} is above the {rows} train rows{limited_by}{of_env}",
-            f"Use at most {rows}.",
-        )
-
-
-def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
-    """Raise UserError SETTING_INVALID unless max_tokens < max_length <= the model's context.
-
-    SFT has no max_tokens, and an evaluation no max_length: the model's context counts instead.
-    """
-    length = values.get("max_length")
-    tokens = values.get("max_tokens")
-    if length is not None and length > model.max_positions:
-        raise _invalid_setting(
-            "max_length",
-            f"max_length = {length} is above the model's context of {model.max_positions} tokens",
-            f"Use at most {model.max_positions}.",
-        )
-    if tokens is not None and tokens >= (length or model.max_positions):
-        limit = f"max_length = {length}" if length else f"the model's {model.max_positions}"
-        can_raise_length = length is not None and length < model.max_positions
-        hint = "Lower max_tokens or raise max_length." if can_raise_length else "Lower max_tokens."
-        message = f"max_tokens = {tokens} leaves no room for a prompt within {limit}"
-        raise _invalid_setting("max_tokens", message, hint)
-
-
-def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
-    """Raise UserError for settings of thinking that cannot work.
-
-    SETTING_INVALID if the model's template cannot switch it on, SETTING_NOT_APPLICABLE for a
-    length penalty where the model does not think.
-    """
-    if values.get("thinking") is True and not model.thinking:
-        raise _invalid_setting(
-            "thinking",
-            "thinking = true, but the model's chat template has no think block to switch on",
-            "Leave thinking out, or use a model with a thinking template.",
-        )
-    is_thinking = values.get("thinking") or model.always_thinks
-    if values.get("thinking_length_penalty") and not is_thinking:
-        raise UserError(
-            "SETTING_NOT_APPLICABLE",
-            f"thinking_length_penalty = {values['thinking_length_penalty']:g} without thinking: "
-            "there is no think block to measure",
-            hint="Set thinking = true, or leave thinking_length_penalty out.",
-            field="settings.thinking_length_penalty",
-        )
-
-
-def _check_quantization(values: GivenSettings) -> None:
-    """Raise UserError SETTING_INVALID for nf4 with float32, or with vLLM as the sampler."""
-    if values.get("quantization") == "nf4" and values.get("precision") == "float32":
-        raise _invalid_setting(
-            "precision",
-            'precision = "float32" with quantization = "nf4", which computes in bfloat16',
-            "Leave precision out, or leave quantization out.",
-        )
-    if values.get("quantization") == "nf4" and values.get("sampler") == "vllm":
-        raise _invalid_setting(
-            "sampler",
-            'sampler = "vllm" with quantization = "nf4": vLLM would sample from other weights than '
-            "are trained",
-            "Leave sampler out.",
-        )
-
-
-def _invalid_setting(name: str, message: str, hint: str) -> UserError:
-    """The error SETTING_INVALID for the setting `name`."""
-    return UserError("SETTING_INVALID", message, hint=hint, field=f"settings.{name}")

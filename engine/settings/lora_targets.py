@@ -12,10 +12,7 @@ def with_own_targets(settings: GivenSettings, model: ModelFacts) -> GivenSetting
     """The settings with `lora_targets`, where given, as projections that the model has.
 
     The names of a whole group (all, attention, mlp) stand for that group of the model: a Phi-3 has
-    `qkv_proj` in place of three of them, a mixture of experts has no dense MLP. Any other list must
-    name projections of the model.
-
-    Raises UserError SETTING_INVALID if the model lacks one of them, or the whole group.
+    `qkv_proj` in place of three of them. Raises UserError SETTING_INVALID if the model lacks it.
     """
     given_names = settings.get("lora_targets")
     if not given_names:
@@ -31,14 +28,7 @@ def _projections_meant(given_names: Sequence[str], model: ModelFacts) -> list[st
     available = model.targets
     if set(given_names) == set(PROJECTIONS):
         return available
-    if set(given_names) == set(ATTENTION):
-        projections = [name for name in available if name not in ANY_MLP]
-    elif set(given_names) == set(MLP):
-        projections = [name for name in available if name in ANY_MLP]
-    elif set(given_names) <= set(available):
-        projections = list(given_names)
-    else:
-        projections = []
+    projections = _group_or_names(given_names, available)
     if projections:
         return projections
     missing = [name for name in given_names if name not in available]
@@ -52,3 +42,15 @@ def _projections_meant(given_names: Sequence[str], model: ModelFacts) -> list[st
         ),
         field="settings.lora_targets",
     )
+
+
+def _group_or_names(given_names: Sequence[str], available: Sequence[str]) -> list[str]:
+    """Those of the available projections that belong to the group that the names stand for, or else
+    the names themselves; [] where one of them is not available."""
+    if set(given_names) == set(ATTENTION):
+        return [name for name in available if name not in ANY_MLP]
+    if set(given_names) == set(MLP):
+        return [name for name in available if name in ANY_MLP]
+    if set(given_names) <= set(available):
+        return list(given_names)
+    return []

@@ -5,9 +5,9 @@ value cannot work is refused, with what to write instead. The schema is engine/r
 the defaults are in engine/settings/defaults.py. Each resolved value has a source.
 """
 
-import math
 import re
 import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -38,19 +38,9 @@ from engine.records.settings import (
     TrainSettings,
     expects,
 )
-from engine.settings import aliases, defaults, env_checks, teachers
+from engine.settings import aliases, defaults, env_checks, setting_checks, teachers
 from engine.settings.lora_targets import with_own_targets
-
-_VALUE_HINTS = {
-    "group_size": "With one completion per task every advantage is zero; 4 to 16 is usual.",
-    "temperature": "At 0 all completions of a group are equal: nothing is learned; 1.0 is usual.",
-    "learning_rate": "Leave it out for the value that suits the model.",
-    "lora_targets": "Name each projection once, or leave it out for all-linear.",
-    "lora_rank": "16 is enough for most tasks, 256 for a large SFT set.",
-    "max_examples": "Leave it out to use every train row.",
-    "stop_early": "Available: none, heldout, alert.",
-    "sampler": "Available: auto, torch, vllm.",
-}
+from engine.settings.value_errors import invalid_values_error
 
 # The keys of a settings file beside the table [settings]: name -> value where it is missing.
 _TEXT_KEYS = {"model": "pebble", "algorithm": "grpo", "env": ""}
@@ -58,7 +48,6 @@ _TEXT_KEYS = {"model": "pebble", "algorithm": "grpo", "env": ""}
 # How much of what a user gave an error message repeats.
 _EXPLAINED = 4  # settings that are explained one by one
 _MOST_NAMES, _NAME_CHARS = 6, 40
-_VALUE_CHARS, _TEXT_CHARS = 60, 30
 _HINT_CHARS = 600
 
 
@@ -134,17 +123,11 @@ def check_algorithm(algorithm: str) -> None:
 
 
 def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
-    """Check the given settings one by one and return their values as the schema reads them.
+    """Check the given settings one by one and return their values as the schema reads them, without
+    those that are None.
 
-    A setting whose value is None counts as not given and is left out.
-
-    Args:
-        algorithm: "evaluate", or one of ALGORITHMS.
-
-    Raises UserError:
-    - BAD_ARGUMENT: the settings are not an object, or there is no such algorithm;
-    - SETTING_UNKNOWN or SETTING_NOT_APPLICABLE: for all wrong names together;
-    - SETTING_INVALID: for all wrong values together, or for `steps` beside `epochs`.
+    `algorithm` is "evaluate" or one of ALGORITHMS. Raises UserError BAD_ARGUMENT (another
+    algorithm, or no object), SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or SETTING_INVALID.
     """
     if not isinstance(settings, dict):
         raise UserError(
@@ -161,8 +144,14 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     try:
         checked = GIVEN[algorithm].model_validate(given)
     except ValidationError as error:
-        raise _invalid_values_error(schema, error, given) from error
+        raise invalid_values_error(schema, error, given) from error
     values = {name: getattr(checked, name) for name in given}
+    _check_one_duration(values)
+    return values
+
+
+def _check_one_duration(values: GivenSettings) -> None:
+    """Raise UserError SETTING_INVALID for `steps` beside `epochs`."""
     if {"steps", "epochs"} <= values.keys():
         raise UserError(
             "SETTING_INVALID",
@@ -173,7 +162,6 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
             ),
             field="settings.steps",
         )
-    return values
 
 
 def resolve(
@@ -189,28 +177,16 @@ def resolve(
     """All settings of a training run with their sources: those given, and defaults for the rest.
 
     Args:
-        algorithm: one of ALGORITHMS.
-        env: the environment's facts; None gives defaults that do not depend on one.
-        hardware: of this machine; None counts as a CPU.
-        inherited: shape of the adapter that the run continues; None for a new one.
-        vllm: whether vLLM can be started on this machine.
+        env, hardware, inherited, vllm: what the defaults depend on, as in `defaults.Facts`.
 
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
     """
     user_settings = with_own_targets(validate(algorithm, settings), model)
     check_algorithm(algorithm)  # `validate` takes "evaluate" too, which trains nothing
-    if algorithm == "distill":
-        teachers.check_given(user_settings)
-    defaults.check_loss(user_settings)
-    defaults.check_sampler(user_settings, vllm)
-    if env is not None:
-        env_checks.check_env(algorithm, env)
-        env_checks.check_turns(user_settings, env)
-    if inherited is not None:
-        defaults.check_inherited(user_settings, inherited)
     facts = defaults.Facts(model, env, hardware, inherited, vllm=vllm)
+    _check_given(algorithm, user_settings, facts)
     filled = defaults.fill_defaults(algorithm, user_settings, facts)
-    defaults.check_together(algorithm, filled, model, env)
+    setting_checks.check_together(algorithm, filled, model, env)
     schema = TRAINERS[algorithm]
     return Resolved(
         algorithm,
@@ -220,22 +196,35 @@ def resolve(
     )
 
 
+def _check_given(algorithm: str, user_settings: GivenSettings, facts: defaults.Facts) -> None:
+    """Check what the user gave beside the environment, the machine and the adapter that the run
+    continues. Raises UserError SETTING_* or BAD_ARGUMENT."""
+    if algorithm == "distill":
+        teachers.check_given(user_settings)
+    setting_checks.check_loss(user_settings)
+    setting_checks.check_sampler(user_settings, facts.vllm)
+    if facts.env is not None:
+        env_checks.check_env(algorithm, facts.env)
+        env_checks.check_turns(user_settings, facts.env)
+    if facts.inherited is not None:
+        defaults.check_inherited(user_settings, facts.inherited)
+
+
 def resolve_sampling(
     settings: GivenSettings, *, model: ModelFacts, env: EnvFacts | None, attempts: int
 ) -> ResolvedSampling:
     """All settings of an evaluation with their sources: those given, and defaults for the rest.
 
-    A single attempt per task is greedy, several are sampled at temperature 1. `env` is None for
-    defaults that do not depend on an environment. Raises UserError SETTING_*.
+    `env` is None for defaults that do not depend on an environment. Raises UserError SETTING_*.
     """
     user_settings = validate("evaluate", settings)
-    defaults.check_sampling(user_settings, attempts)
+    setting_checks.check_sampling(user_settings, attempts)
     if env is not None:
         env_checks.check_turns(user_settings, env)
     filled = defaults.fill_defaults(
         "evaluate", user_settings, defaults.Facts(model, env, attempts=attempts)
     )
-    defaults.check_together("evaluate", filled, model, env)
+    setting_checks.check_together("evaluate", filled, model, env)
     return ResolvedSampling(
         settings=SamplingSettings.model_validate(filled.values),
         sources=_ordered_sources(filled, SamplingSettings),
@@ -310,35 +299,35 @@ def _advice_for_foreign(name: str, algorithm: str) -> str:
 def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
     """The change of the call that mends the unknown names; None if none of them can be mended.
 
-    - A setting that has another name here is given that name, unless that is given already.
-    - A name that is an argument of the tool becomes an argument.
-    - A setting of another algorithm is left out.
+    Names from elsewhere become ours, arguments of the tool become arguments, and settings of
+    another algorithm are left out.
     """
     known_names = SCHEMAS[algorithm].model_fields
-    renamed: dict[str, object] = {}
-    arguments: dict[str, object] = {}
-    removed: list[str] = []
-    for name in unknown:
-        our_name = aliases.meant_setting(name, algorithm, known_names)
-        if our_name:
-            removed.append(name)
-            if our_name not in settings:
-                renamed[our_name] = settings[name]
-        elif name in aliases.ARGUMENTS:
-            removed.append(name)
-            arguments[name] = settings[name]
-        elif _other_owner(name, algorithm):
-            removed.append(name)
+    # "" for a name that stands for no setting of ours.
+    our_names = {name: aliases.meant_setting(name, algorithm, known_names) for name in unknown}
+    renamed = {
+        our_name: settings[name]
+        for name, our_name in our_names.items()
+        if our_name and our_name not in settings
+    }
+    arguments = {
+        name: settings[name]
+        for name, our_name in our_names.items()
+        if not our_name and name in aliases.ARGUMENTS
+    }
+    removed = [
+        name
+        for name, our_name in our_names.items()
+        if our_name or name in aliases.ARGUMENTS or _other_owner(name, algorithm)
+    ]
     if not removed:
         return None
     return Change(arguments=arguments, settings=renamed, without=tuple(removed))
 
 
 def _other_owner(name: str, algorithm: str) -> str:
-    """The algorithms that have the setting `name` if `algorithm` does not, as "sft and dpo".
-
-    "training" if all have it, which happens for `algorithm` "evaluate". "" if `algorithm` has the
-    setting itself or calls it otherwise, or if there is no such setting at all.
+    """The algorithms that have the setting `name` if `algorithm` does not, as "sft and dpo";
+    "training" for all of them. "" if `algorithm` has it itself or under another name, or none has.
     """
     owners = [other for other in ALGORITHMS if name in SCHEMAS[other].model_fields]
     if not owners or algorithm in owners:
@@ -356,130 +345,13 @@ def _list_names(names: list[str]) -> str:
     return f"{names_text} and {len(names) - _MOST_NAMES} more"
 
 
-def _invalid_values_error(
-    schema: type[Settings], error: ValidationError, given: GivenSettings
-) -> UserError:
-    """The error for values of the wrong type or out of range.
-
-    The message describes the first four wrong values; hint and field are about the first.
-
-    Args:
-        error: pydantic's error, which names the wrong values.
-        given: all values that were given.
-    """
-    names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
-    problems = [
-        f"{name} = {_shortened_value(given[name])} is not {expects(schema.model_fields[name])}"
-        for name in names[:_EXPLAINED]
-    ]
-    first_name = names[0]
-    hint = _value_hint(
-        first_name,
-        given[first_name],
-        expected=expects(schema.model_fields[first_name]),
-        problem=problems[0],
-    )
-    return UserError(
-        "SETTING_INVALID",
-        "; ".join(problems),
-        hint=Hint(hint, change=_type_correction({name: given[name] for name in names})),
-        field=f"settings.{first_name}",
-    )
-
-
-def _shortened_value(value: object) -> str:
-    """The value as Python writes it, cut to what a message has room for."""
-    text = repr(value)
-    return text if len(text) <= _VALUE_CHARS else text[: _VALUE_CHARS - 3] + "..."
-
-
-def _value_hint(name: str, value: object, expected: str, problem: str) -> str:
-    """What to do about a wrong value of the setting `name`.
-
-    The kinds of mistakes are tried from the most special to the most general.
-
-    Args:
-        expected: the values that the setting takes, in words.
-        problem: the description of what is wrong.
-    """
-    if isinstance(value, bool):
-        return "true and false are not numbers."
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"Give {name} a finite number, or leave it out."
-    if isinstance(value, str) and "number" in expected:
-        return _number_hint(name, value, expected)
-    if isinstance(value, float) and value.is_integer() and "whole" in problem:
-        return f"Write {int(value)} without a decimal point."
-    if isinstance(value, dict):
-        return f"Settings are flat: give {name} one value."
-    return _VALUE_HINTS.get(name, "") or f"The settings reference has the range of {name}."
-
-
-def _type_correction(wrong: GivenSettings) -> Change | None:
-    """The change of the call that mends wrong values, where each of them stands for a number.
-
-    None otherwise: a call without the setting would take its default, which may cost far more than
-    the caller meant.
-    """
-    numbers: dict[str, object] = {}
-    for name, value in wrong.items():
-        number = _number_meant_by(value)
-        if number is None:
-            return None
-        numbers[name] = number
-    return Change(settings=numbers)
-
-
-def _number_meant_by(value: object) -> float | int | None:
-    """The number that a wrong value stands for: "8" is 8, "1e-4" is 0.0001, 8.0 is 8.
-
-    None for a text that is not a finite number, and for every other value.
-    """
-    if isinstance(value, float):  # wrong, so a whole number is expected
-        return int(value) if value.is_integer() else None
-    if not isinstance(value, str):
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    if not math.isfinite(number):
-        return None
-    return int(number) if number.is_integer() and "." not in value else number
-
-
-def _number_hint(name: str, text: str, expected: str) -> str:
-    """What to write instead of `text`, where a number was expected.
-
-    `expected` describes the values that the setting takes.
-    """
-    try:
-        is_quoted_number = math.isfinite(float(text))
-    except ValueError:
-        is_quoted_number = False
-    if is_quoted_number:
-        return f"Write the number without quotes: {name}: {text[:_TEXT_CHARS]}."
-    example = 8 if "whole" in expected else 0.001
-    return f"{text[:_TEXT_CHARS]} is not a number; e.g. {example}."
-
-
 def load_toml(path: Path) -> TrainFile:
     """Read `model`, `algorithm`, `env` and the table `[settings]` from a TOML file, and check them.
 
-    If they are missing, they are "pebble", "grpo", "" and {}. Raises UserError BAD_ARGUMENT if
-    there is no such file, SETTING_UNKNOWN or SETTING_INVALID with file and line for unknown keys
-    and wrong values, and every error of `validate`.
+    Raises UserError BAD_ARGUMENT if there is no such file, and SETTING_UNKNOWN, SETTING_INVALID and
+    every error of `validate` with file and line.
     """
-    try:
-        text = path.read_text("utf-8-sig")  # editors on Windows write a byte order mark
-        content = tomllib.loads(text)
-    except FileNotFoundError as error:
-        raise UserError("BAD_ARGUMENT", f"{path} does not exist", hint="Check the path.") from error
-    # ValueError: not TOML, or not UTF-8; RecursionError: nested too deeply.
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            "SETTING_INVALID", f"{path}: {error}", hint="Correct the file: it must be valid TOML."
-        ) from error
+    text, content = _read_toml(path)
     for name, value in content.items():
         _check_file_key(f"{path}:{_line_of(text, name)}", name, value)
     texts = {name: content.get(name, default) for name, default in _TEXT_KEYS.items()}
@@ -492,6 +364,21 @@ def load_toml(path: Path) -> TrainFile:
             error.code, f"{path}:{line}: {error.message}", hint=error.advice, field=error.field
         ) from error
     return TrainFile(**texts, settings=settings)
+
+
+def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
+    """The text of a TOML file, and what it holds. Raises UserError BAD_ARGUMENT if there is no such
+    file, SETTING_INVALID if it is not TOML or cannot be read."""
+    try:
+        text = path.read_text("utf-8-sig")  # editors on Windows write a byte order mark
+        return text, tomllib.loads(text)
+    except FileNotFoundError as error:
+        raise UserError("BAD_ARGUMENT", f"{path} does not exist", hint="Check the path.") from error
+    # ValueError: not TOML, or not UTF-8; RecursionError: nested too deeply.
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            "SETTING_INVALID", f"{path}: {error}", hint="Correct the file: it must be valid TOML."
+        ) from error
 
 
 def _check_file_key(place: str, name: str, value: Any) -> None:
@@ -515,7 +402,7 @@ def _unknown_key_error(place: str, name: str, value: Any) -> UserError:
     if any(name in schema.model_fields for schema in TRAINERS.values()):
         hint = f"Put {name} under [settings]."
     else:
-        # The algorithm makes no difference here: these are keys, no settings.
+        # Any algorithm will do here: the name is compared with the keys of the file only.
         hint = aliases.suggest(name, "grpo", ["model", "algorithm", "env", "settings"])
     is_table = isinstance(value, dict)
     fault = f"[{name}] is no table of this file" if is_table else f"{name} is no key of this file"
@@ -567,11 +454,16 @@ def settings_reference() -> str:
         "source. A name that is not here is refused.",
     ]
     for title, schema, described_before in tables:
-        rows = ["| setting | takes | default | what it does |", "|---|---|---|---|"]
-        for name, field in schema.model_fields.items():
-            if name not in described_before:
-                extra = field.json_schema_extra
-                rule = extra["rule"] if isinstance(extra, dict) else ""
-                rows.append(f"| `{name}` | {expects(field)} | {rule} | {field.description} |")
-        parts.append(f"## {title}\n\n" + "\n".join(rows))
+        parts.append(f"## {title}\n\n{_settings_table(schema, described_before)}")
     return "\n\n".join(parts) + "\n"
+
+
+def _settings_table(schema: type[Settings], described_before: Sequence[str]) -> str:
+    """The settings of a schema as a table in Markdown, without those that an earlier table has."""
+    rows = ["| setting | takes | default | what it does |", "|---|---|---|---|"]
+    for name, field in schema.model_fields.items():
+        if name not in described_before:
+            extra = field.json_schema_extra
+            rule = extra["rule"] if isinstance(extra, dict) else ""
+            rows.append(f"| `{name}` | {expects(field)} | {rule} | {field.description} |")
+    return "\n".join(rows)

@@ -110,15 +110,7 @@ def resolve_teacher(
         return None
     if is_url(settings.teacher):
         return ResolvedTeacher(_endpoint_teacher(settings))
-    try:
-        teacher = catalog.resolve_model(home, settings.teacher)
-    except UserError as error:  # its field is that of the argument `model`
-        raise UserError(
-            error.code,
-            f"teacher: {error.message}",
-            hint=error.advice,
-            field="settings.teacher",
-        ) from error
+    teacher = _local_model(home, settings.teacher)
     if (teacher.base_path, teacher.adapter) == (student.base_path, student.adapter):
         raise _invalid(
             "teacher",
@@ -132,6 +124,20 @@ def resolve_teacher(
         adapter=str(teacher.adapter) if teacher.adapter else None,
     )
     return ResolvedTeacher(entry, teacher, shares_base=teacher.base_path == student.base_path)
+
+
+def _local_model(home: Home, name: str) -> ModelRef:
+    """The model of this home or machine that the setting `teacher` names. Raises UserError
+    MODEL_*."""
+    try:
+        return catalog.resolve_model(home, name)
+    except UserError as error:  # it names the argument `model`, but the fault is in this setting
+        raise UserError(
+            error.code,
+            f"teacher: {error.message}",
+            hint=error.advice,
+            field="settings.teacher",
+        ) from error
 
 
 def missing_key(entry: EndpointTeacher, environment: Mapping[str, str]) -> str:

@@ -26,10 +26,11 @@ from engine.records.settings import GRPOSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits
 
 LOOK_HOURS = 0.1  # GPU-hours of an evaluation or a probe that need nobody's agreement
-# An evaluation has no cap of its own; it ends when it has written no answer for so long.
+# An evaluation without a cap on device hours ends when it has written no answer for so long.
 EVALUATION_WALL_HOURS = 6.0
 SCORE_S = 1.0  # seconds per stored answer, where the audit did not measure how long a score takes
-# From the device hours that some work takes at most, its cap by the quota; raises UserError QUOTA.
+# Takes the device hours that some work needs at most, and returns how many it may take at most by
+# a quota (its cap). Raises UserError QUOTA.
 CapFunction = Callable[[float], float]
 
 
@@ -65,13 +66,10 @@ def scoring_hours(record: EnvRecord, answers: int) -> float:
 def cap_of(
     home: Home, cap_function: CapFunction | None, needed_hours: Callable[[], float]
 ) -> float:
-    """The cap on device hours to give an evaluation or a probe.
-
-    0 means no cap; that is so where neither a quota nor `auto_approve_gpu_hours` applies.
+    """The most device hours that an evaluation or a probe may take; 0 where nothing limits them.
 
     Args:
-        cap_function: the quota of the caller's key: returns a cap for the hours needed, or raises
-            UserError QUOTA. None where no quota applies.
+        cap_function: the quota of the caller's key; None where no quota applies.
         needed_hours: returns an upper estimate of the hours that the run takes. It may be slow, so
             it is called only where a cap is needed.
 
@@ -87,27 +85,33 @@ def cap_of(
     cap = EVALUATION_WALL_HOURS
     if approved_hours is not None:
         # However low the user set it, LOOK_HOURS need nobody's agreement.
-        hours_without_asking = max(approved_hours, LOOK_HOURS)
-        cap = min(cap, hours_without_asking)
-        if needed > cap:
-            raise UserError(
-                "NOT_APPROVED",
-                f"this takes up to {needed:.2f} GPU-hours; above {cap:g} a person must agree",
-                hint="Ask for fewer rows, attempts or models; or ask the user, who may raise "
-                "auto_approve_gpu_hours in config.toml.",
-            )
+        cap = min(cap, max(approved_hours, LOOK_HOURS))
+        _check_hours_without_asking(needed, cap)
     if cap_function is not None:
         cap = min(cap, cap_function(needed))
     return cap
 
 
+def _check_hours_without_asking(needed: float, limit: float) -> None:
+    """Raises UserError NOT_APPROVED where an evaluation or a probe needs more device hours than may
+    be spent without asking a person."""
+    if needed > limit:
+        raise UserError(
+            "NOT_APPROVED",
+            f"this takes up to {needed:.2f} GPU-hours; above {limit:g} a person must agree",
+            hint="Ask for fewer rows, attempts or models; or ask the user, who may raise "
+            "auto_approve_gpu_hours in config.toml.",
+        )
+
+
 def cap_warnings(cap: float) -> list[str]:
-    """The warning that names the cap in device hours of a run; none for 0, which is no cap."""
+    """A warning that a run is ended after `cap` device hours; [] for 0, which is no limit."""
     return [f"it is ended after {cap:.3g} GPU-hours"] if cap else []
 
 
 def check_gpu_hours_cap(max_gpu_hours: float) -> None:
-    """Raises UserError BAD_ARGUMENT unless the cap is a finite number of hours above 0."""
+    """Raises UserError BAD_ARGUMENT unless the most device hours that a run may take are a finite
+    number above 0."""
     is_number = isinstance(max_gpu_hours, int | float) and not isinstance(max_gpu_hours, bool)
     if not is_number or not math.isfinite(max_gpu_hours) or max_gpu_hours <= 0:
         raise bad_argument(
@@ -157,11 +161,7 @@ def check_not_deleted(run: RunDir, field: str = "resume") -> None:
 
 def scored_env(home: Home, env_id: str, purpose: str) -> EnvRecord:
     """Find the environment version that `env_id` names, and check that it scores and that its
-    process can be started.
-
-    Args:
-        purpose: what is to be done to a model, for the message: "evaluated", "probed" or
-            "regraded".
+    process can be started. `purpose` is a word for the message, such as "evaluated".
 
     Raises UserError ENV_NOT_FOUND, ENV_INVALID (it scores nothing), ENV_SECRETS or ENV_DEPS.
     """
@@ -216,15 +216,15 @@ def missing_secrets_error(missing: list[str], env_id: str) -> UserError:
 
 
 def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
-    """Check that the environment's reward may be trained on.
+    """Check that the environment's reward may be trained on: by its stored audit it must not pay
+    for degenerate answers.
 
-    If it pays for degenerate answers by the stored audit, UserError REWARD_RISK is raised. For
-    algorithms other than GRPO, which do not learn from the reward, and with `accept_reward_risk`, a
-    warning is returned instead. Returns [] where the audit tells of no risk.
+    Raises UserError REWARD_RISK, or returns a warning with `accept_reward_risk`.
     """
     if record.audit.verdict != "risk":
         return []
     problem = record.audit.headline or "degenerate answers earn"
+    # Only GRPO learns from the reward.
     if not isinstance(settings, GRPOSettings) or settings.accept_reward_risk:
         return [f"reward_audit: {problem}; held-out success means little until it is mended"]
     raise UserError(

@@ -36,35 +36,40 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
 
 
 def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """A sentence about each earlier run that the new one repeats, the newest first. An earlier run
-    counts in two cases:
-
-    - its settings are nearly the same, and it failed or its result was not better;
-    - it is done, and its settings are exactly the same, seed included.
+    """A sentence about each earlier run that the new one repeats, the newest first.
 
     Args:
         new: how the new run is made.
         earlier: the row of each earlier run and how it was made, the newest first.
     """
-    sentences = []
-    for row, making in earlier:
-        if _is_different_idea(new, making):
-            continue
-        failure = _failure_in_words(row)
-        same_seed = new.seed == making.seed
-        differences = _difference_in_words(new, making)
-        if failure:
-            but_for = f" but for {differences}" if differences else ""
-            sentences.append(
-                f"nearly the same as {row.run_id}{but_for}, which {failure}: read it before "
-                "spending this again"
-            )
-        elif row.state == "done" and same_seed and not differences:
-            verdict = verdict_in_words(row)
-            sentences.append(
-                f"the same as {row.run_id} ({verdict}), seed included: it will repeat it"
-            )
-    return sentences
+    sentences = [
+        _repeat_in_words(new, row, making)
+        for row, making in earlier
+        if not _is_different_idea(new, making)
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _repeat_in_words(new: Making, row: RunRow, making: Making) -> str:
+    """A sentence about an earlier run of nearly the same settings that failed or was not better, or
+    of exactly the same settings, seed included; "" for any other.
+
+    Args:
+        row, making: the earlier run and how it was made.
+    """
+    failure = _failure_in_words(row)
+    differences = _difference_in_words(new, making)
+    if failure:
+        but_for = f" but for {differences}" if differences else ""
+        return (
+            f"nearly the same as {row.run_id}{but_for}, which {failure}: read it before "
+            "spending this again"
+        )
+    if row.state == "done" and new.seed == making.seed and not differences:
+        return (
+            f"the same as {row.run_id} ({verdict_in_words(row)}), seed included: it will repeat it"
+        )
+    return ""
 
 
 def _failure_in_words(row: RunRow) -> str:
@@ -87,20 +92,13 @@ def verdict_in_words(row: RunRow) -> str:
 
 def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
     """A warning where the new run changes several choices at once, so that a difference in the
-    result cannot be attributed to one of them. [] where it changes none or one.
-
-    It is compared with its parent; without a parent, with the newest of the earlier runs.
-    """
-    parent = new.config.parent if new.config else ""
-    if parent:
-        base = making_of_run(home, parent)
-    elif earlier:
-        _, base = earlier[0]
-    else:
+    result cannot be attributed to one of them. [] where it changes none or one."""
+    base = _run_to_compare(home, new, earlier)
+    # Without a config nothing is known of the run to compare with.
+    if base is None or not base.config:
         return []
     changes = changed_names(base, new)
-    # Without a config nothing is known of the run to compare with.
-    if not base.config or len(changes) < 2:
+    if len(changes) < 2:
         return []
     names = ", ".join(changes[:_MAX_NAMES])
     if len(changes) > _MAX_NAMES:
@@ -109,6 +107,17 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
         f"{len(changes)} levers move at once against {base.run_id} ({names}): whatever comes "
         "of it, no one of them will be known to be the cause"
     ]
+
+
+def _run_to_compare(
+    home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]
+) -> Making | None:
+    """How the parent of a new run was made; without a parent, how the newest of the earlier runs
+    was; None without either."""
+    parent = new.config.parent if new.config else ""
+    if parent:
+        return making_of_run(home, parent)
+    return earlier[0][1] if earlier else None
 
 
 def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:

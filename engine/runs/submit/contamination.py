@@ -1,13 +1,13 @@
-"""Which held-out tasks a model has seen in training: its training rows are compared with an exam.
+"""Which held-out tasks a model has seen in training.
 
 Every environment version is compared with itself when it is pushed. A model may have been trained
 on other versions: those of its own run, or of the runs it continues. They are compared with the
-exam's held-out tasks when it is submitted or evaluated. Every comparison is stored in the home.
+held-out tasks when the model is submitted or evaluated. Every comparison is stored in the home.
 """
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from engine.evidence.verdict.lineage import trained_by
 from engine.home.run_dir import Home
 
 BUDGET_S = 2.0  # for all comparisons of one call that are not stored yet
+_GONE_CHARS = 120  # of the names of versions that are gone
 _VERDICTS = ("clean", "overlap", "leak")  # the worst last
 _KINDS = ("exact", "normalised", "ngram")  # of matches; keys of an `Overlap`
 Overlap = Mapping[str, Any]  # one comparison, as `overlap.scan` returns it
@@ -72,6 +73,14 @@ def of_training(home: Home, record: EnvRecord, model: str = "") -> Contamination
     return _compare_all(home, record, [new_training, *earlier])
 
 
+def of_evaluation(
+    home: Home, record: EnvRecord, models: Sequence[str], split: str
+) -> Contamination | None:
+    """What `of_models` finds for an evaluation at the tasks of `split`; None for training tasks,
+    where nothing is compared."""
+    return of_models(home, record, models) if split == "heldout" else None
+
+
 def of_models(home: Home, record: EnvRecord, models: Sequence[str]) -> Contamination:
     """Compare the held-out tasks of `record` with the rows on which `models` were trained in this
     home.
@@ -94,26 +103,34 @@ def _trainings(home: Home, ref: str) -> list[_Training]:
     return [_Training(ref, run_id, config.env_id) for run_id, config in configs.items() if config]
 
 
-def _compare_all(home: Home, exam: EnvRecord, trainings: Sequence[_Training]) -> Contamination:
-    """Compare the held-out tasks of `exam` with the rows of every training, and sum up the results.
-
-    Environment versions that are gone or unreadable are left out and named in the headline.
+def _compare_all(
+    home: Home, evaluated_on: EnvRecord, trainings: Sequence[_Training]
+) -> Contamination:
+    """Compare the held-out tasks of the environment version `evaluated_on` with the rows of every
+    training, and sum up the results. Versions that are gone are named in the headline.
     """
-    overlaps, gone_env_ids = _overlaps(home, exam, [training.env_id for training in trainings])
+    overlaps, gone_env_ids = _overlaps(
+        home, evaluated_on, [training.env_id for training in trainings]
+    )
     sources = [
         _source(training, overlaps[training.env_id])
         for training in trainings
         if training.env_id in overlaps
     ]
     leaked = sorted({task for overlap in overlaps.values() for task in overlap["leaked"]})
-    if overlaps:
-        worst = max(overlaps.values(), key=_severity)
-        verdict, headline = worst["verdict"], worst["headline"]
-    else:  # there are no trainings, or all their versions are gone, which is added below
-        verdict, headline = "clean", "none of these models was trained in this home"
+    verdict, headline = _worst(overlaps.values())
     if gone_env_ids:
-        headline += f"; {', '.join(gone_env_ids)[:120]} is gone and was not compared"
+        headline += f"; {', '.join(gone_env_ids)[:_GONE_CHARS]} is gone and was not compared"
     return Contamination(verdict, leaked, sources, headline)
+
+
+def _worst(overlaps: Collection[Overlap]) -> tuple[str, str]:
+    """Verdict and headline of the worst overlap; of no overlap, as of models that were not trained
+    in this home."""
+    if not overlaps:
+        return "clean", "none of these models was trained in this home"
+    worst = max(overlaps, key=_severity)
+    return worst["verdict"], worst["headline"]
 
 
 def _source(training: _Training, overlap: Overlap) -> Mapping[str, object]:
@@ -124,20 +141,20 @@ def _source(training: _Training, overlap: Overlap) -> Mapping[str, object]:
 
 
 def _overlaps(
-    home: Home, exam: EnvRecord, env_ids: Sequence[str]
+    home: Home, evaluated_on: EnvRecord, env_ids: Sequence[str]
 ) -> tuple[dict[str, Overlap], list[str]]:
-    """Compare the held-out tasks of `exam` with the training rows of environment versions. Each is
-    compared once, even if `env_ids` names it several times.
+    """Compare the held-out tasks of `evaluated_on` with the training rows of the environment
+    versions `env_ids`.
 
     Returns the overlap by env id, and the sorted ids of versions that are gone or unreadable.
     """
     deadline = time.monotonic() + BUDGET_S
     overlaps: dict[str, Overlap] = {}
     gone: list[str] = []
-    for env_id in dict.fromkeys(env_ids):
+    for env_id in dict.fromkeys(env_ids):  # each once
         try:
-            trained_on = exam if env_id == exam.env_id else find_env(home, env_id)
-            overlaps[env_id] = _compare(home, trained_on, exam, deadline)
+            trained_on = evaluated_on if env_id == evaluated_on.env_id else find_env(home, env_id)
+            overlaps[env_id] = _compare(home, trained_on, evaluated_on, deadline)
         except (UserError, OSError, ValueError):  # the version or its rows are gone
             gone.append(env_id)
     return overlaps, sorted(gone)
@@ -149,21 +166,20 @@ def _severity(overlap: Overlap) -> tuple[int, int]:
     return (_VERDICTS.index(overlap["verdict"]), match_count)
 
 
-def _compare(home: Home, trained_on: EnvRecord, exam: EnvRecord, deadline: float) -> Overlap:
-    """The overlap of the training rows of `trained_on` with the held-out tasks of `exam`.
+def _compare(
+    home: Home, trained_on: EnvRecord, evaluated_on: EnvRecord, deadline: float
+) -> Overlap:
+    """The overlap of the training rows of `trained_on` with the held-out tasks of `evaluated_on`:
+    read where it is stored, or else by a scan, which is stored if it is complete.
 
-    It is read where it is stored: with the environment for a version compared with itself, else in
-    the home. Otherwise the rows are scanned, and a complete scan is stored.
-
-    Args:
-        deadline: time on the monotonic clock at which a scan stops, having covered only a part.
+    `deadline` is the time on the monotonic clock at which a scan stops.
     """
-    if trained_on.hash == exam.hash and exam.contamination:
-        return exam.contamination
-    stored = home.overlap(trained_on.hash, exam.hash)
+    if trained_on.hash == evaluated_on.hash and evaluated_on.contamination:
+        return evaluated_on.contamination
+    stored = home.overlap(trained_on.hash, evaluated_on.hash)
     with contextlib.suppress(OSError, ValueError):  # not stored yet, or damaged
         return read_json(stored)
-    rows, tasks = read_tasks(trained_on, "train"), read_tasks(exam, "heldout")
+    rows, tasks = read_tasks(trained_on, "train"), read_tasks(evaluated_on, "heldout")
     overlap = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
     # `compared` has the shares that were scanned. A partial scan is not stored, so that a later
     # call can make a complete one.

@@ -78,14 +78,12 @@ class _Plan:
 def submit_evaluation(
     home: Home, request: EvaluationRequest, cap_function: CapFunction | None = None
 ) -> Reply:
-    """Queue an evaluation of up to eight models on the same tasks, and return the reply about it.
-
-    With `request.regrade` no model is asked: the stored answers of that run are scored again by
-    this environment.
+    """Queue an evaluation of up to eight models on the same tasks, or with `request.regrade` the
+    scoring of that run's stored answers; returns the reply about it.
 
     Args:
-        cap_function: the quota of the caller's key, which gives the run its cap on device
-            hours; None where no quota applies.
+        cap_function: the quota of the caller's key, which limits the device hours of the run; None
+            where no quota applies.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET,
     NOT_APPROVED; for `regrade` also RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION.
@@ -96,12 +94,9 @@ def submit_evaluation(
     launcher.worker_python(home)  # for its error where nothing can run a model
     plan = _plan(home, request, cap_function)
     warnings = _warnings(home, request, plan)
-    contaminated = None
-    if request.split == "heldout":
-        contaminated = contamination.of_models(home, plan.record, request.models)
-        warnings += contaminated.warnings
-    adapters = adapters_of(plan.models)
-    files = RunFiles(_config(request, plan), model_adapters=adapters, contamination=contaminated)
+    files = _files(home, request, plan)
+    if files.contamination is not None:
+        warnings += files.contamination.warnings
     with Store(home) as store:
         row = store.insert_run(_new_run(request, plan), files.writer(home))
     reply = start_and_reply(home, row, warnings)
@@ -112,8 +107,18 @@ def submit_evaluation(
     }
 
 
+def _files(home: Home, request: EvaluationRequest, plan: _Plan) -> RunFiles:
+    """The content of the run's folder: its config, the adapters of the models, and which of the
+    held-out tasks the models were trained on."""
+    return RunFiles(
+        _config(request, plan),
+        model_adapters=adapters_of(plan.models),
+        contamination=contamination.of_evaluation(home, plan.record, request.models, request.split),
+    )
+
+
 def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | None) -> _Plan:
-    """Find the environment and the models, and choose tasks, settings and cap.
+    """Find the environment and the models, choose tasks and settings, and limit the device hours.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, QUOTA, BUDGET, NOT_APPROVED.
     """
@@ -227,17 +232,26 @@ def chosen_indices(text: str, available: int) -> list[int]:
     """
     indices: set[int] = set()
     for part in text.split(",") if text else []:
-        match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", part, re.ASCII)
-        first = int(match[1]) if match else 0
-        last = int(match[2] or first) if match else -1
-        if last < first:  # also where nothing matched
+        positions = _positions(part)
+        if not positions:
             hint = 'Give positions from 0 and ranges, such as "0-9,12".'
             raise bad_argument("task_indices", text, hint)
-        if last >= available:
+        if positions[-1] >= available:
             hint = f"The split has {available} tasks, 0 to {available - 1}."
             raise bad_argument("task_indices", text, hint)
-        indices.update(range(first, last + 1))
+        indices.update(positions)
     return sorted(indices)
+
+
+def _positions(text: str) -> range:
+    """The positions that "12" or "0-9" names; empty for any other text, and where the first number
+    is the larger one."""
+    match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", text, re.ASCII)
+    if match is None:
+        return range(0)
+    first = int(match[1])
+    last = int(match[2] or first)
+    return range(first, last + 1)
 
 
 def _check_request(request: EvaluationRequest) -> None:

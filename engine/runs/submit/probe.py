@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from engine.core import hardware
 from engine.core.errors import UserError
@@ -40,48 +40,93 @@ from engine.settings.defaults import SamplingLimits
 _MAX_RUNS = 1000  # that one probe may have, each after a failed one
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """A probe with everything resolved.
+
+    Attributes:
+        record: the environment version whose tasks are asked.
+        facts: of its tasks, counted in the model's tokens.
+        resolved: the settings, where each comes from, and warnings about them.
+    """
+
+    record: EnvRecord
+    model: ModelRef
+    facts: EnvFacts
+    resolved: resolution.Resolved
+
+
 @reports_unwritable_disk
 def submit_probe(
     home: Home, request: ProbeRequest, cap_function: CapFunction | None = None
 ) -> Reply:
     """Queue a short run that samples `samples` tasks `group_size` times each, and return the reply
-    about it.
-
-    If the same probe was made before, nothing is queued: the reply is about that run, and has its
-    `result` once it is done. A probe that failed or was cancelled is queued anew.
+    about it. If the same probe was made before, the reply is about that run, with its `result`.
 
     Args:
-        cap_function: the quota of the caller's key, which gives the run its cap on device
-            hours; None where no quota applies.
+        cap_function: the quota of the caller's key, which limits the device hours of the run; None
+            where no quota applies.
 
     Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, RUN_STATE.
     """
     launcher.worker_python(home)  # for its error where nothing can run a model
-    record = scored_env(home, request.env_id, "probed")
-    model = catalog.resolve_model(home, request.model)
-    require_files(model)
-    facts = env_facts.env_facts(home, record, model.base_path)
-    resolved = _settings(home, request, model, facts)
-    config = _config(request, record, model, resolved)
-    key = _key_of(config)
-    work = _sampling_work(request, resolved, facts)
-    body = {"probe": key}
+    plan = _plan(home, request)
     with Store(home) as store:
-        request_id, row = _earlier_probe(store, key, body)
-        if row is None:  # a probe that exists costs nothing more
-            cap = cap_of(home, cap_function, lambda: sampling_hours(home, [model], work))
-            files = RunFiles({**config, "max_gpu_hours": cap}, model_adapters=adapters_of([model]))
-            new = replace(_new_run(request, record, cap), request_id=request_id, body=body)
-            row = store.insert_run(new, files.writer(home))
-    reply = start_and_reply(home, row, [*resolved.warnings, *cap_warnings(row.max_gpu_hours)])
+        row = _earlier_or_new_run(home, store, request, plan, cap_function)
+    warnings = [*plan.resolved.warnings, *cap_warnings(row.max_gpu_hours)]
+    reply = start_and_reply(home, row, warnings)
     if row.state == "done":
         reply["result"] = read_json(home.run(row.run_id).result)
     return reply
 
 
+def _earlier_or_new_run(
+    home: Home,
+    store: Store,
+    request: ProbeRequest,
+    plan: _Plan,
+    cap_function: CapFunction | None,
+) -> RunRow:
+    """The row of the run that made this probe before, or else of a new one that is queued.
+
+    Raises UserError QUOTA, BUDGET, NOT_APPROVED or RUN_STATE.
+    """
+    config = _config(request, plan)
+    key = _key_of(config)
+    body = {"probe": key}
+    request_id, row = _earlier_probe(store, key, body)
+    if row is not None:
+        return row  # a probe that exists costs nothing more, so no quota is asked
+    cap = _cap(home, request, plan, cap_function)
+    files = RunFiles({**config, "max_gpu_hours": cap}, model_adapters=adapters_of([plan.model]))
+    new = replace(_new_run(request, plan.record, cap), request_id=request_id, body=body)
+    return store.insert_run(new, files.writer(home))
+
+
+def _plan(home: Home, request: ProbeRequest) -> _Plan:
+    """Find the environment and the model, and choose the settings.
+
+    Raises UserError: ENV_*, MODEL_*, SETTING_*.
+    """
+    record = scored_env(home, request.env_id, "probed")
+    model = catalog.resolve_model(home, request.model)
+    require_files(model)
+    facts = env_facts.env_facts(home, record, model.base_path)
+    return _Plan(record, model, facts, _settings(home, request, model, facts))
+
+
+def _cap(home: Home, request: ProbeRequest, plan: _Plan, cap_function: CapFunction | None) -> float:
+    """The most device hours that the probe may take; 0 for no cap.
+
+    Raises UserError QUOTA, BUDGET or NOT_APPROVED.
+    """
+    work = _sampling_work(request, plan)
+    return cap_of(home, cap_function, lambda: sampling_hours(home, [plan.model], work))
+
+
 def _new_run(request: ProbeRequest, record: EnvRecord, cap: float) -> NewRun:
-    """What the database stores of the probe, without its request. `cap` is its cap on device
-    hours, 0 for none."""
+    """What the database stores of the probe, without its request. `cap` is the most device hours
+    that it may take, 0 for no cap."""
     return NewRun(
         name=f"{record.name}-probe",
         kind="probe",
@@ -109,56 +154,46 @@ def _settings(
     )
 
 
-def _sampling_work(
-    request: ProbeRequest, resolved: resolution.Resolved, facts: EnvFacts
-) -> SamplingWork:
+def _sampling_work(request: ProbeRequest, plan: _Plan) -> SamplingWork:
     """How much the model has to sample, from which the device hours are estimated."""
-    settings = resolved.settings
+    settings = plan.resolved.settings
     assert isinstance(settings, GRPOSettings)  # because `_settings` resolved "grpo"
     return SamplingWork(
         SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length),
-        facts,
-        task_count=min(request.samples, facts.train_rows),
+        plan.facts,
+        task_count=min(request.samples, plan.facts.train_rows),
         attempts=settings.group_size,
     )
 
 
-def _config(
-    request: ProbeRequest, record: EnvRecord, model: ModelRef, resolved: resolution.Resolved
-) -> Mapping[str, object]:
-    """The content of config.json of a probe, without the run's id and cap. Two probes with the same
-    content count as the same probe.
-    """
+def _config(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
+    """The content of config.json of a probe, without the two keys in which equal probes differ: the
+    run's id, and its cap on device hours."""
     return {
         "kind": "probe",
         "algorithm": "probe",
-        "env_id": record.env_id,
-        "env_dir": str(record.dir),
-        "models": [model_entry(model)],
+        "env_id": plan.record.env_id,
+        "env_dir": str(plan.record.dir),
+        "models": [model_entry(plan.model)],
         "samples": int(request.samples),
-        "settings": resolved.settings.model_dump(),
-        "sources": resolved.sources,
+        "settings": plan.resolved.settings.model_dump(),
+        "sources": plan.resolved.sources,
         "wall_limit_hours": EVALUATION_WALL_HOURS,
     }
 
 
 def _key_of(config: Mapping[str, object]) -> str:
-    """What identifies a probe, from its config without the run's id and cap."""
+    """What identifies a probe, from its config as `_config` returns it."""
     config_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
     return f"probe-{config_hash[:24]}"
 
 
 def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
-    """The request id for this probe, and the run that was queued under it before.
+    """The request id for this probe, and the run that was queued under it before; None where every
+    earlier run failed or was cancelled, or there is none, so that a new one must be queued.
 
-    The run is None where a new one must be queued: there is none yet, or every earlier one failed
-    or was cancelled. Each such retry gets a request id of its own: `key` and a number.
-
-    Args:
-        key: what identifies the probe (`_key_of`).
-        body: the arguments that the request id stands for.
-
-    Raises UserError RUN_STATE after `_MAX_RUNS` such runs.
+    Each retry gets a request id of its own: `key` (of `_key_of`) and a number. `body` are the
+    arguments that it stands for. Raises UserError RUN_STATE after `_MAX_RUNS` failed runs.
     """
     for number in range(_MAX_RUNS):
         request_id = f"{key}-{number}"

@@ -7,7 +7,7 @@ from engine.core.reply import Reply
 from engine.cost import estimate
 from engine.home.progress import write_status
 from engine.home.rows import RunRow
-from engine.home.run_dir import Home
+from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher
 from engine.records.run_config import RunConfig, TrainConfig
@@ -33,10 +33,7 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
     state_text = row.state
     if row.state == "queued":
         state_text = f"queued at position {position}"
-        missing = launcher.missing_secrets(run)
-        if missing:
-            names = ", ".join(missing)
-            warnings = [*warnings, f"it waits for a server that has the secrets {names}"]
+        warnings = warnings + _missing_secrets(run)
     return {
         "run_id": row.run_id,
         "state": row.state,
@@ -50,6 +47,15 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
     }
 
 
+def _missing_secrets(run: RunDir) -> list[str]:
+    """A warning that names the secrets that the queued run needs and this server lacks; [] where it
+    lacks none."""
+    missing = launcher.missing_secrets(run)
+    if not missing:
+        return []
+    return [f"it waits for a server that has the secrets {', '.join(missing)}"]
+
+
 def _shown_estimate(config: RunConfig) -> Reply:
     """The estimate as replies show it, empty for a run that is no training run."""
     return estimate.shown(config.estimate) if isinstance(config, TrainConfig) else {}
@@ -57,11 +63,8 @@ def _shown_estimate(config: RunConfig) -> Reply:
 
 def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
     """The settings that differ from the parent's, and the model, environment and algorithm where
-    they differ: name -> [the parent's value, this run's value].
-
-    Empty for a run without a parent, and where the parent is not a training run with a readable
-    config.
-    """
+    they differ: name -> [the parent's value, this run's value]. Empty where the parent's are not
+    known, and without a parent."""
     if not isinstance(config, TrainConfig) or not config.parent:
         return {}
     parent = home.run(config.parent).find_config()

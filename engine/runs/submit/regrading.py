@@ -1,6 +1,7 @@
 """Queuing the scoring of stored answers by another environment version; no model is asked."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from engine.core.reply import Reply
 from engine.curation.sources import Stored, stored_answers
@@ -31,43 +32,64 @@ def submit_regrade(
     version of the request, and return the reply about it.
 
     Args:
-        cap_function: the quota of the caller's key, which gives the run its cap on device
-            hours; None where no quota applies.
+        cap_function: the quota of the caller's key, which limits the device hours of the run; None
+            where no quota applies.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET,
     NOT_APPROVED.
     """
     _check_request(request)
+    plan = _plan(home, request, cap_function)
+    stored = plan.stored
+    warnings = _warnings(request, plan)
+    contaminated = contamination.of_evaluation(home, plan.record, stored.refs, request.split)
+    if contaminated is not None:
+        warnings += contaminated.warnings
+    files = RunFiles(_config(request, plan), contamination=contaminated, needs=stored.run_id)
+    with Store(home) as store:
+        row = store.insert_run(_new_run(plan), files.writer(home))
+    reply = start_and_reply(home, row, warnings)
+    return reply | {"models": stored.refs, "rows": plan.task_count, "regrade": stored.run_id}
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A regrade with everything resolved.
+
+    Attributes:
+        record: the environment version that scores.
+        stored: the answers that are scored.
+        task_count: at how many tasks.
+        cap: the most device hours that the run may take, 0 for no cap.
+    """
+
+    record: EnvRecord
+    stored: Stored
+    task_count: int
+    cap: float
+
+
+def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | None) -> _Plan:
+    """Find the environment and the stored answers, and choose how many are scored.
+
+    Raises UserError: ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET, NOT_APPROVED.
+    """
     record = scored_env(home, request.env_id, "regraded")
     stored = stored_answers(home, request.regrade, request.split)
-    refs = [ref for ref, _ in stored.models]
     task_count = min(request.rows, stored.tasks)
-    answer_count = task_count * stored.attempts * len(refs)
+    answer_count = task_count * stored.attempts * len(stored.refs)
     cap = cap_of(home, cap_function, lambda: scoring_hours(record, answer_count))
-    warnings = _warnings(request, record, stored, cap)
-    contaminated = None
-    if request.split == "heldout":
-        contaminated = contamination.of_models(home, record, refs)
-        warnings += contaminated.warnings
-    config = _config(request, record, stored, cap)
-    files = RunFiles(config, contamination=contaminated, needs=stored.run_id)
-    with Store(home) as store:
-        row = store.insert_run(_new_run(record, refs, cap), files.writer(home))
-    reply = start_and_reply(home, row, warnings)
-    return reply | {"models": refs, "rows": task_count, "regrade": stored.run_id}
+    return _Plan(record, stored, task_count, cap)
 
 
-def _warnings(
-    request: EvaluationRequest, record: EnvRecord, stored: Stored, cap: float
-) -> list[str]:
-    """What is doubtful about the regrade but no reason to refuse it. `cap` is its cap on device
-    hours, 0 for none."""
+def _warnings(request: EvaluationRequest, plan: _Plan) -> list[str]:
+    """What is doubtful about the regrade but no reason to refuse it."""
     return [
-        *registry.prefix_meant(request.env_id, record),
-        *stored.warnings,
-        *cap_warnings(cap),
-        *taken_as("regrade", request.regrade, stored.run_id),
-        *_tasks_left_out(request, stored),
+        *registry.prefix_meant(request.env_id, plan.record),
+        *plan.stored.warnings,
+        *cap_warnings(plan.cap),
+        *taken_as("regrade", request.regrade, plan.stored.run_id),
+        *_tasks_left_out(request, plan.stored),
     ]
 
 
@@ -78,20 +100,15 @@ def _tasks_left_out(request: EvaluationRequest, stored: Stored) -> list[str]:
     return [f"{request.rows} of the {stored.tasks} stored tasks are scored; rows takes more"]
 
 
-def _new_run(record: EnvRecord, models: list[str], cap: float) -> NewRun:
-    """What the database stores of the regrade.
-
-    Args:
-        models: whose answers are scored, as references.
-        cap: the run's cap on device hours, 0 for none.
-    """
+def _new_run(plan: _Plan) -> NewRun:
+    """What the database stores of the regrade."""
     return NewRun(
-        name=f"{record.name}-regrade",
+        name=f"{plan.record.name}-regrade",
         kind="evaluate",
         algorithm="regrade",
-        env_id=record.env_id,
-        model=", ".join(models),
-        max_gpu_hours=cap,
+        env_id=plan.record.env_id,
+        model=", ".join(plan.stored.refs),
+        max_gpu_hours=plan.cap,
     )
 
 
@@ -121,16 +138,14 @@ def _check_request(request: EvaluationRequest) -> None:
     check_tasks(request)
 
 
-def _config(
-    request: EvaluationRequest, record: EnvRecord, stored: Stored, cap: float
-) -> Mapping[str, object]:
-    """The content of config.json of a regrade, without the run's id. `cap` is its cap on device
-    hours, 0 for none."""
+def _config(request: EvaluationRequest, plan: _Plan) -> Mapping[str, object]:
+    """The content of config.json of a regrade, without the run's id."""
+    stored = plan.stored
     return {
         "kind": "evaluate",
         "algorithm": "regrade",
-        "env_id": record.env_id,
-        "env_dir": str(record.dir),
+        "env_id": plan.record.env_id,
+        "env_dir": str(plan.record.dir),
         "models": [{"ref": ref, "rows": path} for ref, path in stored.models],
         "split": request.split,
         "rows": request.rows,
@@ -140,5 +155,5 @@ def _config(
         "regrade": stored.run_id,
         "regraded_from": stored.env_id,
         "wall_limit_hours": EVALUATION_WALL_HOURS,
-        "max_gpu_hours": cap,
+        "max_gpu_hours": plan.cap,
     }

@@ -26,8 +26,8 @@ class TrainRequest:
         note: why this run.
         expect: the prediction: "better", "no_difference" or "".
         parent: the run to compare the settings with.
-        max_gpu_hours: cap of this attempt in device hours; None: DEFAULT_GPU_HOURS, of a resumed
-            run its own.
+        max_gpu_hours: the most device hours that this attempt may take; None: DEFAULT_GPU_HOURS,
+            of a resumed run its own.
         request_id: the same request again is answered with the run it made first.
         resume: the run to continue from its last complete checkpoint.
         approved: a person agreed to a spend above `auto_approve_gpu_hours`.
@@ -49,7 +49,7 @@ class TrainRequest:
 
     @property
     def cap_hours(self) -> float:
-        """The cap that a new run gets."""
+        """The most device hours that a new run may take."""
         return float(DEFAULT_GPU_HOURS if self.max_gpu_hours is None else self.max_gpu_hours)
 
     def body(self) -> Mapping[str, Any]:

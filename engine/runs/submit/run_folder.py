@@ -57,22 +57,30 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
 
     Raises UserError RUN_STATE where the run whose answers it reads (`needs`) was deleted meanwhile.
     """
-    home = run.home
     if files.needs:
-        check_not_deleted(home.run(files.needs), "regrade")
+        check_not_deleted(run.home.run(files.needs), "regrade")
     run.create()
-    config = {"run_id": run.id, **files.config}
-    if files.start_adapter is not None:
-        config["start_adapter"] = str(_link_folder(home, files.start_adapter, run.start_adapter))
-    if files.teacher_adapter is not None:
-        copied = _link_folder(home, files.teacher_adapter, run.teacher_adapter)
-        config["teacher"] = {**config["teacher"], "adapter": str(copied)}
-    if files.model_adapters:
-        config["models"] = _with_own_adapters(run, config["models"], files.model_adapters)
+    config = {"run_id": run.id, **files.config, **_copy_adapters(run, files)}
     if files.contamination is not None:
         write_json(run.contamination, asdict(files.contamination))
     write_json(run.config, config)  # last: it names the other files
-    sync_folder(home.runs)
+    sync_folder(run.home.runs)
+
+
+def _copy_adapters(run: RunDir, files: RunFiles) -> dict[str, object]:
+    """Copy all adapters into the run's folder; returns the keys of config.json that name them, with
+    the paths of the copies."""
+    home = run.home
+    changed: dict[str, object] = {}
+    if files.start_adapter is not None:
+        changed["start_adapter"] = str(_link_folder(home, files.start_adapter, run.start_adapter))
+    if files.teacher_adapter is not None:
+        copied = _link_folder(home, files.teacher_adapter, run.teacher_adapter)
+        changed["teacher"] = {**files.config["teacher"], "adapter": str(copied)}
+    if files.model_adapters:
+        models = files.config["models"]
+        changed["models"] = _with_own_adapters(run, models, files.model_adapters)
+    return changed
 
 
 def _with_own_adapters(
@@ -93,18 +101,20 @@ def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
 
 
 def _link_folder(home: Home, source: Path, target: Path) -> Path:
-    """Fill the folder `target` with the files of the adapter or checkpoint `source`; returns it.
-
-    Of a checkpoint of this home they are hard links, or copies where hard links are not possible:
-    they stay even if the run that wrote the checkpoint deletes it. Of an adapter from elsewhere the
-    two files that make it are copied, because its owner may change them.
-    """
+    """Fill the folder `target` with the files of the adapter or checkpoint `source`; returns it."""
     target.mkdir(parents=True, exist_ok=True)
-    if not source.is_relative_to(home.runs):
+    if source.is_relative_to(home.runs):
+        _link_files(source, target)
+    else:  # its owner may change it
         for name in ADAPTER_FILES:
             shutil.copyfile(source / name, target / name)
-        sync_folder(target)
-        return target
+    sync_folder(target)
+    return target
+
+
+def _link_files(source: Path, target: Path) -> None:
+    """Make hard links to the files of a checkpoint of this home, or copies where links are not
+    possible: they stay even if the run that wrote the checkpoint deletes it."""
     for name in os.listdir(source):
         try:
             os.link(source / name, target / name)
@@ -112,5 +122,3 @@ def _link_folder(home: Home, source: Path, target: Path) -> Path:
             continue  # an earlier attempt to write this folder made the link
         except OSError:  # no hard links here, or another disk
             shutil.copy2(source / name, target / name)
-    sync_folder(target)
-    return target

@@ -17,8 +17,8 @@ from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.home.database import reports_unwritable_disk
-from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, taken_as
-from engine.home.run_dir import Home
+from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, RunRow, taken_as
+from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.install import vllm_env
 from engine.models import catalog
@@ -71,11 +71,8 @@ class _Plan:
 
 @reports_unwritable_disk
 def submit(home: Home, request: TrainRequest) -> Reply:
-    """Queue a training run, or with `resume` a new attempt of one, and start every queued run for
-    which a device is free. Returns the reply about the run.
-
-    If the same request was made before with the same `request_id`, nothing is queued and the reply
-    is about the run that it led to.
+    """Queue a training run, or with `resume` a new attempt of one, and return the reply about it.
+    A request that was made before with the same `request_id` is only answered again.
 
     Raises UserError: SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT, REWARD_RISK, BUDGET, NOT_APPROVED,
     DOES_NOT_FIT, DISK_FULL, NO_TORCH, REQUEST_CONFLICT (the `request_id` was used for another
@@ -90,22 +87,32 @@ def submit(home: Home, request: TrainRequest) -> Reply:
             return reply_of(home, row, ["this request was answered before"])
         if request.resume:
             return _resume(home, store, request)
-        plan = _resolve(home, request)
-        warnings = _admit(home, store, request, plan)
-        parent = store.get_run(request.parent).run_id if request.parent else ""
-        warnings += taken_as("parent", request.parent, parent)
-        config = _config(request, plan, parent)
-        warnings += cautions(home, store, _as_train_config(config))
-        contaminated = contamination.of_training(home, plan.record, plan.model.ref)
-        warnings += contaminated.warnings
-        files = RunFiles(
-            config,
-            start_adapter=plan.model.adapter,
-            teacher_adapter=plan.teacher_adapter,
-            contamination=contaminated,
-        )
-        row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
+        row, warnings = _queue(home, store, request)
     return start_and_reply(home, row, warnings)
+
+
+def _queue(home: Home, store: Store, request: TrainRequest) -> tuple[RunRow, list[str]]:
+    """Queue a new training run. Returns its row, and warnings about the request.
+
+    Raises the errors of `submit`.
+    """
+    plan = _resolve(home, request)
+    warnings = _admit(home, store, request, plan)
+    parent = store.get_run(request.parent).run_id if request.parent else ""
+    warnings += taken_as("parent", request.parent, parent)
+    config = _config(request, plan, parent)
+    warnings += cautions(home, store, _as_train_config(config))
+    # Held-out tasks that the training rows of this run or of earlier ones of the model hold.
+    contaminated = contamination.of_training(home, plan.record, plan.model.ref)
+    warnings += contaminated.warnings
+    files = RunFiles(
+        config,
+        start_adapter=plan.model.adapter,
+        teacher_adapter=plan.teacher_adapter,
+        contamination=contaminated,
+    )
+    row = store.insert_run(_new_run(request, plan, parent), files.writer(home))
+    return row, warnings
 
 
 def _check_request(request: TrainRequest) -> None:
@@ -138,7 +145,22 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
     require_files(model)
     machine = hardware.detect(home.root)
     facts = _env_facts(home, request, record, model)
-    resolved = resolution.resolve(
+    resolved = _settings(home, request, model, facts, machine)
+    teacher = _teacher(home, resolved, model)
+    forecast = estimate.estimate(
+        home, resolved, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
+    )
+    return _Plan(record, model, machine, resolved, teacher, forecast)
+
+
+def _settings(
+    home: Home, request: TrainRequest, model: ModelRef, facts: EnvFacts, machine: Hardware
+) -> resolution.Resolved:
+    """Every setting of the run, where each comes from, and warnings about them.
+
+    Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
+    """
+    return resolution.resolve(
         request.algorithm,
         dict(request.settings),
         model=model.facts,
@@ -147,13 +169,17 @@ def _resolve(home: Home, request: TrainRequest) -> _Plan:
         inherited=model.adapter_facts,
         vllm=vllm_env.find_python(home) is not None,
     )
+
+
+def _teacher(home: Home, resolved: resolution.Resolved, model: ModelRef) -> ResolvedTeacher | None:
+    """The teacher that the settings name, with the files of its model in place; None without one.
+
+    `model` is the one to be trained. Raises UserError MODEL_* or SETTING_*.
+    """
     teacher = teachers.resolve_teacher(home, resolved.settings, model)
     if teacher is not None and teacher.model is not None:
         require_files(teacher.model, field="settings.teacher")
-    forecast = estimate.estimate(
-        home, resolved, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
-    )
-    return _Plan(record, model, machine, resolved, teacher, forecast)
+    return teacher
 
 
 def _env_facts(home: Home, request: TrainRequest, record: EnvRecord, model: ModelRef) -> EnvFacts:
@@ -165,7 +191,7 @@ def _env_facts(home: Home, request: TrainRequest, record: EnvRecord, model: Mode
 
 def _admit(home: Home, store: Store, request: TrainRequest, plan: _Plan) -> list[str]:
     """Check that the run can be carried out and that its cost may be spent. Returns warnings about
-    whatever is doubtful but no reason to refuse it.
+    what is doubtful.
 
     Raises UserError: ENV_*, NO_TORCH, SETTING_INVALID, REWARD_RISK, DOES_NOT_FIT, DISK_FULL,
     BUDGET, NOT_APPROVED.
@@ -242,37 +268,47 @@ def _new_run(request: TrainRequest, plan: _Plan, parent: str) -> NewRun:
 
 
 def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
-    """Queue a new attempt of the run `request.resume`, which continues from its last complete
-    checkpoint, and return the reply about it. Without a checkpoint it starts again from step 0, and
-    a warning says so.
+    """Queue a new attempt of the run `request.resume`, from its last complete checkpoint or else
+    from step 0, and return the reply about it.
 
-    Raises UserError: BAD_ARGUMENT (arguments were given that a resume does not take),
-    RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
+    Raises UserError: BAD_ARGUMENT, RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
     _refuse_other_arguments(request)
-    launcher.worker_python(home)
+    launcher.worker_python(home)  # for its error where nothing can train
     launcher.reap(home)
     row = store.get_run(request.resume)
     run = home.run(row.run_id)
+    _check_secrets_of(run, row)
+    check_hours_left(home, store)
+    checkpoint = outcome.checkpoint_name(run)
+    row = _queue_attempt(store, run, row, request)
+    warnings = taken_as("resume", request.resume, row.run_id)
+    message = f"continues from {checkpoint}"
+    if not checkpoint:
+        message = "starts again from step 0"
+        warnings.append("no checkpoint was complete: the run starts again from step 0")
+    outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
+    reply = start_and_reply(home, row, warnings)
+    return reply | {"attempt": row.attempt, "resumed_from": checkpoint}
+
+
+def _check_secrets_of(run: RunDir, row: RunRow) -> None:
+    """Raises UserError ENV_SECRETS where this server lacks a secret that the run needs."""
     missing = launcher.missing_secrets(run)
     if missing:
         raise missing_secrets_error(missing, row.env_id)
-    check_hours_left(home, store)
-    checkpoint = outcome.checkpoint_name(run)
-    row = store.resume_run(
+
+
+def _queue_attempt(store: Store, run: RunDir, row: RunRow, request: TrainRequest) -> RunRow:
+    """Queue a new attempt of a run, which may take the device hours of the request, or else the
+    run's own. Returns its new row. Raises UserError RUN_STATE."""
+    return store.resume_run(
         row.run_id,
         max_gpu_hours=float(request.max_gpu_hours or row.max_gpu_hours or DEFAULT_GPU_HOURS),
         request_id=request.request_id,
         body=request.body(),
         check=lambda: check_not_deleted(run),
     )
-    message = f"continues from {checkpoint}" if checkpoint else "starts again from step 0"
-    outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
-    warnings = taken_as("resume", request.resume, row.run_id)
-    if not checkpoint:
-        warnings.append("no checkpoint was complete: the run starts again from step 0")
-    reply = start_and_reply(home, row, warnings)
-    return reply | {"attempt": row.attempt, "resumed_from": checkpoint}
 
 
 def _refuse_other_arguments(request: TrainRequest) -> None:

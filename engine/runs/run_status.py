@@ -1,0 +1,308 @@
+"""The status of a run: its state, progress, result or error, and the calls to make next.
+
+It is read from the database and the run's files.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.core.files import read_object
+from engine.core.hints import Call
+from engine.core.reply import Reply
+from engine.home.halves import choosing_half_in
+from engine.home.progress import Progress, read_progress
+from engine.home.rows import RunRow
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.processes import launcher, outcome
+from engine.records.lines.line_record import Line
+from engine.records.run_config import EvaluateConfig, RegradeConfig
+
+_MIN_QUIET_S = 60  # a run that wrote nothing for longer is said to be quiet; a step may be slow
+_MAX_ALERTS = 10  # new alerts that a status shows
+# What a status shows of the evidence for a verdict.
+_EVIDENCE_KEYS = (
+    "metric",
+    "before",
+    "after",
+    "difference",
+    "interval",
+    "n",
+    "p",
+    "smallest_detectable_gap",
+    "expected",
+    "as_expected",
+    "go_on_with",
+)
+
+
+def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = None) -> Reply:
+    """Build the status of a run.
+
+    Args:
+        alerts: the alerts to show, of which the newest ten are kept; None shows the latest alerts
+            of the whole run.
+    """
+    run = home.run(row.run_id)
+    progress = read_progress(run, row)
+    shown_alerts = progress.alerts if alerts is None else alerts[-_MAX_ALERTS:]
+    status = _basic_fields(row, progress) | {"alerts": shown_alerts}
+    was_deleted = run.deleted.exists()
+    if was_deleted:
+        status["warnings"].append("its checkpoints, answers and curves were deleted")
+    if row.state == "queued":
+        _add_place_in_queue(status, store, run)
+    _add_quiet_time(status, progress)
+    status = _with_end(run, row, status)
+    if was_deleted:
+        _remove_calls(status)
+    _add_choosing_tasks(status, row, progress)
+    status["summary"] = _summary(row, status)
+    return status
+
+
+def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
+    """The status with the result of a run that is done, or with the reason why it failed, was
+    cancelled or is stopping; unchanged for a run that goes on."""
+    if row.state == "done":
+        return _with_result(run, row, status)
+    if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
+        status["error"] = _reason_of_end(run, row)
+    return status
+
+
+def _add_place_in_queue(status: Reply, store: Store, run: RunDir) -> None:
+    """Add `queue_position`, with a warning where the run waits for secrets."""
+    status["queue_position"] = store.queue_position(run.id)
+    status["warnings"] += _why_waiting(run)
+
+
+def _add_quiet_time(status: Reply, progress: Progress) -> None:
+    """Add `quiet_s`, with a warning, where the run has written nothing for over a minute."""
+    quiet_s = progress.quiet_s
+    if quiet_s is not None and quiet_s > _MIN_QUIET_S:
+        status["quiet_s"] = quiet_s
+        status["warnings"].append(f"nothing was written for {quiet_s:.0f} s")
+
+
+def _add_choosing_tasks(status: Reply, row: RunRow, progress: Progress) -> None:
+    """Add `heldout`, the held-out tasks by which a training run chooses its best checkpoint; only
+    where the run has recorded them."""
+    half = choosing_half_in(progress.started) if row.kind == "train" else None
+    if half is not None:
+        status["heldout"] = half.to_json()
+
+
+def _basic_fields(row: RunRow, progress: Progress) -> Reply:
+    """The fields that the status of every run has, with its latest alerts and no warnings."""
+    return {
+        "run_id": row.run_id,
+        "state": row.state,
+        "kind": row.kind,
+        "algorithm": row.algorithm,
+        "env_id": row.env_id,
+        "model": row.model,
+        "attempt": row.attempt,
+        "device": row.device,
+        "step": progress.step,
+        "total_steps": progress.total_steps,
+        "eta_s": progress.eta_s,
+        "metrics": progress.metrics,
+        "alerts": progress.alerts,
+        "verdict": row.verdict,
+        "spent_hours": round(row.spent_hours, 5),
+        "cursor": str(progress.cursor),
+        "warnings": [],
+    }
+
+
+def _remove_calls(status: Reply) -> None:
+    """Take the calls out of the status of a deleted run: nothing of it is left to read, to deploy
+    or to continue."""
+    status["next"] = []
+    if "error" in status:
+        status["error"]["hint"] = "Submit a new run."
+        status["error"].pop("call", None)
+
+
+def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
+    """The status of a run that is done, with its result, and the warnings and next calls of it."""
+    result_fields = _result_fields(run)
+    warnings = status["warnings"]
+    new_warnings = [
+        warning for warning in result_fields.get("warnings", []) if warning not in warnings
+    ]
+    status = status | result_fields | {"warnings": warnings + new_warnings}
+    if row.kind == "evaluate":
+        status["next"] = _after_evaluation(run, row)
+    return _errors_first(run, row, status)
+
+
+def _reason_of_end(run: RunDir, row: RunRow) -> Reply:
+    """Why a run failed, was cancelled or is stopping, and how to go on.
+
+    The keys are `kind` and `message` of the reason, `hint` with its `call`, `evidence` (of a failed
+    run), and `last_checkpoint`.
+    """
+    hint = row.hint or outcome.resume_hint(run)
+    return {
+        "kind": row.reason_kind,
+        "message": row.reason,
+        **hint.as_fields(),
+        "evidence": outcome.evidence(run) if row.state == "failed" else "",
+        "last_checkpoint": outcome.checkpoint_name(run),
+    }
+
+
+def _why_waiting(run: RunDir) -> list[str]:
+    """A warning that names the secrets that the queued run needs and this server lacks; [] where it
+    lacks none."""
+    missing = launcher.missing_secrets(run)
+    if not missing:
+        return []
+    names = ", ".join(missing)
+    return [f"it waits for a server that has the secrets {names} in its environment"]
+
+
+def _result_fields(run: RunDir) -> Reply:
+    """The part of a status that comes from the worker's result.json: `result`, and the `warnings`
+    and `next` of its evidence where it has any. Empty where there is no such file."""
+    result = read_object(run.result)
+    if not result:
+        return {}
+    evidence = result.get("evidence")
+    if not isinstance(evidence, dict):
+        evidence = {}
+    result_fields: Reply = {"result": _shown_result(result, evidence)}
+    if evidence.get("warnings"):
+        result_fields["warnings"] = list(evidence["warnings"])
+    if evidence.get("next"):
+        result_fields["next"] = evidence["next"]
+    return result_fields
+
+
+def _shown_result(result: Mapping[str, Any], evidence: Mapping[str, Any]) -> Reply:
+    """The content of result.json as a status shows it: of its evidence only `_EVIDENCE_KEYS`, and
+    without the verdict, because the status itself has it."""
+    shown_result = {
+        key: value for key, value in result.items() if key not in ("evidence", "verdict")
+    }
+    shown_evidence = {
+        name: evidence[name] for name in _EVIDENCE_KEYS if evidence.get(name) is not None
+    }
+    if shown_evidence:
+        shown_result["evidence"] = shown_evidence
+    return shown_result
+
+
+def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
+    """The status with a warning about failed scores before all others; unchanged where none failed.
+
+    The calls that show the failures come before all other next calls.
+    """
+    failed = _failed_scores(status.get("result") or {})
+    if not failed.get("failed"):
+        return status
+    following = status.get("next", [])
+    if row.kind == "evaluate":  # nobody should curate a dataset before having read the failures
+        following = [call for call in following if call["tool"] != "curate"]
+    return status | {
+        "warnings": [_failed_scores_warning(failed), *status["warnings"]],
+        "next": [*_calls_showing_failures(row), *following],
+    }
+
+
+def _failed_scores_warning(failed: Mapping[str, Any]) -> str:
+    """The warning that scores failed, from the counts that `_failed_scores` returns."""
+    warning = f"{failed['failed']} of {failed['of']} scores failed"
+    last_step = failed.get("last_step")
+    if last_step and last_step["failed"]:
+        warning += f", {last_step['failed']} of {last_step['of']} in the last step"
+    return f"{warning}: the calls in next say why and show them"
+
+
+def _calls_showing_failures(row: RunRow) -> list[Reply]:
+    """The calls that say why scores of a run failed, and show the answers, as JSON."""
+    argument = {"run_id": row.run_id}
+    return [
+        Call("diagnose", argument).to_json(),
+        Call("read_rollouts", argument | {"pick": "error"}).to_json(),
+    ]
+
+
+def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How many scores failed: {"failed", "of"}; empty where nothing was counted.
+
+    For an evaluation these are summed over its models. For a training run its worker counted them,
+    and added the same counts of the last step as "last_step".
+    """
+    models = result.get("models")
+    if not isinstance(models, list):
+        return result.get("failed_scores") or {}
+    return {
+        "failed": sum(model.get("errors") or 0 for model in models),
+        "of": sum(model.get("attempts") or 0 for model in models),
+    }
+
+
+def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
+    """The calls to make after an evaluation, as JSON:
+
+    - of one model: read its answers;
+    - of several models: compare them, and read the answers that differ;
+    - first of all, where training tasks were tried several times each: curate a dataset.
+    """
+    config = run.find_config()  # None if damaged; the status is shown all the same
+    models = config.model_refs if config else []
+    calls = [Call("read_rollouts", {"run_id": row.run_id})]
+    if len(models) > 1:
+        calls = [
+            Call("compare_runs", {"ids": models, "env_id": row.env_id}),
+            Call("read_rollouts", {"run_id": row.run_id, "pick": "changed"}),
+        ]
+    evaluation = config if isinstance(config, EvaluateConfig | RegradeConfig) else None
+    if evaluation and evaluation.split == "train" and evaluation.attempts > 1:
+        calls = [_call_to_curate(row), *calls]
+    return [call.to_json() for call in calls]
+
+
+def _call_to_curate(row: RunRow) -> Call:
+    """The call that makes a dataset of the best answers of an evaluation, at the tasks where the
+    rewards differ."""
+    # A dataset's name has at most 40 characters.
+    name = f"{row.env_id.partition('@')[0][:35]}-best"
+    return Call("curate", {"source_ids": [row.run_id], "name": name, "where": "0 < avg < 1"})
+
+
+def _summary(row: RunRow, status: Reply) -> str:
+    """One sentence about a run's state, such as `sums-grpo-3 is running at step 12 of 60, 340 s
+    left.`"""
+    at_step = _at_step(status)
+    match row.state:
+        case "queued":
+            return f"{row.run_id} is queued at position {status['queue_position']}."
+        case "done":
+            return _done_summary(row, status)
+        case "failed":
+            return f"{row.run_id} failed{at_step} ({row.reason_kind}): {row.reason.rstrip('.')}."
+        case "cancelled":
+            return f"{row.run_id} is cancelled{at_step}: {row.reason.rstrip('.')}."
+        case _:  # it holds a device, or is interrupted
+            seconds_left = status["eta_s"]
+            time_left = f", {seconds_left:.0f} s left" if seconds_left else ""
+            return f"{row.run_id} is {row.state}{at_step}{time_left}."
+
+
+def _at_step(status: Reply) -> str:
+    """The run's step as part of a sentence, such as ` at step 12 of 60`; "" before it has one."""
+    if status["step"] is None:
+        return ""
+    of_steps = f" of {status['total_steps']}" if status["total_steps"] is not None else ""
+    return f" at step {status['step']}{of_steps}"
+
+
+def _done_summary(row: RunRow, status: Reply) -> str:
+    """A sentence that the run is done, and what its result says of itself."""
+    text = status.get("result", {}).get("summary", "")
+    verdict = f", verdict {row.verdict}" if row.kind == "train" else ""
+    return f"{row.run_id} is done{verdict}. {text}".strip()

@@ -1,0 +1,143 @@
+"""Which settings cannot stand together, or not with the model, the machine or the rows."""
+
+from engine.core.errors import UserError
+from engine.environments.env_facts import EnvFacts
+from engine.models.model_files import ModelFacts
+from engine.records.settings import ROW_ALGORITHMS, GivenSettings
+from engine.settings.defaults import USER, Filled
+
+
+def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
+    """Raise UserError SETTING_INVALID for a setting of sampling that does not fit `attempts`.
+
+    A single attempt is greedy, so temperature, top_p, top_k and min_p have no effect. Several
+    attempts at temperature 0 would all be equal.
+    """
+    temperature = user_settings.get("temperature")
+    if attempts == 1:
+        # Values that may be given, because a greedy answer would be the same without them.
+        neutral_values = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0}
+        for name, neutral_value in neutral_values.items():
+            if user_settings.get(name, neutral_value) != neutral_value:
+                raise _invalid_setting(
+                    name,
+                    f"{name} = {user_settings[name]} with one attempt, which is greedy",
+                    f"Leave {name} out, or ask for several attempts.",
+                )
+    elif temperature == 0:
+        raise _invalid_setting(
+            "temperature",
+            f"temperature = 0 makes all {attempts} attempts equal",
+            "Leave temperature out, or ask for one attempt.",
+        )
+
+
+def check_loss(user_settings: GivenSettings) -> None:
+    """Raise UserError SETTING_NOT_APPLICABLE for clip_low with cispo, which has no lower clip."""
+    if user_settings.get("loss") == "cispo" and "clip_low" in user_settings:
+        raise UserError(
+            "SETTING_NOT_APPLICABLE",
+            "clip_low does not apply to loss = cispo, which clips its weight from above only",
+            hint="Leave clip_low out; clip_high is the limit.",
+            field="settings.clip_low",
+        )
+
+
+def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:
+    """Raise UserError SETTING_INVALID if vLLM is chosen as sampler but is not set up."""
+    if user_settings.get("sampler") == "vllm" and not vllm:
+        raise _invalid_setting(
+            "sampler",
+            'sampler = "vllm", but vLLM is not set up on this machine',
+            "Run `honesmith setup --vllm` once, or leave sampler out.",
+        )
+
+
+def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFacts | None) -> None:
+    """Raise UserError if settings contradict each other, the model or the rows."""
+    _check_lengths(filled.values, model)
+    _check_thinking(filled.values, model)
+    _check_quantization(filled.values)
+    if algorithm != "evaluate":  # it has no batch
+        _check_batch(algorithm, filled, env)
+
+
+def _check_batch(algorithm: str, filled: Filled, env: EnvFacts | None) -> None:
+    """Raise UserError SETTING_INVALID if a batch is larger than the number of train rows."""
+    values = filled.values
+    batch_setting = "batch_size" if algorithm in ROW_ALGORITHMS else "prompts_per_step"
+    batch, rows = values[batch_setting], values.get("max_examples")
+    if rows is not None and batch > rows:
+        limited_by = " (max_examples)" if filled.sources["max_examples"] == USER else ""
+        of_env = f" of {env.env_id}" if env else ""
+        raise _invalid_setting(
+            batch_setting,
+            f"{batch_setting} = {batch} is above the {rows} train rows{limited_by}{of_env}",
+            f"Use at most {rows}.",
+        )
+
+
+def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
+    """Raise UserError SETTING_INVALID unless max_tokens < max_length <= the model's context.
+
+    SFT has no max_tokens, and an evaluation no max_length: the model's context counts instead.
+    """
+    length = values.get("max_length")
+    tokens = values.get("max_tokens")
+    if length is not None and length > model.max_positions:
+        raise _invalid_setting(
+            "max_length",
+            f"max_length = {length} is above the model's context of {model.max_positions} tokens",
+            f"Use at most {model.max_positions}.",
+        )
+    if tokens is not None and tokens >= (length or model.max_positions):
+        limit = f"max_length = {length}" if length else f"the model's {model.max_positions}"
+        can_raise_length = length is not None and length < model.max_positions
+        hint = "Lower max_tokens or raise max_length." if can_raise_length else "Lower max_tokens."
+        message = f"max_tokens = {tokens} leaves no room for a prompt within {limit}"
+        raise _invalid_setting("max_tokens", message, hint)
+
+
+def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
+    """Raise UserError for settings of thinking that cannot work.
+
+    SETTING_INVALID if the model's template cannot switch it on, SETTING_NOT_APPLICABLE for a
+    length penalty where the model does not think.
+    """
+    if values.get("thinking") is True and not model.thinking:
+        raise _invalid_setting(
+            "thinking",
+            "thinking = true, but the model's chat template has no think block to switch on",
+            "Leave thinking out, or use a model with a thinking template.",
+        )
+    is_thinking = values.get("thinking") or model.always_thinks
+    if values.get("thinking_length_penalty") and not is_thinking:
+        raise UserError(
+            "SETTING_NOT_APPLICABLE",
+            f"thinking_length_penalty = {values['thinking_length_penalty']:g} without thinking: "
+            "there is no think block to measure",
+            hint="Set thinking = true, or leave thinking_length_penalty out.",
+            field="settings.thinking_length_penalty",
+        )
+
+
+def _check_quantization(values: GivenSettings) -> None:
+    """Raise UserError SETTING_INVALID for nf4 with float32, or with vLLM as the sampler."""
+    if values.get("quantization") == "nf4" and values.get("precision") == "float32":
+        raise _invalid_setting(
+            "precision",
+            'precision = "float32" with quantization = "nf4", which computes in bfloat16',
+            "Leave precision out, or leave quantization out.",
+        )
+    if values.get("quantization") == "nf4" and values.get("sampler") == "vllm":
+        raise _invalid_setting(
+            "sampler",
+            'sampler = "vllm" with quantization = "nf4": vLLM would sample from other weights than '
+            "are trained",
+            "Leave sampler out.",
+        )
+
+
+def _invalid_setting(name: str, message: str, hint: str) -> UserError:
+    """The error SETTING_INVALID for the setting `name`."""
+    return UserError("SETTING_INVALID", message, hint=hint, field=f"settings.{name}")

@@ -1,0 +1,131 @@
+"""The error for settings of the wrong type or out of range, with what to write instead."""
+
+import math
+
+from pydantic import ValidationError
+
+from engine.core.errors import UserError
+from engine.core.hints import Change, Hint
+from engine.records.settings import GivenSettings, Settings, expects
+
+_VALUE_HINTS = {
+    "group_size": "With one completion per task every advantage is zero; 4 to 16 is usual.",
+    "temperature": "At 0 all completions of a group are equal: nothing is learned; 1.0 is usual.",
+    "learning_rate": "Leave it out for the value that suits the model.",
+    "lora_targets": "Name each projection once, or leave it out for all-linear.",
+    "lora_rank": "16 is enough for most tasks, 256 for a large SFT set.",
+    "max_examples": "Leave it out to use every train row.",
+    "stop_early": "Available: none, heldout, alert.",
+    "sampler": "Available: auto, torch, vllm.",
+}
+
+# How much of what a user gave the error repeats.
+_EXPLAINED = 4  # settings that are explained one by one
+_VALUE_CHARS, _TEXT_CHARS = 60, 30
+
+
+def invalid_values_error(
+    schema: type[Settings], error: ValidationError, given: GivenSettings
+) -> UserError:
+    """The error for values of the wrong type or out of range.
+
+    The message describes the first four wrong values; hint and field are about the first.
+
+    Args:
+        error: pydantic's error, which names the wrong values.
+        given: all values that were given.
+    """
+    names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
+    problems = [
+        f"{name} = {_shortened_value(given[name])} is not {expects(schema.model_fields[name])}"
+        for name in names[:_EXPLAINED]
+    ]
+    first_name = names[0]
+    hint = _value_hint(
+        first_name,
+        given[first_name],
+        expected=expects(schema.model_fields[first_name]),
+        problem=problems[0],
+    )
+    return UserError(
+        "SETTING_INVALID",
+        "; ".join(problems),
+        hint=Hint(hint, change=_type_correction({name: given[name] for name in names})),
+        field=f"settings.{first_name}",
+    )
+
+
+def _shortened_value(value: object) -> str:
+    """The value as Python writes it, cut to what a message has room for."""
+    text = repr(value)
+    return text if len(text) <= _VALUE_CHARS else text[: _VALUE_CHARS - 3] + "..."
+
+
+def _value_hint(name: str, value: object, expected: str, problem: str) -> str:
+    """What to do about a wrong value of the setting `name`.
+
+    The kinds of mistakes are tried from the most special to the most general.
+
+    Args:
+        expected: the values that the setting takes, in words.
+        problem: the description of what is wrong.
+    """
+    if isinstance(value, bool):
+        return "true and false are not numbers."
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"Give {name} a finite number, or leave it out."
+    if isinstance(value, str) and "number" in expected:
+        return _number_hint(name, value, expected)
+    if isinstance(value, float) and value.is_integer() and "whole" in problem:
+        return f"Write {int(value)} without a decimal point."
+    if isinstance(value, dict):
+        return f"Settings are flat: give {name} one value."
+    return _VALUE_HINTS.get(name, "") or f"The settings reference has the range of {name}."
+
+
+def _type_correction(wrong: GivenSettings) -> Change | None:
+    """The change of the call that mends wrong values, where each of them stands for a number.
+
+    None otherwise: a call without the setting would take its default, which may cost far more than
+    the caller meant.
+    """
+    numbers: dict[str, object] = {}
+    for name, value in wrong.items():
+        number = _number_meant_by(value)
+        if number is None:
+            return None
+        numbers[name] = number
+    return Change(settings=numbers)
+
+
+def _number_meant_by(value: object) -> float | int | None:
+    """The number that a wrong value stands for: "8" is 8, "1e-4" is 0.0001, 8.0 is 8.
+
+    None for a text that is not a finite number, and for every other value.
+    """
+    if isinstance(value, float):  # wrong, so a whole number is expected
+        return int(value) if value.is_integer() else None
+    if not isinstance(value, str):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    if not math.isfinite(number):
+        return None
+    return int(number) if number.is_integer() and "." not in value else number
+
+
+def _number_hint(name: str, text: str, expected: str) -> str:
+    """What to write instead of `text`, where a number was expected.
+
+    `expected` describes the values that the setting takes.
+    """
+    try:
+        is_quoted_number = math.isfinite(float(text))
+    except ValueError:
+        is_quoted_number = False
+    if is_quoted_number:
+        return f"Write the number without quotes: {name}: {text[:_TEXT_CHARS]}."
+    example = 8 if "whole" in expected else 0.001
+    return f"{text[:_TEXT_CHARS]} is not a number; e.g. {example}."
