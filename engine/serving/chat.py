@@ -5,7 +5,7 @@ is, and the next call goes on with exactly those tokens.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.core.errors import UserError
@@ -51,12 +51,21 @@ class Question:
 
 @dataclass(frozen=True)
 class Session:
-    """Who asks, and how long may be waited: the same for all models of a call."""
+    """What is the same for all models that one call asks.
+
+    Attributes:
+        asker: whose quota a start of a model counts against.
+        listener: hears the answers as they come.
+        deadline: of the whole call, on the monotonic clock.
+        sampling: how the models sample, from `_sampling_body`.
+    """
 
     home: Home
     asker: Asker
     patience: Patience
     listener: Listener
+    deadline: float
+    sampling: Json
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,21 @@ class Answered:
     started: list[Reply]
 
 
+@dataclass(frozen=True)
+class _Saved:
+    """The conversation as it was saved after a call.
+
+    Attributes:
+        id: to go on with; "" if it could not be saved.
+        warning: about what was lost; "" for none.
+        seed: that tokens were drawn with; None if the likeliest were taken.
+    """
+
+    id: str
+    warning: str
+    seed: int | None
+
+
 def chat(
     home: Home,
     request: ChatRequest,
@@ -85,42 +109,54 @@ def chat(
 ) -> Reply:
     """Ask a model, and with `compare_to` a second one; a model that is not served yet is deployed.
 
-    A start counts against the quota of `asker`, who alone can go on with the conversation.
-    `listener` hears the answers as they come.
-
-    In the reply: `answers`, each with model, answer, finish_reason, prompt_tokens, tokens,
-    latency_s (seconds for the answer, without starting), where there are any reasoning and
-    tool_calls, and `partial` (true) where the call's time was up before its end; `conversation`,
-    the id to go on with; `seed`, where tokens were drawn; `started`, only where something was: the
-    deployments that this call started, each with deployment_id, seconds and memory_gb.
-
-    Raises UserError BAD_ARGUMENT (nothing to answer, or the model refuses it), DEPLOY_FAILED (also
-    where no token comes for `patience.stall_s`), and as `deploy` does.
+    A start counts against the quota of `asker`, who alone can go on with the conversation. Raises
+    UserError BAD_ARGUMENT (nothing to answer, or the model refuses it), DEPLOY_FAILED (also where
+    no token comes for `patience.stall_s`), and as `deploy` does.
     """
-    earlier = None
-    if request.conversation:
-        earlier = conversations.load(home, request.conversation, asker.name)
+    earlier = _earlier_conversation(home, request, asker)
     names = list(dict.fromkeys(name for name in (request.model, request.compare_to) if name))
-    # Before anything is started, for the errors in what is asked.
+    # Errors in what is asked are found here, before anything is started.
     tools = _tools_of(request, earlier)
     questions = _questions(home, request, names, tools, earlier)
     seed = _seed_of(request, earlier)
-    session = Session(home, asker, patience, listener)
-    answered = _ask_all(session, questions, _sampling_body(request, seed, tools))
+    sampling = _sampling_body(request, seed, tools)
+    deadline = time.monotonic() + patience.call_s
+    session = Session(home, asker, patience, listener, deadline, sampling)
+    answered = _ask_all(session, questions)
     answers = [each.answer for each in answered]
     conversation = _after(earlier, questions, answers, tools=tools, seed=seed, owner=asker.name)
     conversation_id, lost = conversations.save(home, request.conversation, conversation)
+    saved = _Saved(conversation_id, lost, seed if request.temperature > 0 else None)
+    return _reply(answered, names, saved, home.user_config().idle_stop_minutes)
+
+
+def _earlier_conversation(home: Home, request: ChatRequest, asker: Asker) -> Conversation | None:
+    """The conversation that the request goes on with; None if it begins one."""
+    if not request.conversation:
+        return None
+    return conversations.load(home, request.conversation, asker.name)
+
+
+def _reply(
+    answered: Sequence[Answered], names: Sequence[str], saved: _Saved, idle_minutes: float
+) -> Reply:
+    """The reply of `chat`.
+
+    Args:
+        names: of the models as the caller gave them, in the order of `answered`.
+        idle_minutes: after which a started deployment stops by itself.
+    """
     entries = [_entry(each) for each in answered]
     started = [deployment for each in answered for deployment in each.started]
-    idle_minutes = home.user_config().idle_stop_minutes
+    lost = [saved.warning] if saved.warning else []
     return {
         "answers": entries,
-        **({"conversation": conversation_id} if conversation_id else {}),
-        **({"seed": seed} if request.temperature > 0 else {}),
+        **({"conversation": saved.id} if saved.id else {}),
+        **({"seed": saved.seed} if saved.seed is not None else {}),
         **({"started": started} if started else {}),
         "summary": _summary(entries),
-        "next": _next_calls(names, entries, conversation_id, started),
-        "warnings": _warnings(entries, started, idle_minutes) + ([lost] if lost else []),
+        "next": _next_calls(names, entries, saved.id, started),
+        "warnings": _warnings(entries, started, idle_minutes) + lost,
     }
 
 
@@ -154,15 +190,14 @@ def _sampling_body(request: ChatRequest, seed: int, tools: list[ToolSchema]) -> 
     }
 
 
-def _ask_all(session: Session, questions: Sequence[Question], body: Json) -> list[Answered]:
+def _ask_all(session: Session, questions: Sequence[Question]) -> list[Answered]:
     """Ask the models one after the other, all within the time of the call. Raises UserError as
     `chat` does."""
-    deadline = time.monotonic() + session.patience.call_s
     answered: list[Answered] = []
     for number, question in enumerate(questions):
         # So that a slow first model leaves the second one its half of the time.
         shares = len(questions) - number
-        answered.append(_ask(session, question, body, deadline, shares=shares))
+        answered.append(_ask(session, question, shares))
     return answered
 
 
@@ -180,10 +215,8 @@ def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[
     """The messages that this call adds. Raises UserError BAD_ARGUMENT where there are none and
     nothing goes on, or where a system prompt does not come first."""
     added: list[ChatMessage] = []
-    given = list(request.messages)
     if request.system:
-        begins = given[0].get("role") if given and isinstance(given[0], dict) else ""
-        if earlier or begins == "system":
+        if earlier or _begins_with_system(request.messages):
             raise UserError(
                 "BAD_ARGUMENT",
                 "system is given, but the conversation has begun or has a system message",
@@ -191,12 +224,19 @@ def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[
                 field="system",
             )
         added.append({"role": "system", "content": request.system})
-    added += given
+    added += request.messages
     if request.message.strip():
         added.append({"role": "user", "content": request.message})
     if not earlier and (not added or added[-1].get("role") == "system"):
         raise UserError("BAD_ARGUMENT", "message is empty", hint="Ask something.", field="message")
     return added
+
+
+def _begins_with_system(messages: Sequence[ChatMessage]) -> bool:
+    """Whether the first message is a system message. The messages are not checked yet, so the first
+    may be no object."""
+    first = messages[0] if messages else None
+    return isinstance(first, dict) and first.get("role") == "system"
 
 
 def _question(
@@ -253,44 +293,59 @@ def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
     return time.time_ns() % _LONGEST_SEED
 
 
-def _ask(
-    session: Session, question: Question, body: Json, deadline: float, *, shares: int
-) -> Answered:
+def _ask(session: Session, question: Question, shares: int) -> Answered:
     """Ask one model, which is started if it is not served yet.
 
-    `deadline` is that of the whole call, on the monotonic clock; once the model is served, its
-    answer gets one of `shares` equal parts of the time that is left. If the process ends before the
-    answer is done, it is started again once and goes on with the tokens that there are. Raises
+    The answer gets one of `shares` equal parts of the time that is left. If the process ends before
+    the answer is done, it is started again once and goes on with the tokens that there are. Raises
     UserError as `chat` does.
     """
     started: list[Reply] = []
     answer = Answer()
     seconds = 0.0
-    is_second_try = False
-    while True:
-        ready_by = min(deadline, time.monotonic() + session.patience.start_s)
-        row, start_seconds = serve(session.home, question.target, ready_by, session.asker)
-        if start_seconds is not None:
-            started.append(_started_entry(row, start_seconds))
-        folder = session.home.deployment(row.deployment_id)
-        answer.is_waiting = True  # until the model begins, in a second try too
+    for is_second_try in (False, True):
+        folder = _served_folder(session, question.target, started)
         asked_at = time.monotonic()
-        limits = Limits(asked_at + (deadline - asked_at) / shares, session.patience.stall_s)
+        answer_by = asked_at + (session.deadline - asked_at) / shares
         try:
-            server_request = _server_request(question, body, answer)
-            sample(folder, server_request, limits, answer, session.listener)
-        except RefusedByServer as error:
-            raise _refused(question.target, folder, error) from error
+            _sample(session, question, folder, answer, answer_by)
+            break
         except Unreachable as error:
-            if is_second_try or time.monotonic() > limits.deadline:
+            if is_second_try or time.monotonic() > answer_by:
                 raise deploy_failed(folder, f"it did not answer: {error}") from error
-            is_second_try = True
-            continue
         finally:
             seconds += time.monotonic() - asked_at
-        if answer.has_stalled and not answer.token_ids:
-            raise _no_token_error(question.target, limits.stall_s)
-        return Answered(question.target.name, answer, seconds, started)
+    return Answered(question.target.name, answer, seconds, started)
+
+
+def _served_folder(session: Session, target: Target, started: list[Reply]) -> DeployDir:
+    """The folder of a deployment that serves the target. If it had to be started, its entry is
+    added to `started`."""
+    ready_by = min(session.deadline, time.monotonic() + session.patience.start_s)
+    row, start_seconds = serve(session.home, target, ready_by, session.asker)
+    if start_seconds is not None:
+        started.append(_started_entry(row, start_seconds))
+    return session.home.deployment(row.deployment_id)
+
+
+def _sample(
+    session: Session, question: Question, folder: DeployDir, answer: Answer, answer_by: float
+) -> None:
+    """Let the deployment in `folder` go on with `answer` until `answer_by`, a time on the monotonic
+    clock.
+
+    Raises UserError BAD_ARGUMENT or DEPLOY_FAILED if it refuses or gives no token, Unreachable if
+    its process ends meanwhile.
+    """
+    answer.is_waiting = True  # until the model begins, in a second try too
+    limits = Limits(answer_by, session.patience.stall_s)
+    request = _server_request(question, session.sampling, answer)
+    try:
+        sample(folder, request, limits, answer, session.listener)
+    except RefusedByServer as error:
+        raise _refused(question.target, folder, error) from error
+    if answer.has_stalled and not answer.token_ids:
+        raise _no_token_error(question.target, limits.stall_s)
 
 
 def _started_entry(row: DeploymentRow, seconds: float) -> Reply:
@@ -302,18 +357,18 @@ def _started_entry(row: DeploymentRow, seconds: float) -> Reply:
     }
 
 
-def _server_request(question: Question, body: Json, answer: Answer) -> Json:
+def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
     """What the model's server is asked: the question, to be answered from the tokens on that the
     answer has so far.
 
     Args:
-        body: how it samples, from `_sampling_body`.
+        sampling: how it samples, from `_sampling_body`.
     """
     begun = [*question.begun, *answer.token_ids]
-    return body | {
+    return sampling | {
         "model": question.target.name,
         "messages": question.messages,
-        "max_tokens": max(1, body["max_tokens"] - len(answer.token_ids)),
+        "max_tokens": max(1, sampling["max_tokens"] - len(answer.token_ids)),
         **({"begun_token_ids": begun} if begun else {}),
     }
 
@@ -342,7 +397,8 @@ def _refused(target: Target, folder: DeployDir, error: RefusedByServer) -> UserE
 
 
 def _entry(answered: Answered) -> Reply:
-    """One entry of `answers` in the reply of `chat`."""
+    """One entry of `answers` in the reply of `chat`. It has `partial` if the call's time was up
+    before the answer's end; `latency_s` are seconds without starting the model."""
     answer = answered.answer
     return {
         "model": answered.model,
@@ -419,23 +475,29 @@ def _next_calls(
     """The calls to suggest: go on with what was cut, answer what the model called, stop what was
     started. `names`: as they were given, in the order of `entries`."""
     calls: list[Call] = []
-    for name, entry in zip(names, entries, strict=True):
-        if not conversation_id:
-            break
-        same = {"model": name, "conversation": conversation_id}
-        if entry["finish_reason"] in CUT:
-            calls.append(Call("chat", same))
-        elif entry.get("tool_calls"):
-            results = [
-                {"role": "tool", "tool_call_id": call["id"], "content": "..."}
-                for call in entry["tool_calls"]
-            ]
-            calls.append(Call("chat", same | {"messages": results}))
+    if conversation_id:
+        for name, entry in zip(names, entries, strict=True):
+            same = {"model": name, "conversation": conversation_id}
+            calls += _calls_that_go_on(entry, same)
     calls += [
         Call("deploy", {"run_id": deployment["deployment_id"], "action": "stop"})
         for deployment in started
     ]
     return [call.to_json() for call in calls]
+
+
+def _calls_that_go_on(entry: Reply, arguments: Mapping[str, object]) -> list[Call]:
+    """At most one call of `chat`: it continues an answer that was cut, or gives the results of the
+    tools that the model called. `arguments` name the model and the conversation."""
+    if entry["finish_reason"] in CUT:
+        return [Call("chat", arguments)]
+    tool_calls = entry.get("tool_calls")
+    if not tool_calls:
+        return []
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": "..."} for call in tool_calls
+    ]
+    return [Call("chat", {**arguments, "messages": results})]
 
 
 def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: float) -> list[str]:
@@ -445,14 +507,20 @@ def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: 
         if entry["finish_reason"] == "length":
             warnings.append(f"{entry['model']} was cut at {entry['tokens']} tokens")
         elif entry.get("partial"):
-            speed = entry["tokens"] / max(entry["latency_s"], 1e-3)
-            warnings.append(
-                f"{entry['model']} has {entry['tokens']} tokens after {entry['latency_s']:.0f} s "
-                f"({speed:.2g} a second); chat with the conversation and no message goes on"
-            )
+            warnings.append(_partial_warning(entry))
     return warnings + [
         f"{deployment['deployment_id']} was started for this in {deployment['seconds']:.1f} s and "
         f"holds about {deployment['memory_gb']:g} GB; it stops by itself after "
         f"{idle_minutes:g} idle minutes"
         for deployment in started
     ]
+
+
+def _partial_warning(entry: Reply) -> str:
+    """The warning about an answer that the time of the call did not suffice for."""
+    seconds = entry["latency_s"]
+    speed = entry["tokens"] / max(seconds, 1e-3)  # the least time: against a division by 0
+    return (
+        f"{entry['model']} has {entry['tokens']} tokens after {seconds:.0f} s "
+        f"({speed:.2g} a second); chat with the conversation and no message goes on"
+    )
