@@ -156,14 +156,7 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
     runs: list[FinishedRun] = []
     left_out: list[str] = []
     for algorithm in ALGORITHMS:
-        with Store(home) as store:
-            rows = store.calibration(algorithm, limit=RUNS)
-        for row in rows:
-            features = row["features"]
-            if _device_kind(features) != kind:
-                continue
-            run = home.run(str(features["run_id"]))
-            total_seconds = 3600 * float(row["actual"])  # the database has hours
+        for run, total_seconds in _newest_runs(home, algorithm, kind):
             try:
                 finished_run = _finished_run(run, speed, algorithm, total_seconds)
             except DamagedRecord as damage:  # one bad file must not stop every estimate
@@ -172,6 +165,18 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
             if finished_run is not None:
                 runs.append(finished_run)
     return Experience(tuple(runs), tuple(left_out))
+
+
+def _newest_runs(home: Home, algorithm: str, kind: str) -> list[tuple[RunDir, float]]:
+    """The newest finished runs of the algorithm on a device of this kind, each with the seconds
+    that it took."""
+    with Store(home) as store:
+        rows = store.calibration(algorithm, limit=RUNS)
+    return [
+        (home.run(str(row["features"]["run_id"])), 3600 * float(row["actual"]))  # stored in hours
+        for row in rows
+        if _device_kind(row["features"]) == kind
+    ]
 
 
 def _device_kind(features: Mapping[str, object]) -> str:

@@ -35,9 +35,7 @@ def memory(plan: Plan) -> PeakMemory:
     kv_cache, sampled_logits = _sampling_bytes(plan, _longest_sampled_sequence(plan))
     training_peak = activations + logits
     sampling_peak = kv_cache + sampled_logits
-    # Two copies: one with the adapter merged in, one in the layout for sampling. The C library
-    # keeps the memory of the latter during training.
-    weights = plan.loaded.weights + 2 * _weight_copy_bytes(plan) + plan.teacher_weights
+    weights = _weight_bytes(plan)
     adapter = _adapter_bytes(plan)
     model_bytes = weights + adapter + max(training_peak, sampling_peak)
     overhead = _overhead_bytes(plan, model_bytes)
@@ -51,6 +49,15 @@ def memory(plan: Plan) -> PeakMemory:
         overhead=int(overhead),
         total=int(model_bytes + overhead),
     )
+
+
+def _weight_bytes(plan: Plan) -> float:
+    """Bytes of all weights that are held: the model's, two copies of them, and a teacher's.
+
+    One copy has the adapter merged in, one the layout for sampling. The C library keeps the memory
+    of the latter during training.
+    """
+    return plan.loaded.weights + 2 * _weight_copy_bytes(plan) + plan.teacher_weights
 
 
 def _largest_pass_tokens(plan: Plan) -> float:

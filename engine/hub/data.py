@@ -122,9 +122,7 @@ def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
     DATASET_READING, retryable, if it is not fetched by the deadline: the next call goes on from
     there; DISK_FULL.
     """
-    root = home.cache / "hub-data" / ref.repo.replace("/", "--")
-    if ref.subset:
-        root = root.with_name(f"{root.name}--{ref.subset.replace('/', '-')}")
+    root = _cache_folder(home, ref)
     latest = _latest(root)
     if latest is not None and is_offline():
         return latest
@@ -141,39 +139,65 @@ def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
         if not (folder / _FETCHED).is_file():
             with errors_as_refusals(ref.repo, DATASET):
                 _fetch_files(remote, ref.subset, folder, deadline)
-        return Dataset(folder / "datasets", FetchedData.read(folder / _FETCHED))
+    return _dataset_in(folder)
+
+
+def _cache_folder(home: Home, ref: DatasetRef) -> Path:
+    """The folder of the home's cache that has a folder for each fetched version of the dataset."""
+    name = ref.repo.replace("/", "--")
+    if ref.subset:
+        name += f"--{ref.subset.replace('/', '-')}"
+    return home.cache / "hub-data" / name
+
+
+def _dataset_in(folder: Path) -> Dataset:
+    """The dataset in the folder of a version that is fetched completely."""
+    return Dataset(folder / "datasets", FetchedData.read(folder / _FETCHED))
 
 
 def _latest(root: Path) -> Dataset | None:
     """The dataset in the newest complete folder below `root`; None if there is none."""
     complete = sorted(root.glob(f"*/{_FETCHED}"), key=lambda path: path.stat().st_mtime)
-    if not complete:
-        return None
-    return Dataset(complete[-1].parent / "datasets", FetchedData.read(complete[-1]))
+    return _dataset_in(complete[-1].parent) if complete else None
 
 
 def _fetch_files(remote: HubVersion, subset: str, folder: Path, deadline: float) -> None:
     """Download the files of a subset into `folder`/datasets and write fetched.json beside it."""
     chosen = _choose_files(remote, subset)
-    total_bytes = sum(file.size for file in chosen.values())
     data_folder = folder / "datasets"
     data_folder.mkdir(parents=True, exist_ok=True)
-    _check_room(data_folder, total_bytes, remote.repo)
+    _check_room(data_folder, _total_bytes(chosen), remote.repo)
+    _download_all(remote, chosen, data_folder, deadline)
+    fetched_names = {file.name for file in chosen.values()}
+    write_json(folder / _FETCHED, _origin(remote, subset, fetched_names).model_dump())
+
+
+def _total_bytes(files: Mapping[str, RemoteFile]) -> int:
+    """The sizes of all files together."""
+    return sum(file.size for file in files.values())
+
+
+def _download_all(
+    remote: HubVersion, files: Mapping[str, RemoteFile], folder: Path, deadline: float
+) -> None:
+    """Download the files that `folder` lacks; `files` has them by the name that each gets there.
+
+    Raises UserError DATASET_READING at the deadline, DATASET_INVALID for a faulty file.
+    """
+    total_bytes = _total_bytes(files)
     bytes_before = 0  # sizes of the files that are there
 
     def check_deadline(file_bytes: int) -> None:
         if time.monotonic() >= deadline:
             raise _not_ready(remote.repo, bytes_before + file_bytes, total_bytes)
 
-    for local_name, file in chosen.items():
-        target = data_folder / local_name
+    for local_name, file in files.items():
+        target = folder / local_name
         if not target.is_file():
             fault = download(remote.client, remote.url(file.name), target, file, check_deadline)
             if fault:
                 raise DATASET.unusable(fault, "Call again.")
         bytes_before += file.size
-    fetched_names = {file.name for file in chosen.values()}
-    write_json(folder / _FETCHED, _origin(remote, subset, fetched_names).model_dump())
 
 
 def _origin(remote: HubVersion, subset: str, fetched_names: set[str]) -> FetchedData:

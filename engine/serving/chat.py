@@ -5,18 +5,16 @@ is, and the next call goes on with exactly those tokens.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.errors import UserError
-from engine.core.files import JsonObject
-from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.rows import DeploymentRow
 from engine.home.run_dir import DeployDir, Home
 from engine.processes.deployments import ANYBODY, Asker, Json, Unreachable
 from engine.serving import conversations
 from engine.serving.answer_stream import Answer, Limits, RefusedByServer, sample
+from engine.serving.chat_reply import CUT, CUT_BY_TIME, Answered, Saved, reply_of, started_entry
 from engine.serving.chat_request import (
     DRAW_SEED,
     OF_CLIENTS,
@@ -30,8 +28,6 @@ from engine.serving.messages import BadMessages, check_size, checked_messages, c
 from engine.serving.service import Target, deploy_failed, serve, target_of
 from envs.json_types import ChatMessage, ToolSchema
 
-CUT_BY_TIME = "timeout"  # the finish reason of an answer that was still being sampled
-CUT = (CUT_BY_TIME, "length")  # finish reasons of answers that can be continued
 _LONGEST_SEED = 2**31
 
 
@@ -68,38 +64,6 @@ class Session:
     sampling: Json
 
 
-@dataclass(frozen=True)
-class Answered:
-    """What asking one model came to.
-
-    Attributes:
-        model: its name.
-        answer: the answer, as far as there was time for it.
-        seconds: that the answer took, without starting the model.
-        started: the deployments that were started for it.
-    """
-
-    model: str
-    answer: Answer
-    seconds: float
-    started: list[Reply]
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """The conversation as it was saved after a call.
-
-    Attributes:
-        id: to go on with; "" if it could not be saved.
-        warning: about what was lost; "" for none.
-        seed: that tokens were drawn with; None if the likeliest were taken.
-    """
-
-    id: str
-    warning: str
-    seed: int | None
-
-
 def chat(
     home: Home,
     request: ChatRequest,
@@ -114,7 +78,7 @@ def chat(
     no token comes for `patience.stall_s`), and as `deploy` does.
     """
     earlier = _earlier_conversation(home, request, asker)
-    names = list(dict.fromkeys(name for name in (request.model, request.compare_to) if name))
+    names = _model_names(request)
     # Errors in what is asked are found here, before anything is started.
     tools = _tools_of(request, earlier)
     questions = _questions(home, request, names, tools, earlier)
@@ -123,11 +87,21 @@ def chat(
     deadline = time.monotonic() + patience.call_s
     session = Session(home, asker, patience, listener, deadline, sampling)
     answered = _ask_all(session, questions)
-    answers = [each.answer for each in answered]
-    conversation = _after(earlier, questions, answers, tools=tools, seed=seed, owner=asker.name)
+    conversation = _after(earlier, questions, answered, tools=tools, seed=seed, owner=asker.name)
+    saved = _save(home, request, conversation)
+    return reply_of(answered, names, saved, home.user_config().idle_stop_minutes)
+
+
+def _model_names(request: ChatRequest) -> list[str]:
+    """The models to ask as the caller gave them, each once."""
+    return list(dict.fromkeys(name for name in (request.model, request.compare_to) if name))
+
+
+def _save(home: Home, request: ChatRequest, conversation: Conversation) -> Saved:
+    """Save the conversation after a call."""
     conversation_id, lost = conversations.save(home, request.conversation, conversation)
-    saved = _Saved(conversation_id, lost, seed if request.temperature > 0 else None)
-    return _reply(answered, names, saved, home.user_config().idle_stop_minutes)
+    draws_tokens = request.temperature > 0
+    return Saved(conversation_id, lost, conversation.seed if draws_tokens else None)
 
 
 def _earlier_conversation(home: Home, request: ChatRequest, asker: Asker) -> Conversation | None:
@@ -135,29 +109,6 @@ def _earlier_conversation(home: Home, request: ChatRequest, asker: Asker) -> Con
     if not request.conversation:
         return None
     return conversations.load(home, request.conversation, asker.name)
-
-
-def _reply(
-    answered: Sequence[Answered], names: Sequence[str], saved: _Saved, idle_minutes: float
-) -> Reply:
-    """The reply of `chat`.
-
-    Args:
-        names: of the models as the caller gave them, in the order of `answered`.
-        idle_minutes: after which a started deployment stops by itself.
-    """
-    entries = [_entry(each) for each in answered]
-    started = [deployment for each in answered for deployment in each.started]
-    lost = [saved.warning] if saved.warning else []
-    return {
-        "answers": entries,
-        **({"conversation": saved.id} if saved.id else {}),
-        **({"seed": saved.seed} if saved.seed is not None else {}),
-        **({"started": started} if started else {}),
-        "summary": _summary(entries),
-        "next": _next_calls(names, entries, saved.id, started),
-        "warnings": _warnings(entries, started, idle_minutes) + lost,
-    }
 
 
 def _questions(
@@ -324,7 +275,7 @@ def _served_folder(session: Session, target: Target, started: list[Reply]) -> De
     ready_by = min(session.deadline, time.monotonic() + session.patience.start_s)
     row, start_seconds = serve(session.home, target, ready_by, session.asker)
     if start_seconds is not None:
-        started.append(_started_entry(row, start_seconds))
+        started.append(started_entry(row, start_seconds))
     return session.home.deployment(row.deployment_id)
 
 
@@ -346,15 +297,6 @@ def _sample(
         raise _refused(question.target, folder, error) from error
     if answer.has_stalled and not answer.token_ids:
         raise _no_token_error(question.target, limits.stall_s)
-
-
-def _started_entry(row: DeploymentRow, seconds: float) -> Reply:
-    """One entry of `started` in the reply of `chat`: a deployment that took `seconds` to start."""
-    return {
-        "deployment_id": row.deployment_id,
-        "seconds": round(seconds, 2),
-        "memory_gb": round(row.memory_bytes / 1e9, 2),
-    }
 
 
 def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
@@ -396,27 +338,10 @@ def _refused(target: Target, folder: DeployDir, error: RefusedByServer) -> UserE
     )
 
 
-def _entry(answered: Answered) -> Reply:
-    """One entry of `answers` in the reply of `chat`. It has `partial` if the call's time was up
-    before the answer's end; `latency_s` are seconds without starting the model."""
-    answer = answered.answer
-    return {
-        "model": answered.model,
-        "answer": answer.content,
-        **({"reasoning": answer.reasoning} if answer.reasoning else {}),
-        **({"tool_calls": answer.tool_calls} if answer.tool_calls else {}),
-        "finish_reason": answer.finish_reason or CUT_BY_TIME,
-        **({} if answer.finish_reason else {"partial": True}),
-        "prompt_tokens": answer.prompt_tokens,
-        "tokens": len(answer.token_ids),
-        "latency_s": round(answered.seconds, 3),
-    }
-
-
 def _after(
     earlier: Conversation | None,
     questions: Sequence[Question],
-    answers: Sequence[Answer],
+    answered: Sequence[Answered],
     *,
     tools: list[ToolSchema],
     seed: int,
@@ -424,10 +349,10 @@ def _after(
 ) -> Conversation:
     """The conversation with the new answers. Branches of models that were not asked stay."""
     branches = {branch.model: branch for branch in earlier.branches} if earlier else {}
-    for question, answer in zip(questions, answers, strict=True):
+    for question, each in zip(questions, answered, strict=True):
         name = question.target.name
         said_before = branches[name].messages[-1]["content"] if question.begun else ""
-        branches[name] = _branch(question, answer, said_before)
+        branches[name] = _branch(question, each.answer, said_before)
     return Conversation(
         owner=owner,
         turns=(earlier.turns if earlier else 0) + 1,
@@ -455,72 +380,4 @@ def _branch(question: Question, answer: Answer, said_before: str) -> Branch:
     new_messages = [] if nothing_sampled else [message]
     return Branch(
         model=question.target.name, messages=[*question.messages, *new_messages], begun=begun
-    )
-
-
-def _summary(entries: Sequence[Reply]) -> str:
-    """Who answered in how many seconds, and who has not finished."""
-    seconds = sum(entry["latency_s"] for entry in entries)
-    done = [entry["model"] for entry in entries if not entry.get("partial")]
-    unfinished = [entry["model"] for entry in entries if entry.get("partial")]
-    if not unfinished:
-        return f"{' and '.join(done)} answered in {seconds:.1f} s."
-    others = f"; {' and '.join(done)} answered" if done else ""
-    return f"{' and '.join(unfinished)} is not done after {seconds:.1f} s{others}."
-
-
-def _next_calls(
-    names: Sequence[str], entries: Sequence[Reply], conversation_id: str, started: Sequence[Reply]
-) -> list[JsonObject]:
-    """The calls to suggest: go on with what was cut, answer what the model called, stop what was
-    started. `names`: as they were given, in the order of `entries`."""
-    calls: list[Call] = []
-    if conversation_id:
-        for name, entry in zip(names, entries, strict=True):
-            same = {"model": name, "conversation": conversation_id}
-            calls += _calls_that_go_on(entry, same)
-    calls += [
-        Call("deploy", {"run_id": deployment["deployment_id"], "action": "stop"})
-        for deployment in started
-    ]
-    return [call.to_json() for call in calls]
-
-
-def _calls_that_go_on(entry: Reply, arguments: Mapping[str, object]) -> list[Call]:
-    """At most one call of `chat`: it continues an answer that was cut, or gives the results of the
-    tools that the model called. `arguments` name the model and the conversation."""
-    if entry["finish_reason"] in CUT:
-        return [Call("chat", arguments)]
-    tool_calls = entry.get("tool_calls")
-    if not tool_calls:
-        return []
-    results = [
-        {"role": "tool", "tool_call_id": call["id"], "content": "..."} for call in tool_calls
-    ]
-    return [Call("chat", {**arguments, "messages": results})]
-
-
-def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: float) -> list[str]:
-    """Warnings about answers that were cut off, and about deployments that were started."""
-    warnings = []
-    for entry in entries:
-        if entry["finish_reason"] == "length":
-            warnings.append(f"{entry['model']} was cut at {entry['tokens']} tokens")
-        elif entry.get("partial"):
-            warnings.append(_partial_warning(entry))
-    return warnings + [
-        f"{deployment['deployment_id']} was started for this in {deployment['seconds']:.1f} s and "
-        f"holds about {deployment['memory_gb']:g} GB; it stops by itself after "
-        f"{idle_minutes:g} idle minutes"
-        for deployment in started
-    ]
-
-
-def _partial_warning(entry: Reply) -> str:
-    """The warning about an answer that the time of the call did not suffice for."""
-    seconds = entry["latency_s"]
-    speed = entry["tokens"] / max(seconds, 1e-3)  # the least time: against a division by 0
-    return (
-        f"{entry['model']} has {entry['tokens']} tokens after {seconds:.0f} s "
-        f"({speed:.2g} a second); chat with the conversation and no message goes on"
     )

@@ -84,19 +84,15 @@ def _turns(chat: ChatFormat) -> _Turns:
     system: ChatMessage = {"role": "system", "content": _SYSTEM}
     rendered = chat.text([system, *_TALK], prompt=True)
     before_system, rest = _around(rendered, _SYSTEM)
-    to_user, rest = _around(rest, _FIRST)
+    system_to_question, rest = _around(rest, _FIRST)
     before_answer, rest = _around(rest, _ANSWER)
-    between_turns, before_last_answer = _around(rest, _SECOND)
+    answer_to_question, before_last_answer = _around(rest, _SECOND)
     answer_end = _answer_end(chat, system)
-    if not between_turns.startswith(answer_end):
-        raise ValueError("an answer ends in another way where no question follows")
-    before_user = between_turns[len(answer_end) :]
-    if not to_user.endswith(before_user):
-        raise ValueError("a first question begins in another way than a later one")
+    before_user = _before_user(system_to_question, answer_to_question, answer_end)
     opening, _ = _around(chat.text(_TALK[:1], prompt=True), _FIRST)
     turns = _Turns(
         before_system=before_system,
-        after_system=to_user.removesuffix(before_user),
+        after_system=system_to_question.removesuffix(before_user),
         no_system=opening.removesuffix(before_user),
         before_user=before_user,
         before_answer=before_answer,
@@ -104,9 +100,33 @@ def _turns(chat: ChatFormat) -> _Turns:
         answer_end=answer_end,
     )
     _check_without_system(chat, turns)
+    _check_no_instructions(turns)
+    return turns
+
+
+def _before_user(system_to_question: str, answer_to_question: str, answer_end: str) -> str:
+    """What the chat template writes before a question, whether it is the first or a later one.
+
+    Args:
+        system_to_question: what it writes between a system message and the first question.
+        answer_to_question: what it writes between an answer and the next question.
+        answer_end: what it writes after the last answer.
+
+    Raises ValueError if it writes questions, or the ends of answers, in more than one way.
+    """
+    if not answer_to_question.startswith(answer_end):
+        raise ValueError("an answer ends in another way where no question follows")
+    before_user = answer_to_question[len(answer_end) :]
+    if not system_to_question.endswith(before_user):
+        raise ValueError("a first question begins in another way than a later one")
+    return before_user
+
+
+def _check_no_instructions(turns: _Turns) -> None:
+    """Raises ValueError where a text of the chat template would be an instruction in Ollama's
+    language of templates."""
     if any("{{" in piece for piece in turns.pieces()):
         raise ValueError("it holds what Ollama would read as an instruction")
-    return turns
 
 
 def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:

@@ -81,13 +81,18 @@ def deploy(
         return export(home, ref, export_format, path)
     if action == "stop":
         return _stop(home, ref)
-    if action != "start":
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"action={action!r} does not exist",
-            hint="Use start, stop or export.",
-            field="action",
-        )
+    if action == "start":
+        return _deploy(home, ref, asker, patience)
+    raise UserError(
+        "BAD_ARGUMENT",
+        f"action={action!r} does not exist",
+        hint="Use start, stop or export.",
+        field="action",
+    )
+
+
+def _deploy(home: Home, ref: str, asker: Asker, patience: Patience) -> Reply:
+    """Serve the model `ref` until it is stopped or idle; returns the reply with its address."""
     target = target_of(home, ref)
     row, _ = serve(home, target, time.monotonic() + patience.start_s, asker, by_deploy=True)
     return {
@@ -123,30 +128,39 @@ def serve(
     keep it serving until it is stopped or idle; a chat alone does not keep the process. Raises
     UserError as `deploy` does; retryable DEPLOY_FAILED at `deadline`.
     """
-    launcher.worker_python(home)
+    launcher.worker_python(home)  # raises where there is none
     lock = take_lock(home.deploy_lock, wait_s=max(0.0, deadline - time.monotonic()))
     if lock is None:
         raise _try_again("another deployment of this home is being started")
     try:
-        row = _find_serving(home, target)
-        if row is not None:
-            row = _until_ready(home, row, deadline)  # None: it has ended
-        start_seconds, started_at = None, time.monotonic()
-        if row is None:
-            row = _start_and_wait(home, target, asker, deadline)
-            start_seconds = time.monotonic() - started_at
-        folder = home.deployment(row.deployment_id)
-        if target.adapter and not _load_adapter(folder, target, deadline):
-            # The process just ended, being idle for too long or in the way of a run: start another.
-            row = _start_and_wait(home, target, asker, deadline)
-            start_seconds = time.monotonic() - started_at
-            if not _load_adapter(home.deployment(row.deployment_id), target, deadline):
-                raise _ended_meanwhile_error()
+        row, start_seconds = _serve_locked(home, target, deadline, asker)
         if by_deploy:
             row = _keep_serving(home, row, target)
         return row, start_seconds
     finally:
         os.close(lock)
+
+
+def _serve_locked(
+    home: Home, target: Target, deadline: float, asker: Asker
+) -> tuple[DeploymentRow, float | None]:
+    """Find or start a deployment that serves the target, while the caller holds the lock on
+    starting. Returns its row, and the seconds that starting it took, as `serve` does."""
+    row = _find_serving(home, target)
+    if row is not None:
+        row = _until_ready(home, row, deadline)  # None: it has ended
+    started_at = time.monotonic()
+    start_seconds = None
+    if row is None:
+        row = _start_and_wait(home, target, asker, deadline)
+        start_seconds = time.monotonic() - started_at
+    if not _load_adapter(home, row, target, deadline):
+        # The process just ended, being idle for too long or in the way of a run: start another.
+        row = _start_and_wait(home, target, asker, deadline)
+        start_seconds = time.monotonic() - started_at
+        if not _load_adapter(home, row, target, deadline):
+            raise _ended_meanwhile_error()
+    return row, start_seconds
 
 
 def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -> DeploymentRow:
@@ -252,12 +266,7 @@ def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentR
     folder = home.deployment(row.deployment_id)
     while True:
         if folder.ready.exists() and _healthy(folder):
-            if row.state == "ready":
-                return row
-            url = str(read_json(folder.ready)["url"])
-            with Store(home) as store:
-                store.update_deployment(row.deployment_id, state="ready", url=url)
-                return store.get_deployment(row.deployment_id)
+            return _ready_row(home, row)
         if not deployments.is_alive(folder):
             deployments.living(home)  # closes the row
             if row.state == "ready":
@@ -266,6 +275,17 @@ def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentR
         if time.monotonic() > deadline:
             raise _try_again(f"{row.base_name} is still being loaded")
         time.sleep(_POLL_S)
+
+
+def _ready_row(home: Home, row: DeploymentRow) -> DeploymentRow:
+    """The row of a deployment that answers: in state "ready", which is recorded with its address
+    if it was not yet."""
+    if row.state == "ready":
+        return row
+    url = str(read_json(home.deployment(row.deployment_id).ready)["url"])
+    with Store(home) as store:
+        store.update_deployment(row.deployment_id, state="ready", url=url)
+        return store.get_deployment(row.deployment_id)
 
 
 def _healthy(folder: DeployDir) -> bool:
@@ -277,12 +297,16 @@ def _healthy(folder: DeployDir) -> bool:
     return status == 200
 
 
-def _load_adapter(folder: DeployDir, target: Target, deadline: float) -> bool:
-    """Tell the deployment to load the target's adapter; cheap if it is loaded already.
+def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: float) -> bool:
+    """Tell the deployment to load the target's adapter; cheap if it is loaded already, or if the
+    target is a base model.
 
     Returns False if the process is ending. Raises UserError DEPLOY_FAILED if it refuses, or,
     retryable, if it is still busy with other answers at `deadline`.
     """
+    if not target.adapter:
+        return True
+    folder = home.deployment(row.deployment_id)
     patience_s = max(_LEAST_LOAD_S, deadline - time.monotonic())
     try:
         status, reply = deployments.request(
@@ -337,10 +361,16 @@ def _stop(home: Home, ref: str) -> Reply:
         return reply | {"summary": f"{ref} is not served any more: {ending}."}
     if not _is_run(home, ref):
         catalog.resolve_model(home, ref)  # raises where there is no such model
+    return reply | _nothing_stopped(home, ref)
+
+
+def _nothing_stopped(home: Home, ref: str) -> Reply:
+    """The state, summary and next calls of a reply where `ref` was not being served. It offers to
+    stop what is served of the run in `ref`."""
     served_names = _served_names_of_run(home, ref)
     note = f"; {', '.join(served_names)} is" if served_names else ""
     stop_calls = [Call("deploy", {"run_id": name, "action": "stop"}) for name in served_names]
-    return reply | {
+    return {
         "state": "not_served",
         "summary": f"Nothing was stopped: {ref} was not being served{note}.",
         "next": [call.to_json() for call in stop_calls],
