@@ -235,19 +235,25 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
     except FileNotFoundError:
         return Chunk([], damaged=0, end=0)
     with file:
-        size = os.fstat(file.fileno()).st_size
-        position = min(max(cursor, 0), size)
-        start = _seek_line_start(file, position)
-        if start is None:
-            return Chunk([], damaged=0, end=position)
-        data = file.read(max(max_bytes, 1))
-        if b"\n" not in data:  # one line that is longer than `max_bytes`
-            data += file.readline()
-        complete_bytes = data.rfind(b"\n") + 1
-    lines = [line for line in data[:complete_bytes].split(b"\n") if line.strip()]
+        start, data = _complete_lines(file, cursor, max_bytes)
+    lines = [line for line in data.split(b"\n") if line.strip()]
     parsed = [_parse_line(line) for line in lines]
     rows = [row for row in parsed if row is not None]
-    return Chunk(rows, damaged=len(lines) - len(rows), end=start + complete_bytes)
+    return Chunk(rows, damaged=len(lines) - len(rows), end=start + len(data))
+
+
+def _complete_lines(file: BinaryIO, cursor: int, max_bytes: int) -> tuple[int, bytes]:
+    """The complete lines from byte `cursor` on, as `read_chunk` reads them: the byte at which they
+    begin, and their bytes."""
+    size = os.fstat(file.fileno()).st_size
+    position = min(max(cursor, 0), size)
+    start = _seek_line_start(file, position)
+    if start is None:
+        return position, b""
+    data = file.read(max(max_bytes, 1))
+    if b"\n" not in data:  # one line that is longer than `max_bytes`
+        data += file.readline()
+    return start, data[: data.rfind(b"\n") + 1]
 
 
 def _seek_line_start(file: BinaryIO, position: int) -> int | None:

@@ -5,6 +5,7 @@ after `budget` bytes even when nothing matched; the caller learns how far it cam
 """
 
 import io
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,24 +65,34 @@ def page_before(
         match: returns whether a line's text counts; None counts every line.
         budget: bytes after which reading stops, even if fewer lines matched.
     """
-    lines: list[Line] = []
-    try:
-        file = open(path, "rb")  # noqa: SIM115  the with below closes it
-    except FileNotFoundError:
+    file = _opened(path)
+    if file is None:
         return Page([], start=0, end=0, scanned=0)
+    lines: list[Line] = []  # from the last to the first
     with file:
         end = min(end, os.fstat(file.fileno()).st_size)
         page_start = end
         while page_start > 0 and len(lines) < limit and end - page_start < budget:
             page_start, earlier_lines = _lines_before(file, page_start)
-            for line in reversed(earlier_lines):
-                if match is None or match(line.text):
-                    lines.append(line)
-                    if len(lines) == limit:
-                        page_start = line.start
-                        break
-    lines.reverse()  # they were read from the last to the first
+            matching = (line for line in reversed(earlier_lines) if _matches(line, match))
+            lines += itertools.islice(matching, limit - len(lines))
+            if len(lines) == limit:
+                page_start = lines[-1].start
+    lines.reverse()
     return Page(lines, page_start, end, scanned=end - page_start)
+
+
+def _opened(path: Path) -> BinaryIO | None:
+    """The file at `path`, opened for reading; None if it is missing."""
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        return None
+
+
+def _matches(line: Line, match: Match | None) -> bool:
+    """Whether the text of a line counts; where `match` is None, that of every line does."""
+    return match is None or match(line.text)
 
 
 def _lines_before(file: BinaryIO, end: int) -> tuple[int, list[Line]]:
@@ -118,11 +129,10 @@ def page_after(
         match: returns whether a line's text counts; None counts every line.
         budget: bytes after which reading stops, even if fewer lines matched.
     """
-    lines: list[Line] = []
-    try:
-        file = open(path, "rb")  # noqa: SIM115  the with below closes it
-    except FileNotFoundError:
+    file = _opened(path)
+    if file is None:
         return Page([], start=0, end=0, scanned=0)
+    lines: list[Line] = []
     with file:
         size = os.fstat(file.fileno()).st_size
         start = _next_line_start(file, offset=min(max(start, 0), size))
@@ -133,7 +143,7 @@ def page_after(
             if line is None:
                 break
             position = line.end
-            if match is None or match(line.text):
+            if _matches(line, match):
                 lines.append(line)
     return Page(lines, start, end=position, scanned=position - start)
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,21 +169,23 @@ def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
     Args:
         keys: the prompt key of every row; rows with the same prompt have equal keys.
     """
-    rows_of_key: dict[str, int] = {}
-    for key in keys:
-        rows_of_key[key] = rows_of_key.get(key, 0) + 1
-    total = len(keys)
-    least = min(HELDOUT_LEAST, total // 2)
-    heldout_target = max(math.ceil(HELDOUT_SHARE * total), least)
+    rows_of_key = Counter(keys)
     sides = dict.fromkeys(rows_of_key, "train")
     if len(rows_of_key) < 2:
         return sides
-    heldout_count = 0
-    ordered_keys = sorted(rows_of_key)
-    for key in ordered_keys:
-        if heldout_count + rows_of_key[key] <= heldout_target:
+    wanted_rows = _wanted_heldout_rows(len(keys))
+    heldout_rows = 0
+    for key in sorted(rows_of_key):
+        if heldout_rows + rows_of_key[key] <= wanted_rows:
             sides[key] = "heldout"
-            heldout_count += rows_of_key[key]
-    if not heldout_count:  # every prompt has more rows than shall be held out
-        sides[min(ordered_keys, key=lambda key: (rows_of_key[key], key))] = "heldout"
+            heldout_rows += rows_of_key[key]
+    if not heldout_rows:  # every prompt has more rows than shall be held out
+        sides[min(rows_of_key, key=lambda key: (rows_of_key[key], key))] = "heldout"
     return sides
+
+
+def _wanted_heldout_rows(total: int) -> int:
+    """How many of `total` rows shall be held out: `HELDOUT_SHARE` of them, but at least
+    `HELDOUT_LEAST`, as far as half of the rows are so many."""
+    least = min(HELDOUT_LEAST, total // 2)
+    return max(math.ceil(HELDOUT_SHARE * total), least)

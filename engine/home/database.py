@@ -146,17 +146,10 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
     the disk cannot be written, the connection can only read.
 
     Returns the connection, and the descriptor of a lock that tells other processes that the
-    database is open. Close the connection first, then the lock. The descriptor is -1 where no lock
-    file could be made on the disk. Raises UserError HOME_UNUSABLE or DISK_FULL.
+    database is open, -1 for none. Close the connection first, then the lock. Raises UserError
+    HOME_UNUSABLE or DISK_FULL.
     """
-    try:
-        lock = share_lock(home.db_lock, wait_s=_BUSY_S)
-    except OSError as error:
-        lock = -1  # no file can be written here; the database may still be readable
-        if error.errno not in _NO_WRITING:
-            raise unusable_error(home.db, error) from error
-    if lock is None:  # `mend` of another process holds it alone
-        raise unusable_error(home.db, TimeoutError("it is being mended by another process"))
+    lock = _shared_lock(home)
     try:
         db = _open(home) if lock >= 0 else _open_read_only(home)
         return db, lock
@@ -166,12 +159,30 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
         os.close(lock)  # `mend` takes the lock for itself alone
         return mend(home, str(damage))
     except BaseException as error:  # whatever it is, the lock must not stay held
-        is_from_sqlite = isinstance(error, UserError) and isinstance(error.__cause__, sqlite3.Error)
-        if not (is_from_sqlite and _is_readable_alone(home)):
+        if not (_comes_from_sqlite(error) and _is_readable_alone(home)):
             if lock >= 0:
                 os.close(lock)
             raise
         return _open_read_only(home), lock  # SQLite cannot write here, but all can be read
+
+
+def _shared_lock(home: Home) -> int:
+    """Take the lock that tells other processes that the database is open; returns its descriptor,
+    -1 where no lock file can be made on the disk. Raises UserError HOME_UNUSABLE or DISK_FULL."""
+    try:
+        lock = share_lock(home.db_lock, wait_s=_BUSY_S)
+    except OSError as error:
+        if error.errno not in _NO_WRITING:
+            raise unusable_error(home.db, error) from error
+        return -1  # no file can be written here; the database may still be readable
+    if lock is None:  # `mend` of another process holds it alone
+        raise unusable_error(home.db, TimeoutError("it is being mended by another process"))
+    return lock
+
+
+def _comes_from_sqlite(error: BaseException) -> bool:
+    """Whether the error tells a user of an error of SQLite."""
+    return isinstance(error, UserError) and isinstance(error.__cause__, sqlite3.Error)
 
 
 def _is_readable_alone(home: Home) -> bool:

@@ -54,21 +54,7 @@ class RunTable(Connection):
             run_id, number = self._next_free_id(new.name)
             if prepare is not None:
                 prepare(run_id)
-            now = time.time()
-            values = {
-                "run_id": run_id,
-                "name": new.name,
-                "number": number,
-                "state": "queued",
-                "created": now,
-                "queued": self._queue_time(now),
-                "attempt": 1,
-                **{key: getattr(new, key) for key in _COPIED},
-            }
-            self._db.execute(
-                f"INSERT INTO runs ({', '.join(values)}) VALUES ({placeholders(values)})",
-                tuple(values.values()),
-            )
+            self._insert_queued(new, run_id, number)
             self._remember_request(new.request_id, new.body, run_id)
             self._log_state(run_id, "", "queued")
             return self._run(run_id)
@@ -307,6 +293,24 @@ class RunTable(Connection):
     def _run(self, run_id: str) -> RunRow:
         """The run with exactly this id, which must exist."""
         return self._rows("WHERE run_id = ?", (run_id,))[0]
+
+    def _insert_queued(self, new: NewRun, run_id: str, number: int) -> None:
+        """Insert the row of a run that is queued now. `number` is the one in its id."""
+        now = time.time()
+        values = {
+            "run_id": run_id,
+            "name": new.name,
+            "number": number,
+            "state": "queued",
+            "created": now,
+            "queued": self._queue_time(now),
+            "attempt": 1,
+            **{key: getattr(new, key) for key in _COPIED},
+        }
+        self._db.execute(
+            f"INSERT INTO runs ({', '.join(values)}) VALUES ({placeholders(values)})",
+            tuple(values.values()),
+        )
 
     def _next_free_id(self, name: str) -> tuple[str, int]:
         """The next free run id that begins with `name`, such as "sums-grpo-4", and the number in

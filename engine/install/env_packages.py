@@ -221,17 +221,23 @@ def build(folder: Path) -> None:
             return
         requirements = (folder / FILE).read_text().splitlines()
         _remake(folder)
-        outcome: dict[str, object] = {"ok": False, "error": "", "hint": "", "isolation": ""}
-        try:
-            outcome["isolation"] = _install_in_box(home, venv, requirements)
-            outcome["ok"] = True
-        # EnvProblem: the sandbox does not start; Fault: pip failed or took too long in it;
-        # UserError: there is no pip, or the config of the home is wrong.
-        except (EnvProblem, Fault, UserError) as problem:
-            texts = (str(problem), _pip_error(venv.log))
-            outcome["error"] = ": ".join(text for text in texts if text)
-            outcome["hint"] = getattr(problem, "hint", "")
-        write_json(venv.outcome, outcome)
+        write_json(venv.outcome, _outcome_of_install(home, venv, requirements))
+
+
+def _outcome_of_install(home: Home, venv: Venv, requirements: list[str]) -> dict[str, object]:
+    """Install `requirements` into the empty folder of `venv`; returns the outcome as JSON: whether
+    it worked, and if not, the error and a hint."""
+    outcome: dict[str, object] = {"ok": False, "error": "", "hint": "", "isolation": ""}
+    try:
+        outcome["isolation"] = _install_in_box(home, venv, requirements)
+        outcome["ok"] = True
+    # EnvProblem: the sandbox does not start; Fault: pip failed or took too long in it;
+    # UserError: there is no pip, or the config of the home is wrong.
+    except (EnvProblem, Fault, UserError) as problem:
+        texts = (str(problem), _pip_error(venv.log))
+        outcome["error"] = ": ".join(text for text in texts if text)
+        outcome["hint"] = getattr(problem, "hint", "")
+    return outcome
 
 
 def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:

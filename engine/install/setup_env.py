@@ -96,17 +96,24 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
     shutil.rmtree(build_folder, ignore_errors=True)
     try:
         say(f"Building the training environment for {device} in {home.train_venv}")
-        uv = shutil.which("uv")
-        venv.create(build_folder, with_pip=uv is None, symlinks=True)
-        python = venvs.python_of(build_folder)
-        _install(python, packages, uv, device, run, say)
-        _make_honesmith_importable(python)
+        python = _create(build_folder, packages, device, run, say)
         say("Checking it")
         _prove(python, proof)
         venvs.take_place(home.train_venv)
     finally:
         shutil.rmtree(build_folder, ignore_errors=True)
     return _reply(home, f"Built for {device}.")
+
+
+def _create(folder: Path, packages: list[str], device: str, run: Run, say: Say) -> Path:
+    """Create a virtual environment in `folder` with the packages and this installation of
+    honesmith; returns its interpreter. Raises UserError NO_TORCH."""
+    uv = shutil.which("uv")
+    venv.create(folder, with_pip=uv is None, symlinks=True)
+    python = venvs.python_of(folder)
+    _install(python, packages, uv, device, run, say)
+    _make_honesmith_importable(python)
+    return python
 
 
 def _prove(python: Path, proof: str) -> None:

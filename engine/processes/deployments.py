@@ -155,17 +155,27 @@ def request(
 
     try:
         port = int(read_json(folder.ready)["port"])
-        key = folder.key.read_text().strip()
+        headers = _headers(folder)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
         with contextlib.closing(connection):
-            headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
             data = json.dumps(body).encode() if body is not None else None
             connection.request(method, path, data, headers)
             response = connection.getresponse()
-            reply = json.loads(response.read() or b"{}")
-            return response.status, reply if isinstance(reply, dict) else {}
+            return response.status, _object_in(response.read())
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
         raise Unreachable(f"{type(error).__name__}: {error}") from error
+
+
+def _headers(folder: DeployDir) -> dict[str, str]:
+    """The headers of a request to a deployment, with its key. Raises OSError if it has none."""
+    key = folder.key.read_text().strip()
+    return {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+
+
+def _object_in(reply: bytes) -> Json:
+    """The JSON object in a reply, {} if it holds none. Raises ValueError if it is not JSON."""
+    value = json.loads(reply or b"{}")
+    return value if isinstance(value, dict) else {}
 
 
 def is_idle(folder: DeployDir) -> bool:

@@ -450,19 +450,24 @@ def expects(field: FieldInfo) -> str:
     if get_origin(plain_type) is Literal:
         return "one of " + ", ".join(str(value) for value in get_args(plain_type))
     if get_origin(plain_type) is list:
-        item_type = _plain_type(get_args(plain_type)[0])
-        if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
-            names = ", ".join(PROJECTIONS)
-            return f"all-linear, attention, mlp or a list of the model's projections, as {names}"
-        max_items = _limit(field, "max_length")
-        return f"a list of at most {max_items} texts" if max_items else "a list of texts"
+        return _list_in_words(field, _plain_type(get_args(plain_type)[0]))
     if plain_type is bool:
         return "true or false"
     if plain_type is str:
+        # Only `teacher_key_env` has a pattern.
         is_key_name = any(getattr(limit, "pattern", None) for limit in field.metadata)
         return "the name of a variable that begins with TEACHER_" if is_key_name else "a text"
     type_text = "a whole number" if plain_type is int else "a number"
     return f"{type_text} {_range_in_words(field)}".strip()
+
+
+def _list_in_words(field: FieldInfo, item_type: Any) -> str:
+    """Which values a setting takes that is a list of `item_type`, in words."""
+    if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
+        names = ", ".join(PROJECTIONS)
+        return f"all-linear, attention, mlp or a list of the model's projections, as {names}"
+    max_items = _limit(field, "max_length")
+    return f"a list of at most {max_items} texts" if max_items else "a list of texts"
 
 
 def _plain_type(annotation: Any) -> Any:
