@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -73,18 +73,13 @@ def examine(
     mounts: Path = Path("/proc/mounts"),
     report_check: Callable[[Reply], None] = lambda _: None,
 ) -> Reply:
-    """Make every check on the home and this machine.
+    """Make every check on the home and this machine. Returns a `summary`, how many findings
+    `failed`, and the findings in `checks`.
 
     Args:
         mounts: the file that lists the mounted file systems.
         report_check: called with each finding, in the form that it has in `checks`, as soon as it
             is there.
-
-    Returns:
-        summary: one sentence.
-        failed: how many findings failed.
-        checks: the findings: {"name", "status", "detail"} each, with status pass, warn or fail, and
-            where there is a remedy also "fix" and "call".
     """
     findings: list[Finding] = []
     checks: list[Reply] = []
@@ -95,14 +90,18 @@ def examine(
             checks.append(reply)
             report_check(reply)
     failed_count = sum(finding.status == "fail" for finding in findings)
-    warned_count = sum(finding.status == "warn" for finding in findings)
+    return {"summary": _summary(findings), "failed": failed_count, "checks": checks}
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    """One sentence: how many findings failed, else how many are warnings."""
+    failed_count = sum(finding.status == "fail" for finding in findings)
     if failed_count:
-        summary = f"{failed_count} of {counted(len(findings), 'check')} failed."
-    elif warned_count:
-        summary = f"Ready to train; {counted(warned_count, 'warning')}."
-    else:
-        summary = "Ready to train."
-    return {"summary": summary, "failed": failed_count, "checks": checks}
+        return f"{failed_count} of {counted(len(findings), 'check')} failed."
+    warned_count = sum(finding.status == "warn" for finding in findings)
+    if warned_count:
+        return f"Ready to train; {counted(warned_count, 'warning')}."
+    return "Ready to train."
 
 
 def _as_reply(finding: Finding) -> Reply:
@@ -163,18 +162,7 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
         lines = mounts.read_text("utf-8", "replace").splitlines()
     except OSError:
         return
-    home_folder = str(home.root.resolve())
-    longest_point, kind = "", "unknown"  # of the mount that holds the home
-    for line in lines:
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        point, point_kind = fields[1], fields[2]
-        folder_prefix = point if point == "/" else f"{point}/"
-        holds_home = home_folder == point or home_folder.startswith(folder_prefix)
-        # The home is on the mount with the longest path above it.
-        if holds_home and len(point) > len(longest_point):
-            longest_point, kind = point, point_kind
+    kind = _kind_of_filesystem(lines, str(home.root.resolve()))
     if kind.startswith(NETWORK_FILESYSTEMS):
         yield Finding(
             "filesystem",
@@ -184,6 +172,23 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
         )
     else:
         yield Finding("filesystem", "pass", kind)
+
+
+def _kind_of_filesystem(mounts: Sequence[str], folder: str) -> str:
+    """The kind of the file system that holds `folder`, by a line for each mount; "unknown" if none
+    does."""
+    longest_point, kind = "", "unknown"
+    for line in mounts:
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point, point_kind = fields[1], fields[2]
+        prefix = point if point == "/" else f"{point}/"
+        holds_folder = folder == point or folder.startswith(prefix)
+        # A folder is on the mount with the longest path above it.
+        if holds_folder and len(point) > len(longest_point):
+            longest_point, kind = point, point_kind
+    return kind
 
 
 def database(home: Home) -> Iterator[Finding]:
