@@ -22,7 +22,7 @@ from engine.core.hints import Hint, hint_of
 from engine.core.reply import Reply
 from engine.environments import registry
 from engine.home import recovery
-from engine.home.rows import OPEN
+from engine.home.rows import HOLDS_DEVICE, OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.processes import launcher
@@ -266,25 +266,27 @@ def training(home: Home) -> Iterator[Finding]:
         timeout=_TORCH_S,
         check=False,
     )
-    if process.returncode == 0:
-        # As VERSIONS prints them; the third is missing where Liger is not installed.
-        torch, transformers, *optional = process.stdout.split()
-        liger = optional[0] if optional else ""
-        yield Finding("training", "pass", f"torch {torch}, transformers {transformers}")
-        kernels = _kernels_in_words(hardware.detect(home.root), liger)
-        yield Finding("kernels", "pass", kernels)
-    else:
+    if process.returncode != 0:
         lines = process.stderr.strip().splitlines() or ["no output"]
         # The last line of a traceback is the error itself; it may be very long.
         yield Finding("training", "fail", lines[-1][:300], "honesmith setup --again")
+        return
+    # As VERSIONS prints them; the third is missing where Liger is not installed.
+    torch, transformers, *optional = process.stdout.split()
+    liger = optional[0] if optional else ""
+    yield Finding("training", "pass", f"torch {torch}, transformers {transformers}")
+    kernels = _kernels_in_words(hardware.detect(home.root), liger)
+    yield Finding("kernels", "pass", kernels)
 
 
 def _kernels_in_words(machine: hardware.Hardware, liger: str) -> str:
     """Which kernels would compute the operations between matrix products in our own forward pass,
-    in words. Which of them a model really gets is decided only when it is tried.
+    in words.
+
+    Whether a model gets Liger's is decided by a trial: they must give the same numbers as torch.
 
     Args:
-        liger: the version of the Liger kernels; "" where they are not installed.
+        liger: the version of the Liger kernels, which the extra `gpu` installs; "" for none.
     """
     chosen = os.environ.get(KERNELS, "")
     if machine.device.kind == "cpu" or chosen == "torch":
@@ -311,7 +313,7 @@ def tools(home: Home) -> Iterator[Finding]:
 
 
 def runs(home: Home) -> Iterator[Finding]:
-    """Whether a process works on every run that holds a device. Also yields a warning for each of
+    """Whether every run that holds a device has a living process. Also yields a warning for each of
     the last three failures, with its remedy."""
     with Store(home) as store:
         open_runs = store.list_runs(50, states=OPEN)
@@ -319,8 +321,7 @@ def runs(home: Home) -> Iterator[Finding]:
     abandoned = [
         row.run_id
         for row in open_runs
-        if row.state in ("preparing", "running", "stopping")
-        and not launcher.is_alive(home.run(row.run_id))
+        if row.state in HOLDS_DEVICE and not launcher.is_alive(home.run(row.run_id))
     ]
     if abandoned:
         yield Finding(

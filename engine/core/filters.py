@@ -94,9 +94,15 @@ def _renew(tree: ast.expr, former_values: Mapping[str, Mapping[str, str]]) -> No
         for name in names:
             new_texts |= former_values.get(name, {})
         for operand in operands:
-            for node in ast.walk(operand):  # texts may stand in a list: kind in ["a", "b"]
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    node.value = new_texts.get(node.value, node.value)
+            _replace_texts(operand, new_texts)
+
+
+def _replace_texts(operand: ast.expr, new_texts: Mapping[str, str]) -> None:
+    """Replace, in place, the texts of an operand that have a new text in `new_texts`. They may
+    stand in a list, as in `kind in ["a", "b"]`."""
+    for node in ast.walk(operand):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = new_texts.get(node.value, node.value)
 
 
 def _names_in(tree: ast.expr | None) -> set[str]:

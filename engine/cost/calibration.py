@@ -23,7 +23,7 @@ from engine.records.settings import ALGORITHMS
 
 RUNS = 20  # the newest of each algorithm are used
 CALIBRATE_FROM = 3  # with fewer finished runs nothing is corrected
-# Phase of an estimate -> key of its measured seconds. The rest of a run's time is its start.
+# Phase of an estimate -> key of its measured seconds.
 MEASURED_KEY_OF_PHASE = {
     "training": "train_s",
     "rollouts": "sample_s",
@@ -31,6 +31,8 @@ MEASURED_KEY_OF_PHASE = {
     "evaluation": "exam_s",
     "checkpoints": "save_s",
 }
+# The start is not measured; it is what the others leave of the run's time.
+_PHASES = ("startup", *MEASURED_KEY_OF_PHASE)
 SHARED = ("startup", "evaluation", "checkpoints")  # the same under every algorithm
 # The prediction counts as so many runs that were predicted exactly.
 DOUBT = 0.25
@@ -103,7 +105,7 @@ class Experience:
         It is 1 for a phase that too few runs have measured.
         """
         factors = {}
-        for phase in ("startup", *MEASURED_KEY_OF_PHASE):
+        for phase in _PHASES:
             # Start, evaluations and checkpoints are the same work under every algorithm.
             runs = self.past if phase in SHARED else self.of(algorithm)
             actual_and_predicted = [

@@ -271,16 +271,22 @@ def _start_probe(home: Home) -> bool:
     if lock is None:  # another call has just started one
         return True
     try:
-        pid = launcher.spawn_detached(
-            [python, "-P", *programs.command("speed_probe"), str(home.speed)],
-            cwd=home.cache,
-            log=home.speed.with_name("speed.log"),
-            env=os.environ | {"GOMP_SPINCOUNT": "10000", "TOKENIZERS_PARALLELISM": "false"},
-            pass_fds=(lock,),  # the lock lasts as long as the probe keeps it open
-        )
-        if hasattr(resource, "prlimit"):
-            with contextlib.suppress(OSError):  # it may have ended already
-                resource.prlimit(pid, resource.RLIMIT_CPU, (_PROBE_CPU_S, _PROBE_CPU_S))
+        _spawn_probe(home, python, lock)
     finally:
         os.close(lock)
     return True
+
+
+def _spawn_probe(home: Home, python: str, lock: int) -> None:
+    """Spawn the process of the probe, with a limit on its processor time. It inherits the
+    descriptor `lock`: the lock lasts as long as the probe keeps it open."""
+    pid = launcher.spawn_detached(
+        [python, "-P", *programs.command("speed_probe"), str(home.speed)],
+        cwd=home.cache,
+        log=home.speed.with_name("speed.log"),
+        env=os.environ | {"GOMP_SPINCOUNT": "10000", "TOKENIZERS_PARALLELISM": "false"},
+        pass_fds=(lock,),
+    )
+    if hasattr(resource, "prlimit"):
+        with contextlib.suppress(OSError):  # it may have ended already
+            resource.prlimit(pid, resource.RLIMIT_CPU, (_PROBE_CPU_S, _PROBE_CPU_S))

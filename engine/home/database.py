@@ -336,6 +336,11 @@ def _prepare(home: Home, db: sqlite3.Connection) -> None:
             hint="Upgrade Honesmith, or use another home.",
         )
     _use_wal(db)
+    _migrate(home, db)
+
+
+def _migrate(home: Home, db: sqlite3.Connection) -> None:
+    """Make the missing migrations in one transaction, and fill a database that is new."""
     db.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have migrated while this one waited.
@@ -435,37 +440,48 @@ def disk_full_error(path: Path, error: Exception) -> UserError | None:
     largest size allowed. None where there is another cause, or the free space cannot be measured.
 
     It is measured because on a full disk SQLite only reports "disk I/O error" or "unable to open".
-
-    Args:
-        path: a file on that disk.
+    `path` is a file on that disk.
     """
     try:
         disk = os.statvfs(path.parent)
     except OSError:
         return None
-    error_number = getattr(error, "errno", 0)  # SQLite's errors have none
-    if error_number == errno.EFBIG:
-        return UserError(
-            "DISK_FULL",
-            f"a file may not grow further, a limit on the size of files is reached: {error}",
-            hint="Raise that limit (ulimit -f) where Honesmith is started, then call again; "
-            "nothing was stored.",
-            retryable=True,
-        )
+    if _error_number(error) == errno.EFBIG:
+        return _file_size_error(error)
     free_bytes, free_inodes = disk.f_bavail * disk.f_frsize, disk.f_favail
-    if isinstance(error, sqlite3.Error):
-        error_says_full = "full" in str(error)
-    else:  # not by its message, which names a path that may contain "full"
-        error_says_full = error_number in (errno.ENOSPC, errno.EDQUOT)
     # `f_files` is 0 on file systems that have no fixed number of inodes.
     lacks_inodes = disk.f_files > 0 and free_inodes < _MIN_FREE_INODES
-    if not (error_says_full or lacks_inodes or free_bytes < _MIN_FREE_BYTES):
+    if not (_says_full(error) or lacks_inodes or free_bytes < _MIN_FREE_BYTES):
         return None
     return UserError(
         "DISK_FULL",
         f"the disk under {path} has no room: {free_bytes} bytes and {free_inodes} inodes are left "
         f"({error})",
         hint="Free some space (or inodes), then call again; nothing was stored.",
+        retryable=True,
+    )
+
+
+def _error_number(error: Exception) -> int:
+    """The errno of an error of the system; 0 for an error of SQLite, which has none."""
+    return getattr(error, "errno", 0)
+
+
+def _says_full(error: Exception) -> bool:
+    """Whether the error itself says that the disk, or the user's share of it, is full."""
+    if isinstance(error, sqlite3.Error):
+        return "full" in str(error)
+    # Not by its message, which names a path that may contain "full".
+    return _error_number(error) in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _file_size_error(error: Exception) -> UserError:
+    """The error for a file that has reached the largest size that the system allows."""
+    return UserError(
+        "DISK_FULL",
+        f"a file may not grow further, a limit on the size of files is reached: {error}",
+        hint="Raise that limit (ulimit -f) where Honesmith is started, then call again; "
+        "nothing was stored.",
         retryable=True,
     )
 

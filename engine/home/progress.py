@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,24 +70,30 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
     events, cursor = events_from(run, 0)
     last_metrics = last_line(run.metrics) or {}
     starts = [event for event in events if event.get("event") == "started"]
-    # The last start that names a number counts: a resumed run may have another number of steps.
-    total = None
-    for event in starts:
-        steps_of_start = _as_whole_number(event.get("total_steps"))
-        if steps_of_start is not None:
-            total = steps_of_start
+    total = _total_steps(starts)
     step = _as_whole_number(last_metrics.get("step"))
-    has_trainer = row.state in HOLDS_DEVICE
+    has_process = row.state in HOLDS_DEVICE  # from its preparation until it has stopped
     return Progress(
         step=step,
         total_steps=total,
         eta_s=None if row.state in TERMINAL else _seconds_left(run, step, total),
         metrics=last_metrics,
-        quiet_s=_quiet_seconds(run) if has_trainer else None,
+        quiet_s=_quiet_seconds(run) if has_process else None,
         alerts=alerts_in(events)[-_MAX_ALERTS:],
         cursor=cursor,
         started=starts,
     )
+
+
+def _total_steps(starts: Iterable[Mapping[str, Any]]) -> int | None:
+    """The number of steps that the last of the events "started" with such a number names; None for
+    none. A resumed run may have another number than before."""
+    total = None
+    for event in starts:
+        steps_of_start = _as_whole_number(event.get("total_steps"))
+        if steps_of_start is not None:
+            total = steps_of_start
+    return total
 
 
 def write_status(run: RunDir, row: RunRow) -> None:

@@ -102,17 +102,22 @@ def check_quota(home: Home, asker: Asker) -> None:
         for row in living(home)
         if config_of(home.deployment(row.deployment_id)).get("asker") == asker.name
     ]
-    if len(rows_of_asker) < asker.max_living:
-        return
-    ids = ", ".join(row.deployment_id for row in rows_of_asker)
-    raise UserError(
+    if len(rows_of_asker) >= asker.max_living:
+        raise _quota_error(asker, [row.deployment_id for row in rows_of_asker])
+
+
+def _quota_error(asker: Asker, ids: list[str]) -> UserError:
+    """The error for an asker who has as many deployments as it may have. `ids`: of these, the
+    newest first."""
+    oldest = ids[-1]
+    return UserError(
         "QUOTA",
-        f"the key {asker.name} has {len(rows_of_asker)} deployments ({ids}) and may have "
+        f"the key {asker.name} has {len(ids)} deployments ({', '.join(ids)}) and may have "
         f"{asker.max_living}",
         hint=Hint(
             "Idle ones end by themselves. To end the oldest now, before calling again:",
-            # The list is newest first, so the last one is the oldest.
-            Call("deploy", {"run_id": rows_of_asker[-1].deployment_id, "action": "stop"}),
+            # The tool `deploy` takes the id of a deployment as `run_id`, too.
+            Call("deploy", {"run_id": oldest, "action": "stop"}),
         ),
         retryable=True,
     )

@@ -29,24 +29,28 @@ _TALK: list[ChatMessage] = [
 
 
 def text(base: Path, file_name: str) -> str:
-    """The Modelfile for the GGUF file `file_name` of a model with the tokenizer in `base`.
-
-    Without TEMPLATE where the chat template takes no system message or no second turn; Ollama then
-    looks for one that it knows.
-    """
-    lines = [f"FROM ./{file_name}"]
+    """The Modelfile for the GGUF file `file_name` of a model with the tokenizer in `base`."""
     try:
-        turns = _turns(tokens.load(base).format())
+        format_lines = _format_lines(_turns(tokens.load(base).format()))
     except (TemplateError, ValueError):
-        pass  # this chat template cannot be said in Ollama's language
-    else:
-        template = _ollama_template(turns)
-        if '"""' not in template:
-            lines.append(f'TEMPLATE """{template}"""')
-        stop = turns.answer_end.strip()
-        if stop and '"' not in stop:
-            lines.append(f'PARAMETER stop "{stop}"')
-    return "\n".join([*lines, "PARAMETER temperature 0", ""])
+        # The chat template takes no system message or no second turn, or cannot be said in Ollama's
+        # language. Without TEMPLATE Ollama looks for one that it knows.
+        format_lines = []
+    lines = [f"FROM ./{file_name}", *format_lines, "PARAMETER temperature 0", ""]
+    return "\n".join(lines)
+
+
+def _format_lines(turns: "_Turns") -> list[str]:
+    """The lines of a Modelfile about the format of a conversation: its template, and the text at
+    which an answer stops. A text that cannot be quoted there is left out."""
+    lines = []
+    template = _ollama_template(turns)
+    if '"""' not in template:
+        lines.append(f'TEMPLATE """{template}"""')
+    stop = turns.answer_end.strip()
+    if stop and '"' not in stop:
+        lines.append(f'PARAMETER stop "{stop}"')
+    return lines
 
 
 @dataclass(frozen=True)

@@ -89,13 +89,18 @@ def load_metrics(path: Path) -> Metrics:
         chunk = read_chunk(path, 0, max_bytes=_EXACT_BYTES + 1)  # the whole file
         return Metrics(by_step(chunk.rows), end, sampled=False, skipped=chunk.damaged)
     tail_start = end - _EXACT_BYTES // 2
-    sampled = list(page_after(path, 0, _FIRST_LINES).lines)
-    for index in range(1, _SAMPLES):
-        offset = tail_start * index // _SAMPLES  # inside of a line, of which the next is read
-        sampled += page_after(path, offset, limit=1).lines
-    rows = parse_lines([line.text for line in sampled])
+    rows = _sampled_rows(path, tail_start)
     tail = read_chunk(path, tail_start, max_bytes=end - tail_start)
     return Metrics(by_step(rows + tail.rows), end, sampled=True, skipped=tail.damaged)
+
+
+def _sampled_rows(path: Path, end: int) -> list[Line]:
+    """The first lines of the file, and lines that are evenly spread over its first `end` bytes."""
+    sampled = list(page_after(path, 0, _FIRST_LINES).lines)
+    for index in range(1, _SAMPLES):
+        offset = end * index // _SAMPLES  # inside of a line, of which the next is read
+        sampled += page_after(path, offset, limit=1).lines
+    return parse_lines([line.text for line in sampled])
 
 
 def by_step(rows: Sequence[Line]) -> list[Line]:
