@@ -16,6 +16,15 @@ from engine.home.store_connection import Connection, assignments, placeholders
 _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
 # Columns that may change in the life of a run.
 _SETTABLE = frozenset(_RUN_COLUMNS) - {"rowid", "run_id", "state", "created", "kind", "algorithm"}
+# What the row of a run says when a user has asked for a new attempt.
+_NEW_ATTEMPT = {
+    "ended": None,
+    "continuations": 0,
+    "reason_kind": "",
+    "reason": "",
+    "hint": "",
+    "verdict": "",
+}
 # Fields that a row takes from a NewRun under the same name.
 _COPIED = tuple(item.name for item in fields(NewRun) if item.name not in ("name", "body"))
 
@@ -155,21 +164,24 @@ class RunTable(Connection):
         Returns the changed row; None where no device is free or no queued run can start.
         """
         with self._write():
-            question_marks = placeholders(HOLDS_DEVICE)
-            leased = self._db.execute(
-                f"SELECT device FROM runs WHERE state IN ({question_marks})", HOLDS_DEVICE
-            )
-            busy_devices = {device for (device,) in leased}
+            busy_devices = self._busy_devices()
             free_devices = [device for device in devices if device not in busy_devices]
             if not free_devices:
                 return None
             for row in self.queue():
                 if claim is None or claim(row):
-                    self._change_state(
-                        row.run_id, "queued", "preparing", {"device": free_devices[0]}
-                    )
+                    device = {"device": free_devices[0]}
+                    self._change_state(row.run_id, "queued", "preparing", device)
                     return self._run(row.run_id)
         return None
+
+    def _busy_devices(self) -> set[str]:
+        """The devices that runs hold now."""
+        question_marks = placeholders(HOLDS_DEVICE)
+        leased = self._db.execute(
+            f"SELECT device FROM runs WHERE state IN ({question_marks})", HOLDS_DEVICE
+        )
+        return {device for (device,) in leased}
 
     def set_state(self, run_id: str, to: str, *, only_from: set[str], **values: Any) -> bool:
         """Set the state of a run to `to`, and the fields in `values`, if its state is one of
@@ -242,14 +254,9 @@ class RunTable(Connection):
             values = {
                 "attempt": row.attempt + 1,
                 "queued": self._queue_time(time.time()),
-                "ended": None,
-                "continuations": 0,
                 "max_gpu_hours": max_gpu_hours,
                 "spent_before": row.spent_hours,
-                "reason_kind": "",
-                "reason": "",
-                "hint": "",
-                "verdict": "",
+                **_NEW_ATTEMPT,
             }
             self._change_state(run_id, row.state, "queued", values)
             self._remember_request(request_id, body, run_id)

@@ -359,12 +359,17 @@ def _declared_files(remote: HubVersion, config: Any) -> dict[str, list[str]]:
     entries = _as_list(_data_files_of(config))
     by_split: dict[str, list[str]] = {}
     for entry in entries:
-        split, patterns = "", entry
-        if isinstance(entry, dict):
-            split, patterns = str(entry.get("split") or ""), entry.get("path")
-        paths = [f"{folder}/{pattern}".lstrip("/") for pattern in _as_list(patterns)]
+        split, patterns = _declared_split(entry)
+        paths = [f"{folder}/{pattern}".lstrip("/") for pattern in patterns]
         by_split.setdefault(split, []).extend(_matching(_data_files(remote), paths))
     return by_split
+
+
+def _declared_split(entry: Any) -> tuple[str, list[Any]]:
+    """The split and the patterns of one entry of `data_files`; "" where it declares no split."""
+    if isinstance(entry, dict):
+        return str(entry.get("split") or ""), _as_list(entry.get("path"))
+    return "", _as_list(entry)
 
 
 def _as_list(value: Any) -> list[Any]:

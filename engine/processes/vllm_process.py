@@ -160,14 +160,19 @@ def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[st
     if plan.sleeps:
         result["VLLM_SERVER_DEV_MODE"] = "1"  # /sleep and /wake_up, on a socket only we can open
     if plan.device == "cpu":
-        result |= {
-            "CUDA_VISIBLE_DEVICES": "",
-            "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(plan.threads),
-            "GOMP_SPINCOUNT": "10000",
-        }
+        result |= _cpu_variables(plan)
     return result
+
+
+def _cpu_variables(plan: Plan) -> dict[str, str]:
+    """The variables of a server that computes on the CPU."""
+    return {
+        "CUDA_VISIBLE_DEVICES": "",
+        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(plan.threads),
+        "GOMP_SPINCOUNT": "10000",
+    }
 
 
 class VllmProcess:

@@ -213,15 +213,20 @@ def spark(values: Sequence[float], width: int = 24) -> str:
     if not values:
         return ""
     if len(values) > width:
-        edges = [len(values) * k // width for k in range(width + 1)]
-        values = [
-            math.fsum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)
-        ]
+        values = _means_of_parts(values, width)
     lowest, highest = min(values), max(values)
     blocks = "▁▂▃▄▅▆▇█"
     # Blocks per unit of value; values that are all equal make a flat line.
     scale = (len(blocks) - 1) / (highest - lowest) if highest > lowest else 0.0
     return "".join(blocks[round((value - lowest) * scale)] for value in values)
+
+
+def _means_of_parts(values: Sequence[float], parts: int) -> list[float]:
+    """The means of so many equal parts of the values, which are at least as many."""
+    edges = [len(values) * part // parts for part in range(parts + 1)]
+    return [
+        math.fsum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)
+    ]
 
 
 def short(value: float) -> float:
