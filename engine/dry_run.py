@@ -110,18 +110,11 @@ def dry_run(
     _check_samples(samples)
     plan = DryRun(home, env_id, model, algorithm, dict(settings or {}))
     check_list = plan.run_checks(began)
-    report = _report(plan)
+    report = _report(plan)  # without the probe, so that a second call gives the same hash
     if samples:
         needs = [check.name for check in check_list.checks if check.status != "skip"]
         check_list.run_check("probe", needs, lambda: plan.check_probe(samples, began, cap_function))
-    return report | {
-        "checks": [check.to_json() for check in check_list.checks],
-        "probe": plan.facts.probe,
-        "run_id": plan.facts.probe_run_id,
-        "summary": _summary(plan),
-        "next": [call.to_json() for call in _next_calls(plan)],
-        "warnings": _warnings(plan),
-    }
+    return report | _results(plan)
 
 
 def _check_samples(samples: int) -> None:
@@ -517,6 +510,18 @@ def _report_hash(plan: DryRun, report: Reply) -> str:
     }
     text = json.dumps(stable, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARS]
+
+
+def _results(plan: DryRun) -> Reply:
+    """The parts of the reply that tell what the checks came to, the probe included."""
+    return {
+        "checks": [check.to_json() for check in plan.check_list.checks],
+        "probe": plan.facts.probe,
+        "run_id": plan.facts.probe_run_id,
+        "summary": _summary(plan),
+        "next": [call.to_json() for call in _next_calls(plan)],
+        "warnings": _warnings(plan),
+    }
 
 
 def _summary(plan: DryRun) -> str:

@@ -55,10 +55,8 @@ def size_of(path: Path) -> int:
 def page_before(
     path: Path, end: int, limit: int, match: Match | None = None, budget: int = BUDGET
 ) -> Page:
-    """The last `limit` matching lines before byte `end`, in file order.
-
-    For the page of older lines, pass this page's `start` as `end`. A `start` of 0 means that there
-    are none. A missing file gives an empty page.
+    """The last `limit` lines before byte `end` that match, in file order. Pass the page's `start`
+    as `end` for the page of older lines; a `start` of 0 means that there are none.
 
     Args:
         end: the start of a line, or the size of the file.
@@ -119,10 +117,8 @@ def _lines_before(file: BinaryIO, end: int) -> tuple[int, list[Line]]:
 def page_after(
     path: Path, start: int, limit: int, match: Match | None = None, budget: int = BUDGET
 ) -> Page:
-    """The first `limit` complete matching lines from byte `start` on, in file order.
-
-    For the page of newer lines, pass this page's `end` as `start`. A last line without a newline is
-    still being written and is left for that page. A missing file gives an empty page.
+    """The first `limit` complete lines from byte `start` on that match, in file order. Pass the
+    page's `end` as `start` for the page of newer lines.
 
     Args:
         start: any byte; inside a line it moves to the start of the next line.

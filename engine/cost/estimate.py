@@ -188,8 +188,7 @@ def estimate(
     """
     teacher_model = teacher.model if teacher else None
     download = _download_bytes(base_path, teacher_model.base_path if teacher_model else None)
-    speed = throughput.load(home, hardware.device, hardware.cores, resolved.settings.precision)
-    past_runs = experience(home, speed, hardware.device.kind)
+    speed, past_runs = _speed_here(home, hardware, resolved.settings.precision)
     plan = Plan(
         resolved.settings,
         model,
@@ -209,6 +208,16 @@ def estimate(
         gpu_hour_price=home.user_config().gpu_hour_price,
         disk_free=hardware.disk_free,
     )
+
+
+def _speed_here(
+    home: Home, hardware: Hardware, precision: str
+) -> tuple[throughput.Speed, Experience]:
+    """The speed of this machine at a precision, and the finished runs that correct what is
+    predicted from it."""
+    device = hardware.device
+    speed = throughput.load(home, device, hardware.cores, precision)
+    return speed, experience(home, speed, device.kind)
 
 
 def _download_bytes(*folders: Path | None) -> int:
@@ -331,8 +340,7 @@ def evaluation_hours(
     """
     device = hardware.device
     precision = "bfloat16" if device.bf16 else "float32"
-    speed = throughput.load(home, device, hardware.cores, precision)
-    past_runs = experience(home, speed, device.kind)
+    speed, past_runs = _speed_here(home, hardware, precision)
     speed = _with_score_time(speed, env)
     factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
     answers = rows * attempts

@@ -421,15 +421,20 @@ def rollouts(
     tokens_read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
     decode_operations = tokens_written * _decode_operations_per_token(loaded, context)
     read_operations = 2 * loaded.model.linear_params * tokens_read
-    batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
-    # A batch takes as many steps as its longest answer has tokens.
-    steps = batch_count * episode.longest_turn * episode.turns
+    steps = _decode_steps(plan, rows, episode, batches)
     return Work(
         sample_operations=decode_operations + read_operations,
         decode_steps=steps,
         moved_bytes=steps * loaded.weights + _cache_bytes_read(loaded, tokens_written, context),
         scores=rows,
     )
+
+
+def _decode_steps(plan: SamplingPlan, rows: float, episode: Lengths, batches: int) -> float:
+    """Decoding steps in which `rows` episodes are sampled, in at least `batches` batches. A batch
+    takes as many steps as its longest answer has tokens."""
+    batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
+    return batch_count * episode.longest_turn * episode.turns
 
 
 def _cache_bytes_read(loaded: LoadedModel, tokens: float, context: float) -> float:

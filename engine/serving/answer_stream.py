@@ -20,6 +20,8 @@ from engine.serving.chat_request import Heard, Listener
 _CONNECT_S = 5.0
 _SILENCE_S = 30.0  # without a line, after which a process counts as stuck however busy it is
 _DATA, _COMMENT, _END = "data: ", ":", "[DONE]"
+# What reading a stream can raise; ValueError for a line that is no event.
+_READ_ERRORS = (OSError, ValueError, http.client.HTTPException)
 
 
 class RefusedByServer(Exception):
@@ -84,10 +86,15 @@ def sample(
             response = _accepted_response(connection)
             for line in _lines(response, set_timeout, limits, answer):
                 _take(line, answer, str(body["model"]), listener)
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except _READ_ERRORS as error:
             if isinstance(error, TimeoutError) and time.monotonic() >= limits.deadline:
                 return  # it has not even begun to reply
             raise _unreachable(error) from error
+    _check_end(answer, limits)
+
+
+def _check_end(answer: Answer, limits: Limits) -> None:
+    """Raises Unreachable for an answer that is neither done nor ended by `limits`."""
     is_cut = answer.has_stalled or time.monotonic() >= limits.deadline
     if not answer.finish_reason and not is_cut:
         raise Unreachable("the answer ended in its middle")

@@ -262,12 +262,17 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
         shutil.rmtree(merge.aside, ignore_errors=True)
         raise _unfinished_merge_error(merge.log)
     if merge.gguf_name:
-        modelfile_text = modelfile.text(model.base_path, merge.gguf_name)
-        (merge.aside / "Modelfile").write_text(modelfile_text, encoding="utf-8")
+        _add_modelfile(model, merge)
     _add_card(home, model, merge.aside)
     _move_into_place(merge.aside, target, origin)
     shutil.rmtree(merge.job, ignore_errors=True)
     return True
+
+
+def _add_modelfile(model: ModelRef, merge: _Merge) -> None:
+    """Write the Modelfile beside the GGUF file of a finished merge."""
+    text = modelfile.text(model.base_path, merge.gguf_name)
+    (merge.aside / "Modelfile").write_text(text, encoding="utf-8")
 
 
 def _merge_to(home: Home, model: ModelRef, target: Path, export_format: str) -> _Merge:
