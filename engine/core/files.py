@@ -227,13 +227,11 @@ def read_lines(
 
 
 def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk:
-    """Read the complete lines of a file of JSON lines from byte `cursor` on.
+    """Read the complete lines of a file of JSON lines from byte `cursor` on; a cursor inside a line
+    moves to the next line. A missing file counts as empty.
 
-    - About `max_bytes` are read, but at least one line, if a complete one follows.
-    - A last line without a newline is still being written; it is left for the next call.
-    - A line that is no JSON object is skipped and counted.
-    - A cursor inside a line moves to the next line; one beyond the end moves to the end.
-    - A missing file counts as empty.
+    About `max_bytes` are read, but at least one line, if a complete one follows. A last line
+    without a newline is still being written; it is left for the next call.
     """
     try:
         file = open_file(path)
@@ -351,8 +349,7 @@ def take_lock(path: Path, wait_s: float = 0.0) -> int | None:
     """Lock the file at `path` for this process alone, waiting at most `wait_s` seconds.
 
     Returns an open descriptor, or None when another process holds the lock. The lock is held until
-    every process that has a copy of the descriptor has closed it or ended, even by a kill. A
-    process id in a file could not promise that.
+    every process that has a copy of the descriptor has closed it or ended, even by a kill.
     """
     return _lock(path, fcntl.LOCK_EX, wait_s)
 

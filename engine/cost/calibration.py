@@ -143,15 +143,12 @@ class Experience:
 
 
 def experience(home: Home, speed: Speed, kind: str) -> Experience:
-    """Collect the finished runs of a home that can correct an estimate.
-
-    Runs whose files are gone, damaged or of an earlier version are left out.
+    """Collect the finished runs of a home that can correct an estimate. Runs whose files are gone,
+    damaged or of an earlier version are left out.
 
     Args:
-        speed: of the machine, as it is known now. The runs' work is predicted with it again, so
-            that a prediction made before the machine was measured does no harm.
-        kind: the kind of device that the estimate is for, "cpu" or "cuda"; runs on the other kind
-            are left out.
+        speed: of the machine, as it is known now; the runs' work is predicted with it again.
+        kind: the kind of device, "cpu" or "cuda"; runs on the other kind are left out.
     """
     if not home.db.is_file():  # a new home; opening the store would create the database
         return Experience()

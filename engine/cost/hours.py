@@ -72,18 +72,13 @@ def _corrected_phases(
 def hours_by_level(
     log_ratios: Sequence[float], corrected: dict[str, float], measured: bool
 ) -> tuple[dict[str, float], str, int]:
-    """Compute the low, likely and high hours of a run from its corrected hours.
-
-    With three or more finished runs they are a 90 % prediction interval from the runs' ratios of
-    actual to corrected time. With fewer, low and high are multiplied by fixed factors.
+    """The hours of a run by level ("low", "likely", "high"), their basis as in `PredictedTime`, and
+    the number of finished runs.
 
     Args:
         log_ratios: for each finished run log(actual time / corrected time).
         corrected: hours by level, corrected by finished runs.
         measured: whether the machine's speed was measured.
-
-    Returns the hours by level; the basis, "measured" (finished runs or the machine's speed) or
-    "model" (the table of speeds); and the number of finished runs.
     """
     if len(log_ratios) >= CALIBRATE_FROM:
         return _interval_hours(log_ratios, corrected["likely"]), "measured", len(log_ratios)

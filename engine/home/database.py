@@ -221,13 +221,12 @@ def mend(home: Home, fault: str) -> tuple[sqlite3.Connection, int]:
     Args:
         fault: what is wrong with the database, for the error.
 
-    Returns what `open_database` returns. Raises UserError HOME_UNUSABLE where:
-    - the database cannot be moved, or the new one is damaged too;
-    - another process has the database open, as the supervisor of every living run does. When that
-      process closes it, SQLite deletes the write-ahead log by its name, which would then be the
-      log of the new database.
+    Returns what `open_database` returns. Raises UserError HOME_UNUSABLE if the database cannot be
+    moved, the new one is damaged too, or another process has the database open.
     """
     lock = take_lock(home.db_lock, wait_s=_MEND_S)
+    # Another process has it open, such as the supervisor of a living run. When that closes it,
+    # SQLite deletes the write-ahead log by its name, which would then be that of the new database.
     if lock is None:
         raise damaged_error(home, fault, in_use=True)
     try:

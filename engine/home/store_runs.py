@@ -157,9 +157,9 @@ class RunTable(Connection):
 
         Args:
             devices: ids of the devices that may be assigned.
-            claim: called with the row inside the transaction. It takes the run's lock, so that
-                nobody can see a run that is preparing while its lock is free. A run for which it
-                returns False stays queued, and the next one is tried. None claims nothing.
+            claim: takes the run's lock inside the transaction, so that nobody sees a run that is
+                preparing while its lock is free. A run for which it returns False stays queued,
+                and the next one is tried. None claims nothing.
 
         Returns the changed row; None where no device is free or no queued run can start.
         """
@@ -239,8 +239,7 @@ class RunTable(Connection):
             body: the arguments that the request_id stands for.
             check: called inside the transaction; when it raises, nothing changes.
 
-        Raises UserError RUN_STATE when the run is in any other state, and REQUEST_CONFLICT when the
-        request_id was used with another body.
+        Raises UserError RUN_STATE, and REQUEST_CONFLICT for a request_id used with another body.
         """
         with self._write():
             earlier_run = self._run_of_request(request_id, body)

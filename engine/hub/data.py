@@ -110,17 +110,11 @@ def named_dataset(
 
 
 def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
-    """The dataset's files in a folder of the home's cache, fetched unless they are there.
+    """The newest version of the dataset in the home's cache, fetched unless it is there. Without a
+    network (HF_HUB_OFFLINE, or the hub cannot be reached) it is the version fetched last.
 
-    The newest version is asked for each time; without a network (HF_HUB_OFFLINE, or the hub cannot
-    be reached) the version fetched last is used.
-
-    Args:
-        deadline: value of `time.monotonic()` by which the call must end.
-
-    Raises UserError: DATASET_INVALID, the dataset cannot be had or has no files that can be read;
-    DATASET_READING, retryable, if it is not fetched by the deadline: the next call goes on from
-    there; DISK_FULL.
+    Raises UserError DATASET_INVALID, DISK_FULL, and DATASET_READING, retryable, if it is not
+    fetched by `deadline` (of `time.monotonic()`): the next call goes on from there.
     """
     root = _cache_folder(home, ref)
     latest = _latest(root)

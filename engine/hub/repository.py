@@ -158,14 +158,15 @@ def download(
     file: RemoteFile,
     report: Callable[[int], None] | None = None,
 ) -> str:
-    """Download one file to the path `target`, and check its size and checksum.
-
-    A partial file of an earlier attempt is continued. If the connection breaks, it is continued up
-    to three times. `report` is called with the number of bytes that are there; an error that it
-    raises ends the download and leaves the partial file.
+    """Download one file to the path `target`, and check its size and checksum. A partial file of an
+    earlier attempt is continued.
 
     Returns what is wrong with the file that arrived, which is deleted then; "" if it is complete.
     Raises httpx.HTTPError.
+
+    Args:
+        report: called with the number of bytes that are there; an error that it raises ends the
+            download and leaves the partial file.
     """
     import httpx  # noqa: PLC0415  loaded by the client already
 

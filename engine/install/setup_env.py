@@ -62,14 +62,13 @@ def setup(
     """Build the training environment unless a working one is there; returns `summary` and `python`.
 
     Args:
-        home: where it is built; it appears there complete or not at all.
         again: build it anew in any case.
         say: called with each line about what is going on.
         run: runs a command; by default with its output on this process's stderr.
         proof: code that the new environment must be able to run.
 
-    Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_TORCH (the installation
-    failed; what was there before stays).
+    Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_TORCH (it failed; what
+    was there before stays).
     """
     with venvs.only_builder(home.cache / "setup.lock", "honesmith setup"):
         if not again and works(home.train_python, proof):

@@ -36,6 +36,7 @@ from engine.records.manifest import Manifest
 from engine.records.record import DamagedRecord
 from engine.serving import modelfile
 
+# The adapter, a model folder with it merged in, or a GGUF file of 16-bit or 8-bit weights.
 FORMATS = ("adapter", "merged", "gguf-f16", "gguf-q8_0")
 _GGUF = "gguf-"  # before the kind of weights in a GGUF file
 _CARD = "README.md"
@@ -44,16 +45,12 @@ _ADAPTER_FILES = (adapters.CONFIG, adapters.WEIGHTS)
 
 
 def export(home: Home, ref: str, export_format: str = "adapter", path: str = "") -> Reply:
-    """Write the files of a run's checkpoint to `path`, by default below the home's `exports/`.
-
-    Args:
-        ref: the model, such as "arith-grpo-7@best".
-        export_format: "adapter", "merged" or a GGUF file of 16-bit or 8-bit weights: "gguf-f16",
-            "gguf-q8_0".
+    """Write the files of the model `ref`, such as "arith-grpo-7@best", to `path`, by default below
+    the home's `exports/`. `export_format` is one of `FORMATS`. Nothing is overwritten.
 
     The reply's `state` is "exported", or "exporting" while a merge goes on: the same call again
-    returns its result. Nothing is overwritten. Raises UserError BAD_ARGUMENT, MODEL_*,
-    DEPLOY_FAILED (the merge failed), NO_TORCH, DISK_FULL.
+    returns its result. Raises UserError BAD_ARGUMENT, MODEL_*, DEPLOY_FAILED (the merge failed),
+    NO_TORCH, DISK_FULL.
     """
     _check_format(export_format)
     model = _model_with_adapter(home, ref)

@@ -70,12 +70,9 @@ def deploy(
 ) -> Reply:
     """Serve a model, stop serving it, or export its files (`action` is start, stop or export).
 
-    `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment.
-    `export_format` and `path` are those of `export`. A start counts against the quota of `asker`,
-    and `patience` says how long it is waited for: the model goes on loading afterwards.
-
-    Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT, DEPLOY_FAILED (retryable while the model
-    still loads), DEPLOYMENT_NOT_FOUND, NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
+    `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment. A
+    start counts against the quota of `asker`. Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT,
+    DEPLOY_FAILED (retryable while the model still loads), NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
     """
     if action == "export":
         return export(home, ref, export_format, path)
@@ -124,9 +121,11 @@ def serve(
 ) -> tuple[DeploymentRow, float | None]:
     """Make sure that a deployment serves the target. A living one of its base gets the adapter.
 
-    Returns its row, and the seconds that starting it took (None if it ran already). `by_deploy`:
-    keep it serving until it is stopped or idle; a chat alone does not keep the process. Raises
+    Returns its row, and the seconds that starting it took (None if it ran already). Raises
     UserError as `deploy` does; retryable DEPLOY_FAILED at `deadline`.
+
+    Args:
+        by_deploy: serve it until it is stopped or idle, which a chat does not ask for.
     """
     launcher.worker_python(home)  # raises where there is none
     lock = take_lock(home.deploy_lock, wait_s=max(0.0, deadline - time.monotonic()))
