@@ -283,13 +283,16 @@ class DryRun:
         statistics = env_facts.statistics(rows, resolved.settings)
         self.facts.statistics = statistics
         if isinstance(resolved.settings, SFTSettings):
-            record, model_folder = required(self.facts.record), required(self.facts.model).base_path
-            redact = redactor_for(self.home, record.dir)
-            row = preview.sft_row(
-                registry.read_tasks(record), record.tools, model_folder, resolved.settings, redact
-            )
-            self.facts.row = row.to_json() if row else {}
+            self.facts.row = self._sft_row(resolved.settings)
         return judge_data(statistics, rows, resolved.settings)
+
+    def _sft_row(self, settings: SFTSettings) -> Reply:
+        """One row as SFT would train on it; {} if there is none."""
+        record, model_folder = required(self.facts.record), required(self.facts.model).base_path
+        tasks = registry.read_tasks(record)
+        redact = redactor_for(self.home, record.dir)
+        row = preview.sft_row(tasks, record.tools, model_folder, settings, redact)
+        return row.to_json() if row else {}
 
     def check_contamination(self) -> Outcome:
         """Whether training rows contain held-out tasks."""

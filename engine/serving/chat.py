@@ -163,8 +163,8 @@ def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSc
 
 
 def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[ChatMessage]:
-    """The messages that this call adds. Raises UserError BAD_ARGUMENT where there are none and
-    nothing goes on, or where a system prompt does not come first."""
+    """The messages that this call adds. Raises UserError BAD_ARGUMENT where a new conversation has
+    nothing to answer, or where a system prompt does not come first."""
     added: list[ChatMessage] = []
     if request.system:
         if earlier or _begins_with_system(request.messages):
@@ -205,6 +205,12 @@ def _question(
     branch = branches.get(target.name, earlier.branches[0])
     if added:
         return Question(target, [*branch.messages, *added], begun=[])
+    return _rest_of_answer(target, branch)
+
+
+def _rest_of_answer(target: Target, branch: Branch) -> Question:
+    """The question whose answer in `branch` was cut, for its rest. Raises UserError BAD_ARGUMENT if
+    the target has no unfinished answer there."""
     if branch.model == target.name and branch.begun:
         return Question(target, branch.messages[:-1], begun=branch.begun)
     if branch.messages[-1]["role"] == "assistant":
@@ -300,8 +306,8 @@ def _sample(
 
 
 def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
-    """What the model's server is asked: the question, to be answered from the tokens on that the
-    answer has so far.
+    """The request to the model's server: the question, and the tokens that the answer has already,
+    after which it goes on.
 
     Args:
         sampling: how it samples, from `_sampling_body`.

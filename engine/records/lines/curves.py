@@ -222,7 +222,8 @@ def spark(values: Sequence[float], width: int = 24) -> str:
 
 
 def _means_of_parts(values: Sequence[float], parts: int) -> list[float]:
-    """The means of so many equal parts of the values, which are at least as many."""
+    """The mean of each of `parts` parts of the values, which are about equally long. There must be
+    at least as many values as parts."""
     edges = [len(values) * part // parts for part in range(parts + 1)]
     return [
         math.fsum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)
