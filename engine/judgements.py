@@ -244,7 +244,7 @@ def _data_weaknesses(statistics: Reply, rows: EnvFacts, settings: TrainSettings)
 
 
 def _dropped_rows(statistics: Reply) -> _Weakness | None:
-    """The rows that max_length leaves out, which it does under every algorithm."""
+    """The weakness that max_length leaves out rows, under any algorithm; None if it does not."""
     count = statistics["dropped"]
     if not count:
         return None
@@ -252,7 +252,7 @@ def _dropped_rows(statistics: Reply) -> _Weakness | None:
 
 
 def _rows_without_reasoning(rows: EnvFacts) -> _Weakness | None:
-    """The rows that thinking = require leaves out."""
+    """The weakness that thinking = require leaves out rows; None if it does not."""
     count = rows.without_reasoning
     if not count:
         return None
@@ -261,7 +261,7 @@ def _rows_without_reasoning(rows: EnvFacts) -> _Weakness | None:
 
 
 def _cut_answers(statistics: Reply, settings: TrainSettings) -> _Weakness | None:
-    """The answers that a limit on lengths cuts, if they are many."""
+    """The weakness that a limit on lengths cuts many answers; None if it cuts few."""
     share = statistics["truncated_share"]
     if share <= _MANY_TRUNCATED:
         return None
@@ -274,7 +274,8 @@ def _cut_answers(statistics: Reply, settings: TrainSettings) -> _Weakness | None
 
 
 def _rows_without_answer(statistics: Reply, settings: TrainSettings) -> _Weakness | None:
-    """The rows that a run on reference answers leaves out, because they have none."""
+    """The weakness that a run on reference answers leaves out rows without one; None if it does
+    not."""
     count = statistics["without_answer"]
     if not count or not isinstance(settings, RowSettings):
         return None
@@ -283,7 +284,7 @@ def _rows_without_answer(statistics: Reply, settings: TrainSettings) -> _Weaknes
 
 
 def _repeated_prompts(statistics: Reply) -> _Weakness | None:
-    """The rows whose prompt an earlier row has, if they are many."""
+    """The weakness that many rows have the prompt of an earlier row; None if few have."""
     share = statistics["duplicate_share"]
     if share <= _MANY_DUPLICATES:
         return None
@@ -291,7 +292,7 @@ def _repeated_prompts(statistics: Reply) -> _Weakness | None:
 
 
 def _few_heldout_rows(rows: EnvFacts, settings: TrainSettings) -> _Weakness | None:
-    """That a verdict would rest on few held-out rows."""
+    """The weakness that a verdict would rest on few held-out rows; None if it rests on many."""
     count = rows.measured_rows(by_pairs=isinstance(settings, DPOSettings))
     if count >= FEW_HELDOUT:
         return None
