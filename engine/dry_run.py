@@ -334,24 +334,27 @@ class DryRun:
         The machine is measured first, within what is left of the call's time since `began`
         (monotonic clock).
         """
-        machine, ref = required(self.facts.machine), required(self.facts.model)
         wait_s = min(estimate.PROBE_WAIT_S, _seconds_left(began))
-        throughput.ensure(self.home, machine, wait_s)
-        forecast = estimate.estimate(
-            self.home,
-            required(self.facts.resolved),
-            ref.facts,
-            required(self.facts.rows),
-            machine,
-            teacher=self.facts.teacher,
-            base_path=ref.base_path,
-        )
-        self.facts.forecast = forecast
+        throughput.ensure(self.home, required(self.facts.machine), wait_s)
+        forecast = self.facts.forecast = self._forecast()
         detail = f"{estimate.summary(forecast.estimate)} Basis: {forecast.estimate.basis}."
         if forecast.left_out:
             fix = "Put the file back from a copy, or delete the run it belongs to."
             return Outcome("warn", f"{detail} {'; '.join(forecast.left_out)}", fix)
         return Outcome("pass", detail)
+
+    def _forecast(self) -> Forecast:
+        """The estimate of the run with the settings that were chosen."""
+        ref = required(self.facts.model)
+        return estimate.estimate(
+            self.home,
+            required(self.facts.resolved),
+            ref.facts,
+            required(self.facts.rows),
+            required(self.facts.machine),
+            teacher=self.facts.teacher,
+            base_path=ref.base_path,
+        )
 
     def check_memory(self) -> Outcome:
         """Whether the run fits into the memory of its device."""

@@ -344,7 +344,7 @@ def evaluation_hours(
     speed = _with_score_time(speed, env)
     factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
     answers = rows * attempts
-    seconds = 0.0
+    seconds = 0.0  # of all models, one after the other
     for model_facts, base_path in models:
         loaded = _evaluated_model(model_facts, precision)
         plan = _evaluation_plan(loaded, env, device, limits, past_runs.seen(str(base_path)))

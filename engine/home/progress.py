@@ -186,15 +186,17 @@ def _last_step_times(run: RunDir) -> list[tuple[float, int]]:
         return []
     rows, _ = read_lines(run.metrics, tail_start, _PACE_BYTES)
     attempt_began = _attempt_start(run)
-    step_times: list[tuple[float, int]] = []
-    for row in rows:
-        written_at = row.get("time")
-        step = _as_whole_number(row.get("step"))
-        if not isinstance(written_at, int | float) or step is None:
-            continue
-        if written_at >= attempt_began:
-            step_times.append((float(written_at), step))
-    return step_times[-_PACE_STEPS:]
+    step_times = [step_time for step_time in map(_step_time, rows) if step_time is not None]
+    return [pair for pair in step_times if pair[0] >= attempt_began][-_PACE_STEPS:]
+
+
+def _step_time(line: Mapping[str, Any]) -> tuple[float, int] | None:
+    """The time in unix seconds and the step of a line of metrics; None if it lacks either."""
+    written_at = line.get("time")
+    step = _as_whole_number(line.get("step"))
+    if not isinstance(written_at, int | float) or step is None:
+        return None
+    return float(written_at), step
 
 
 def _attempt_start(run: RunDir) -> float:

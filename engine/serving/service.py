@@ -198,20 +198,25 @@ def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
     """
     deployments.check_quota(home, asker)
     chosen = placement.choose(home, target.ref, target.name)
-    with Store(home) as store:
-        row = store.add_deployment(
-            base_name=target.ref.base_ref,
-            base_path=str(target.ref.base_path),
-            adapters=[],  # the row gets those that `_keep_serving` records
-            serve_base=False,
-            memory_bytes=chosen.memory_bytes,
-        )
+    row = _add_row(home, target, chosen.memory_bytes)
     folder = home.deployment(row.deployment_id)
     folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_text(folder.key, secrets.token_urlsafe(32) + "\n")
     write_json(folder.config, _server_config(home, row, target, chosen, asker))
     _spawn(home, folder, chosen.device)
     return row
+
+
+def _add_row(home: Home, target: Target, memory_bytes: int) -> DeploymentRow:
+    """Record a deployment of the target's base model that is about to start; returns its row."""
+    with Store(home) as store:
+        return store.add_deployment(
+            base_name=target.ref.base_ref,
+            base_path=str(target.ref.base_path),
+            adapters=[],  # the row gets those that `_keep_serving` records
+            serve_base=False,
+            memory_bytes=memory_bytes,
+        )
 
 
 def _server_config(
