@@ -252,7 +252,7 @@ class Plan:
 
     Attributes:
         seen: what finished runs of the same base model measured.
-        batteries: questions about kept skills.
+        batteries: questions that show what the model forgets.
         teacher: of a distillation from a local model; None for every other run.
         teacher_shares_base: whether nothing but an adapter is loaded for the teacher.
     """

@@ -104,10 +104,12 @@ def command(plan: Plan, address: Path) -> list[str]:
     argv += ["--uds", str(address), "--disable-uvicorn-access-log"]
     argv += ["--dtype", plan.dtype, "--max-model-len", str(plan.max_length)]
     argv += ["--max-num-seqs", str(plan.rows)]
-    argv += ["--enable-scale-out"]  # requests and answers are token ids
+    # Requests and answers are token ids.
+    argv += ["--enable-scale-out"]
     # Log-probabilities are those of the distribution that was sampled from, temperature included.
     argv += ["--logprobs-mode", "processed_logprobs"]
-    argv += ["--generation-config", "vllm"]  # the model's own sampling defaults are ignored
+    # The model's own sampling defaults are ignored.
+    argv += ["--generation-config", "vllm"]
     argv += ["--enable-prefix-caching"]
     return [*argv, *_adapter_options(plan), *_device_options(plan)]
 

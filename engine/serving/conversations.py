@@ -107,7 +107,8 @@ def _turns(home: Home, conversation_id: str) -> int:
 
 
 def _forget_old(home: Home) -> None:
-    """Delete what is beyond the bounds named at the top of this file."""
+    """Delete conversations that were not used for `KEPT_DAYS` days, and all but the `KEPT` used
+    last."""
     used_at: list[tuple[float, str]] = []
     for file in home.chats.glob("c-*.json"):
         with contextlib.suppress(FileNotFoundError):  # another process forgets it too
