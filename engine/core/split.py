@@ -180,6 +180,6 @@ def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
 
 def _wanted_heldout_rows(total: int) -> int:
     """How many of `total` rows shall be held out: `HELDOUT_SHARE` of them, but at least
-    `HELDOUT_LEAST`, as far as half of the rows are so many."""
+    `HELDOUT_LEAST`, or half of the rows where those are fewer."""
     least = min(HELDOUT_LEAST, total // 2)
     return max(math.ceil(HELDOUT_SHARE * total), least)
