@@ -106,7 +106,7 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
     trainer had a result; another process will then continue the run.
     """
     try:
-        wakeup = _prepare(watch)
+        wakeup = _prepare_attempt(watch)
         kills_before = _memory_kills()
         # A run whose limit is reached, or that was cancelled meanwhile, is not started any more.
         if not _stop_at_limit(watch) and watch.row.state == "preparing":
@@ -125,7 +125,7 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
     return _outcome_of_trainer(watch, kills_before)
 
 
-def _prepare(watch: Watch) -> int:
+def _prepare_attempt(watch: Watch) -> int:
     """Make this process and the run's folder ready for the trainer, and free memory for it.
 
     Returns the read end of the pipe that wakes this process. Raises OSError if the run's folder was
@@ -248,13 +248,13 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
             watch.row = watch.store.get_run(watch.run.id)
             _stop_at_limit(watch)
         if watch.row.state == "stopping" or watch.leaving:
-            _stop(watch)
+            _stop_trainer(watch)
         if time.monotonic() > next_status_at:
             write_status(watch.run, watch.row)
             next_status_at = time.monotonic() + _STATUS_S
 
 
-def _stop(watch: Watch) -> None:
+def _stop_trainer(watch: Watch) -> None:
     """Stop the trainer. It is called at every poll: the first call sends SIGTERM, a later one kills
     the trainer's process group once the grace period is over."""
     if watch.sigterm_sent_at is None:

@@ -117,7 +117,7 @@ def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
     fetched by `deadline` (of `time.monotonic()`): the next call goes on from there.
     """
     root = _cache_folder(home, ref)
-    latest = _latest(root)
+    latest = _latest_fetched(root)
     if latest is not None and is_offline():
         return latest
     refuse_offline(ref.repo, DATASET)
@@ -149,7 +149,7 @@ def _dataset_in(folder: Path) -> Dataset:
     return Dataset(folder / "datasets", FetchedData.read(folder / _FETCHED))
 
 
-def _latest(root: Path) -> Dataset | None:
+def _latest_fetched(root: Path) -> Dataset | None:
     """The dataset in the newest complete folder below `root`; None if there is none."""
     complete = sorted(root.glob(f"*/{_FETCHED}"), key=lambda path: path.stat().st_mtime)
     return _dataset_in(complete[-1].parent) if complete else None

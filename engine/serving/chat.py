@@ -87,7 +87,9 @@ def chat(
     deadline = time.monotonic() + patience.call_s
     session = Session(home, asker, patience, listener, deadline, sampling)
     answered = _ask_all(session, questions)
-    conversation = _after(earlier, questions, answered, tools=tools, seed=seed, owner=asker.name)
+    conversation = _conversation_after(
+        earlier, questions, answered, tools=tools, seed=seed, owner=asker.name
+    )
     saved = _save(home, request, conversation)
     return reply_of(answered, names, saved, home.user_config().idle_stop_minutes)
 
@@ -127,7 +129,7 @@ def _questions(
     targets = [target_of(home, name) for name in names]
     questions = [_question(target, added, earlier) for target in targets]
     for question in questions:
-        _check(question.messages, tools)
+        _check_messages(question.messages, tools)
     return questions
 
 
@@ -223,7 +225,7 @@ def _rest_of_answer(target: Target, branch: Branch) -> Question:
     return Question(target, branch.messages, begun=[])
 
 
-def _check(messages: list[ChatMessage], tools: list[ToolSchema]) -> None:
+def _check_messages(messages: list[ChatMessage], tools: list[ToolSchema]) -> None:
     """Raises UserError BAD_ARGUMENT for messages that no model can be asked with."""
     try:
         check_size(checked_messages(messages), tools)
@@ -344,7 +346,7 @@ def _refused(target: Target, folder: DeployDir, error: RefusedByServer) -> UserE
     )
 
 
-def _after(
+def _conversation_after(
     earlier: Conversation | None,
     questions: Sequence[Question],
     answered: Sequence[Answered],
@@ -358,7 +360,7 @@ def _after(
     for question, each in zip(questions, answered, strict=True):
         name = question.target.name
         said_before = branches[name].messages[-1]["content"] if question.begun else ""
-        branches[name] = _branch(question, each.answer, said_before)
+        branches[name] = _branch_with_answer(question, each.answer, said_before)
     return Conversation(
         owner=owner,
         turns=(earlier.turns if earlier else 0) + 1,
@@ -368,7 +370,7 @@ def _after(
     )
 
 
-def _branch(question: Question, answer: Answer, said_before: str) -> Branch:
+def _branch_with_answer(question: Question, answer: Answer, said_before: str) -> Branch:
     """One model's part of the conversation, with its new answer.
 
     Args:

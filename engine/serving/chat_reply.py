@@ -54,7 +54,7 @@ def reply_of(
         names: of the models as the caller gave them, in the order of `answered`.
         idle_minutes: after which a started deployment stops by itself.
     """
-    entries = [_entry(each) for each in answered]
+    entries = [_entry_of_answer(each) for each in answered]
     started = [deployment for each in answered for deployment in each.started]
     lost = [saved.warning] if saved.warning else []
     return {
@@ -77,7 +77,7 @@ def started_entry(row: DeploymentRow, seconds: float) -> Reply:
     }
 
 
-def _entry(answered: Answered) -> Reply:
+def _entry_of_answer(answered: Answered) -> Reply:
     """One entry of `answers` in the reply of `chat`. It has `partial` if the call's time was up
     before the answer's end; `latency_s` are seconds without starting the model."""
     answer = answered.answer

@@ -134,7 +134,7 @@ def _target_folder(home: Home, model: ModelRef, export_format: str, path: str) -
         refuse_folder_of_agent_files(target, "path")
         return target
     suffix = "" if export_format == "adapter" else f"-{export_format}"
-    return home.exports / (_stem(model) + suffix)
+    return home.exports / (_file_stem(model) + suffix)
 
 
 def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
@@ -197,7 +197,7 @@ def _base_for_other_tools(model: ModelRef) -> str:
     return model.base_ref if is_hub_id else str(model.base_path)
 
 
-def _stem(model: ModelRef) -> str:
+def _file_stem(model: ModelRef) -> str:
     """The model's name as the beginning of a file name."""
     if model.run_id or model.adapter is None:
         return model.ref.replace("@", "-")
@@ -286,7 +286,7 @@ def _gguf_name(model: ModelRef, export_format: str) -> str:
     """The name of the GGUF file of an export, "" for a format without one."""
     if not export_format.startswith(_GGUF):
         return ""
-    return f"{_stem(model)}.{export_format.removeprefix(_GGUF)}.gguf"
+    return f"{_file_stem(model)}.{export_format.removeprefix(_GGUF)}.gguf"
 
 
 def _wait_for_worker(worker_lock: Path) -> bool:

@@ -87,13 +87,13 @@ def _turns(chat: ChatFormat) -> _Turns:
     """
     system: ChatMessage = {"role": "system", "content": _SYSTEM}
     rendered = chat.text([system, *_TALK], prompt=True)
-    before_system, rest = _around(rendered, _SYSTEM)
-    system_to_question, rest = _around(rest, _FIRST)
-    before_answer, rest = _around(rest, _ANSWER)
-    answer_to_question, before_last_answer = _around(rest, _SECOND)
+    before_system, rest = _split_at_mark(rendered, _SYSTEM)
+    system_to_question, rest = _split_at_mark(rest, _FIRST)
+    before_answer, rest = _split_at_mark(rest, _ANSWER)
+    answer_to_question, before_last_answer = _split_at_mark(rest, _SECOND)
     answer_end = _answer_end(chat, system)
     before_user = _before_user(system_to_question, answer_to_question, answer_end)
-    opening, _ = _around(chat.text(_TALK[:1], prompt=True), _FIRST)
+    opening, _ = _split_at_mark(chat.text(_TALK[:1], prompt=True), _FIRST)
     turns = _Turns(
         before_system=before_system,
         after_system=system_to_question.removesuffix(before_user),
@@ -137,7 +137,7 @@ def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:
     """What the chat template writes after an answer with which a conversation ends. Raises
     ValueError if the answer is not written once."""
     closed = chat.text([system, *_TALK[:2]], prompt=False)
-    _, end = _around(closed, _ANSWER)
+    _, end = _split_at_mark(closed, _ANSWER)
     return end
 
 
@@ -176,7 +176,7 @@ def _ollama_template(turns: _Turns) -> str:
     )
 
 
-def _around(rendered: str, mark: str) -> tuple[str, str]:
+def _split_at_mark(rendered: str, mark: str) -> tuple[str, str]:
     """What stands before and after `mark`. Raises ValueError if it is not there once."""
     before, after = rendered.split(mark)
     return before, after

@@ -330,9 +330,9 @@ def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: floa
 def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentRow:
     """Record that the target is to be served until it is stopped; returns the new row."""
     if not target.adapter:
-        return _update(home, row, serve_base=True)
+        return _set_columns(home, row, serve_base=True)
     others = [adapter for adapter in row.adapters if adapter["name"] != target.name]
-    return _update(home, row, adapters=[*others, _adapter_entry(target)])
+    return _set_columns(home, row, adapters=[*others, _adapter_entry(target)])
 
 
 def _adapter_entry(target: Target) -> dict[str, str]:
@@ -340,7 +340,7 @@ def _adapter_entry(target: Target) -> dict[str, str]:
     return {"name": target.name, "path": target.adapter}
 
 
-def _update(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
+def _set_columns(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
     """Set columns of a deployment's row, if one of them differs; returns the new row."""
     if all(getattr(row, name) == value for name, value in values.items()):
         return row
@@ -395,7 +395,7 @@ def _stop_living(home: Home, ref: str) -> bool:
             continue
         stopped = True
         if adapters or serve_base:
-            _update(home, row, adapters=adapters, serve_base=serve_base)
+            _set_columns(home, row, adapters=adapters, serve_base=serve_base)
         else:
             deployments.stop(home, row, "stopped on request")
     return stopped
