@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from engine.core.hints import Hint, hint_of
 from engine.core.reply import Reply
 from engine.environments import registry
 from engine.home import recovery
-from engine.home.rows import OPEN
+from engine.home.rows import HOLDS_DEVICE, OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.processes import launcher
@@ -73,18 +73,13 @@ def examine(
     mounts: Path = Path("/proc/mounts"),
     report_check: Callable[[Reply], None] = lambda _: None,
 ) -> Reply:
-    """Make every check on the home and this machine.
+    """Make every check on the home and this machine. Returns a `summary`, how many findings
+    `failed`, and the findings in `checks`.
 
     Args:
         mounts: the file that lists the mounted file systems.
         report_check: called with each finding, in the form that it has in `checks`, as soon as it
             is there.
-
-    Returns:
-        summary: one sentence.
-        failed: how many findings failed.
-        checks: the findings: {"name", "status", "detail"} each, with status pass, warn or fail, and
-            where there is a remedy also "fix" and "call".
     """
     findings: list[Finding] = []
     checks: list[Reply] = []
@@ -95,14 +90,18 @@ def examine(
             checks.append(reply)
             report_check(reply)
     failed_count = sum(finding.status == "fail" for finding in findings)
-    warned_count = sum(finding.status == "warn" for finding in findings)
+    return {"summary": _summary(findings), "failed": failed_count, "checks": checks}
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    """One sentence: how many findings failed, else how many are warnings."""
+    failed_count = sum(finding.status == "fail" for finding in findings)
     if failed_count:
-        summary = f"{failed_count} of {counted(len(findings), 'check')} failed."
-    elif warned_count:
-        summary = f"Ready to train; {counted(warned_count, 'warning')}."
-    else:
-        summary = "Ready to train."
-    return {"summary": summary, "failed": failed_count, "checks": checks}
+        return f"{failed_count} of {counted(len(findings), 'check')} failed."
+    warned_count = sum(finding.status == "warn" for finding in findings)
+    if warned_count:
+        return f"Ready to train; {counted(warned_count, 'warning')}."
+    return "Ready to train."
 
 
 def _as_reply(finding: Finding) -> Reply:
@@ -163,18 +162,7 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
         lines = mounts.read_text("utf-8", "replace").splitlines()
     except OSError:
         return
-    home_folder = str(home.root.resolve())
-    longest_point, kind = "", "unknown"  # of the mount that holds the home
-    for line in lines:
-        fields = line.split()
-        if len(fields) < 3:
-            continue
-        point, point_kind = fields[1], fields[2]
-        folder_prefix = point if point == "/" else f"{point}/"
-        holds_home = home_folder == point or home_folder.startswith(folder_prefix)
-        # The home is on the mount with the longest path above it.
-        if holds_home and len(point) > len(longest_point):
-            longest_point, kind = point, point_kind
+    kind = _kind_of_filesystem(lines, str(home.root.resolve()))
     if kind.startswith(NETWORK_FILESYSTEMS):
         yield Finding(
             "filesystem",
@@ -184,6 +172,23 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
         )
     else:
         yield Finding("filesystem", "pass", kind)
+
+
+def _kind_of_filesystem(mounts: Sequence[str], folder: str) -> str:
+    """The kind of the file system that holds `folder`, by a line for each mount; "unknown" if none
+    does."""
+    longest_point, kind = "", "unknown"
+    for line in mounts:
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        point, point_kind = fields[1], fields[2]
+        prefix = point if point == "/" else f"{point}/"
+        holds_folder = folder == point or folder.startswith(prefix)
+        # A folder is on the mount with the longest path above it.
+        if holds_folder and len(point) > len(longest_point):
+            longest_point, kind = point, point_kind
+    return kind
 
 
 def database(home: Home) -> Iterator[Finding]:
@@ -261,25 +266,27 @@ def training(home: Home) -> Iterator[Finding]:
         timeout=_TORCH_S,
         check=False,
     )
-    if process.returncode == 0:
-        # As VERSIONS prints them; the third is missing where Liger is not installed.
-        torch, transformers, *optional = process.stdout.split()
-        liger = optional[0] if optional else ""
-        yield Finding("training", "pass", f"torch {torch}, transformers {transformers}")
-        kernels = _kernels_in_words(hardware.detect(home.root), liger)
-        yield Finding("kernels", "pass", kernels)
-    else:
+    if process.returncode != 0:
         lines = process.stderr.strip().splitlines() or ["no output"]
         # The last line of a traceback is the error itself; it may be very long.
         yield Finding("training", "fail", lines[-1][:300], "honesmith setup --again")
+        return
+    # As VERSIONS prints them; the third is missing where Liger is not installed.
+    torch, transformers, *optional = process.stdout.split()
+    liger = optional[0] if optional else ""
+    yield Finding("training", "pass", f"torch {torch}, transformers {transformers}")
+    kernels = _kernels_in_words(hardware.detect(home.root), liger)
+    yield Finding("kernels", "pass", kernels)
 
 
 def _kernels_in_words(machine: hardware.Hardware, liger: str) -> str:
     """Which kernels would compute the operations between matrix products in our own forward pass,
-    in words. Which of them a model really gets is decided only when it is tried.
+    in words.
+
+    Whether a model gets Liger's is decided by a trial: they must give the same numbers as torch.
 
     Args:
-        liger: the version of the Liger kernels; "" where they are not installed.
+        liger: the version of the Liger kernels, which the extra `gpu` installs; "" for none.
     """
     chosen = os.environ.get(KERNELS, "")
     if machine.device.kind == "cpu" or chosen == "torch":
@@ -306,7 +313,7 @@ def tools(home: Home) -> Iterator[Finding]:
 
 
 def runs(home: Home) -> Iterator[Finding]:
-    """Whether a process works on every run that holds a device. Also yields a warning for each of
+    """Whether every run that holds a device has a living process. Also yields a warning for each of
     the last three failures, with its remedy."""
     with Store(home) as store:
         open_runs = store.list_runs(50, states=OPEN)
@@ -314,8 +321,7 @@ def runs(home: Home) -> Iterator[Finding]:
     abandoned = [
         row.run_id
         for row in open_runs
-        if row.state in ("preparing", "running", "stopping")
-        and not launcher.is_alive(home.run(row.run_id))
+        if row.state in HOLDS_DEVICE and not launcher.is_alive(home.run(row.run_id))
     ]
     if abandoned:
         yield Finding(

@@ -103,14 +103,22 @@ def dry_run(
         cap_function: the quota of the caller's key: returns the probe's cap on device hours for an
             estimate of them, or raises a UserError. None where no quota applies.
 
-    Returns `checks` ({"name", "status" pass|warn|fail|skip, "detail", "fix"}), `settings` with
-    `sources`, `statistics`, `row` (sft: one row as it is trained), `audit`, `estimate`, `probe`
-    (its result, None until it is done), `run_id` of the probe, `report_hash`, `summary`, `next`
-    calls and `warnings`. What is not known, because a check failed, is empty.
-
-    Raises UserError BAD_ARGUMENT for `samples` outside 0..256.
+    What the reply does not know, because a check failed, is empty; `probe` is the probe's result,
+    None until it is done. Raises UserError BAD_ARGUMENT for `samples` outside 0..256.
     """
     began = time.monotonic()
+    _check_samples(samples)
+    plan = DryRun(home, env_id, model, algorithm, dict(settings or {}))
+    check_list = plan.run_checks(began)
+    report = _report(plan)  # without the probe, so that a second call gives the same hash
+    if samples:
+        needs = [check.name for check in check_list.checks if check.status != "skip"]
+        check_list.run_check("probe", needs, lambda: plan.check_probe(samples, began, cap_function))
+    return report | _results(plan)
+
+
+def _check_samples(samples: int) -> None:
+    """Raises UserError BAD_ARGUMENT unless `samples` is a whole number of tasks in its range."""
     is_count = isinstance(samples, int) and not isinstance(samples, bool)
     if not is_count or not 0 <= samples <= MOST_SAMPLES:
         raise UserError(
@@ -119,20 +127,6 @@ def dry_run(
             hint=f"Give a whole number of tasks from 0 to {MOST_SAMPLES}; 16 says enough.",
             field="samples",
         )
-    plan = DryRun(home, env_id, model, algorithm, dict(settings or {}))
-    check_list = plan.run_checks(began)
-    report = _report(plan)
-    if samples:
-        needs = [check.name for check in check_list.checks if check.status != "skip"]
-        check_list.run_check("probe", needs, lambda: plan.check_probe(samples, began, cap_function))
-    return report | {
-        "checks": [check.to_json() for check in check_list.checks],
-        "probe": plan.facts.probe,
-        "run_id": plan.facts.probe_run_id,
-        "summary": _summary(plan),
-        "next": [call.to_json() for call in _next_calls(plan)],
-        "warnings": _warnings(plan),
-    }
 
 
 class DryRun:
@@ -202,16 +196,31 @@ class DryRun:
         """Whether the settings fit each other, the model and the rows. Chooses every setting that
         was left out; stores the settings and the facts of the environment's rows."""
         ref = required(self.facts.model)
-        machine = hardware.detect(self.home.root)
-        self.facts.machine = machine
-        rows = env_facts.env_facts(
+        machine = self.facts.machine = hardware.detect(self.home.root)
+        rows = self.facts.rows = self._row_facts(ref)
+        resolved = self.facts.resolved = self._resolved(ref, rows, machine)
+        teacher = self.facts.teacher = teachers.resolve_teacher(self.home, resolved.settings, ref)
+        if teacher is not None and teacher.model is not None:
+            admission.require_files(teacher.model, field="settings.teacher")
+        if resolved.warnings:
+            return Outcome("warn", "; ".join(resolved.warnings))
+        steps = counted(resolved.settings.steps, "step")
+        return Outcome("pass", f"{len(resolved.sources)} settings, {steps}")
+
+    def _row_facts(self, ref: ModelRef) -> env_facts.EnvFacts:
+        """The facts of the environment's rows, counted with the tokens of the model."""
+        return env_facts.env_facts(
             self.home,
             required(self.facts.record),
             ref.base_path,
             thinking=resolution.counted_thinking(self.algorithm, self.settings),
         )
-        self.facts.rows = rows
-        resolved = resolution.resolve(
+
+    def _resolved(
+        self, ref: ModelRef, rows: env_facts.EnvFacts, machine: hardware.Hardware
+    ) -> resolution.Resolved:
+        """All settings: those given, and a choice for each that was left out."""
+        return resolution.resolve(
             self.algorithm,
             self.settings,
             model=ref.facts,
@@ -220,15 +229,6 @@ class DryRun:
             inherited=ref.adapter_facts,
             vllm=vllm_env.find_python(self.home) is not None,
         )
-        self.facts.resolved = resolved
-        teacher = self.facts.teacher = teachers.resolve_teacher(self.home, resolved.settings, ref)
-        if teacher is not None and teacher.model is not None:
-            admission.require_files(teacher.model, field="settings.teacher")
-        steps = counted(resolved.settings.steps, "step")
-        detail = f"{len(resolved.sources)} settings, {steps}"
-        if resolved.warnings:
-            return Outcome("warn", "; ".join(resolved.warnings))
-        return Outcome("pass", detail)
 
     def check_interpreter(self) -> Outcome:
         """Whether there is an interpreter that can train with these settings.
@@ -283,13 +283,16 @@ class DryRun:
         statistics = env_facts.statistics(rows, resolved.settings)
         self.facts.statistics = statistics
         if isinstance(resolved.settings, SFTSettings):
-            record, model_folder = required(self.facts.record), required(self.facts.model).base_path
-            redact = redactor_for(self.home, record.dir)
-            row = preview.sft_row(
-                registry.read_tasks(record), record.tools, model_folder, resolved.settings, redact
-            )
-            self.facts.row = row.to_json() if row else {}
+            self.facts.row = self._sft_row(resolved.settings)
         return judge_data(statistics, rows, resolved.settings)
+
+    def _sft_row(self, settings: SFTSettings) -> Reply:
+        """One row as SFT would train on it; {} if there is none."""
+        record, model_folder = required(self.facts.record), required(self.facts.model).base_path
+        tasks = registry.read_tasks(record)
+        redact = redactor_for(self.home, record.dir)
+        row = preview.sft_row(tasks, record.tools, model_folder, settings, redact)
+        return row.to_json() if row else {}
 
     def check_contamination(self) -> Outcome:
         """Whether training rows contain held-out tasks."""
@@ -331,25 +334,27 @@ class DryRun:
         The machine is measured first, within what is left of the call's time since `began`
         (monotonic clock).
         """
-        machine, ref = required(self.facts.machine), required(self.facts.model)
-        seconds_left = max(0.0, CALL_S - (time.monotonic() - began))
-        throughput.ensure(self.home, machine, min(estimate.PROBE_WAIT_S, seconds_left))
-        forecast = estimate.estimate(
-            self.home,
-            required(self.facts.resolved),
-            ref.facts,
-            required(self.facts.rows),
-            machine,
-            teacher=self.facts.teacher,
-            base_path=ref.base_path,
-        )
-        self.facts.forecast = forecast
-        figures = forecast.estimate
-        detail = f"{estimate.summary(figures)} Basis: {figures.basis}."
+        wait_s = min(estimate.PROBE_WAIT_S, _seconds_left(began))
+        throughput.ensure(self.home, required(self.facts.machine), wait_s)
+        forecast = self.facts.forecast = self._forecast()
+        detail = f"{estimate.summary(forecast.estimate)} Basis: {forecast.estimate.basis}."
         if forecast.left_out:
             fix = "Put the file back from a copy, or delete the run it belongs to."
             return Outcome("warn", f"{detail} {'; '.join(forecast.left_out)}", fix)
         return Outcome("pass", detail)
+
+    def _forecast(self) -> Forecast:
+        """The estimate of the run with the settings that were chosen."""
+        ref = required(self.facts.model)
+        return estimate.estimate(
+            self.home,
+            required(self.facts.resolved),
+            ref.facts,
+            required(self.facts.rows),
+            required(self.facts.machine),
+            teacher=self.facts.teacher,
+            base_path=ref.base_path,
+        )
 
     def check_memory(self) -> Outcome:
         """Whether the run fits into the memory of its device."""
@@ -436,25 +441,22 @@ class DryRun:
         record = required(self.facts.record)
         if not record.scored:
             return Outcome("skip", "the environment scores nothing")
-        # A probe takes settings of GRPO; SFT has only a few of them.
-        probe_settings = self.settings if self.algorithm == "grpo" else self._shared_settings()
-        request = ProbeRequest(record.env_id, self.model, samples, probe_settings)
-        answer = lifecycle.submit_probe(self.home, request, cap_function)
-        run_id = answer["run_id"]
+        request = ProbeRequest(record.env_id, self.model, samples, self._probe_settings())
+        run_id = lifecycle.submit_probe(self.home, request, cap_function)["run_id"]
         self.facts.probe_run_id = run_id
-        seconds_left = max(0.0, CALL_S - (time.monotonic() - began))
-        status = lifecycle.wait(self.home, run_id, until="end", timeout_s=seconds_left)
+        timeout_s = _seconds_left(began)
+        status = lifecycle.wait(self.home, run_id, until="end", timeout_s=timeout_s)
         if status["state"] == "done":
             return self._judge_finished_probe(run_id)
         if status["state"] in ("failed", "cancelled"):
-            error = status.get("error") or {}
-            detail = f"{run_id}: {error.get('message', status['state'])}"
-            return Outcome(
-                "fail", detail, Hint.from_fields(error.get("hint", ""), error.get("call"))
-            )
+            return _failed_probe(run_id, status)
         wait_call = Call("wait_run", {"run_id": run_id})
         fix = Hint("Wait for it, or make the same dry run again.", wait_call)
         return Outcome("skip", f"{run_id} is {status['state']}", fix)
+
+    def _probe_settings(self) -> GivenSettings:
+        """The settings that a probe takes, which are those of GRPO; SFT has only a few of them."""
+        return self.settings if self.algorithm == "grpo" else self._shared_settings()
 
     def _judge_finished_probe(self, run_id: str) -> Outcome:
         """Judge the result of the probe `run_id`; stores it, and whether the tasks are too hard."""
@@ -465,9 +467,23 @@ class DryRun:
         return warn_of_degenerate(judge_probe(result), result, self.facts.audit)
 
 
+def _seconds_left(began: float) -> float:
+    """What is left of the time of a call that began at `began` on the monotonic clock."""
+    return max(0.0, CALL_S - (time.monotonic() - began))
+
+
+def _failed_probe(run_id: str, status: Reply) -> Outcome:
+    """The outcome where the probe failed or was cancelled; `status` is what `lifecycle.wait`
+    returned."""
+    error = status.get("error") or {}
+    detail = f"{run_id}: {error.get('message', status['state'])}"
+    fix = Hint.from_fields(error.get("hint", ""), error.get("call"))
+    return Outcome("fail", detail, fix)
+
+
 def _report(plan: DryRun) -> Reply:
-    """The parts of the reply that depend only on the input, and `report_hash`. Free memory, free
-    disk and times are left out of the hash, so that the same call gives the same hash."""
+    """The parts of the reply that depend only on the input, and `report_hash`, which is the same
+    for the same call."""
     facts = plan.facts
     resolved, forecast = facts.resolved, facts.forecast
     audit = {key: value for key, value in facts.audit.items() if key != "seconds"}
@@ -479,6 +495,13 @@ def _report(plan: DryRun) -> Reply:
         "audit": short_audit(audit),
         "estimate": estimate.shown(forecast.estimate) if forecast else {},
     }
+    return report | {"report_hash": _report_hash(plan, report)}
+
+
+def _report_hash(plan: DryRun, report: Reply) -> str:
+    """A hash of the report's parts that do not change from call to call. It leaves out the
+    estimate and the times of the audit, because free memory, free disk and times do change."""
+    facts = plan.facts
     record, model = facts.record, facts.model
     stable = {
         "env_id": record.env_id if record else plan.env_id,
@@ -489,10 +512,22 @@ def _report(plan: DryRun) -> Reply:
         "settings": report["settings"],
         "sources": report["sources"],
         "statistics": report["statistics"],
-        "audit": {key: value for key, value in audit.items() if "seconds" not in key},
+        "audit": {key: value for key, value in facts.audit.items() if "seconds" not in key},
     }
     text = json.dumps(stable, sort_keys=True, default=str)
-    return report | {"report_hash": hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARS]}
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARS]
+
+
+def _results(plan: DryRun) -> Reply:
+    """The parts of the reply that tell what the checks came to, the probe included."""
+    return {
+        "checks": [check.to_json() for check in plan.check_list.checks],
+        "probe": plan.facts.probe,
+        "run_id": plan.facts.probe_run_id,
+        "summary": _summary(plan),
+        "next": [call.to_json() for call in _next_calls(plan)],
+        "warnings": _warnings(plan),
+    }
 
 
 def _summary(plan: DryRun) -> str:
@@ -501,23 +536,28 @@ def _summary(plan: DryRun) -> str:
     `Not ready: ...` with the first check that fails; else that GRPO would learn little, or `Ready
     to train, about 12 min`, each followed by the names of the checks that warn.
     """
-    check_list, facts = plan.check_list, plan.facts
-    failed = check_list.failed
+    failed = plan.check_list.failed
     if failed:
-        first_failure = failed[0]
         count_note = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
-        return f"Not ready: {first_failure.name}: {first_failure.detail}{count_note}."
-    warned = [check.name for check in check_list.checks if check.status == "warn"]
-    if facts.too_hard:
-        probe = required(facts.probe)
-        first_step = "train by SFT first" if plan.sft_arguments() else "give partial credit"
-        sentence = (
-            f"GRPO would learn little: {probe['too_hard']:.0%} of {probe['tasks']} groups are too "
-            f"hard; {first_step}, or take easier tasks"
-        )
+        return f"Not ready: {failed[0].name}: {failed[0].detail}{count_note}."
+    if plan.facts.too_hard:
+        sentence = _little_to_learn(plan)
     else:
-        sentence = f"Ready to train, about {words(required(facts.forecast).estimate.hours.likely)}"
+        hours = required(plan.facts.forecast).estimate.hours.likely
+        sentence = f"Ready to train, about {words(hours)}"
+    warned = [check.name for check in plan.check_list.checks if check.status == "warn"]
     return f"{sentence}; look at {', '.join(warned)}." if warned else f"{sentence}."
+
+
+def _little_to_learn(plan: DryRun) -> str:
+    """That GRPO would learn little, because the probe's groups (the answers to one task) are too
+    hard, and what helps."""
+    probe = required(plan.facts.probe)
+    first_step = "train by SFT first" if plan.sft_arguments() else "give partial credit"
+    return (
+        f"GRPO would learn little: {probe['too_hard']:.0%} of {probe['tasks']} groups are too "
+        f"hard; {first_step}, or take easier tasks"
+    )
 
 
 def _next_calls(plan: DryRun) -> list[Call]:

@@ -137,23 +137,47 @@ def required(fact: Fact | None) -> Fact:
 
 
 def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:
-    """Judge whether the training rows fit the settings.
-
-    The outcome is a failure where no row can be trained on, the chat template refuses rows, or GRPO
-    could not write the reference answers. It is a warning where rows are cut, repeated, left out or
-    too few.
+    """Judge whether the training rows fit the settings: a failure where a run could not use them, a
+    warning where some are cut, repeated or left out, or few are held out.
 
     Args:
-        statistics: statistics of the training rows under these settings, from
-            engine.environments.env_facts.
+        statistics: of the training rows under these settings, from engine.environments.env_facts.
         rows: facts of all rows of the environment.
     """
+    failure = _data_failure(statistics, rows, settings)
+    if failure is not None:
+        return failure
+    detail = _data_in_words(statistics, settings)
+    weaknesses = _data_weaknesses(statistics, rows, settings)
+    if not weaknesses:
+        return Outcome("pass", detail)
+    texts = "; ".join(weakness.text for weakness in weaknesses)
+    remedies = " ".join(weakness.remedy for weakness in weaknesses if weakness.remedy)
+    return Outcome("warn", f"{detail}; {texts}", remedies)
+
+
+def _data_in_words(statistics: Reply, settings: TrainSettings) -> str:
+    """How many training rows there are, and how long. The arguments are those of `judge_data`."""
     prompt, target = statistics["prompt"], statistics["target"]
-    detail = (
+    text = (
         f"{statistics['rows']} train rows, "
         f"prompts of {prompt['p50']} tokens (95 %: {prompt['p95']}), "
         f"answers of {target['p50']} (95 %: {target['p95']})"
     )
+    if statistics["split"] and isinstance(settings, SFTSettings):
+        text += (
+            f"; the chat template writes earlier turns differently, so {statistics['split']} "
+            "conversations are trained as several rows, each turn after the prompt it has in use"
+        )
+    return text
+
+
+def _data_failure(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome | None:
+    """The failure where the chat template refuses rows, no row can be trained on, or the model
+    could not write the reference answers; None otherwise.
+
+    The arguments are those of `judge_data`.
+    """
     if rows.refused:
         return Outcome(
             "fail",
@@ -169,22 +193,12 @@ def judge_data(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Ou
             "Put reasoning_content into the assistant's messages, or set thinking = keep.",
             "DATASET_INVALID",
         )
-    if statistics["split"] and isinstance(settings, SFTSettings):
-        detail += (
-            f"; the chat template writes earlier turns differently, so {statistics['split']} "
-            "conversations are trained as several rows, each turn after the prompt it has in use"
-        )
     misfit = none_fit(statistics, settings)
     if misfit:
         return Outcome("fail", misfit, "Raise max_length.", "DATASET_INVALID")
     if isinstance(settings, RolloutSettings) and rows.cut_share(settings.max_tokens) > TOO_MANY_CUT:
         return _cut_references_failure(rows, settings)
-    weaknesses = _data_weaknesses(statistics, rows, settings)
-    if not weaknesses:
-        return Outcome("pass", detail)
-    text = "; ".join(weakness for weakness, _ in weaknesses)
-    fixes = " ".join(fix for _, fix in weaknesses if fix)
-    return Outcome("warn", f"{detail}; {text}", fixes)
+    return None
 
 
 def _cut_references_failure(rows: EnvFacts, settings: RolloutSettings) -> Outcome:
@@ -207,46 +221,85 @@ def _cut_references_failure(rows: EnvFacts, settings: RolloutSettings) -> Outcom
     return Outcome("fail", detail, Hint(f"{advice}.", change=Change(settings=changed)))
 
 
-def _data_weaknesses(
-    statistics: Reply, rows: EnvFacts, settings: TrainSettings
-) -> list[tuple[str, str]]:
-    """What is weak about training rows that can be used: (weakness, remedy) each, both in words.
+@dataclass(frozen=True)
+class _Weakness:
+    """What is weak about rows that can be used, in words, and the remedy; "" for none."""
 
-    The remedy is "" where there is none. The arguments are those of `judge_data`.
-    """
-    weaknesses: list[tuple[str, str]] = []
-    if statistics["dropped"]:  # by max_length, under every algorithm
-        weaknesses.append(
-            (f"{statistics['dropped']} rows do not fit and are left out", "Raise max_length.")
-        )
-    if rows.without_reasoning:
-        left_out = f"{rows.without_reasoning} rows have a turn without reasoning and are left out"
-        weaknesses.append((left_out, "Set thinking = keep to train them too."))
-    if statistics["truncated_share"] > _MANY_TRUNCATED:
-        if isinstance(settings, RowSettings):
-            limit_name, limit = "max_length", settings.max_length
-        else:
-            limit_name, limit = "max_tokens", settings.max_tokens
-        share = f"{statistics['truncated_share']:.0%} of the answers"
-        weaknesses.append((f"{share} are cut at {limit_name} = {limit}", f"Raise {limit_name}."))
-    if isinstance(settings, RowSettings) and statistics["without_answer"]:
-        lacking = "pair" if isinstance(settings, DPOSettings) else "answer"
-        weaknesses.append(
-            (f"{statistics['without_answer']} rows have no {lacking} and are left out", "")
-        )
-    if statistics["duplicate_share"] > _MANY_DUPLICATES:
-        weaknesses.append(
-            (f"{statistics['duplicate_share']:.0%} of the prompts repeat an earlier one", "")
-        )
-    heldout_rows = rows.measured_rows(by_pairs=isinstance(settings, DPOSettings))
-    if heldout_rows < FEW_HELDOUT:
-        weaknesses.append(
-            (
-                f"{heldout_rows} held-out rows can show only large gains",
-                f"Give the environment at least {FEW_HELDOUT} held-out rows, better 400.",
-            )
-        )
-    return weaknesses
+    text: str
+    remedy: str = ""
+
+
+def _data_weaknesses(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> list[_Weakness]:
+    """What is weak about training rows that can be used. The arguments are those of `judge_data`,
+    here and in the functions that are called."""
+    weaknesses = (
+        _dropped_rows(statistics),
+        _rows_without_reasoning(rows),
+        _cut_answers(statistics, settings),
+        _rows_without_answer(statistics, settings),
+        _repeated_prompts(statistics),
+        _few_heldout_rows(rows, settings),
+    )
+    return [weakness for weakness in weaknesses if weakness is not None]
+
+
+def _dropped_rows(statistics: Reply) -> _Weakness | None:
+    """The weakness that max_length leaves out rows, under any algorithm; None if it does not."""
+    count = statistics["dropped"]
+    if not count:
+        return None
+    return _Weakness(f"{count} rows do not fit and are left out", "Raise max_length.")
+
+
+def _rows_without_reasoning(rows: EnvFacts) -> _Weakness | None:
+    """The weakness that thinking = require leaves out rows; None if it does not."""
+    count = rows.without_reasoning
+    if not count:
+        return None
+    text = f"{count} rows have a turn without reasoning and are left out"
+    return _Weakness(text, "Set thinking = keep to train them too.")
+
+
+def _cut_answers(statistics: Reply, settings: TrainSettings) -> _Weakness | None:
+    """The weakness that a limit on lengths cuts many answers; None if it cuts few."""
+    share = statistics["truncated_share"]
+    if share <= _MANY_TRUNCATED:
+        return None
+    if isinstance(settings, RowSettings):
+        limit_name, limit = "max_length", settings.max_length
+    else:
+        limit_name, limit = "max_tokens", settings.max_tokens
+    text = f"{share:.0%} of the answers are cut at {limit_name} = {limit}"
+    return _Weakness(text, f"Raise {limit_name}.")
+
+
+def _rows_without_answer(statistics: Reply, settings: TrainSettings) -> _Weakness | None:
+    """The weakness that a run on reference answers leaves out rows without one; None if it does
+    not."""
+    count = statistics["without_answer"]
+    if not count or not isinstance(settings, RowSettings):
+        return None
+    lacking = "pair" if isinstance(settings, DPOSettings) else "answer"
+    return _Weakness(f"{count} rows have no {lacking} and are left out")
+
+
+def _repeated_prompts(statistics: Reply) -> _Weakness | None:
+    """The weakness that many rows have the prompt of an earlier row; None if few have."""
+    share = statistics["duplicate_share"]
+    if share <= _MANY_DUPLICATES:
+        return None
+    return _Weakness(f"{share:.0%} of the prompts repeat an earlier one")
+
+
+def _few_heldout_rows(rows: EnvFacts, settings: TrainSettings) -> _Weakness | None:
+    """The weakness that a verdict would rest on few held-out rows; None if it rests on many."""
+    count = rows.measured_rows(by_pairs=isinstance(settings, DPOSettings))
+    if count >= FEW_HELDOUT:
+        return None
+    return _Weakness(
+        f"{count} held-out rows can show only large gains",
+        f"Give the environment at least {FEW_HELDOUT} held-out rows, better 400.",
+    )
 
 
 def too_hard(result: ProbeResult) -> bool:
@@ -294,17 +347,7 @@ def judge_probe(result: ProbeResult) -> Outcome:
     The outcome has the probe's numbers in words and the change that they suggest. It is a failure
     where so many scores failed that the rest says nothing.
     """
-    effective, truncated = result.effective, result.truncated_share
-    passes = ", ".join(f"pass@{k} {value:.2f}" for k, value in result.pass_at_k.items())
-    detail = (
-        f"{effective:.0%} of {result.tasks} groups have variance "
-        f"({result.too_hard:.0%} too hard, {result.too_easy:.0%} too easy), {passes}, "
-        f"{truncated:.0%} truncated"
-    )
-    if result.gradient_share:
-        share_by_size = result.gradient_share.items()
-        listed = ", ".join(f"{size}: {share:.0%}" for size, share in share_by_size)
-        detail += f"; groups that would teach, by group_size: {listed}"
+    detail = _probe_in_words(result)
     groups_outcome = _judge_groups(result, detail)
     if not result.error_share:
         return groups_outcome
@@ -314,6 +357,22 @@ def judge_probe(result: ProbeResult) -> Outcome:
         return Outcome("fail", detail, fix, "ENV_INVALID")
     # Some scores failed: always a warning, with the advice on the groups after its own.
     return Outcome("warn", detail, f"{fix} {groups_outcome.fix}".strip())
+
+
+def _probe_in_words(result: ProbeResult) -> str:
+    """The numbers of a probe: how many groups of answers to a task have differing rewards (only
+    these teach), and why the others have not."""
+    passes = ", ".join(f"pass@{k} {value:.2f}" for k, value in result.pass_at_k.items())
+    text = (
+        f"{result.effective:.0%} of {result.tasks} groups have variance "
+        f"({result.too_hard:.0%} too hard, {result.too_easy:.0%} too easy), {passes}, "
+        f"{result.truncated_share:.0%} truncated"
+    )
+    if result.gradient_share:
+        share_by_size = result.gradient_share.items()
+        listed = ", ".join(f"{size}: {share:.0%}" for size, share in share_by_size)
+        text += f"; groups that would teach, by group_size: {listed}"
+    return text
 
 
 def _judge_groups(result: ProbeResult, detail: str) -> Outcome:

@@ -16,6 +16,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from engine.core.errors import UserError
 from engine.core.files import take_lock, write_json
@@ -59,6 +60,15 @@ class Watch:
         return time.monotonic() - self.began
 
 
+class _Limit(NamedTuple):
+    """A limit of an attempt: the seconds from its start at which it is reached, the failure kind
+    (of engine.core.errors.FAILURE_KINDS), and the reason in words."""
+
+    seconds: float
+    kind: str
+    reason: str
+
+
 def supervise(path: Path) -> int:
     """Supervise the current attempt of the run in the folder `path` until it has ended.
 
@@ -95,19 +105,8 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
     Returns what became of the attempt. None means that this process was told to end before the
     trainer had a result; another process will then continue the run.
     """
-    run = watch.run
     try:
-        kernel.become_subreaper()
-        wakeup = _wake_on_signals(watch)
-        run.config.stat()  # raises OSError, handled below, where the run's folder was deleted
-        for stale in (run.exit_record, run.result, run.failure):
-            stale.unlink(missing_ok=True)
-        _record_elapsed(watch)
-        stopped_deployments = make_room(run.home, run, watch.row.device or "")
-        if stopped_deployments:
-            message = f"{', '.join(stopped_deployments)} stopped: the run needs the memory"
-            outcome.note_event(run, "room_made", message, deployments=stopped_deployments)
-        # If the kernel has killed more processes afterwards, memory ran out during the attempt.
+        wakeup = _prepare_attempt(watch)
         kills_before = _memory_kills()
         # A run whose limit is reached, or that was cancelled meanwhile, is not started any more.
         if not _stop_at_limit(watch) and watch.row.state == "preparing":
@@ -118,23 +117,57 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
     # record is damaged, or the device is gone. UserError: the home cannot be used.
     except (OSError, ValueError, UserError) as error:
         _end_descendants(watch)
-        return outcome.abandon(
-            run,
-            watch.row,
-            kind="infra",
-            reason=f"the run could not be supervised: {error}",
-            hint=outcome.resume_hint(run).after("Mend that first."),
-        )
+        return _not_supervised(watch, error)
     _end_descendants(watch)
     if watch.leaving and watch.status not in (outcome.EXIT_DONE, outcome.EXIT_FAILED):
-        outcome.note_event(run, "supervisor_left", "the supervisor was told to end")
+        outcome.note_event(watch.run, "supervisor_left", "the supervisor was told to end")
         return None
+    return _outcome_of_trainer(watch, kills_before)
+
+
+def _prepare_attempt(watch: Watch) -> int:
+    """Make this process and the run's folder ready for the trainer, and free memory for it.
+
+    Returns the read end of the pipe that wakes this process. Raises OSError if the run's folder was
+    deleted.
+    """
+    kernel.become_subreaper()
+    wakeup = _wake_on_signals(watch)
+    run = watch.run
+    run.config.stat()  # raises OSError where the run's folder was deleted
+    for stale in (run.exit_record, run.result, run.failure):
+        stale.unlink(missing_ok=True)
+    _record_elapsed(watch)
+    stopped_deployments = make_room(run.home, run, watch.row.device or "")
+    if stopped_deployments:
+        message = f"{', '.join(stopped_deployments)} stopped: the run needs the memory"
+        outcome.note_event(run, "room_made", message, deployments=stopped_deployments)
+    return wakeup
+
+
+def _not_supervised(watch: Watch, error: Exception) -> outcome.Outcome:
+    """The outcome of an attempt that could not be supervised, because of `error`."""
+    return outcome.abandon(
+        watch.run,
+        watch.row,
+        kind="infra",
+        reason=f"the run could not be supervised: {error}",
+        hint=outcome.resume_hint(watch.run).after("Mend that first."),
+    )
+
+
+def _outcome_of_trainer(watch: Watch, kills_before: int) -> outcome.Outcome:
+    """The outcome of an attempt whose trainer has ended, or was not started.
+
+    `kills_before` is `_memory_kills` from before the trainer was started: if the kernel has killed
+    more processes since, memory ran out during the attempt.
+    """
     status = watch.status
     if status is None:  # no trainer was started, because the run was to stop already
         status = outcome.EXIT_STOPPED
     return outcome.decide(
-        run,
-        watch.store.get_run(run.id),
+        watch.run,
+        watch.store.get_run(watch.run.id),
         status=status,
         elapsed_s=watch.elapsed,
         memory_ran_out=_memory_kills() > kills_before,
@@ -142,8 +175,7 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
 
 
 def _start_trainer(watch: Watch) -> None:
-    """Start the trainer as a child in its own process group, and write started.json, which records
-    its process id.
+    """Start the trainer, note its process id in `watch` and in started.json, and renew STATUS.md.
 
     The trainer inherits the run's lock, and the read end of a pipe that closes when this process
     ends.
@@ -155,35 +187,47 @@ def _start_trainer(watch: Watch) -> None:
     outcome.note_event(
         run, "attempt_started", f"attempt {row.attempt}", attempt=row.attempt, device=row.device
     )
-    with open(run.log(row.attempt), "ab") as log:
+    watch.trainer_pid = _spawn_trainer(watch, command, lifeline=read_end)
+    watch.lifeline = write_end
+    _write_started_record(watch)
+    write_status(run, watch.store.get_run(run.id))
+
+
+def _spawn_trainer(watch: Watch, command: list[str], lifeline: int) -> int:
+    """Start the trainer as a child in its own process group; returns its process id. It inherits
+    the descriptor `lifeline`, which is closed in this process."""
+    run = watch.run
+    with open(run.log(watch.row.attempt), "ab") as log:
         process = subprocess.Popen(
             [*command, str(run.path)],
             cwd=run.path,
-            env=_trainer_environment(watch, lifeline=read_end),
+            env=_trainer_environment(watch, lifeline),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             process_group=0,
-            pass_fds=(watch.lock, read_end),
+            pass_fds=(watch.lock, lifeline),
             # The kernel ends the child with the thread that forked it; this process has only one.
             preexec_fn=kernel.die_with_parent if kernel.LINUX else None,
         )
-    os.close(read_end)
-    watch.trainer_pid = process.pid
-    watch.lifeline = write_end
+    os.close(lifeline)
     process.returncode = 0  # makes Popen believe that it ended: `_reap_children` waits for it
+    return process.pid
+
+
+def _write_started_record(watch: Watch) -> None:
+    """Write started.json, by which the trainer's process is found again."""
     write_json(
-        run.started_record,
+        watch.run.started_record,
         {
-            "attempt": row.attempt,
-            "device": row.device,
+            "attempt": watch.row.attempt,
+            "device": watch.row.device,
             "supervisor_pid": os.getpid(),
-            "trainer_pid": process.pid,
+            "trainer_pid": watch.trainer_pid,
             "time": time.time(),
             "boot_id": _boot_id(),
         },
     )
-    write_status(run, watch.store.get_run(run.id))
 
 
 def _watch_until_end(watch: Watch, wakeup: int) -> None:
@@ -204,13 +248,13 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
             watch.row = watch.store.get_run(watch.run.id)
             _stop_at_limit(watch)
         if watch.row.state == "stopping" or watch.leaving:
-            _stop(watch)
+            _stop_trainer(watch)
         if time.monotonic() > next_status_at:
             write_status(watch.run, watch.row)
             next_status_at = time.monotonic() + _STATUS_S
 
 
-def _stop(watch: Watch) -> None:
+def _stop_trainer(watch: Watch) -> None:
     """Stop the trainer. It is called at every poll: the first call sends SIGTERM, a later one kills
     the trainer's process group once the grace period is over."""
     if watch.sigterm_sent_at is None:
@@ -220,26 +264,41 @@ def _stop(watch: Watch) -> None:
         _signal_group(watch.trainer_pid, signal.SIGKILL)
 
 
-def _limits(watch: Watch) -> list[tuple[float, str, str]]:
-    """Every limit of this attempt, the earliest first: (seconds from the attempt's start, failure
-    kind, reason in words) each. [] where there is no limit."""
-    row, home = watch.row, watch.run.home
-    limits = []
-    if row.max_gpu_hours > 0:
-        # The cap counts from the last resume on; what was spent before does not count.
-        spent_hours = row.spent_hours - row.spent_before
-        reason = f"max_gpu_hours={row.max_gpu_hours:g} is spent"
-        limits.append(((row.max_gpu_hours - spent_hours) * 3600, "budget", reason))
-    total = home.user_config().max_gpu_hours_total
-    if total is not None:
-        left_s = (total - watch.store.spent_hours()) * 3600 - _elapsed_elsewhere(watch)
-        limits.append((left_s, "budget", f"max_gpu_hours_total={total:g} of this home is spent"))
+def _limits(watch: Watch) -> list[_Limit]:
+    """Every limit of this attempt, the earliest first; [] where there is none."""
+    limits = (_limit_of_run(watch.row), _limit_of_home(watch), _limit_without_answers(watch))
+    return sorted(limit for limit in limits if limit is not None)
+
+
+def _limit_of_run(row: RunRow) -> _Limit | None:
+    """When the GPU-hours that the run may take are spent; None where it has no such cap."""
+    if row.max_gpu_hours <= 0:
+        return None
+    # The cap counts from the last resume on; what was spent before does not count.
+    spent_hours = row.spent_hours - row.spent_before
+    reason = f"max_gpu_hours={row.max_gpu_hours:g} is spent"
+    return _Limit((row.max_gpu_hours - spent_hours) * 3600, "budget", reason)
+
+
+def _limit_of_home(watch: Watch) -> _Limit | None:
+    """When the GPU-hours that all runs of the home may take are spent; None where the home has no
+    such limit."""
+    total = watch.run.home.user_config().max_gpu_hours_total
+    if total is None:
+        return None
+    left_s = (total - watch.store.spent_hours()) * 3600 - _elapsed_elsewhere(watch)
+    return _Limit(left_s, "budget", f"max_gpu_hours_total={total:g} of this home is spent")
+
+
+def _limit_without_answers(watch: Watch) -> _Limit | None:
+    """When the run will have gone on for too long without writing an answer; None where it has no
+    such limit."""
     wall_s = watch.wall_limit_s
-    if wall_s:
-        _note_answers(watch)
-        reason = f"the run wrote no answer for {wall_s / 3600:g} hours"
-        limits.append((watch.answered_s + wall_s, "timeout", reason))
-    return sorted(limits)
+    if not wall_s:
+        return None
+    _note_answers(watch)
+    reason = f"the run wrote no answer for {wall_s / 3600:g} hours"
+    return _Limit(watch.answered_s + wall_s, "timeout", reason)
 
 
 def _note_answers(watch: Watch) -> None:
@@ -278,15 +337,15 @@ def _stop_at_limit(watch: Watch) -> bool:
     limits = _limits(watch)
     if not limits:
         return False
-    limit_s, kind, reason = limits[0]
-    if watch.elapsed < limit_s:
+    earliest = limits[0]
+    if watch.elapsed < earliest.seconds:
         return False
     state_was_set = watch.store.set_state(
         watch.run.id,
         "stopping",
         only_from={"preparing", "running"},
-        reason_kind=kind,
-        reason=reason,
+        reason_kind=earliest.kind,
+        reason=earliest.reason,
     )
     if state_was_set:  # else it was stopping already, perhaps for another reason
         watch.row = watch.store.get_run(watch.run.id)
@@ -295,13 +354,23 @@ def _stop_at_limit(watch: Watch) -> bool:
 
 
 def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
-    """Write what is left to write for an ended run: its last event, STATUS.md and the report.
+    """Write what is left to write for an ended run: its last event, STATUS.md, the report, and its
+    hours for later estimates. Whatever cannot be written is left out."""
+    row = watch.store.get_run(watch.run.id)
+    _note_end(watch.run, row, result)
+    write_status(watch.run, row)
+    _write_report(watch.run)
+    # A run that was resumed repeats work, so its hours would spoil the calibration.
+    if row.state == "done" and row.attempt == 1 and row.estimated_hours > 0:
+        features = {"run_id": row.run_id, "device": row.device, "model": row.model}
+        with contextlib.suppress(UserError):
+            watch.store.record_estimate(
+                row.algorithm, features, row.estimated_hours, row.spent_hours
+            )
 
-    For a run that was done at its first attempt, also its estimated and actual hours, by which
-    later estimates are corrected. Whatever cannot be written is left out.
-    """
-    run = watch.run
-    row = watch.store.get_run(run.id)
+
+def _note_end(run: RunDir, row: RunRow, result: outcome.Outcome) -> None:
+    """Append the event that the trainer has exited to the run's events, if that can be written."""
     message = f"{row.state}: {result.reason}" if result.reason else row.state
     with contextlib.suppress(OSError):
         outcome.note_event(
@@ -312,19 +381,15 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
             rc=result.rc,
             signal=result.signal,
         )
-    write_status(run, row)
+
+
+def _write_report(run: RunDir) -> None:
+    """Write the report of the run, if that is possible."""
     with contextlib.suppress(OSError, ValueError, UserError):
         # Imported late: it loads a template engine, which no supervisor needs before this.
         from engine.evidence.report.html_report import write_report  # noqa: PLC0415
 
         write_report(run.home, run.id)
-    # A run that was resumed repeats work, so its hours would spoil the calibration.
-    if row.state == "done" and row.attempt == 1 and row.estimated_hours > 0:
-        features = {"run_id": row.run_id, "device": row.device, "model": row.model}
-        with contextlib.suppress(UserError):
-            watch.store.record_estimate(
-                row.algorithm, features, row.estimated_hours, row.spent_hours
-            )
 
 
 def _trainer_environment(watch: Watch, lifeline: int) -> dict[str, str]:

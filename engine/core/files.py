@@ -13,7 +13,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -51,13 +51,7 @@ def write_text(path: Path, text: str, fsync: bool = True, mode: int = 0o600) -> 
     new_file = path.with_name(f".{path.name}.{secrets.token_hex(6)}.aside")
     data = text.encode("utf-8", "surrogatepass")  # a model's text may hold a lone surrogate
     try:
-        # O_EXCL: refuse a file or link that somebody else put there.
-        fd = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            if fsync:
-                os.fsync(file.fileno())
+        _create_file(new_file, data, mode, fsync=fsync)
         os.replace(new_file, path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -67,6 +61,17 @@ def write_text(path: Path, text: str, fsync: bool = True, mode: int = 0o600) -> 
         raise
     if fsync:
         sync_folder(path.parent)
+
+
+def _create_file(path: Path, data: bytes, mode: int, *, fsync: bool) -> None:
+    """Write a new file with the permissions `mode`. Raises FileExistsError for a file or link that
+    somebody else put there."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        if fsync:
+            os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -222,32 +227,36 @@ def read_lines(
 
 
 def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk:
-    """Read the complete lines of a file of JSON lines from byte `cursor` on.
+    """Read the complete lines of a file of JSON lines from byte `cursor` on; a cursor inside a line
+    moves to the next line. A missing file counts as empty.
 
-    - About `max_bytes` are read, but at least one line, if a complete one follows.
-    - A last line without a newline is still being written; it is left for the next call.
-    - A line that is no JSON object is skipped and counted.
-    - A cursor inside a line moves to the next line; one beyond the end moves to the end.
-    - A missing file counts as empty.
+    About `max_bytes` are read, but at least one line, if a complete one follows. A last line
+    without a newline is still being written; it is left for the next call.
     """
     try:
         file = open_file(path)
     except FileNotFoundError:
         return Chunk([], damaged=0, end=0)
     with file:
-        size = os.fstat(file.fileno()).st_size
-        position = min(max(cursor, 0), size)
-        start = _seek_line_start(file, position)
-        if start is None:
-            return Chunk([], damaged=0, end=position)
-        data = file.read(max(max_bytes, 1))
-        if b"\n" not in data:  # one line that is longer than `max_bytes`
-            data += file.readline()
-        complete_bytes = data.rfind(b"\n") + 1
-    lines = [line for line in data[:complete_bytes].split(b"\n") if line.strip()]
+        start, data = _complete_lines(file, cursor, max_bytes)
+    lines = [line for line in data.split(b"\n") if line.strip()]
     parsed = [_parse_line(line) for line in lines]
     rows = [row for row in parsed if row is not None]
-    return Chunk(rows, damaged=len(lines) - len(rows), end=start + complete_bytes)
+    return Chunk(rows, damaged=len(lines) - len(rows), end=start + len(data))
+
+
+def _complete_lines(file: BinaryIO, cursor: int, max_bytes: int) -> tuple[int, bytes]:
+    """The complete lines from byte `cursor` on, as `read_chunk` reads them: the byte at which they
+    begin, and their bytes."""
+    size = os.fstat(file.fileno()).st_size
+    position = min(max(cursor, 0), size)
+    start = _seek_line_start(file, position)
+    if start is None:
+        return position, b""
+    data = file.read(max(max_bytes, 1))
+    if b"\n" not in data:  # one line that is longer than `max_bytes`
+        data += file.readline()
+    return start, _complete_part(data)
 
 
 def _seek_line_start(file: BinaryIO, position: int) -> int | None:
@@ -301,17 +310,27 @@ def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
         while True:
             start = max(0, size - window)
             file.seek(start)
-            data = file.read(size - start)
-            lines = data[: data.rfind(b"\n") + 1].split(b"\n")
+            lines = _complete_part(file.read(size - start)).split(b"\n")
             if start > 0:
                 lines = lines[1:]  # the first line may have begun before the block
-            for line in reversed(lines):
-                row = _parse_line(line)
-                if row is not None:
-                    return row
-            if start == 0:
-                return None
+            row = _last_object(lines)
+            if row is not None or start == 0:
+                return row
             window *= 8  # the window holds no whole line with an object: look further back
+
+
+def _complete_part(data: bytes) -> bytes:
+    """`data` up to its last newline, without a line that is still being written."""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _last_object(lines: Sequence[bytes]) -> JsonObject | None:
+    """The JSON object on the last of the lines that holds one; None if none does."""
+    for line in reversed(lines):
+        row = _parse_line(line)
+        if row is not None:
+            return row
+    return None
 
 
 def read_tail(path: Path, max_bytes: int) -> str:
@@ -330,8 +349,7 @@ def take_lock(path: Path, wait_s: float = 0.0) -> int | None:
     """Lock the file at `path` for this process alone, waiting at most `wait_s` seconds.
 
     Returns an open descriptor, or None when another process holds the lock. The lock is held until
-    every process that has a copy of the descriptor has closed it or ended, even by a kill. A
-    process id in a file could not promise that.
+    every process that has a copy of the descriptor has closed it or ended, even by a kill.
     """
     return _lock(path, fcntl.LOCK_EX, wait_s)
 

@@ -71,6 +71,17 @@ _OPERATORS = simpleeval.DEFAULT_OPERATORS | {
     ast.Mod: _numbers_only(operator.mod),
 }
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
+# What evaluating a checked expression can raise. InvalidExpression: a limit of simpleeval.
+# KeyError: metrics["name"] is missing. IndexError: [1, 2][5]. TypeError: 1 < "a". ValueError,
+# ArithmeticError: min() of nothing, a division by zero, a number that is too large.
+_EVALUATION_ERRORS = (
+    simpleeval.InvalidExpression,
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+)
 
 
 def _renew(tree: ast.expr, former_values: Mapping[str, Mapping[str, str]]) -> None:
@@ -83,9 +94,33 @@ def _renew(tree: ast.expr, former_values: Mapping[str, Mapping[str, str]]) -> No
         for name in names:
             new_texts |= former_values.get(name, {})
         for operand in operands:
-            for node in ast.walk(operand):  # texts may stand in a list: kind in ["a", "b"]
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    node.value = new_texts.get(node.value, node.value)
+            _replace_texts(operand, new_texts)
+
+
+def _replace_texts(operand: ast.expr, new_texts: Mapping[str, str]) -> None:
+    """Replace, in place, the texts of an operand that have a new text in `new_texts`. They may
+    stand in a list, as in `kind in ["a", "b"]`."""
+    for node in ast.walk(operand):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = new_texts.get(node.value, node.value)
+
+
+def _names_in(tree: ast.expr | None) -> set[str]:
+    """The names that an expression uses; none for an empty expression (None)."""
+    if tree is None:
+        return set()
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _is_plain(constant: ast.Constant) -> bool:
+    """Whether a constant is a number, a text, true, false or None: not bytes, a complex number or
+    `...`."""
+    return isinstance(constant.value, bool | int | float | str | None)
+
+
+def _is_plain_call(call: ast.Call) -> bool:
+    """Whether one of `_FUNCTIONS` is called, without keywords."""
+    return isinstance(call.func, ast.Name) and call.func.id in _FUNCTIONS and not call.keywords
 
 
 class Where:
@@ -124,10 +159,7 @@ class Where:
         if self.expression:
             self._tree = self._parse()
             _renew(self._tree, former_values or {})
-        self._used: set[str] = set()  # the names of values that the expression uses
-        if self._tree is not None:
-            names_in_tree = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
-            self._used = names_in_tree & self._known
+        self._used = _names_in(self._tree) & self._known  # the values that the expression uses
         self._engine = simpleeval.EvalWithCompoundTypes(
             operators=_OPERATORS, functions=dict(_FUNCTIONS), allowed_attrs={}
         )
@@ -151,25 +183,24 @@ class Where:
         self._engine.names = {**_WORDS, **row}
         try:
             result = self._engine.eval(self.expression, previously_parsed=ast.Expr(self._tree))
-        except ZeroDivisionError:
-            raise self._error(f"divides by zero on task {task!r}") from None
-        except KeyError:  # metrics["name"] is missing
-            return False
-        except TypeError as error:
-            # With a None among the values, the expression compares or computes with a value that
-            # the row does not have.
-            if any(row[name] is None for name in self._used):
+        except _EVALUATION_ERRORS as error:
+            if self._shows_missing_value(error, row):
                 return False
-            raise self._error(f"cannot be worked out on task {task!r}: {error}") from None
-        # InvalidExpression: a limit of simpleeval. ValueError, ArithmeticError: min() of nothing, a
-        # number that is too large. IndexError: [1, 2][5].
-        except (simpleeval.InvalidExpression, ValueError, ArithmeticError, IndexError) as error:
+            if isinstance(error, ZeroDivisionError):
+                raise self._error(f"divides by zero on task {task!r}") from None
             raise self._error(f"cannot be worked out on task {task!r}: {error}") from None
         if result is None:  # the expression is a bare name, of a value that the row does not have
             return False
         if not isinstance(result, bool):
             raise self._error(f"gives {result!r} on task {task!r}, not true or false")
         return result
+
+    def _shows_missing_value(self, error: Exception, row: Mapping[str, Any]) -> bool:
+        """Whether evaluating failed because the row lacks a value: it has no such metric, or None
+        was compared or computed with."""
+        if isinstance(error, KeyError):
+            return True
+        return isinstance(error, TypeError) and any(row[name] is None for name in self._used)
 
     def _parse(self) -> ast.expr:
         """Parse the expression, check every part of it, and return its syntax tree.
@@ -197,14 +228,10 @@ class Where:
         """
         if not isinstance(node, _NODES):
             raise self._error(f"uses {type(node).__name__}, which is not available")
-        if isinstance(node, ast.Constant):
-            is_plain = isinstance(node.value, bool | int | float | str | None)
-            if not is_plain:  # bytes, a complex number or `...`
-                raise self._error(f"uses the value {node.value!r}, which is not available")
-        if isinstance(node, ast.Call):
-            is_known = isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS
-            if not is_known or node.keywords:
-                raise self._error(f"calls something other than {', '.join(_FUNCTIONS)}")
+        if isinstance(node, ast.Constant) and not _is_plain(node):
+            raise self._error(f"uses the value {node.value!r}, which is not available")
+        if isinstance(node, ast.Call) and not _is_plain_call(node):
+            raise self._error(f"calls something other than {', '.join(_FUNCTIONS)}")
         if isinstance(node, ast.Subscript) and not isinstance(node.value, ast.Name):
             raise self._error('may use [...] only as metrics["name"]')
         if isinstance(node, ast.Name):

@@ -197,17 +197,24 @@ def _cores() -> int:
 def _cpu_quota() -> float | None:
     """How many cores the smallest CPU quota of this process's cgroups allows, such as 1.5; None
     where none of them has a quota."""
-    allowed_cores = []
-    for folder in _cgroup_folders(""):  # version 2: "QUOTA PERIOD", or "max PERIOD" for no quota
-        parts = _read_text(folder / "cpu.max").split()
-        if len(parts) == 2 and parts[0].isdigit() and parts[1].isdigit() and int(parts[1]):
-            allowed_cores.append(int(parts[0]) / int(parts[1]))
-    for folder in _cgroup_folders("cpu"):  # version 1: a file each; a quota of -1 is no quota
-        quota = _read_number(folder / "cpu.cfs_quota_us")
-        period = _read_number(folder / "cpu.cfs_period_us")
-        if quota and period and quota > 0:
-            allowed_cores.append(quota / period)
-    return min(allowed_cores, default=None)
+    quotas = [_cpu_quota_of_version_2(folder) for folder in _cgroup_folders("")]
+    quotas += [_cpu_quota_of_version_1(folder) for folder in _cgroup_folders("cpu")]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _cpu_quota_of_version_2(folder: Path) -> float | None:
+    """How many cores a cgroup of version 2 allows; None for any number."""
+    parts = _read_text(folder / "cpu.max").split()  # "QUOTA PERIOD", or "max PERIOD" for no quota
+    if len(parts) == 2 and parts[0].isdigit() and parts[1].isdigit() and int(parts[1]):
+        return int(parts[0]) / int(parts[1])
+    return None
+
+
+def _cpu_quota_of_version_1(folder: Path) -> float | None:
+    """How many cores a cgroup of version 1 allows; None for any number."""
+    quota = _read_number(folder / "cpu.cfs_quota_us")  # -1: no quota
+    period = _read_number(folder / "cpu.cfs_period_us")
+    return quota / period if quota and period and quota > 0 else None
 
 
 def _memory() -> tuple[int, int]:
@@ -248,8 +255,19 @@ def _cgroup_folders(controller: str) -> list[Path]:
     Args:
         controller: "" for cgroups of version 2, else the controller of version 1, such as "cpu".
     """
-    root = _CGROUP / controller if controller else _CGROUP
-    relative = ""
+    folders = [_CGROUP / controller if controller else _CGROUP]
+    for part in Path(_cgroup_path(controller)).parts:
+        folders.append(folders[-1] / part)
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _cgroup_path(controller: str) -> str:
+    """The path of this process's cgroup below the root, as /proc names it; "" for the root itself.
+
+    Args:
+        controller: as in `_cgroup_folders`.
+    """
+    group_path = ""
     for line in _read_text(_PROC_CGROUP).splitlines():
         # A line is `hierarchy:controllers:path`; of a damaged line the missing parts are "".
         hierarchy, _, rest = line.partition(":")
@@ -259,11 +277,8 @@ def _cgroup_folders(controller: str) -> list[Path]:
         else:
             is_in_hierarchy = hierarchy == "0"  # that of version 2, which names no controllers
         if is_in_hierarchy:
-            relative = path.strip("/")
-    folders = [root]
-    for part in Path(relative).parts:
-        folders.append(folders[-1] / part)
-    return [folder for folder in folders if folder.is_dir()]
+            group_path = path.strip("/")
+    return group_path
 
 
 def _read_text(path: Path) -> str:

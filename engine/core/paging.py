@@ -5,6 +5,7 @@ after `budget` bytes even when nothing matched; the caller learns how far it cam
 """
 
 import io
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,34 +55,42 @@ def size_of(path: Path) -> int:
 def page_before(
     path: Path, end: int, limit: int, match: Match | None = None, budget: int = BUDGET
 ) -> Page:
-    """The last `limit` matching lines before byte `end`, in file order.
-
-    For the page of older lines, pass this page's `start` as `end`. A `start` of 0 means that there
-    are none. A missing file gives an empty page.
+    """The last `limit` lines before byte `end` that match, in file order. Pass the page's `start`
+    as `end` for the page of older lines; a `start` of 0 means that there are none.
 
     Args:
         end: the start of a line, or the size of the file.
         match: returns whether a line's text counts; None counts every line.
         budget: bytes after which reading stops, even if fewer lines matched.
     """
-    lines: list[Line] = []
-    try:
-        file = open(path, "rb")  # noqa: SIM115  the with below closes it
-    except FileNotFoundError:
+    file = _opened(path)
+    if file is None:
         return Page([], start=0, end=0, scanned=0)
+    lines: list[Line] = []  # from the last to the first
     with file:
         end = min(end, os.fstat(file.fileno()).st_size)
         page_start = end
         while page_start > 0 and len(lines) < limit and end - page_start < budget:
             page_start, earlier_lines = _lines_before(file, page_start)
-            for line in reversed(earlier_lines):
-                if match is None or match(line.text):
-                    lines.append(line)
-                    if len(lines) == limit:
-                        page_start = line.start
-                        break
-    lines.reverse()  # they were read from the last to the first
+            matching = (line for line in reversed(earlier_lines) if _matches(line, match))
+            lines += itertools.islice(matching, limit - len(lines))
+            if len(lines) == limit:
+                page_start = lines[-1].start
+    lines.reverse()
     return Page(lines, page_start, end, scanned=end - page_start)
+
+
+def _opened(path: Path) -> BinaryIO | None:
+    """The file at `path`, opened for reading; None if it is missing."""
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        return None
+
+
+def _matches(line: Line, match: Match | None) -> bool:
+    """Whether the text of a line counts; where `match` is None, that of every line does."""
+    return match is None or match(line.text)
 
 
 def _lines_before(file: BinaryIO, end: int) -> tuple[int, list[Line]]:
@@ -108,21 +117,18 @@ def _lines_before(file: BinaryIO, end: int) -> tuple[int, list[Line]]:
 def page_after(
     path: Path, start: int, limit: int, match: Match | None = None, budget: int = BUDGET
 ) -> Page:
-    """The first `limit` complete matching lines from byte `start` on, in file order.
-
-    For the page of newer lines, pass this page's `end` as `start`. A last line without a newline is
-    still being written and is left for that page. A missing file gives an empty page.
+    """The first `limit` complete lines from byte `start` on that match, in file order. Pass the
+    page's `end` as `start` for the page of newer lines.
 
     Args:
         start: any byte; inside a line it moves to the start of the next line.
         match: returns whether a line's text counts; None counts every line.
         budget: bytes after which reading stops, even if fewer lines matched.
     """
-    lines: list[Line] = []
-    try:
-        file = open(path, "rb")  # noqa: SIM115  the with below closes it
-    except FileNotFoundError:
+    file = _opened(path)
+    if file is None:
         return Page([], start=0, end=0, scanned=0)
+    lines: list[Line] = []
     with file:
         size = os.fstat(file.fileno()).st_size
         start = _next_line_start(file, offset=min(max(start, 0), size))
@@ -133,7 +139,7 @@ def page_after(
             if line is None:
                 break
             position = line.end
-            if match is None or match(line.text):
+            if _matches(line, match):
                 lines.append(line)
     return Page(lines, start, end=position, scanned=position - start)
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,12 +45,8 @@ def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
     """Decide for every row whether it is for training ("train") or held out ("heldout"). The result
     depends on the rows' content, not on their order.
 
-    - Rows with equal prompts always get the same side: held out, if any of them names that side.
-    - If any row names the held-out side, rows that name no side are for training.
-    - Otherwise rows that name no side are split by a hash of their prompt: 20 % are held out, but
-      at least 50 rows, or half of them where there are fewer than 100.
-
-    Raises UnknownSplit where a row names a split that is not in `NAMES`.
+    Rows with equal prompts get the same side: held out, if any of them names that side. Raises
+    UnknownSplit where a row names a split that is not in `NAMES`.
 
     Args:
         rows: each with "id", "prompt" (messages) and, if it names a side, "split".
@@ -58,7 +55,7 @@ def split_rows(rows: Sequence[Mapping[str, Any]]) -> Split:
     named_sides = [_named_side(row) for row in rows]
     side_of_prompt = _named_side_of_prompts(keys, named_sides)
     undecided_keys = [key for key in keys if key not in side_of_prompt]
-    if "heldout" in named_sides:
+    if "heldout" in named_sides:  # then rows that name no side are for training
         side_of_prompt |= dict.fromkeys(undecided_keys, "train")
     else:
         side_of_prompt |= _split_by_hash(undecided_keys)
@@ -158,31 +155,31 @@ def _named_side(row: Mapping[str, Any]) -> str | None:
 
 
 def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
-    """Choose a side for every prompt: prompt key -> "train" or "heldout".
-
-    The prompts are taken in the order of their keys, which are hashes and so in random order. All
-    rows of a prompt are held out together, until the wanted number of rows is reached. A prompt
-    whose rows would exceed that number is passed over; if every prompt would, the one with the
-    fewest rows is held out. Nothing is held out where all rows have the same prompt.
+    """Choose a side for every prompt, so that about `HELDOUT_SHARE` of the rows are held out:
+    prompt key -> "train" or "heldout".
 
     Args:
         keys: the prompt key of every row; rows with the same prompt have equal keys.
     """
-    rows_of_key: dict[str, int] = {}
-    for key in keys:
-        rows_of_key[key] = rows_of_key.get(key, 0) + 1
-    total = len(keys)
-    least = min(HELDOUT_LEAST, total // 2)
-    heldout_target = max(math.ceil(HELDOUT_SHARE * total), least)
+    rows_of_key = Counter(keys)
     sides = dict.fromkeys(rows_of_key, "train")
-    if len(rows_of_key) < 2:
+    if len(rows_of_key) < 2:  # holding out the only prompt would leave nothing to train on
         return sides
-    heldout_count = 0
-    ordered_keys = sorted(rows_of_key)
-    for key in ordered_keys:
-        if heldout_count + rows_of_key[key] <= heldout_target:
+    wanted_rows = _wanted_heldout_rows(len(keys))
+    heldout_rows = 0
+    # The keys are hashes, so sorted they are in random order. A prompt whose rows would be too many
+    # is passed over.
+    for key in sorted(rows_of_key):
+        if heldout_rows + rows_of_key[key] <= wanted_rows:
             sides[key] = "heldout"
-            heldout_count += rows_of_key[key]
-    if not heldout_count:  # every prompt has more rows than shall be held out
-        sides[min(ordered_keys, key=lambda key: (rows_of_key[key], key))] = "heldout"
+            heldout_rows += rows_of_key[key]
+    if not heldout_rows:  # every prompt has more rows than shall be held out
+        sides[min(rows_of_key, key=lambda key: (rows_of_key[key], key))] = "heldout"
     return sides
+
+
+def _wanted_heldout_rows(total: int) -> int:
+    """How many of `total` rows shall be held out: `HELDOUT_SHARE` of them, but at least
+    `HELDOUT_LEAST`, or half of the rows where those are fewer."""
+    least = min(HELDOUT_LEAST, total // 2)
+    return max(math.ceil(HELDOUT_SHARE * total), least)

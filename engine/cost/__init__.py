@@ -5,6 +5,7 @@
     calibration.py  corrections of the next estimate from finished runs
     estimate.py     hours, money, memory, disk: low, likely, high
     flops.py        operations and tokens of a run from its settings
+    hours.py        hours of a run, corrected by finished runs
     lowering.py     which settings to lower until a run fits, or takes less time
     memory.py       memory that a run needs, disk space of its files
     run_work.py     the work of training, evaluations and checkpoints of a run

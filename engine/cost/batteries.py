@@ -16,13 +16,10 @@ from engine.models import catalog, tokens
 
 def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
     """The batteries that a run on this base model is asked. A battery is a set of questions that
-    shows what the model forgets.
+    shows what the model forgets. The worker chooses the same ones.
 
-    The worker chooses the same ones:
-    - for pebble our own questions, which are also assumed if `base_path` is None (unknown);
-    - for any other base model the questions in English;
-    - the user's environment "keep", if there is one. Its lengths need a tokenizer, so it is left
-      out if `base_path` is None.
+    If `base_path` is None (unknown), the model is taken for pebble; the user's environment "keep"
+    is then left out, because its lengths need a tokenizer.
     """
     chosen = []
     if base_path is None or base_path == catalog.BUILTIN["pebble"]:
@@ -32,12 +29,18 @@ def batteries(home: Home, base_path: Path | None) -> tuple[Battery, ...]:
             chosen.append(_language_battery(tokens.load(base_path)))
     if base_path is not None and home.db.is_file():
         with contextlib.suppress(UserError):  # usually there is no such environment
-            record = registry.find_env(home, flops.KEEP)
-            # The look-up also completes prefixes, so this may be another environment.
-            if record.name == flops.KEEP and record.scored:
-                lengths = env_facts.env_facts(home, record, base_path).lengths
-                chosen.append(_keep_battery(lengths))
+            chosen += _user_batteries(home, base_path)
     return tuple(chosen)
+
+
+def _user_batteries(home: Home, base_path: Path) -> list[Battery]:
+    """The battery of the user's environment "keep", if that scores answers; else none. Raises
+    UserError if there is no environment of a name that begins so."""
+    record = registry.find_env(home, flops.KEEP)
+    # The look-up also completes prefixes, so this may be another environment.
+    if record.name != flops.KEEP or not record.scored:
+        return []
+    return [_keep_battery(env_facts.env_facts(home, record, base_path).lengths)]
 
 
 def _keep_battery(rows: Sequence[RowLengths]) -> Battery:

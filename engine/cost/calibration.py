@@ -23,7 +23,7 @@ from engine.records.settings import ALGORITHMS
 
 RUNS = 20  # the newest of each algorithm are used
 CALIBRATE_FROM = 3  # with fewer finished runs nothing is corrected
-# Phase of an estimate -> key of its measured seconds. The rest of a run's time is its start.
+# Phase of an estimate -> key of its measured seconds.
 MEASURED_KEY_OF_PHASE = {
     "training": "train_s",
     "rollouts": "sample_s",
@@ -31,6 +31,8 @@ MEASURED_KEY_OF_PHASE = {
     "evaluation": "exam_s",
     "checkpoints": "save_s",
 }
+# The start is not measured; it is what the others leave of the run's time.
+_PHASES = ("startup", *MEASURED_KEY_OF_PHASE)
 SHARED = ("startup", "evaluation", "checkpoints")  # the same under every algorithm
 # The prediction counts as so many runs that were predicted exactly.
 DOUBT = 0.25
@@ -103,7 +105,7 @@ class Experience:
         It is 1 for a phase that too few runs have measured.
         """
         factors = {}
-        for phase in ("startup", *MEASURED_KEY_OF_PHASE):
+        for phase in _PHASES:
             # Start, evaluations and checkpoints are the same work under every algorithm.
             runs = self.past if phase in SHARED else self.of(algorithm)
             actual_and_predicted = [
@@ -141,29 +143,19 @@ class Experience:
 
 
 def experience(home: Home, speed: Speed, kind: str) -> Experience:
-    """Collect the finished runs of a home that can correct an estimate.
-
-    Runs whose files are gone, damaged or of an earlier version are left out.
+    """Collect the finished runs of a home that can correct an estimate. Runs whose files are gone,
+    damaged or of an earlier version are left out.
 
     Args:
-        speed: of the machine, as it is known now. The runs' work is predicted with it again, so
-            that a prediction made before the machine was measured does no harm.
-        kind: the kind of device that the estimate is for, "cpu" or "cuda"; runs on the other kind
-            are left out.
+        speed: of the machine, as it is known now; the runs' work is predicted with it again.
+        kind: the kind of device, "cpu" or "cuda"; runs on the other kind are left out.
     """
     if not home.db.is_file():  # a new home; opening the store would create the database
         return Experience()
     runs: list[FinishedRun] = []
     left_out: list[str] = []
     for algorithm in ALGORITHMS:
-        with Store(home) as store:
-            rows = store.calibration(algorithm, limit=RUNS)
-        for row in rows:
-            features = row["features"]
-            if _device_kind(features) != kind:
-                continue
-            run = home.run(str(features["run_id"]))
-            total_seconds = 3600 * float(row["actual"])  # the database has hours
+        for run, total_seconds in _newest_runs(home, algorithm, kind):
             try:
                 finished_run = _finished_run(run, speed, algorithm, total_seconds)
             except DamagedRecord as damage:  # one bad file must not stop every estimate
@@ -172,6 +164,18 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
             if finished_run is not None:
                 runs.append(finished_run)
     return Experience(tuple(runs), tuple(left_out))
+
+
+def _newest_runs(home: Home, algorithm: str, kind: str) -> list[tuple[RunDir, float]]:
+    """The newest finished runs of the algorithm on a device of this kind, each with the seconds
+    that it took."""
+    with Store(home) as store:
+        rows = store.calibration(algorithm, limit=RUNS)
+    return [
+        (home.run(str(row["features"]["run_id"])), 3600 * float(row["actual"]))  # stored in hours
+        for row in rows
+        if _device_kind(row["features"]) == kind
+    ]
 
 
 def _device_kind(features: Mapping[str, object]) -> str:

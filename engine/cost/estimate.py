@@ -1,14 +1,11 @@
 """Estimates what a run will take: hours and money as low, likely and high, memory and disk.
 
 Time is operations (engine/cost/flops.py) divided by the speed of this machine
-(engine/cost/throughput.py), corrected phase by phase by finished runs (engine/cost/calibration.py).
-With three or more finished runs of the algorithm, low and high are a 90 % prediction interval from
-their ratios of actual to corrected time; with fewer, fixed factors. Memory and disk are computed by
-engine/cost/memory.py.
+(engine/cost/throughput.py), corrected phase by phase by finished runs (engine/cost/calibration.py,
+engine/cost/hours.py). Memory and disk are computed by engine/cost/memory.py.
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
@@ -17,15 +14,15 @@ from typing import Any
 from engine.core import hardware as machine
 from engine.core.errors import UserError
 from engine.core.format import size, words
-from engine.core.hardware import Hardware
+from engine.core.hardware import Device, Hardware
 from engine.core.hints import Call, Change, Hint
 from engine.core.reply import Reply
 from engine.cost import flops, lowering, run_work, throughput
 from engine.cost import memory as footprint
 from engine.cost.batteries import batteries
-from engine.cost.calibration import CALIBRATE_FROM, Experience, experience
-from engine.cost.flops import LoadedModel, Plan, SamplingPlan
-from engine.cost.lowering import phases_of
+from engine.cost.calibration import Experience, experience
+from engine.cost.flops import LoadedModel, Plan, SamplingPlan, Seen
+from engine.cost.hours import DOWNLOAD_RATE, LEVELS, SPREAD, PredictedTime, predicted_time
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.home.database import reports_unwritable_disk
@@ -33,6 +30,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.install import vllm_env
 from engine.models import catalog, hub
+from engine.models.catalog import ModelRef
 from engine.models.model_files import ModelFacts
 from engine.records.estimate import Estimate, PeakMemory, Range, TokenCounts, Workload
 from engine.records.settings import RowSettings, TrainSettings
@@ -41,17 +39,8 @@ from engine.settings import teachers
 from engine.settings.defaults import SamplingLimits
 from engine.settings.teachers import ResolvedTeacher
 
-LEVELS = ("low", "likely", "high")
 PROBE_WAIT_S = 20.0  # that an estimate waits for the machine to be measured
-# Without finished runs: factors for low and high, with rates from the table or measured ones.
-_SPREAD = {"model": (0.35, 2.5), "measured": (0.65, 1.6)}
-_CALIBRATION_FLOOR = 0.08  # least standard deviation of the logarithm of a run's time
-# The usual standard deviation of that logarithm, which counts as much as so many finished runs.
-_USUAL_SPREAD, _USUAL_RUNS = 0.25, 6
-
-_NORMAL_90 = 1.645  # standard deviations on each side of a 90 % interval
 _USUAL_RANK = 16  # assumed for an adapter that is evaluated
-_DOWNLOAD_RATE = 2e7  # bytes per second
 _TRANSFER_S = 1e-4  # that the way to the env process and back adds to a score
 DISK_RESERVE = 500_000_000  # bytes that must stay free
 
@@ -73,6 +62,17 @@ class Forecast:
     left_out: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class _PlannedRun:
+    """A run that could be submitted, checked and with its settings resolved."""
+
+    env_id: str
+    model: ModelRef
+    facts: EnvFacts
+    hardware: Hardware
+    resolved: settings_schema.Resolved
+
+
 @reports_unwritable_disk
 def estimate_cost(
     home: Home,
@@ -89,6 +89,29 @@ def estimate_cost(
     Raises UserError as a submit would, for the environment, the model and the settings.
     """
     settings = dict(settings or {})
+    run = _planned_run(home, env_id, model, algorithm, settings)
+    resolved = run.resolved
+    teacher = teachers.resolve_teacher(home, resolved.settings, run.model)
+    throughput.ensure(home, run.hardware, PROBE_WAIT_S)
+    forecast = estimate(
+        home,
+        resolved,
+        run.model.facts,
+        run.facts,
+        run.hardware,
+        teacher=teacher,
+        base_path=run.model.base_path,
+    )
+    misfit = none_fit(env_facts.statistics(run.facts, resolved.settings), resolved.settings)
+    submit_call = _submit_call(run.env_id, run.model.ref, algorithm, settings)
+    return _estimate_reply(forecast, misfit, submit_call, resolved.warnings)
+
+
+def _planned_run(
+    home: Home, env_id: str, model: str, algorithm: str, settings: dict[str, Any]
+) -> _PlannedRun:
+    """The run that these arguments describe, on this machine. Raises UserError as a submit would,
+    for the environment, the model and the settings."""
     settings_schema.validate(algorithm, settings)
     record = registry.find_env(home, env_id)
     model_ref = catalog.resolve_model(home, model)
@@ -104,20 +127,7 @@ def estimate_cost(
         inherited=model_ref.adapter_facts,
         vllm=vllm_env.find_python(home) is not None,
     )
-    teacher = teachers.resolve_teacher(home, resolved.settings, model_ref)
-    throughput.ensure(home, hardware, PROBE_WAIT_S)
-    forecast = estimate(
-        home,
-        resolved,
-        model_ref.facts,
-        facts,
-        hardware,
-        teacher=teacher,
-        base_path=model_ref.base_path,
-    )
-    misfit = none_fit(env_facts.statistics(facts, resolved.settings), resolved.settings)
-    submit_call = _submit_call(record.env_id, model_ref.ref, algorithm, settings)
-    return _estimate_reply(forecast, misfit, submit_call, resolved.warnings)
+    return _PlannedRun(record.env_id, model_ref, facts, hardware, resolved)
 
 
 def _submit_call(env_id: str, model: str, algorithm: str, settings: Mapping[str, object]) -> Call:
@@ -169,28 +179,21 @@ def estimate(
     teacher: ResolvedTeacher | None = None,
     base_path: Path | None = None,
 ) -> Forecast:
-    """Estimate time, money, memory and disk of a run with resolved settings.
-
-    In the result, times are in hours and sizes in bytes; `seconds` has the likely seconds of each
-    phase.
+    """Estimate time, money, memory and disk of a run with resolved settings: hours and bytes.
 
     Args:
         teacher: of a distillation.
-        base_path: folder of the base model, which tells its finished runs and what of its weights
-            is still to be downloaded; None for unknown.
+        base_path: folder of the base model, by which its finished runs are found and the weights
+            that are still to be downloaded; None for unknown.
     """
-    device = hardware.device
     teacher_model = teacher.model if teacher else None
-    folders = [base_path, teacher_model.base_path if teacher_model else None]
-    download = sum(hub.missing_bytes(folder) for folder in {*folders} if folder is not None)
-    precision = resolved.settings.precision
-    speed = throughput.load(home, device, hardware.cores, precision)
-    past_runs = experience(home, speed, device.kind)
+    download = _download_bytes(base_path, teacher_model.base_path if teacher_model else None)
+    speed, past_runs = _speed_here(home, hardware, resolved.settings.precision)
     plan = Plan(
         resolved.settings,
         model,
         env,
-        device,
+        hardware.device,
         seen=past_runs.seen(str(base_path or "")),  # "": no run has that base
         batteries=batteries(home, base_path),
         teacher=teacher_model.facts if teacher_model else None,
@@ -205,6 +208,22 @@ def estimate(
         gpu_hour_price=home.user_config().gpu_hour_price,
         disk_free=hardware.disk_free,
     )
+
+
+def _speed_here(
+    home: Home, hardware: Hardware, precision: str
+) -> tuple[throughput.Speed, Experience]:
+    """The speed of this machine at a precision, and the finished runs that correct what is
+    predicted from it."""
+    device = hardware.device
+    speed = throughput.load(home, device, hardware.cores, precision)
+    return speed, experience(home, speed, device.kind)
+
+
+def _download_bytes(*folders: Path | None) -> int:
+    """The bytes of weights that are still to be downloaded into these folders of models, each
+    counted once; a None is left out."""
+    return sum(hub.missing_bytes(folder) for folder in {*folders} if folder is not None)
 
 
 def _forecast(
@@ -223,62 +242,55 @@ def _forecast(
         download: bytes of the models that are still to be downloaded.
         disk_free: free bytes of the disk.
     """
-    time = _predicted_time(plan, speed, past_runs, algorithm, download)
+    time = predicted_time(plan, speed, past_runs, algorithm, download)
     raw_memory = footprint.memory(plan)
     memory = _corrected_memory(raw_memory, past_runs.memory_factor(algorithm))
-    memory_available = plan.device.memory_total
-    memory_fit = lowering.fit_of(memory.total, memory_available)
-    disk_bytes = footprint.disk(plan) + download
-    figures = Estimate(
-        steps=plan.settings.steps,
-        hours=_rounded(time.hours),
-        gpu_hours=_rounded(time.hours),  # a run takes one device
-        money=_rounded({level: gpu_hour_price * time.hours[level] for level in LEVELS}),
-        gpu_hour_price=gpu_hour_price,
-        seconds={phase: round(seconds, 1) for phase, seconds in time.likely_seconds.items()},
-        tokens=_token_counts(plan),
-        peak_memory=memory,
-        memory_available=memory_available,
-        memory_free=plan.device.memory_free,
-        device=plan.device.id,
-        fits=memory_fit != "too_big",
-        fit=memory_fit,
-        disk_bytes=disk_bytes,
-        disk_fits=disk_bytes + DISK_RESERVE <= disk_free,
-        lower_this=_setting_to_lower(plan, speed, memory.total),
-        basis=time.basis,
-        calibrated_on_runs=time.runs,
-        uncalibrated=_workload(plan, speed.score_s, raw_memory.total),
+    figures = Estimate.model_validate(
+        {
+            "steps": plan.settings.steps,
+            "tokens": _token_counts(plan),
+            "lower_this": _setting_to_lower(plan, speed, memory.total),
+            "uncalibrated": _workload(plan, speed.score_s, raw_memory.total),
+            **_time_figures(time, gpu_hour_price),
+            **_memory_figures(memory, plan.device),
+            **_disk_figures(footprint.disk(plan) + download, disk_free),
+        }
     )
     lower_to = lowering.lower_until_it_fits(plan, speed, memory.total / raw_memory.total)
     return Forecast(figures, lower_to, past_runs.left_out)
 
 
-@dataclass(frozen=True)
-class _PredictedTime:
-    """The time of a run, corrected by finished runs.
-
-    Attributes:
-        likely_seconds: by phase.
-        hours: of the whole run, by level ("low", "likely", "high").
-        basis, runs: what the hours rest on, as `_hours_by_level` returns them.
-    """
-
-    likely_seconds: Mapping[str, float]
-    hours: Mapping[str, float]
-    basis: str
-    runs: int
+def _time_figures(time: PredictedTime, gpu_hour_price: float) -> dict[str, object]:
+    """The fields of an `Estimate` about time and money."""
+    hours = _rounded(time.hours)
+    return {
+        "hours": hours,
+        "gpu_hours": hours,  # a run takes one device
+        "money": _rounded({level: gpu_hour_price * time.hours[level] for level in LEVELS}),
+        "gpu_hour_price": gpu_hour_price,
+        "seconds": {phase: round(seconds, 1) for phase, seconds in time.likely_seconds.items()},
+        "basis": time.basis,
+        "calibrated_on_runs": time.runs,
+    }
 
 
-def _predicted_time(
-    plan: Plan, speed: throughput.Speed, past_runs: Experience, algorithm: str, download: int
-) -> _PredictedTime:
-    """Predict the time of a run that downloads `download` bytes before it starts."""
-    phases = _corrected_phases(plan, speed, past_runs.factors(algorithm), download)
-    totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
-    log_ratios = past_runs.log_time_ratios(algorithm)
-    hours, basis, runs = _hours_by_level(log_ratios, totals, speed.measured)
-    return _PredictedTime(phases["likely"], hours, basis, runs)
+def _memory_figures(peak: PeakMemory, device: Device) -> dict[str, object]:
+    """The fields of an `Estimate` about the memory of a device."""
+    fit = lowering.fit_of(peak.total, device.memory_total)
+    return {
+        "peak_memory": peak,
+        "memory_available": device.memory_total,
+        "memory_free": device.memory_free,
+        "device": device.id,
+        "fits": fit != "too_big",
+        "fit": fit,
+    }
+
+
+def _disk_figures(needed: int, free: int) -> dict[str, object]:
+    """The fields of an `Estimate` about the disk, from the bytes that the run needs and those that
+    are free."""
+    return {"disk_bytes": needed, "disk_fits": needed + DISK_RESERVE <= free}
 
 
 def _setting_to_lower(plan: Plan, speed: throughput.Speed, memory_bytes: int) -> str:
@@ -291,22 +303,6 @@ def _setting_to_lower(plan: Plan, speed: throughput.Speed, memory_bytes: int) ->
 def _with_score_time(speed: throughput.Speed, env: EnvFacts) -> throughput.Speed:
     """The speed with the time of a score that the environment's audit measured, if it did."""
     return replace(speed, score_s=env.score_s + _TRANSFER_S) if env.score_s else speed
-
-
-def _corrected_phases(
-    plan: Plan, speed: throughput.Speed, factors: Mapping[str, float], download: int
-) -> dict[str, dict[str, float]]:
-    """Seconds by level ("low", "likely", "high") and phase, corrected by `factors`.
-
-    The download of `download` bytes is a part of the start. A phase without a factor stays as it
-    is.
-    """
-    phases = {level: phases_of(plan, speed, level) for level in LEVELS}
-    for seconds_by_phase in phases.values():
-        seconds_by_phase["startup"] += download / _DOWNLOAD_RATE
-        for name in seconds_by_phase:
-            seconds_by_phase[name] *= factors.get(name, 1.0)
-    return phases
 
 
 def _workload(plan: Plan, score_s: float, memory: int) -> Workload:
@@ -334,32 +330,39 @@ def evaluation_hours(
     rows: int,
     attempts: int,
 ) -> float:
-    """An upper estimate of the device hours of an evaluation, summed over `models`.
+    """An upper estimate of the device hours of an evaluation, summed over `models`: of each the
+    facts and the folder of its base model.
 
     Args:
+        limits: the most tokens and turns of an answer.
         rows: number of tasks.
         attempts: number of answers to each task.
-        limits: the most tokens and turns of an answer.
-        models: the models that answer; of each the facts and the folder of its base model.
     """
     device = hardware.device
     precision = "bfloat16" if device.bf16 else "float32"
-    speed = throughput.load(home, device, hardware.cores, precision)
-    past_runs = experience(home, speed, device.kind)
+    speed, past_runs = _speed_here(home, hardware, precision)
     speed = _with_score_time(speed, env)
     factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
-    seconds = 0.0
+    answers = rows * attempts
+    seconds = 0.0  # of all models, one after the other
     for model_facts, base_path in models:
         loaded = _evaluated_model(model_facts, precision)
-        unknown_prompt = limits.max_length / 4  # a guess, if no prompt was counted
-        seen = past_runs.seen(str(base_path))
-        plan = SamplingPlan(loaded, env, device, limits, seen, unknown_prompt)
-        seconds += _sampling_seconds(plan, speed, factors, rows=rows, answers=rows * attempts)
-        seconds += hub.missing_bytes(base_path) / _DOWNLOAD_RATE
-        if env.multi_turn:  # step() was not timed; assume a score's time for each turn
-            seconds += rows * attempts * plan.turns("high") * env.score_s
-    _, high_factor = _SPREAD["measured" if speed.measured else "model"]
+        plan = _evaluation_plan(loaded, env, device, limits, past_runs.seen(str(base_path)))
+        seconds += _sampling_seconds(plan, speed, factors, rows=rows, answers=answers)
+        seconds += hub.missing_bytes(base_path) / DOWNLOAD_RATE
+        seconds += _step_seconds(plan, answers)
+    _, high_factor = SPREAD["measured" if speed.measured else "model"]
     return high_factor * seconds / 3600
+
+
+def _step_seconds(plan: SamplingPlan, answers: int) -> float:
+    """The most seconds that the environment's step() takes in so many answers; 0 if it has none.
+
+    It was not timed: each turn is assumed to take as long as a score.
+    """
+    if not plan.env.multi_turn:
+        return 0.0
+    return answers * plan.turns("high") * plan.env.score_s
 
 
 def _evaluated_model(model: ModelFacts, precision: str) -> LoadedModel:
@@ -371,6 +374,15 @@ def _evaluated_model(model: ModelFacts, precision: str) -> LoadedModel:
         lora_rank=_USUAL_RANK,
         lora_targets=model.targets,
     )
+
+
+def _evaluation_plan(
+    loaded: LoadedModel, env: EnvFacts, device: Device, limits: SamplingLimits, seen: Seen
+) -> SamplingPlan:
+    """How the model answers the tasks of the environment; `seen` is what finished runs of its base
+    measured."""
+    unknown_prompt = limits.max_length / 4  # a guess, if no prompt was counted
+    return SamplingPlan(loaded, env, device, limits, seen, unknown_prompt)
 
 
 def _sampling_seconds(
@@ -477,59 +489,6 @@ def _over_total(home: Home, figures: Estimate, total_cap: float, hours_left: flo
         hint=f"{hint}.",
         field="max_gpu_hours",  # the call has no argument for the total
     )
-
-
-def _hours_by_level(
-    log_ratios: Sequence[float], corrected: dict[str, float], measured: bool
-) -> tuple[dict[str, float], str, int]:
-    """Compute the low, likely and high hours of a run from its corrected hours.
-
-    With three or more finished runs they are a 90 % prediction interval from the runs' ratios of
-    actual to corrected time. With fewer, low and high are multiplied by fixed factors.
-
-    Args:
-        log_ratios: for each finished run log(actual time / corrected time).
-        corrected: hours by level, corrected by finished runs.
-        measured: whether the machine's speed was measured.
-
-    Returns the hours by level; the basis, "measured" (finished runs or the machine's speed) or
-    "model" (the table of speeds); and the number of finished runs.
-    """
-    if len(log_ratios) >= CALIBRATE_FROM:
-        return _interval_hours(log_ratios, corrected["likely"]), "measured", len(log_ratios)
-    basis = "measured" if measured else "model"
-    low_factor, high_factor = _SPREAD[basis]
-    hours = {
-        "low": corrected["low"] * low_factor,
-        "likely": corrected["likely"],
-        "high": corrected["high"] * high_factor,
-    }
-    return hours, basis, len(log_ratios)
-
-
-def _interval_hours(log_ratios: Sequence[float], likely: float) -> dict[str, float]:
-    """The hours by level from a 90 % prediction interval around the `likely` hours."""
-    log_middle, half_width = _prediction_interval(log_ratios)
-    return {
-        "low": likely * math.exp(log_middle - half_width),
-        "likely": likely * math.exp(log_middle),
-        "high": likely * math.exp(log_middle + half_width),
-    }
-
-
-def _prediction_interval(log_ratios: Sequence[float]) -> tuple[float, float]:
-    """The middle and half the width of a 90 % prediction interval for the next log ratio."""
-    count = len(log_ratios)
-    # The factor pulls the median towards 0, that is, towards the estimate as it is.
-    middle = statistics.median(log_ratios) * count / (count + 1)
-    # A few runs show little of the usual variation, so their standard deviation is mixed with
-    # `_USUAL_SPREAD`, which counts as much as `_USUAL_RUNS` runs.
-    squares = (count - 1) * statistics.variance(log_ratios)
-    degrees = count - 1 + _USUAL_RUNS
-    spread = math.sqrt((squares + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
-    # The last factor makes it an interval for a new run, not for the mean of the runs.
-    half_width = _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / count)
-    return middle, half_width
 
 
 def _corrected_memory(memory: PeakMemory, factor: float) -> PeakMemory:

@@ -252,7 +252,7 @@ class Plan:
 
     Attributes:
         seen: what finished runs of the same base model measured.
-        batteries: questions about kept skills.
+        batteries: questions that show what the model forgets.
         teacher: of a distillation from a local model; None for every other run.
         teacher_shares_base: whether nothing but an adapter is loaded for the teacher.
     """
@@ -414,24 +414,33 @@ def rollouts(
         episode: the lengths of a typical episode.
         batches: the least number of batches in which the episodes are sampled.
     """
+    loaded = plan.loaded
     context = min(episode.total, plan.limits.max_length)
     tokens_written = rows * episode.turn_tokens * episode.turns
     # Every turn after the first reads the conversation so far again.
     tokens_read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
-    # A batch takes as many steps as its longest answer has tokens.
-    batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
-    steps = batch_count * episode.longest_turn * episode.turns
-    decode_operations = tokens_written * _decode_operations_per_token(plan.loaded, context)
-    read_operations = 2 * plan.loaded.model.linear_params * tokens_read
-    # A step reads all weights once, and for every row the cache of its tokens so far.
-    cache_bytes_per_token = plan.loaded.model.cached_numbers * plan.loaded.width
-    cache_bytes = tokens_written * context * cache_bytes_per_token
+    decode_operations = tokens_written * _decode_operations_per_token(loaded, context)
+    read_operations = 2 * loaded.model.linear_params * tokens_read
+    steps = _decode_steps(plan, rows, episode, batches)
     return Work(
         sample_operations=decode_operations + read_operations,
         decode_steps=steps,
-        moved_bytes=steps * plan.loaded.weights + cache_bytes,
+        moved_bytes=steps * loaded.weights + _cache_bytes_read(loaded, tokens_written, context),
         scores=rows,
     )
+
+
+def _decode_steps(plan: SamplingPlan, rows: float, episode: Lengths, batches: int) -> float:
+    """Decoding steps in which `rows` episodes are sampled, in at least `batches` batches. A batch
+    takes as many steps as its longest answer has tokens."""
+    batch_count = max(batches, math.ceil(rows / CONCURRENT[plan.device.kind]))
+    return batch_count * episode.longest_turn * episode.turns
+
+
+def _cache_bytes_read(loaded: LoadedModel, tokens: float, context: float) -> float:
+    """The bytes of the cache that are read to sample `tokens`, each after `context` tokens."""
+    bytes_per_token = loaded.model.cached_numbers * loaded.width
+    return tokens * context * bytes_per_token
 
 
 def _decode_operations_per_token(loaded: LoadedModel, context: float) -> float:

@@ -16,7 +16,8 @@ from engine.records.settings import DPOSettings, GRPOSettings, RolloutSettings, 
 _LEAST_LOGIT_ROWS = 128  # the logits of at least so many tokens are computed at once
 # Bytes per parameter of the adapter: float32 weights, gradients and the two moments of AdamW.
 _ADAPTER_BYTES = 16
-_CHECKPOINT_BYTES, _CHECKPOINT_FILES = 12, 200_000  # weights and moments; other files of one
+_CHECKPOINT_BYTES = 12  # of a checkpoint for each parameter of the adapter: weights and moments
+_CHECKPOINT_FILES = 200_000  # bytes of the other files of a checkpoint
 # Of a stored rollout, and of each of its tokens: about 5 bytes of text, and for some rollouts also
 # ids, masks and log-probabilities.
 _LINE_BYTES, _TOKEN_BYTES = 600, 12
@@ -35,9 +36,7 @@ def memory(plan: Plan) -> PeakMemory:
     kv_cache, sampled_logits = _sampling_bytes(plan, _longest_sampled_sequence(plan))
     training_peak = activations + logits
     sampling_peak = kv_cache + sampled_logits
-    # Two copies: one with the adapter merged in, one in the layout for sampling. The C library
-    # keeps the memory of the latter during training.
-    weights = plan.loaded.weights + 2 * _weight_copy_bytes(plan) + plan.teacher_weights
+    weights = _weight_bytes(plan)
     adapter = _adapter_bytes(plan)
     model_bytes = weights + adapter + max(training_peak, sampling_peak)
     overhead = _overhead_bytes(plan, model_bytes)
@@ -51,6 +50,15 @@ def memory(plan: Plan) -> PeakMemory:
         overhead=int(overhead),
         total=int(model_bytes + overhead),
     )
+
+
+def _weight_bytes(plan: Plan) -> float:
+    """Bytes of all weights that are held: the model's, two copies of them, and a teacher's.
+
+    One copy has the adapter merged in, one the layout for sampling. The C library keeps the memory
+    of the latter during training.
+    """
+    return plan.loaded.weights + 2 * _weight_copy_bytes(plan) + plan.teacher_weights
 
 
 def _largest_pass_tokens(plan: Plan) -> float:
@@ -246,11 +254,14 @@ def _activation_bytes(plan: Plan, tokens: float, length: float) -> float:
 
 def disk(plan: Plan) -> int:
     """The bytes that a run leaves on disk: checkpoints, rollouts, evaluations, metrics, events."""
-    checkpoint_bytes = plan.loaded.adapter * _CHECKPOINT_BYTES + _CHECKPOINT_FILES
-    # Two more than are kept: the best one, and one that is being written.
+    adapter_parameters = plan.loaded.adapter
+    checkpoint_bytes = adapter_parameters * _CHECKPOINT_BYTES + _CHECKPOINT_FILES
+    # One for each evaluation, as many as are kept; and two more: the best one, and one that is
+    # being written.
     checkpoints = min(plan.settings.keep_checkpoints, plan.evaluations) + 2
     # Each answer of an evaluation and each rollout is stored as a line.
-    line_bytes = _LINE_BYTES + _TOKEN_BYTES * plan.episode("high").total
+    tokens_per_line = plan.episode("high").total
+    line_bytes = _LINE_BYTES + _TOKEN_BYTES * tokens_per_line
     lines = plan.evaluated_rows
     if isinstance(plan.settings, RolloutSettings):
         lines += plan.rows * plan.settings.steps

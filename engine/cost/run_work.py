@@ -152,11 +152,11 @@ def _teacher_work(
 
 
 def evaluation_work(plan: Plan, level: str) -> Work:
-    """The work of all evaluations of the run, and of the batteries (see `Plan.batteries`).
+    """The work of all evaluations of the run, and of the batteries (questions that show what the
+    model forgets). If eval_rows is 0, nothing is evaluated.
 
     Held-out rows are evaluated at step 0, every eval_every steps and at the end. SFT also computes
     the loss of the reference answers, DPO that of the held-out pairs.
-    If eval_rows is 0, nothing is evaluated.
     """
     rows = plan.evaluated_rows
     if not rows:
@@ -165,7 +165,8 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     if isinstance(plan.settings, RowSettings):
         work += _heldout_loss_work(plan, rows)
     if plan.env.scored:
-        # One batch for each half: two at step 0, one at each evaluation, one at the end.
+        # One half of the held-out rows chooses the checkpoint, the verdict is read on the other.
+        # Each is a batch of its own: two at step 0, one at each evaluation, one at the end.
         episode = plan.episode(level)
         work += rollouts(
             plan.sampling, prompts=rows, rows=rows, episode=episode, batches=plan.evaluations + 3

@@ -48,7 +48,7 @@ _POLL_S = 0.05
 _PATIENCE_S = 3.0  # how long a call waits for a probe that another call started
 # Share of startup_s by which the first run of a model starts later: it also loads the model through
 # transformers.
-_COMPARED = 0.6
+_COMPARISON_SHARE = 0.6
 _PROBE_CPU_S = 120  # limit of CPU time: a probe takes seconds, and one that hangs must end
 
 
@@ -104,12 +104,11 @@ class Speed:
             works: the work of "training", "evaluation" and "saving".
             layers: number of layers of the model.
             weight_bytes: bytes of the model's weights, which are loaded at the start.
-            is_first_run: whether the home has no finished run of the model yet. The first run
-                takes longer to start, because it compares our forward pass with that of
-                transformers.
+            is_first_run: whether the home has no finished run of the model yet.
         """
         training = self.seconds(works["training"], layers)
-        comparison = _COMPARED * self.startup_s if is_first_run else 0.0
+        # The first run also compares our forward pass with that of transformers.
+        comparison = _COMPARISON_SHARE * self.startup_s if is_first_run else 0.0
         return {
             "startup": self.startup_s + comparison + weight_bytes / self.loaded_bytes_per_s,
             "training": training["training"],
@@ -271,16 +270,22 @@ def _start_probe(home: Home) -> bool:
     if lock is None:  # another call has just started one
         return True
     try:
-        pid = launcher.spawn_detached(
-            [python, "-P", *programs.command("speed_probe"), str(home.speed)],
-            cwd=home.cache,
-            log=home.speed.with_name("speed.log"),
-            env=os.environ | {"GOMP_SPINCOUNT": "10000", "TOKENIZERS_PARALLELISM": "false"},
-            pass_fds=(lock,),  # the lock lasts as long as the probe keeps it open
-        )
-        if hasattr(resource, "prlimit"):
-            with contextlib.suppress(OSError):  # it may have ended already
-                resource.prlimit(pid, resource.RLIMIT_CPU, (_PROBE_CPU_S, _PROBE_CPU_S))
+        _spawn_probe(home, python, lock)
     finally:
         os.close(lock)
     return True
+
+
+def _spawn_probe(home: Home, python: str, lock: int) -> None:
+    """Spawn the process of the probe, with a limit on its processor time. It inherits the
+    descriptor `lock`: the lock lasts as long as the probe keeps it open."""
+    pid = launcher.spawn_detached(
+        [python, "-P", *programs.command("speed_probe"), str(home.speed)],
+        cwd=home.cache,
+        log=home.speed.with_name("speed.log"),
+        env=os.environ | {"GOMP_SPINCOUNT": "10000", "TOKENIZERS_PARALLELISM": "false"},
+        pass_fds=(lock,),
+    )
+    if hasattr(resource, "prlimit"):
+        with contextlib.suppress(OSError):  # it may have ended already
+            resource.prlimit(pid, resource.RLIMIT_CPU, (_PROBE_CPU_S, _PROBE_CPU_S))

@@ -148,7 +148,7 @@ class _Source:
 
 
 def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: float) -> _Source:
-    """The folder that `path` names, or a folder of ours with the dataset or benchmark that it names.
+    """The folder that `path` names, or one of ours with the dataset or benchmark that it names.
 
     `deadline`: of the push, in seconds of `time.monotonic`. The other arguments and the errors are
     those of `push_env`.

@@ -146,17 +146,10 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
     the disk cannot be written, the connection can only read.
 
     Returns the connection, and the descriptor of a lock that tells other processes that the
-    database is open. Close the connection first, then the lock. The descriptor is -1 where no lock
-    file could be made on the disk. Raises UserError HOME_UNUSABLE or DISK_FULL.
+    database is open, -1 for none. Close the connection first, then the lock. Raises UserError
+    HOME_UNUSABLE or DISK_FULL.
     """
-    try:
-        lock = share_lock(home.db_lock, wait_s=_BUSY_S)
-    except OSError as error:
-        lock = -1  # no file can be written here; the database may still be readable
-        if error.errno not in _NO_WRITING:
-            raise unusable_error(home.db, error) from error
-    if lock is None:  # `mend` of another process holds it alone
-        raise unusable_error(home.db, TimeoutError("it is being mended by another process"))
+    lock = _shared_lock(home)
     try:
         db = _open(home) if lock >= 0 else _open_read_only(home)
         return db, lock
@@ -166,12 +159,30 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
         os.close(lock)  # `mend` takes the lock for itself alone
         return mend(home, str(damage))
     except BaseException as error:  # whatever it is, the lock must not stay held
-        is_from_sqlite = isinstance(error, UserError) and isinstance(error.__cause__, sqlite3.Error)
-        if not (is_from_sqlite and _is_readable_alone(home)):
+        if not (_comes_from_sqlite(error) and _is_readable_alone(home)):
             if lock >= 0:
                 os.close(lock)
             raise
         return _open_read_only(home), lock  # SQLite cannot write here, but all can be read
+
+
+def _shared_lock(home: Home) -> int:
+    """Take the lock that tells other processes that the database is open; returns its descriptor,
+    -1 where no lock file can be made on the disk. Raises UserError HOME_UNUSABLE or DISK_FULL."""
+    try:
+        lock = share_lock(home.db_lock, wait_s=_BUSY_S)
+    except OSError as error:
+        if error.errno not in _NO_WRITING:
+            raise unusable_error(home.db, error) from error
+        return -1  # no file can be written here; the database may still be readable
+    if lock is None:  # `mend` of another process holds it alone
+        raise unusable_error(home.db, TimeoutError("it is being mended by another process"))
+    return lock
+
+
+def _comes_from_sqlite(error: BaseException) -> bool:
+    """Whether the error tells a user of an error of SQLite."""
+    return isinstance(error, UserError) and isinstance(error.__cause__, sqlite3.Error)
 
 
 def _is_readable_alone(home: Home) -> bool:
@@ -210,13 +221,12 @@ def mend(home: Home, fault: str) -> tuple[sqlite3.Connection, int]:
     Args:
         fault: what is wrong with the database, for the error.
 
-    Returns what `open_database` returns. Raises UserError HOME_UNUSABLE where:
-    - the database cannot be moved, or the new one is damaged too;
-    - another process has the database open, as the supervisor of every living run does. When that
-      process closes it, SQLite deletes the write-ahead log by its name, which would then be the
-      log of the new database.
+    Returns what `open_database` returns. Raises UserError HOME_UNUSABLE if the database cannot be
+    moved, the new one is damaged too, or another process has the database open.
     """
     lock = take_lock(home.db_lock, wait_s=_MEND_S)
+    # Another process has it open, such as the supervisor of a living run. When that closes it,
+    # SQLite deletes the write-ahead log by its name, which would then be that of the new database.
     if lock is None:
         raise damaged_error(home, fault, in_use=True)
     try:
@@ -325,6 +335,11 @@ def _prepare(home: Home, db: sqlite3.Connection) -> None:
             hint="Upgrade Honesmith, or use another home.",
         )
     _use_wal(db)
+    _migrate(home, db)
+
+
+def _migrate(home: Home, db: sqlite3.Connection) -> None:
+    """Make the missing migrations in one transaction, and fill a database that is new."""
     db.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have migrated while this one waited.
@@ -424,37 +439,48 @@ def disk_full_error(path: Path, error: Exception) -> UserError | None:
     largest size allowed. None where there is another cause, or the free space cannot be measured.
 
     It is measured because on a full disk SQLite only reports "disk I/O error" or "unable to open".
-
-    Args:
-        path: a file on that disk.
+    `path` is a file on that disk.
     """
     try:
         disk = os.statvfs(path.parent)
     except OSError:
         return None
-    error_number = getattr(error, "errno", 0)  # SQLite's errors have none
-    if error_number == errno.EFBIG:
-        return UserError(
-            "DISK_FULL",
-            f"a file may not grow further, a limit on the size of files is reached: {error}",
-            hint="Raise that limit (ulimit -f) where Honesmith is started, then call again; "
-            "nothing was stored.",
-            retryable=True,
-        )
+    if _error_number(error) == errno.EFBIG:
+        return _file_size_error(error)
     free_bytes, free_inodes = disk.f_bavail * disk.f_frsize, disk.f_favail
-    if isinstance(error, sqlite3.Error):
-        error_says_full = "full" in str(error)
-    else:  # not by its message, which names a path that may contain "full"
-        error_says_full = error_number in (errno.ENOSPC, errno.EDQUOT)
     # `f_files` is 0 on file systems that have no fixed number of inodes.
     lacks_inodes = disk.f_files > 0 and free_inodes < _MIN_FREE_INODES
-    if not (error_says_full or lacks_inodes or free_bytes < _MIN_FREE_BYTES):
+    if not (_says_full(error) or lacks_inodes or free_bytes < _MIN_FREE_BYTES):
         return None
     return UserError(
         "DISK_FULL",
         f"the disk under {path} has no room: {free_bytes} bytes and {free_inodes} inodes are left "
         f"({error})",
         hint="Free some space (or inodes), then call again; nothing was stored.",
+        retryable=True,
+    )
+
+
+def _error_number(error: Exception) -> int:
+    """The errno of an error of the system; 0 for an error of SQLite, which has none."""
+    return getattr(error, "errno", 0)
+
+
+def _says_full(error: Exception) -> bool:
+    """Whether the error itself says that the disk, or the user's share of it, is full."""
+    if isinstance(error, sqlite3.Error):
+        return "full" in str(error)
+    # Not by its message, which names a path that may contain "full".
+    return _error_number(error) in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _file_size_error(error: Exception) -> UserError:
+    """The error for a file that has reached the largest size that the system allows."""
+    return UserError(
+        "DISK_FULL",
+        f"a file may not grow further, a limit on the size of files is reached: {error}",
+        hint="Raise that limit (ulimit -f) where Honesmith is started, then call again; "
+        "nothing was stored.",
         retryable=True,
     )
 

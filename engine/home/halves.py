@@ -55,15 +55,9 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
     heldout_total = choosing_count = 0
     for event in events:
         heldout = event.get("heldout_tasks")
-        recorded_count = event.get("heldout_choose")
         if event.get("event") == "started" and isinstance(heldout, int):
             heldout_total = heldout
-            if isinstance(recorded_count, int):
-                choosing_count = recorded_count
-            else:
-                # Older runs do not record how many choose. Every second task did, from the first
-                # on, so that with an odd number the larger half chose.
-                choosing_count = heldout_total - heldout_total // 2
+            choosing_count = _choosing_count(event.get("heldout_choose"), heldout_total)
     if not heldout_total:
         return None
     other_count = heldout_total - choosing_count
@@ -75,6 +69,15 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
     return ChoosingHalf(
         half="select", tasks=choosing_count, of=heldout_total, about=f"{about}; {rest}"
     )
+
+
+def _choosing_count(recorded: object, heldout_total: int) -> int:
+    """How many of the held-out tasks choose the checkpoint, by what the event of a start records.
+
+    Older runs do not record it. In them every second task chose, from the first on, so that with an
+    odd number the larger half did.
+    """
+    return recorded if isinstance(recorded, int) else heldout_total - heldout_total // 2
 
 
 def scores_in_words(scores: Mapping[str, Any], half: ChoosingHalf | None) -> str:

@@ -19,8 +19,7 @@ def file_hashes(home: Home, files: Iterable[Path]) -> dict[str, str]:
     hashes = {}
     is_new = False
     for file in files:
-        status = file.stat()
-        key = f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}"
+        key = _cache_key(file)
         if key not in cache:
             cache[key] = _digest(file)
             is_new = True
@@ -34,6 +33,12 @@ def file_hashes(home: Home, files: Iterable[Path]) -> dict[str, str]:
 def weight_hashes(home: Home, folder: Path) -> dict[str, str]:
     """SHA-256 of the safetensors files in a model's folder, by file name."""
     return file_hashes(home, sorted(folder.glob("*.safetensors")))
+
+
+def _cache_key(file: Path) -> str:
+    """The key of a file's hash in the cache: it changes when the file does."""
+    status = file.stat()
+    return f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}"
 
 
 def _digest(file: Path) -> str:

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,24 +70,30 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
     events, cursor = events_from(run, 0)
     last_metrics = last_line(run.metrics) or {}
     starts = [event for event in events if event.get("event") == "started"]
-    # The last start that names a number counts: a resumed run may have another number of steps.
-    total = None
-    for event in starts:
-        steps_of_start = _as_whole_number(event.get("total_steps"))
-        if steps_of_start is not None:
-            total = steps_of_start
+    total = _total_steps(starts)
     step = _as_whole_number(last_metrics.get("step"))
-    has_trainer = row.state in HOLDS_DEVICE
+    has_process = row.state in HOLDS_DEVICE  # from its preparation until it has stopped
     return Progress(
         step=step,
         total_steps=total,
         eta_s=None if row.state in TERMINAL else _seconds_left(run, step, total),
         metrics=last_metrics,
-        quiet_s=_quiet_seconds(run) if has_trainer else None,
+        quiet_s=_quiet_seconds(run) if has_process else None,
         alerts=alerts_in(events)[-_MAX_ALERTS:],
         cursor=cursor,
         started=starts,
     )
+
+
+def _total_steps(starts: Iterable[Mapping[str, Any]]) -> int | None:
+    """The number of steps that the last of the events "started" with such a number names; None for
+    none. A resumed run may have another number than before."""
+    total = None
+    for event in starts:
+        steps_of_start = _as_whole_number(event.get("total_steps"))
+        if steps_of_start is not None:
+            total = steps_of_start
+    return total
 
 
 def write_status(run: RunDir, row: RunRow) -> None:
@@ -179,15 +186,17 @@ def _last_step_times(run: RunDir) -> list[tuple[float, int]]:
         return []
     rows, _ = read_lines(run.metrics, tail_start, _PACE_BYTES)
     attempt_began = _attempt_start(run)
-    step_times: list[tuple[float, int]] = []
-    for row in rows:
-        written_at = row.get("time")
-        step = _as_whole_number(row.get("step"))
-        if not isinstance(written_at, int | float) or step is None:
-            continue
-        if written_at >= attempt_began:
-            step_times.append((float(written_at), step))
-    return step_times[-_PACE_STEPS:]
+    step_times = [step_time for step_time in map(_step_time, rows) if step_time is not None]
+    return [pair for pair in step_times if pair[0] >= attempt_began][-_PACE_STEPS:]
+
+
+def _step_time(line: Mapping[str, Any]) -> tuple[float, int] | None:
+    """The time in unix seconds and the step of a line of metrics; None if it lacks either."""
+    written_at = line.get("time")
+    step = _as_whole_number(line.get("step"))
+    if not isinstance(written_at, int | float) or step is None:
+        return None
+    return float(written_at), step
 
 
 def _attempt_start(run: RunDir) -> float:

@@ -41,7 +41,7 @@ def run_rows(home: Home) -> list[Columns]:
     A run whose config.json cannot be read is left out, with a warning in the log.
     """
     rows = []
-    for name, number, run in _reported_runs(home):
+    for name, number, run in _runs_clients_know(home):
         try:
             config = run.read_config()
         except (OSError, UserError) as error:
@@ -54,11 +54,11 @@ def run_rows(home: Home) -> list[Columns]:
 def damaged_configs(home: Home) -> list[str]:
     """One sentence for every run whose config.json cannot be read: the path, and what is wrong.
 
-    Such a run keeps its row, but it cannot be continued. If the database were lost, its row could
-    not be built again.
+    Such a run keeps its row, but it cannot be continued, and its row could not be built again if
+    the database were lost. Runs that no client was told of are left out.
     """
     faults = []
-    for _, _, run in _reported_runs(home):
+    for _, _, run in _runs_clients_know(home):
         try:
             run.read_config()
         except FileNotFoundError:
@@ -70,7 +70,7 @@ def damaged_configs(home: Home) -> list[str]:
     return faults
 
 
-def _reported_runs(home: Home) -> Iterator[tuple[str, int, RunDir]]:
+def _runs_clients_know(home: Home) -> Iterator[tuple[str, int, RunDir]]:
     """Yields the name, number and folder of every run whose id a client may have been told.
 
     These are the runs with a STATUS.md. A submit writes it before it answers, so a folder without

@@ -101,14 +101,8 @@ class DeploymentTable(Connection):
             serve_base: whether the base model itself can be asked too.
             memory_bytes: what the deployment is expected to need on its device.
         """
-        last_part = base_name.rstrip("/").rsplit("/", 1)[-1]
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"
         with self._write():
-            number = self._db.execute("SELECT count(*) FROM deployments").fetchone()[0] + 1
-            while self.home.deployment(f"{name}-{number}").path.exists():
-                # A row that was lost with a damaged database has left its folder.
-                number += 1
-            deployment_id = f"{name}-{number}"
+            deployment_id = self._next_deployment_id(base_name)
             self._db.execute(
                 "INSERT INTO deployments (deployment_id, base_name, base_path, adapters, "
                 "serve_base, memory_bytes, created) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -123,6 +117,16 @@ class DeploymentTable(Connection):
                 ),
             )
         return self.get_deployment(deployment_id)
+
+    def _next_deployment_id(self, base_name: str) -> str:
+        """The next free id of a deployment of this base model."""
+        last_part = base_name.rstrip("/").rsplit("/", 1)[-1]
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"
+        number = self._db.execute("SELECT count(*) FROM deployments").fetchone()[0] + 1
+        # A row that was lost with a damaged database has left its folder.
+        while self.home.deployment(f"{name}-{number}").path.exists():
+            number += 1
+        return f"{name}-{number}"
 
     def get_deployment(self, deployment_id: str) -> DeploymentRow:
         """The deployment with this id. Raises UserError DEPLOYMENT_NOT_FOUND."""

@@ -16,6 +16,15 @@ from engine.home.store_connection import Connection, assignments, placeholders
 _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
 # Columns that may change in the life of a run.
 _SETTABLE = frozenset(_RUN_COLUMNS) - {"rowid", "run_id", "state", "created", "kind", "algorithm"}
+# What the row of a run says when a user has asked for a new attempt.
+_NEW_ATTEMPT = {
+    "ended": None,
+    "continuations": 0,
+    "reason_kind": "",
+    "reason": "",
+    "hint": "",
+    "verdict": "",
+}
 # Fields that a row takes from a NewRun under the same name.
 _COPIED = tuple(item.name for item in fields(NewRun) if item.name not in ("name", "body"))
 
@@ -54,21 +63,7 @@ class RunTable(Connection):
             run_id, number = self._next_free_id(new.name)
             if prepare is not None:
                 prepare(run_id)
-            now = time.time()
-            values = {
-                "run_id": run_id,
-                "name": new.name,
-                "number": number,
-                "state": "queued",
-                "created": now,
-                "queued": self._queue_time(now),
-                "attempt": 1,
-                **{key: getattr(new, key) for key in _COPIED},
-            }
-            self._db.execute(
-                f"INSERT INTO runs ({', '.join(values)}) VALUES ({placeholders(values)})",
-                tuple(values.values()),
-            )
+            self._insert_queued(new, run_id, number)
             self._remember_request(new.request_id, new.body, run_id)
             self._log_state(run_id, "", "queued")
             return self._run(run_id)
@@ -162,28 +157,31 @@ class RunTable(Connection):
 
         Args:
             devices: ids of the devices that may be assigned.
-            claim: called with the row inside the transaction. It takes the run's lock, so that
-                nobody can see a run that is preparing while its lock is free. A run for which it
-                returns False stays queued, and the next one is tried. None claims nothing.
+            claim: takes the run's lock inside the transaction, so that nobody sees a run that is
+                preparing while its lock is free. A run for which it returns False stays queued,
+                and the next one is tried. None claims nothing.
 
         Returns the changed row; None where no device is free or no queued run can start.
         """
         with self._write():
-            question_marks = placeholders(HOLDS_DEVICE)
-            leased = self._db.execute(
-                f"SELECT device FROM runs WHERE state IN ({question_marks})", HOLDS_DEVICE
-            )
-            busy_devices = {device for (device,) in leased}
+            busy_devices = self._busy_devices()
             free_devices = [device for device in devices if device not in busy_devices]
             if not free_devices:
                 return None
             for row in self.queue():
                 if claim is None or claim(row):
-                    self._change_state(
-                        row.run_id, "queued", "preparing", {"device": free_devices[0]}
-                    )
+                    device = {"device": free_devices[0]}
+                    self._change_state(row.run_id, "queued", "preparing", device)
                     return self._run(row.run_id)
         return None
+
+    def _busy_devices(self) -> set[str]:
+        """The devices that runs hold now."""
+        question_marks = placeholders(HOLDS_DEVICE)
+        leased = self._db.execute(
+            f"SELECT device FROM runs WHERE state IN ({question_marks})", HOLDS_DEVICE
+        )
+        return {device for (device,) in leased}
 
     def set_state(self, run_id: str, to: str, *, only_from: set[str], **values: Any) -> bool:
         """Set the state of a run to `to`, and the fields in `values`, if its state is one of
@@ -241,8 +239,7 @@ class RunTable(Connection):
             body: the arguments that the request_id stands for.
             check: called inside the transaction; when it raises, nothing changes.
 
-        Raises UserError RUN_STATE when the run is in any other state, and REQUEST_CONFLICT when the
-        request_id was used with another body.
+        Raises UserError RUN_STATE, and REQUEST_CONFLICT for a request_id used with another body.
         """
         with self._write():
             earlier_run = self._run_of_request(request_id, body)
@@ -256,14 +253,9 @@ class RunTable(Connection):
             values = {
                 "attempt": row.attempt + 1,
                 "queued": self._queue_time(time.time()),
-                "ended": None,
-                "continuations": 0,
                 "max_gpu_hours": max_gpu_hours,
                 "spent_before": row.spent_hours,
-                "reason_kind": "",
-                "reason": "",
-                "hint": "",
-                "verdict": "",
+                **_NEW_ATTEMPT,
             }
             self._change_state(run_id, row.state, "queued", values)
             self._remember_request(request_id, body, run_id)
@@ -307,6 +299,24 @@ class RunTable(Connection):
     def _run(self, run_id: str) -> RunRow:
         """The run with exactly this id, which must exist."""
         return self._rows("WHERE run_id = ?", (run_id,))[0]
+
+    def _insert_queued(self, new: NewRun, run_id: str, number: int) -> None:
+        """Insert the row of a run that is queued now. `number` is the one in its id."""
+        now = time.time()
+        values = {
+            "run_id": run_id,
+            "name": new.name,
+            "number": number,
+            "state": "queued",
+            "created": now,
+            "queued": self._queue_time(now),
+            "attempt": 1,
+            **{key: getattr(new, key) for key in _COPIED},
+        }
+        self._db.execute(
+            f"INSERT INTO runs ({', '.join(values)}) VALUES ({placeholders(values)})",
+            tuple(values.values()),
+        )
 
     def _next_free_id(self, name: str) -> tuple[str, int]:
         """The next free run id that begins with `name`, such as "sums-grpo-4", and the number in

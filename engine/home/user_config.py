@@ -83,32 +83,36 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
 def _checked(path: Path, name: str, value: Any) -> Any:
     """The `value` of the key `name`, converted to the type of its field in UserConfig. Raises
     UserError SETTING_INVALID if it is of another kind or out of range."""
+    if not _is_allowed(name, value):
+        raise UserError(
+            "SETTING_INVALID",
+            f"{path} sets {name} = {value!r}",
+            hint=f"{name} must be {_allowed_in_words(name)}.",
+            field=name,
+        )
+    if name in _CHOICES or name in _BOOLEANS:
+        return value
+    return tuple(value) if name in _NAME_LISTS else float(value)
+
+
+def _is_allowed(name: str, value: Any) -> bool:
+    """Whether the key `name` may have this value."""
     if name in _CHOICES:
-        if value not in _CHOICES[name]:
-            expected = " or ".join(f'"{choice}"' for choice in _CHOICES[name])
-            raise _invalid_value_error(path, name, value, expected)
-        return value
+        return value in _CHOICES[name]
     if name in _BOOLEANS:
-        if not isinstance(value, bool):
-            raise _invalid_value_error(path, name, value, "true or false")
-        return value
+        return isinstance(value, bool)
     if name in _NAME_LISTS:
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            expected = 'a list of names, as in ["JUDGE_API_KEY"]'
-            raise _invalid_value_error(path, name, value, expected)
-        return tuple(value)
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:
-        raise _invalid_value_error(path, name, value, "a number that is 0 or more")
-    return float(value)
+    return is_number and math.isfinite(value) and value >= 0
 
 
-def _invalid_value_error(path: Path, name: str, value: Any, expected: str) -> UserError:
-    """The error for the key `name`, whose value is `value`; `expected` says in words what the value
-    must be, such as "true or false"."""
-    return UserError(
-        "SETTING_INVALID",
-        f"{path} sets {name} = {value!r}",
-        hint=f"{name} must be {expected}.",
-        field=name,
-    )
+def _allowed_in_words(name: str) -> str:
+    """Which values the key `name` may have, such as "true or false"."""
+    if name in _CHOICES:
+        return " or ".join(f'"{choice}"' for choice in _CHOICES[name])
+    if name in _BOOLEANS:
+        return "true or false"
+    if name in _NAME_LISTS:
+        return 'a list of names, as in ["JUDGE_API_KEY"]'
+    return "a number that is 0 or more"

@@ -124,20 +124,14 @@ def named_dataset(
 
 
 def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
-    """The dataset's files in a folder of the home's cache, fetched unless they are there.
+    """The newest version of the dataset in the home's cache, fetched unless it is there. Without a
+    network (HF_HUB_OFFLINE, or the hub cannot be reached) it is the version fetched last.
 
-    The newest version is asked for each time; without a network (HF_HUB_OFFLINE, or the hub cannot
-    be reached) the version fetched last is used.
-
-    Args:
-        deadline: value of `time.monotonic()` by which the call must end.
-
-    Raises UserError: DATASET_INVALID, the dataset cannot be had or has no files that can be read;
-    DATASET_READING, retryable, if it is not fetched by the deadline: the next call goes on from
-    there; DISK_FULL.
+    Raises UserError DATASET_INVALID, DISK_FULL, and DATASET_READING, retryable, if it is not
+    fetched by `deadline` (of `time.monotonic()`): the next call goes on from there.
     """
     root = home.cache / "hub-data" / ref.cache_name
-    latest = _latest(root)
+    latest = _latest_fetched(root)
     if latest is not None and is_offline():
         return latest
     refuse_offline(ref.repo, DATASET)
@@ -153,46 +147,58 @@ def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
         if not (folder / _FETCHED).is_file():
             with errors_as_refusals(ref.repo, DATASET):
                 _fetch_files(remote, ref, folder, deadline)
-        return _fetched_dataset(folder)
+    return _dataset_in(folder)
 
 
-def _fetched_dataset(folder: Path) -> Dataset:
-    """The complete dataset in a folder that `_fetch_files` filled."""
+def _dataset_in(folder: Path) -> Dataset:
+    """The dataset in the folder of a version that is fetched completely."""
     origin = FetchedData.read(folder / _FETCHED)
     return Dataset(folder / "datasets", origin, origin.name)
 
 
-def _latest(root: Path) -> Dataset | None:
+def _latest_fetched(root: Path) -> Dataset | None:
     """The dataset in the newest complete folder below `root`; None if there is none."""
     complete = sorted(root.glob(f"*/{_FETCHED}"), key=lambda path: path.stat().st_mtime)
-    if not complete:
-        return None
-    return _fetched_dataset(complete[-1].parent)
+    return _dataset_in(complete[-1].parent) if complete else None
 
 
 def _fetch_files(remote: HubVersion, ref: DatasetRef, folder: Path, deadline: float) -> None:
-    """Download the files that `ref` names into `folder`/datasets and write fetched.json beside
-    it."""
+    """Download the files that `ref` names into `folder`/datasets; write fetched.json beside it."""
     chosen = _choose_files(remote, ref)
-    total_bytes = sum(file.size for file in chosen.values())
     data_folder = folder / "datasets"
     data_folder.mkdir(parents=True, exist_ok=True)
-    _check_room(data_folder, total_bytes, remote.repo)
+    _check_room(data_folder, _total_bytes(chosen), remote.repo)
+    _download_all(remote, chosen, data_folder, deadline)
+    fetched_names = {file.name for file in chosen.values()}
+    write_json(folder / _FETCHED, _origin(remote, ref.subset, fetched_names).model_dump())
+
+
+def _total_bytes(files: Mapping[str, RemoteFile]) -> int:
+    """The sizes of all files together."""
+    return sum(file.size for file in files.values())
+
+
+def _download_all(
+    remote: HubVersion, files: Mapping[str, RemoteFile], folder: Path, deadline: float
+) -> None:
+    """Download the files that `folder` lacks; `files` has them by the name that each gets there.
+
+    Raises UserError DATASET_READING at the deadline, DATASET_INVALID for a faulty file.
+    """
+    total_bytes = _total_bytes(files)
     bytes_before = 0  # sizes of the files that are there
 
     def check_deadline(file_bytes: int) -> None:
         if time.monotonic() >= deadline:
             raise _not_ready(remote.repo, bytes_before + file_bytes, total_bytes)
 
-    for local_name, file in chosen.items():
-        target = data_folder / local_name
+    for local_name, file in files.items():
+        target = folder / local_name
         if not target.is_file():
             fault = download(remote.client, remote.url(file.name), target, file, check_deadline)
             if fault:
                 raise DATASET.unusable(fault, "Call again.")
         bytes_before += file.size
-    fetched_names = {file.name for file in chosen.values()}
-    write_json(folder / _FETCHED, _origin(remote, ref.subset, fetched_names).model_dump())
 
 
 def _origin(remote: HubVersion, subset: str, fetched_names: set[str]) -> FetchedData:
@@ -366,12 +372,17 @@ def _declared_files(remote: HubVersion, config: Any) -> dict[str, list[str]]:
     entries = _as_list(_data_files_of(config))
     by_split: dict[str, list[str]] = {}
     for entry in entries:
-        split, patterns = "", entry
-        if isinstance(entry, dict):
-            split, patterns = str(entry.get("split") or ""), entry.get("path")
-        paths = [f"{folder}/{pattern}".lstrip("/") for pattern in _as_list(patterns)]
+        split, patterns = _declared_split(entry)
+        paths = [f"{folder}/{pattern}".lstrip("/") for pattern in patterns]
         by_split.setdefault(split, []).extend(_matching(_data_files(remote), paths))
     return by_split
+
+
+def _declared_split(entry: Any) -> tuple[str, list[Any]]:
+    """The split and the patterns of one entry of `data_files`; "" where it declares no split."""
+    if isinstance(entry, dict):
+        return str(entry.get("split") or ""), _as_list(entry.get("path"))
+    return "", _as_list(entry)
 
 
 def _as_list(value: Any) -> list[Any]:

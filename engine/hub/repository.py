@@ -96,13 +96,20 @@ def newest_version(client: "httpx.Client", kind: RepoKind, repo: str) -> HubVers
         ) from error
     if not COMMIT.fullmatch(answer.sha):
         raise kind.absent(f"the hub names no version of {repo}", "Check HF_ENDPOINT.")
+    files = _files_of(answer)
+    return HubVersion(client, kind, repo, answer.sha, files, answer.cardData or {})
+
+
+def _files_of(answer: "_HubAnswer") -> dict[str, RemoteFile]:
+    """The files of a repository by their names, with "" for a checksum that the hub does not name:
+    it knows those of large files only."""
     files = {}
     for file in answer.siblings:
-        sha256 = file.lfs.sha256 if file.lfs is not None else None  # only of large files
+        sha256 = file.lfs.sha256 if file.lfs is not None else None
         files[file.rfilename] = RemoteFile(
             name=file.rfilename, size=file.size or 0, sha256=sha256 or ""
         )
-    return HubVersion(client, kind, repo, answer.sha, files, answer.cardData or {})
+    return files
 
 
 def fetch_text(remote: HubVersion, name: str) -> str:
@@ -151,14 +158,15 @@ def download(
     file: RemoteFile,
     report: Callable[[int], None] | None = None,
 ) -> str:
-    """Download one file to the path `target`, and check its size and checksum.
-
-    A partial file of an earlier attempt is continued. If the connection breaks, it is continued up
-    to three times. `report` is called with the number of bytes that are there; an error that it
-    raises ends the download and leaves the partial file.
+    """Download one file to the path `target`, and check its size and checksum. A partial file of an
+    earlier attempt is continued.
 
     Returns what is wrong with the file that arrived, which is deleted then; "" if it is complete.
     Raises httpx.HTTPError.
+
+    Args:
+        report: called with the number of bytes that are there; an error that it raises ends the
+            download and leaves the partial file.
     """
     import httpx  # noqa: PLC0415  loaded by the client already
 

@@ -97,17 +97,23 @@ def read_requirements(source: Path) -> list[Requirement]:
         line = line.split(" #")[0].strip()  # without a comment at its end
         if not line or line.startswith("#"):
             continue
-        try:
-            requirement = _parse_requirement(line)
-        except InvalidRequirement as error:
-            raise UserError(
-                "ENV_INVALID",
-                f"{FILE}:{number}: {line[:80]!r} names no package: {str(error).splitlines()[0]}",
-                hint="Write one package per line, as in reasoning-gym==0.1.25.",
-            ) from error
+        requirement = _requirement_on_line(line, number)
         if requirement.marker is None or requirement.marker.evaluate():
             requirements.append(requirement)
     return requirements
+
+
+def _requirement_on_line(line: str, number: int) -> Requirement:
+    """The package that line `number` of requirements.txt names. Raises UserError ENV_INVALID if it
+    names none."""
+    try:
+        return _parse_requirement(line)
+    except InvalidRequirement as error:
+        raise UserError(
+            "ENV_INVALID",
+            f"{FILE}:{number}: {line[:80]!r} names no package: {str(error).splitlines()[0]}",
+            hint="Write one package per line, as in reasoning-gym==0.1.25.",
+        ) from error
 
 
 def _parse_requirement(line: str) -> Requirement:
@@ -221,17 +227,23 @@ def build(folder: Path) -> None:
             return
         requirements = (folder / FILE).read_text().splitlines()
         _remake(folder)
-        outcome: dict[str, object] = {"ok": False, "error": "", "hint": "", "isolation": ""}
-        try:
-            outcome["isolation"] = _install_in_box(home, venv, requirements)
-            outcome["ok"] = True
-        # EnvProblem: the sandbox does not start; Fault: pip failed or took too long in it;
-        # UserError: there is no pip, or the config of the home is wrong.
-        except (EnvProblem, Fault, UserError) as problem:
-            texts = (str(problem), _pip_error(venv.log))
-            outcome["error"] = ": ".join(text for text in texts if text)
-            outcome["hint"] = getattr(problem, "hint", "")
-        write_json(venv.outcome, outcome)
+        write_json(venv.outcome, _outcome_of_install(home, venv, requirements))
+
+
+def _outcome_of_install(home: Home, venv: Venv, requirements: list[str]) -> dict[str, object]:
+    """Install `requirements` into the empty folder of `venv`; returns the outcome as JSON: whether
+    it worked, and if not, the error and a hint."""
+    outcome: dict[str, object] = {"ok": False, "error": "", "hint": "", "isolation": ""}
+    try:
+        outcome["isolation"] = _install_in_box(home, venv, requirements)
+        outcome["ok"] = True
+    # EnvProblem: the sandbox does not start; Fault: pip failed or took too long in it;
+    # UserError: there is no pip, or the config of the home is wrong.
+    except (EnvProblem, Fault, UserError) as problem:
+        texts = (str(problem), _pip_error(venv.log))
+        outcome["error"] = ": ".join(text for text in texts if text)
+        outcome["hint"] = getattr(problem, "hint", "")
+    return outcome
 
 
 def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
@@ -245,7 +257,7 @@ def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
         pipe = _pipe_to_pip(home, venv, requirements, Path(empty_folder))
         try:
             # The process carries out the whole order before it greets.
-            isolation, _ = pipe.greet(BUILD_S)
+            isolation, _ = pipe.greet(seconds=BUILD_S)
         finally:
             pipe.close()  # ends every process of the sandbox, so nobody changes the folder now
             _take_ownership(venv.folder)

@@ -62,14 +62,13 @@ def setup(
     """Build the training environment unless a working one is there; returns `summary` and `python`.
 
     Args:
-        home: where it is built; it appears there complete or not at all.
         again: build it anew in any case.
         say: called with each line about what is going on.
         run: runs a command; by default with its output on this process's stderr.
         proof: code that the new environment must be able to run.
 
-    Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_TORCH (the installation
-    failed; what was there before stays).
+    Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_TORCH (it failed; what
+    was there before stays).
     """
     with venvs.only_builder(home.cache / "setup.lock", "honesmith setup"):
         if not again and works(home.train_python, proof):
@@ -96,17 +95,24 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
     shutil.rmtree(build_folder, ignore_errors=True)
     try:
         say(f"Building the training environment for {device} in {home.train_venv}")
-        uv = shutil.which("uv")
-        venv.create(build_folder, with_pip=uv is None, symlinks=True)
-        python = venvs.python_of(build_folder)
-        _install(python, packages, uv, device, run, say)
-        _make_honesmith_importable(python)
+        python = _create(build_folder, packages, device, run, say)
         say("Checking it")
         _prove(python, proof)
         venvs.take_place(home.train_venv)
     finally:
         shutil.rmtree(build_folder, ignore_errors=True)
     return _reply(home, f"Built for {device}.")
+
+
+def _create(folder: Path, packages: list[str], device: str, run: Run, say: Say) -> Path:
+    """Create a virtual environment in `folder` with the packages and this installation of
+    honesmith; returns its interpreter. Raises UserError NO_TORCH."""
+    uv = shutil.which("uv")
+    venv.create(folder, with_pip=uv is None, symlinks=True)
+    python = venvs.python_of(folder)
+    _install(python, packages, uv, device, run, say)
+    _make_honesmith_importable(python)
+    return python
 
 
 def _prove(python: Path, proof: str) -> None:

@@ -72,17 +72,13 @@ def setup_vllm(
     """Build vLLM's environment for this machine, unless it exists with the versions in PACKAGES.
 
     Args:
-        home: where it is built; it appears there complete or not at all.
         again: build it anew in any case.
         say: called with each line about what is going on.
         run: runs a command; by default with its output on this process's stderr.
         proof: code that the new environment must be able to run.
 
-    Returns `summary` and `python`. Raises UserError:
-        DISK_FULL: too little space is free.
-        RUN_STATE: another set-up is going on.
-        NO_VLLM: the installation failed. An earlier environment stays as it was, and the next call
-            continues where this one stopped.
+    Returns `summary` and `python`. Raises UserError DISK_FULL, RUN_STATE (another set-up is going
+    on) or NO_VLLM (it failed: an earlier environment stays, and the next call continues).
     """
     with venvs.only_builder(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
         device = hardware.detect(home.root).device.kind

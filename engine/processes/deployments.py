@@ -102,17 +102,22 @@ def check_quota(home: Home, asker: Asker) -> None:
         for row in living(home)
         if config_of(home.deployment(row.deployment_id)).get("asker") == asker.name
     ]
-    if len(rows_of_asker) < asker.max_living:
-        return
-    ids = ", ".join(row.deployment_id for row in rows_of_asker)
-    raise UserError(
+    if len(rows_of_asker) >= asker.max_living:
+        raise _quota_error(asker, [row.deployment_id for row in rows_of_asker])
+
+
+def _quota_error(asker: Asker, ids: list[str]) -> UserError:
+    """The error for an asker who has as many deployments as it may have. `ids`: of these, the
+    newest first."""
+    oldest = ids[-1]
+    return UserError(
         "QUOTA",
-        f"the key {asker.name} has {len(rows_of_asker)} deployments ({ids}) and may have "
+        f"the key {asker.name} has {len(ids)} deployments ({', '.join(ids)}) and may have "
         f"{asker.max_living}",
         hint=Hint(
             "Idle ones end by themselves. To end the oldest now, before calling again:",
-            # The list is newest first, so the last one is the oldest.
-            Call("deploy", {"run_id": rows_of_asker[-1].deployment_id, "action": "stop"}),
+            # The tool `deploy` takes the id of a deployment as `run_id`, too.
+            Call("deploy", {"run_id": oldest, "action": "stop"}),
         ),
         retryable=True,
     )
@@ -155,17 +160,27 @@ def request(
 
     try:
         port = int(read_json(folder.ready)["port"])
-        key = folder.key.read_text().strip()
+        headers = _headers(folder)
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
         with contextlib.closing(connection):
-            headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
             data = json.dumps(body).encode() if body is not None else None
             connection.request(method, path, data, headers)
             response = connection.getresponse()
-            reply = json.loads(response.read() or b"{}")
-            return response.status, reply if isinstance(reply, dict) else {}
+            return response.status, _object_in(response.read())
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException) as error:
         raise Unreachable(f"{type(error).__name__}: {error}") from error
+
+
+def _headers(folder: DeployDir) -> dict[str, str]:
+    """The headers of a request to a deployment, with its key. Raises OSError if it has none."""
+    key = folder.key.read_text().strip()
+    return {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+
+
+def _object_in(reply: bytes) -> Json:
+    """The JSON object in a reply, {} if it holds none. Raises ValueError if it is not JSON."""
+    value = json.loads(reply or b"{}")
+    return value if isinstance(value, dict) else {}
 
 
 def is_idle(folder: DeployDir) -> bool:

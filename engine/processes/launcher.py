@@ -251,7 +251,8 @@ def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
     lock = take_lock(run.lock, wait_s=_CLAIM_S)
     if lock is None:  # an earlier attempt is still ending
         return False
-    os.truncate(lock, 0)  # the lock file still has the seconds that an earlier attempt took
+    # The lock file holds the seconds that an earlier attempt took; they are not this attempt's.
+    os.truncate(lock, 0)
     locks[row.run_id] = lock
     return True
 
@@ -267,17 +268,21 @@ def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
     try:
         spawn_detached(argv, run.path, run.supervisor_log, env, pass_fds=(lock,))
     except OSError as error:
-        failure = outcome.abandon(
-            run,
-            row,
-            kind="infra",
-            reason=f"the supervisor could not be started: {error}",
-            hint=outcome.resume_hint(run).after("Free memory, processes or disk."),
-        )
-        outcome.apply(store, run, row, failure)
+        outcome.apply(store, run, row, _not_started(run, row, error))
         write_status(run, store.get_run(row.run_id))
         return False
     return True
+
+
+def _not_started(run: RunDir, row: RunRow, error: OSError) -> outcome.Outcome:
+    """The outcome of an attempt whose supervisor could not be started, because of `error`."""
+    return outcome.abandon(
+        run,
+        row,
+        kind="infra",
+        reason=f"the supervisor could not be started: {error}",
+        hint=outcome.resume_hint(run).after("Free memory, processes or disk."),
+    )
 
 
 def _settle(store: Store, run: RunDir, row: RunRow) -> None:
@@ -287,9 +292,12 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
     2. If it was told to stop, it gets the state that the stop leads to.
     3. Otherwise it was interrupted: it is queued again, or fails after MAX_CONTINUATIONS times.
     """
+    if row.state == "interrupted":
+        # An earlier call began step 3 and did not finish it: that is done, whatever is recorded.
+        _continue_interrupted(store, run, row)
+        return
     recorded_end = outcome.recorded(run, row.attempt)
-    # An interrupted run has no end of its own: an earlier call began step 3 and did not finish it.
-    if recorded_end is not None and row.state != "interrupted":
+    if recorded_end is not None:
         outcome.apply(store, run, row, recorded_end)
         return
     elapsed_s = seconds_in_lock_file(run)
@@ -298,18 +306,20 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
         stopped_end = outcome.decide(run, row, status=-9, elapsed_s=elapsed_s)
         outcome.apply(store, run, row, stopped_end)
         return
-    if row.state != "interrupted":
-        store.set_state(
-            row.run_id,
-            "interrupted",
-            only_from={row.state},
-            spent_hours=row.spent_hours + elapsed_s / 3600,
-            device="",
-        )
-        outcome.note_event(
-            run, "interrupted", "supervisor and trainer are gone", attempt=row.attempt
-        )
+    _interrupt(store, run, row, elapsed_s)
     _continue_interrupted(store, run, row)
+
+
+def _interrupt(store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> None:
+    """Record that the run's attempt was interrupted after `elapsed_s` seconds."""
+    store.set_state(
+        row.run_id,
+        "interrupted",
+        only_from={row.state},
+        spent_hours=row.spent_hours + elapsed_s / 3600,
+        device="",
+    )
+    outcome.note_event(run, "interrupted", "supervisor and trainer are gone", attempt=row.attempt)
 
 
 def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:

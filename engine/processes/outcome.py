@@ -231,6 +231,11 @@ def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool)
     failure = find_failure(run) if status == EXIT_FAILED else None
     if failure is None:
         return _failed_without_record(run, row, status)
+    return _failed(run, failure)
+
+
+def _failed(run: RunDir, failure: Failure) -> _End:
+    """The end of an attempt whose trainer left a failure record."""
     kind = failure.kind if failure.kind in FAILURE_KINDS else "internal"
     hint = failure.hint or resume_hint(run)
     if kind == "internal" and hint.call is None:

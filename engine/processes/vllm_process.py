@@ -104,10 +104,12 @@ def command(plan: Plan, address: Path) -> list[str]:
     argv += ["--uds", str(address), "--disable-uvicorn-access-log"]
     argv += ["--dtype", plan.dtype, "--max-model-len", str(plan.max_length)]
     argv += ["--max-num-seqs", str(plan.rows)]
-    argv += ["--enable-scale-out"]  # requests and answers are token ids
+    # Requests and answers are token ids.
+    argv += ["--enable-scale-out"]
     # Log-probabilities are those of the distribution that was sampled from, temperature included.
     argv += ["--logprobs-mode", "processed_logprobs"]
-    argv += ["--generation-config", "vllm"]  # the model's own sampling defaults are ignored
+    # The model's own sampling defaults are ignored.
+    argv += ["--generation-config", "vllm"]
     argv += ["--enable-prefix-caching"]
     return [*argv, *_adapter_options(plan), *_device_options(plan)]
 
@@ -160,14 +162,19 @@ def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[st
     if plan.sleeps:
         result["VLLM_SERVER_DEV_MODE"] = "1"  # /sleep and /wake_up, on a socket only we can open
     if plan.device == "cpu":
-        result |= {
-            "CUDA_VISIBLE_DEVICES": "",
-            "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(plan.threads),
-            "GOMP_SPINCOUNT": "10000",
-        }
+        result |= _cpu_variables(plan)
     return result
+
+
+def _cpu_variables(plan: Plan) -> dict[str, str]:
+    """The variables of a server that computes on the CPU."""
+    return {
+        "CUDA_VISIBLE_DEVICES": "",
+        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(plan.threads),
+        "GOMP_SPINCOUNT": "10000",
+    }
 
 
 class VllmProcess:

@@ -43,14 +43,13 @@ class KnownSettings:
         """The known settings among a run's `settings`; the others are ignored.
 
         Args:
-            settings: the typed settings of a run, or a mapping of names to values where a file of
-                another version holds others. None for a run whose config is gone: every setting is
-                then None.
+            settings: the typed settings of a run, or a mapping of names to values, for a file from
+                another version. None for a run whose config is gone: every setting is then None.
         """
         if settings is None:
             return KnownSettings()
         values = settings if isinstance(settings, Mapping) else settings.model_dump()
-        if "thinking" in values:  # of SFT one of three words
+        if "thinking" in values:  # in SFT's settings "require" or another word, elsewhere a bool
             values = {**values, "thinking": values["thinking"] in (True, "require")}
         return KnownSettings(**{name: values[name] for name in NAMES if name in values})  # type: ignore[arg-type]
 

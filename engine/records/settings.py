@@ -450,19 +450,24 @@ def expects(field: FieldInfo) -> str:
     if get_origin(plain_type) is Literal:
         return "one of " + ", ".join(str(value) for value in get_args(plain_type))
     if get_origin(plain_type) is list:
-        item_type = _plain_type(get_args(plain_type)[0])
-        if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
-            names = ", ".join(PROJECTIONS)
-            return f"all-linear, attention, mlp or a list of the model's projections, as {names}"
-        max_items = _limit(field, "max_length")
-        return f"a list of at most {max_items} texts" if max_items else "a list of texts"
+        return _list_in_words(field, _plain_type(get_args(plain_type)[0]))
     if plain_type is bool:
         return "true or false"
     if plain_type is str:
+        # Only `teacher_key_env` has a pattern.
         is_key_name = any(getattr(limit, "pattern", None) for limit in field.metadata)
         return "the name of a variable that begins with TEACHER_" if is_key_name else "a text"
     type_text = "a whole number" if plain_type is int else "a number"
     return f"{type_text} {_range_in_words(field)}".strip()
+
+
+def _list_in_words(field: FieldInfo, item_type: Any) -> str:
+    """Which values a setting takes that is a list of `item_type`, in words."""
+    if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
+        names = ", ".join(PROJECTIONS)
+        return f"all-linear, attention, mlp or a list of the model's projections, as {names}"
+    max_items = _limit(field, "max_length")
+    return f"a list of at most {max_items} texts" if max_items else "a list of texts"
 
 
 def _plain_type(annotation: Any) -> Any:
@@ -483,23 +488,25 @@ def _range_in_words(field: FieldInfo) -> str:
     """The limits of a number in words: "from 1 to 8", "above 0", "of at least 1"; "" without
     limits. Where users must stay above the field's own lower limit, their limit is named."""
     lowest, above = _limit(field, "ge"), _limit(field, "gt")
-    highest, below = _limit(field, "le"), _limit(field, "lt")
     lowest_given = _lowest_given(field)
     if lowest_given is not None:
         lowest, above = lowest_given, None
-    if highest is not None:
-        high = f"to {_as_text(highest)}"
-    elif below is not None:
-        high = f"to below {_as_text(below)}"
-    else:
-        high = ""
+    upper_limit = _upper_limit_in_words(field)
     if above is not None:
-        return f"above {_as_text(above)} {high}".strip()
+        return f"above {_as_text(above)} {upper_limit}".strip()
     if lowest is None:
-        return high
-    if not high:  # "from 1" alone would read as unfinished
+        return upper_limit
+    if not upper_limit:  # "from 1" alone would read as unfinished
         return f"of at least {_as_text(lowest)}"
-    return f"from {_as_text(lowest)} {high}"
+    return f"from {_as_text(lowest)} {upper_limit}"
+
+
+def _upper_limit_in_words(field: FieldInfo) -> str:
+    """The upper limit of a number in words: "to 8" or "to below 8"; "" for none."""
+    highest, below = _limit(field, "le"), _limit(field, "lt")
+    if highest is not None:
+        return f"to {_as_text(highest)}"
+    return f"to below {_as_text(below)}" if below is not None else ""
 
 
 def _limit(field: FieldInfo, name: str) -> Any:

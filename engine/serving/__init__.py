@@ -2,6 +2,7 @@
 
 answer_stream.py  an answer of a deployment, read while it is sampled
 chat.py           ask models: a question or a conversation
+chat_reply.py     what `chat` replies
 chat_request.py   what `chat` is asked, and how long it may take
 conversations.py  conversations kept in the home, to go on with
 export.py         an adapter or a merged model as files

@@ -20,6 +20,8 @@ from engine.serving.chat_request import Heard, Listener
 _CONNECT_S = 5.0
 _SILENCE_S = 30.0  # without a line, after which a process counts as stuck however busy it is
 _DATA, _COMMENT, _END = "data: ", ":", "[DONE]"
+# What reading a stream can raise; ValueError for a line that is no event.
+_READ_ERRORS = (OSError, ValueError, http.client.HTTPException)
 
 
 class RefusedByServer(Exception):
@@ -69,11 +71,9 @@ def sample(
 ) -> None:
     """Let a deployment answer the chat completion `body`, and add to `answer` what it sends.
 
-    Returns when the answer is done, or `limits` end it. Whoever stops reading stops the sampling.
-    `listener` hears of each piece; what it raises ends the call.
-
-    Raises RefusedByServer, and Unreachable if the process is not ready or ends meanwhile; `answer`
-    then holds what came before.
+    Returns when the answer is done, or `limits` end it; the sampling stops with the reading.
+    `listener` hears of each piece; what it raises ends the call. Raises RefusedByServer, and
+    Unreachable if the process is not ready or ends meanwhile; `answer` holds what came before.
     """
     port, key = _port_and_key(folder)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_CONNECT_S)
@@ -83,15 +83,18 @@ def sample(
             # Kept, because the connection lets go of its socket where the reply says "close".
             set_timeout = connection.sock.settimeout
             set_timeout(max(_CONNECT_S, limits.deadline - time.monotonic()))
-            response = connection.getresponse()
-            if response.status != 200:
-                raise RefusedByServer(response.status, _error_text(response.read()))
+            response = _accepted_response(connection)
             for line in _lines(response, set_timeout, limits, answer):
                 _take(line, answer, str(body["model"]), listener)
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except _READ_ERRORS as error:
             if isinstance(error, TimeoutError) and time.monotonic() >= limits.deadline:
                 return  # it has not even begun to reply
-            raise Unreachable(f"{type(error).__name__}: {error}") from error
+            raise _unreachable(error) from error
+    _check_end(answer, limits)
+
+
+def _check_end(answer: Answer, limits: Limits) -> None:
+    """Raises Unreachable for an answer that is neither done nor ended by `limits`."""
     is_cut = answer.has_stalled or time.monotonic() >= limits.deadline
     if not answer.finish_reason and not is_cut:
         raise Unreachable("the answer ended in its middle")
@@ -103,7 +106,21 @@ def _port_and_key(folder: DeployDir) -> tuple[int, str]:
     try:
         return int(read_json(folder.ready)["port"]), folder.key.read_text().strip()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Unreachable(f"{type(error).__name__}: {error}") from error
+        raise _unreachable(error) from error
+
+
+def _unreachable(error: Exception) -> Unreachable:
+    """The error for a deployment that cannot be read from, because of `error`."""
+    return Unreachable(f"{type(error).__name__}: {error}")
+
+
+def _accepted_response(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
+    """Wait until the server replies; returns the reply, of which no line is read yet. Raises
+    RefusedByServer for a reply that is an error."""
+    response = connection.getresponse()
+    if response.status != 200:
+        raise RefusedByServer(response.status, _error_text(response.read()))
+    return response
 
 
 def _request_stream(connection: http.client.HTTPConnection, key: str, body: Json) -> None:
@@ -120,14 +137,10 @@ def _lines(
     answer: Answer,
 ) -> Iterator[str]:
     """Yield the lines of a stream of events until it ends, or `limits` end it."""
-    last_token_at = time.monotonic()
-    tokens_before = 0
+    last_token = _LastToken(answer, at=time.monotonic())
     while True:
         now = time.monotonic()
-        # While the model answers others, nothing is expected of it.
-        if len(answer.token_ids) != tokens_before or answer.is_waiting:
-            tokens_before, last_token_at = len(answer.token_ids), now
-        stalls_at = last_token_at + limits.stall_s
+        stalls_at = last_token.refreshed_at(now) + limits.stall_s
         answer.has_stalled = now >= stalls_at
         if answer.has_stalled or now >= limits.deadline:
             return
@@ -135,15 +148,46 @@ def _lines(
             stalls_at = now + max(limits.stall_s, _SILENCE_S)
         set_timeout(min(stalls_at, limits.deadline) - now)
         try:
-            data = response.readline()
+            line = _next_line(response)
         except TimeoutError:  # nothing, not even a comment
             answer.has_stalled = stalls_at < limits.deadline
             return
-        line = data.decode("utf-8", "replace").rstrip("\r\n")
-        if not data or line == _DATA + _END:
+        if line is None:
             return
         if line:  # an empty one ends an event
             yield line
+
+
+@dataclass
+class _LastToken:
+    """When the answer got its last token.
+
+    Attributes:
+        at: time on the monotonic clock.
+        count: tokens that the answer had then.
+    """
+
+    answer: Answer
+    at: float
+    count: int = 0
+
+    def refreshed_at(self, now: float) -> float:
+        """The time of the last token: `now` if the answer got one since the last call.
+
+        While the model answers others, no token is expected, so the time is `now` then, too.
+        """
+        count = len(self.answer.token_ids)
+        if count != self.count or self.answer.is_waiting:
+            self.count, self.at = count, now
+        return self.at
+
+
+def _next_line(response: http.client.HTTPResponse) -> str | None:
+    """The next line of a stream of events, "" for one that ends an event; None at the end of the
+    stream. Raises TimeoutError if none comes."""
+    data = response.readline()
+    line = data.decode("utf-8", "replace").rstrip("\r\n")
+    return None if not data or line == _DATA + _END else line
 
 
 def _take(line: str, answer: Answer, model: str, listener: Listener) -> None:

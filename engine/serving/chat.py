@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.errors import UserError
-from engine.core.files import JsonObject
-from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.rows import DeploymentRow
 from engine.home.run_dir import DeployDir, Home
 from engine.processes.deployments import ANYBODY, Asker, Json, Unreachable
 from engine.serving import conversations
 from engine.serving.answer_stream import Answer, Limits, RefusedByServer, sample
+from engine.serving.chat_reply import CUT, CUT_BY_TIME, Answered, Saved, reply_of, started_entry
 from engine.serving.chat_request import (
     DRAW_SEED,
     OF_CLIENTS,
@@ -30,8 +28,6 @@ from engine.serving.messages import BadMessages, check_size, checked_messages, c
 from engine.serving.service import Target, deploy_failed, serve, target_of
 from envs.json_types import ChatMessage, ToolSchema
 
-CUT_BY_TIME = "timeout"  # the finish reason of an answer that was still being sampled
-CUT = (CUT_BY_TIME, "length")  # finish reasons of answers that can be continued
 _LONGEST_SEED = 2**31
 
 
@@ -51,29 +47,21 @@ class Question:
 
 @dataclass(frozen=True)
 class Session:
-    """Who asks, and how long may be waited: the same for all models of a call."""
+    """What is the same for all models that one call asks.
+
+    Attributes:
+        asker: whose quota a start of a model counts against.
+        listener: hears the answers as they come.
+        deadline: of the whole call, on the monotonic clock.
+        sampling: how the models sample, from `_sampling_body`.
+    """
 
     home: Home
     asker: Asker
     patience: Patience
     listener: Listener
-
-
-@dataclass(frozen=True)
-class Answered:
-    """What asking one model came to.
-
-    Attributes:
-        model: its name.
-        answer: the answer, as far as there was time for it.
-        seconds: that the answer took, without starting the model.
-        started: the deployments that were started for it.
-    """
-
-    model: str
-    answer: Answer
-    seconds: float
-    started: list[Reply]
+    deadline: float
+    sampling: Json
 
 
 def chat(
@@ -85,43 +73,44 @@ def chat(
 ) -> Reply:
     """Ask a model, and with `compare_to` a second one; a model that is not served yet is deployed.
 
-    A start counts against the quota of `asker`, who alone can go on with the conversation.
-    `listener` hears the answers as they come.
-
-    In the reply: `answers`, each with model, answer, finish_reason, prompt_tokens, tokens,
-    latency_s (seconds for the answer, without starting), where there are any reasoning and
-    tool_calls, and `partial` (true) where the call's time was up before its end; `conversation`,
-    the id to go on with; `seed`, where tokens were drawn; `started`, only where something was: the
-    deployments that this call started, each with deployment_id, seconds and memory_gb.
-
-    Raises UserError BAD_ARGUMENT (nothing to answer, or the model refuses it), DEPLOY_FAILED (also
-    where no token comes for `patience.stall_s`), and as `deploy` does.
+    A start counts against the quota of `asker`, who alone can go on with the conversation. Raises
+    UserError BAD_ARGUMENT (nothing to answer, or the model refuses it), DEPLOY_FAILED (also where
+    no token comes for `patience.stall_s`), and as `deploy` does.
     """
-    earlier = None
-    if request.conversation:
-        earlier = conversations.load(home, request.conversation, asker.name)
-    names = list(dict.fromkeys(name for name in (request.model, request.compare_to) if name))
-    # Before anything is started, for the errors in what is asked.
+    earlier = _earlier_conversation(home, request, asker)
+    names = _model_names(request)
+    # Errors in what is asked are found here, before anything is started.
     tools = _tools_of(request, earlier)
     questions = _questions(home, request, names, tools, earlier)
     seed = _seed_of(request, earlier)
-    session = Session(home, asker, patience, listener)
-    answered = _ask_all(session, questions, _sampling_body(request, seed, tools))
-    answers = [each.answer for each in answered]
-    conversation = _after(earlier, questions, answers, tools=tools, seed=seed, owner=asker.name)
+    sampling = _sampling_body(request, seed, tools)
+    deadline = time.monotonic() + patience.call_s
+    session = Session(home, asker, patience, listener, deadline, sampling)
+    answered = _ask_all(session, questions)
+    conversation = _conversation_after(
+        earlier, questions, answered, tools=tools, seed=seed, owner=asker.name
+    )
+    saved = _save(home, request, conversation)
+    return reply_of(answered, names, saved, home.user_config().idle_stop_minutes)
+
+
+def _model_names(request: ChatRequest) -> list[str]:
+    """The models to ask as the caller gave them, each once."""
+    return list(dict.fromkeys(name for name in (request.model, request.compare_to) if name))
+
+
+def _save(home: Home, request: ChatRequest, conversation: Conversation) -> Saved:
+    """Save the conversation after a call."""
     conversation_id, lost = conversations.save(home, request.conversation, conversation)
-    entries = [_entry(each) for each in answered]
-    started = [deployment for each in answered for deployment in each.started]
-    idle_minutes = home.user_config().idle_stop_minutes
-    return {
-        "answers": entries,
-        **({"conversation": conversation_id} if conversation_id else {}),
-        **({"seed": seed} if request.temperature > 0 else {}),
-        **({"started": started} if started else {}),
-        "summary": _summary(entries),
-        "next": _next_calls(names, entries, conversation_id, started),
-        "warnings": _warnings(entries, started, idle_minutes) + ([lost] if lost else []),
-    }
+    draws_tokens = request.temperature > 0
+    return Saved(conversation_id, lost, conversation.seed if draws_tokens else None)
+
+
+def _earlier_conversation(home: Home, request: ChatRequest, asker: Asker) -> Conversation | None:
+    """The conversation that the request goes on with; None if it begins one."""
+    if not request.conversation:
+        return None
+    return conversations.load(home, request.conversation, asker.name)
 
 
 def _questions(
@@ -140,7 +129,7 @@ def _questions(
     targets = [target_of(home, name) for name in names]
     questions = [_question(target, added, earlier) for target in targets]
     for question in questions:
-        _check(question.messages, tools)
+        _check_messages(question.messages, tools)
     return questions
 
 
@@ -154,15 +143,14 @@ def _sampling_body(request: ChatRequest, seed: int, tools: list[ToolSchema]) -> 
     }
 
 
-def _ask_all(session: Session, questions: Sequence[Question], body: Json) -> list[Answered]:
+def _ask_all(session: Session, questions: Sequence[Question]) -> list[Answered]:
     """Ask the models one after the other, all within the time of the call. Raises UserError as
     `chat` does."""
-    deadline = time.monotonic() + session.patience.call_s
     answered: list[Answered] = []
     for number, question in enumerate(questions):
         # So that a slow first model leaves the second one its half of the time.
         shares = len(questions) - number
-        answered.append(_ask(session, question, body, deadline, shares=shares))
+        answered.append(_ask(session, question, shares))
     return answered
 
 
@@ -177,13 +165,11 @@ def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSc
 
 
 def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[ChatMessage]:
-    """The messages that this call adds. Raises UserError BAD_ARGUMENT where there are none and
-    nothing goes on, or where a system prompt does not come first."""
+    """The messages that this call adds. Raises UserError BAD_ARGUMENT where a new conversation has
+    nothing to answer, or where a system prompt does not come first."""
     added: list[ChatMessage] = []
-    given = list(request.messages)
     if request.system:
-        begins = given[0].get("role") if given and isinstance(given[0], dict) else ""
-        if earlier or begins == "system":
+        if earlier or _begins_with_system(request.messages):
             raise UserError(
                 "BAD_ARGUMENT",
                 "system is given, but the conversation has begun or has a system message",
@@ -191,12 +177,19 @@ def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[
                 field="system",
             )
         added.append({"role": "system", "content": request.system})
-    added += given
+    added += request.messages
     if request.message.strip():
         added.append({"role": "user", "content": request.message})
     if not earlier and (not added or added[-1].get("role") == "system"):
         raise UserError("BAD_ARGUMENT", "message is empty", hint="Ask something.", field="message")
     return added
+
+
+def _begins_with_system(messages: Sequence[ChatMessage]) -> bool:
+    """Whether the first message is a system message. The messages are not checked yet, so the first
+    may be no object."""
+    first = messages[0] if messages else None
+    return isinstance(first, dict) and first.get("role") == "system"
 
 
 def _question(
@@ -214,6 +207,12 @@ def _question(
     branch = branches.get(target.name, earlier.branches[0])
     if added:
         return Question(target, [*branch.messages, *added], begun=[])
+    return _rest_of_answer(target, branch)
+
+
+def _rest_of_answer(target: Target, branch: Branch) -> Question:
+    """The question whose answer in `branch` was cut, for its rest. Raises UserError BAD_ARGUMENT if
+    the target has no unfinished answer there."""
     if branch.model == target.name and branch.begun:
         return Question(target, branch.messages[:-1], begun=branch.begun)
     if branch.messages[-1]["role"] == "assistant":
@@ -226,7 +225,7 @@ def _question(
     return Question(target, branch.messages, begun=[])
 
 
-def _check(messages: list[ChatMessage], tools: list[ToolSchema]) -> None:
+def _check_messages(messages: list[ChatMessage], tools: list[ToolSchema]) -> None:
     """Raises UserError BAD_ARGUMENT for messages that no model can be asked with."""
     try:
         check_size(checked_messages(messages), tools)
@@ -253,67 +252,73 @@ def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
     return time.time_ns() % _LONGEST_SEED
 
 
-def _ask(
-    session: Session, question: Question, body: Json, deadline: float, *, shares: int
-) -> Answered:
+def _ask(session: Session, question: Question, shares: int) -> Answered:
     """Ask one model, which is started if it is not served yet.
 
-    `deadline` is that of the whole call, on the monotonic clock; once the model is served, its
-    answer gets one of `shares` equal parts of the time that is left. If the process ends before the
-    answer is done, it is started again once and goes on with the tokens that there are. Raises
+    The answer gets one of `shares` equal parts of the time that is left. If the process ends before
+    the answer is done, it is started again once and goes on with the tokens that there are. Raises
     UserError as `chat` does.
     """
     started: list[Reply] = []
     answer = Answer()
     seconds = 0.0
-    is_second_try = False
-    while True:
-        ready_by = min(deadline, time.monotonic() + session.patience.start_s)
-        row, start_seconds = serve(session.home, question.target, ready_by, session.asker)
-        if start_seconds is not None:
-            started.append(_started_entry(row, start_seconds))
-        folder = session.home.deployment(row.deployment_id)
-        answer.is_waiting = True  # until the model begins, in a second try too
+    for is_second_try in (False, True):
+        folder = _served_folder(session, question.target, started)
         asked_at = time.monotonic()
-        limits = Limits(asked_at + (deadline - asked_at) / shares, session.patience.stall_s)
+        answer_by = asked_at + (session.deadline - asked_at) / shares
         try:
-            server_request = _server_request(question, body, answer)
-            sample(folder, server_request, limits, answer, session.listener)
-        except RefusedByServer as error:
-            raise _refused(question.target, folder, error) from error
+            _sample(session, question, folder, answer, answer_by)
+            break
         except Unreachable as error:
-            if is_second_try or time.monotonic() > limits.deadline:
+            if is_second_try or time.monotonic() > answer_by:
                 raise deploy_failed(folder, f"it did not answer: {error}") from error
-            is_second_try = True
-            continue
         finally:
             seconds += time.monotonic() - asked_at
-        if answer.has_stalled and not answer.token_ids:
-            raise _no_token_error(question.target, limits.stall_s)
-        return Answered(question.target.name, answer, seconds, started)
+    return Answered(question.target.name, answer, seconds, started)
 
 
-def _started_entry(row: DeploymentRow, seconds: float) -> Reply:
-    """One entry of `started` in the reply of `chat`: a deployment that took `seconds` to start."""
-    return {
-        "deployment_id": row.deployment_id,
-        "seconds": round(seconds, 2),
-        "memory_gb": round(row.memory_bytes / 1e9, 2),
-    }
+def _served_folder(session: Session, target: Target, started: list[Reply]) -> DeployDir:
+    """The folder of a deployment that serves the target. If it had to be started, its entry is
+    added to `started`."""
+    ready_by = min(session.deadline, time.monotonic() + session.patience.start_s)
+    row, start_seconds = serve(session.home, target, ready_by, session.asker)
+    if start_seconds is not None:
+        started.append(started_entry(row, start_seconds))
+    return session.home.deployment(row.deployment_id)
 
 
-def _server_request(question: Question, body: Json, answer: Answer) -> Json:
-    """What the model's server is asked: the question, to be answered from the tokens on that the
-    answer has so far.
+def _sample(
+    session: Session, question: Question, folder: DeployDir, answer: Answer, answer_by: float
+) -> None:
+    """Let the deployment in `folder` go on with `answer` until `answer_by`, a time on the monotonic
+    clock.
+
+    Raises UserError BAD_ARGUMENT or DEPLOY_FAILED if it refuses or gives no token, Unreachable if
+    its process ends meanwhile.
+    """
+    answer.is_waiting = True  # until the model begins, in a second try too
+    limits = Limits(answer_by, session.patience.stall_s)
+    request = _server_request(question, session.sampling, answer)
+    try:
+        sample(folder, request, limits, answer, session.listener)
+    except RefusedByServer as error:
+        raise _refused(question.target, folder, error) from error
+    if answer.has_stalled and not answer.token_ids:
+        raise _no_token_error(question.target, limits.stall_s)
+
+
+def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
+    """The request to the model's server: the question, and the tokens that the answer has already,
+    after which it goes on.
 
     Args:
-        body: how it samples, from `_sampling_body`.
+        sampling: how it samples, from `_sampling_body`.
     """
     begun = [*question.begun, *answer.token_ids]
-    return body | {
+    return sampling | {
         "model": question.target.name,
         "messages": question.messages,
-        "max_tokens": max(1, body["max_tokens"] - len(answer.token_ids)),
+        "max_tokens": max(1, sampling["max_tokens"] - len(answer.token_ids)),
         **({"begun_token_ids": begun} if begun else {}),
     }
 
@@ -341,26 +346,10 @@ def _refused(target: Target, folder: DeployDir, error: RefusedByServer) -> UserE
     )
 
 
-def _entry(answered: Answered) -> Reply:
-    """One entry of `answers` in the reply of `chat`."""
-    answer = answered.answer
-    return {
-        "model": answered.model,
-        "answer": answer.content,
-        **({"reasoning": answer.reasoning} if answer.reasoning else {}),
-        **({"tool_calls": answer.tool_calls} if answer.tool_calls else {}),
-        "finish_reason": answer.finish_reason or CUT_BY_TIME,
-        **({} if answer.finish_reason else {"partial": True}),
-        "prompt_tokens": answer.prompt_tokens,
-        "tokens": len(answer.token_ids),
-        "latency_s": round(answered.seconds, 3),
-    }
-
-
-def _after(
+def _conversation_after(
     earlier: Conversation | None,
     questions: Sequence[Question],
-    answers: Sequence[Answer],
+    answered: Sequence[Answered],
     *,
     tools: list[ToolSchema],
     seed: int,
@@ -368,10 +357,10 @@ def _after(
 ) -> Conversation:
     """The conversation with the new answers. Branches of models that were not asked stay."""
     branches = {branch.model: branch for branch in earlier.branches} if earlier else {}
-    for question, answer in zip(questions, answers, strict=True):
+    for question, each in zip(questions, answered, strict=True):
         name = question.target.name
         said_before = branches[name].messages[-1]["content"] if question.begun else ""
-        branches[name] = _branch(question, answer, said_before)
+        branches[name] = _branch_with_answer(question, each.answer, said_before)
     return Conversation(
         owner=owner,
         turns=(earlier.turns if earlier else 0) + 1,
@@ -381,7 +370,7 @@ def _after(
     )
 
 
-def _branch(question: Question, answer: Answer, said_before: str) -> Branch:
+def _branch_with_answer(question: Question, answer: Answer, said_before: str) -> Branch:
     """One model's part of the conversation, with its new answer.
 
     Args:
@@ -400,59 +389,3 @@ def _branch(question: Question, answer: Answer, said_before: str) -> Branch:
     return Branch(
         model=question.target.name, messages=[*question.messages, *new_messages], begun=begun
     )
-
-
-def _summary(entries: Sequence[Reply]) -> str:
-    """Who answered in how many seconds, and who has not finished."""
-    seconds = sum(entry["latency_s"] for entry in entries)
-    done = [entry["model"] for entry in entries if not entry.get("partial")]
-    unfinished = [entry["model"] for entry in entries if entry.get("partial")]
-    if not unfinished:
-        return f"{' and '.join(done)} answered in {seconds:.1f} s."
-    others = f"; {' and '.join(done)} answered" if done else ""
-    return f"{' and '.join(unfinished)} is not done after {seconds:.1f} s{others}."
-
-
-def _next_calls(
-    names: Sequence[str], entries: Sequence[Reply], conversation_id: str, started: Sequence[Reply]
-) -> list[JsonObject]:
-    """The calls to suggest: go on with what was cut, answer what the model called, stop what was
-    started. `names`: as they were given, in the order of `entries`."""
-    calls: list[Call] = []
-    for name, entry in zip(names, entries, strict=True):
-        if not conversation_id:
-            break
-        same = {"model": name, "conversation": conversation_id}
-        if entry["finish_reason"] in CUT:
-            calls.append(Call("chat", same))
-        elif entry.get("tool_calls"):
-            results = [
-                {"role": "tool", "tool_call_id": call["id"], "content": "..."}
-                for call in entry["tool_calls"]
-            ]
-            calls.append(Call("chat", same | {"messages": results}))
-    calls += [
-        Call("deploy", {"run_id": deployment["deployment_id"], "action": "stop"})
-        for deployment in started
-    ]
-    return [call.to_json() for call in calls]
-
-
-def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: float) -> list[str]:
-    """Warnings about answers that were cut off, and about deployments that were started."""
-    warnings = []
-    for entry in entries:
-        if entry["finish_reason"] == "length":
-            warnings.append(f"{entry['model']} was cut at {entry['tokens']} tokens")
-        elif entry.get("partial"):
-            speed = entry["tokens"] / max(entry["latency_s"], 1e-3)
-            warnings.append(
-                f"{entry['model']} has {entry['tokens']} tokens after {entry['latency_s']:.0f} s "
-                f"({speed:.2g} a second); chat with the conversation and no message goes on"
-            )
-    return warnings + [
-        f"{deployment['deployment_id']} was started for this in {deployment['seconds']:.1f} s and "
-        f"holds about {deployment['memory_gb']:g} GB; it stops by itself after "
-        f"{idle_minutes:g} idle minutes"
-        for deployment in started
-    ]

@@ -76,9 +76,9 @@ def load(home: Home, conversation_id: str, owner: str) -> Conversation:
 def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[str, str]:
     """Keep a conversation after an answer; "" as id begins a new one.
 
-    Returns its id, and a warning ("" for none). It is another id where an answer of another call
-    came in between, so that neither is lost. A conversation that has grown too long is not kept:
-    its id is "".
+    Returns its id, "" if it has grown too long to be kept, and a warning, "" for none. If another
+    call saved an answer to the conversation meanwhile, this one gets a new id, so that neither is
+    lost.
     """
     size = len(conversation.model_dump_json())
     if size > MAX_CHARS:
@@ -87,7 +87,8 @@ def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[
             "another with what matters of it"
         )
     warning = ""
-    if conversation_id and _turns(home, conversation_id) != conversation.turns - 1:
+    turns_before = conversation.turns - 1
+    if conversation_id and _turns(home, conversation_id) != turns_before:
         warning = f"{conversation_id} was answered by another call meanwhile; this is a new one"
         conversation_id = ""
     conversation_id = conversation_id or f"c-{secrets.token_hex(6)}"
@@ -106,7 +107,8 @@ def _turns(home: Home, conversation_id: str) -> int:
 
 
 def _forget_old(home: Home) -> None:
-    """Delete what is beyond the bounds named at the top of this file."""
+    """Delete conversations that were not used for `KEPT_DAYS` days, and all but the `KEPT` used
+    last."""
     used_at: list[tuple[float, str]] = []
     for file in home.chats.glob("c-*.json"):
         with contextlib.suppress(FileNotFoundError):  # another process forgets it too

@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.agent_files import refuse_folder_of_agent_files
@@ -35,6 +36,7 @@ from engine.records.manifest import Manifest
 from engine.records.record import DamagedRecord
 from engine.serving import modelfile
 
+# The adapter, a model folder with it merged in, or a GGUF file of 16-bit or 8-bit weights.
 FORMATS = ("adapter", "merged", "gguf-f16", "gguf-q8_0")
 _GGUF = "gguf-"  # before the kind of weights in a GGUF file
 _CARD = "README.md"
@@ -43,17 +45,31 @@ _ADAPTER_FILES = (adapters.CONFIG, adapters.WEIGHTS)
 
 
 def export(home: Home, ref: str, export_format: str = "adapter", path: str = "") -> Reply:
-    """Write the files of a run's checkpoint to `path`, by default below the home's `exports/`.
-
-    Args:
-        ref: the model, such as "arith-grpo-7@best".
-        export_format: "adapter", "merged" or a GGUF file of 16-bit or 8-bit weights: "gguf-f16",
-            "gguf-q8_0".
+    """Write the files of the model `ref`, such as "arith-grpo-7@best", to `path`, by default below
+    the home's `exports/`. `export_format` is one of `FORMATS`. Nothing is overwritten.
 
     The reply's `state` is "exported", or "exporting" while a merge goes on: the same call again
-    returns its result. Nothing is overwritten. Raises UserError BAD_ARGUMENT, MODEL_*,
-    DEPLOY_FAILED (the merge failed), NO_TORCH, DISK_FULL.
+    returns its result. Raises UserError BAD_ARGUMENT, MODEL_*, DEPLOY_FAILED (the merge failed),
+    NO_TORCH, DISK_FULL.
     """
+    _check_format(export_format)
+    model = _model_with_adapter(home, ref)
+    target = _target_folder(home, model, export_format, path)
+    origin = _origin(model, export_format)
+    if _is_this_export(target, origin):
+        return _export_reply(model, target, export_format, was_there=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        is_complete = _write_export(home, model, target, origin)
+    except OSError as error:
+        raise _cannot_write_error(target, error) from error
+    if not is_complete:
+        return _still_merging_reply(ref, target, export_format)
+    return _export_reply(model, target, export_format, was_there=False)
+
+
+def _check_format(export_format: str) -> None:
+    """Raises UserError BAD_ARGUMENT for a format that is not one of `FORMATS`."""
     if export_format not in FORMATS:
         raise UserError(
             "BAD_ARGUMENT",
@@ -61,27 +77,26 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
             hint=f"Available: {', '.join(FORMATS)}.",
             field="format",
         )
-    model = _model_with_adapter(home, ref)
-    assert model.adapter is not None  # others were refused
-    target = _target_folder(home, model, export_format, path)
-    origin = {
+
+
+def _origin(model: ModelRef, export_format: str) -> dict[str, str]:
+    """What the ORIGIN file of an export says of it, so that the same export is known again."""
+    assert model.adapter is not None  # `_model_with_adapter` refuses others
+    return {
         "run": model.run_id,
         "checkpoint": model.adapter.name,
         "base": model.base_ref,
         "format": export_format,
     }
-    if _is_this_export(target, origin):
-        return _export_reply(model, target, export_format, was_there=True)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if export_format == "adapter":
-            weights = _base_weights(home.run(model.run_id)) if model.run_id else {}
-            _copy_adapter(home, model, target, origin | weights)
-        elif not _merge(home, model, target, origin):
-            return _still_merging_reply(ref, target, export_format)
-    except OSError as error:
-        raise _cannot_write_error(target, error) from error
-    return _export_reply(model, target, export_format, was_there=False)
+
+
+def _write_export(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) -> bool:
+    """Write the files of the export to `target`. Returns False if a merge is still going on."""
+    if origin["format"] != "adapter":
+        return _merge(home, model, target, origin)
+    weights = _base_weights(home.run(model.run_id)) if model.run_id else {}
+    _copy_adapter(home, model, target, origin | weights)
+    return True
 
 
 def _model_with_adapter(home: Home, ref: str) -> ModelRef:
@@ -119,7 +134,7 @@ def _target_folder(home: Home, model: ModelRef, export_format: str, path: str) -
         refuse_folder_of_agent_files(target, "path")
         return target
     suffix = "" if export_format == "adapter" else f"-{export_format}"
-    return home.exports / (_stem(model) + suffix)
+    return home.exports / (_file_stem(model) + suffix)
 
 
 def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
@@ -169,15 +184,20 @@ def _copy_adapter(home: Home, model: ModelRef, target: Path, origin: JsonObject)
             shutil.copy2(source / name, folder / name)
     config = read_json(folder / "adapter_config.json")
     if model.kind == "run" and model.base_path.is_dir():
-        # Other tools know hub ids, but not our own model names; those become a path.
-        is_hub_id = "/" in model.base_ref and not os.path.isabs(model.base_ref)
-        config["base_model_name_or_path"] = model.base_ref if is_hub_id else str(model.base_path)
+        config["base_model_name_or_path"] = _base_for_other_tools(model)
     write_json(folder / "adapter_config.json", config)
     _add_card(home, model, folder)
     _move_into_place(folder, target, origin)
 
 
-def _stem(model: ModelRef) -> str:
+def _base_for_other_tools(model: ModelRef) -> str:
+    """The base model as other tools can load it. They know hub ids, but not our own model names;
+    those become a path."""
+    is_hub_id = "/" in model.base_ref and not os.path.isabs(model.base_ref)
+    return model.base_ref if is_hub_id else str(model.base_path)
+
+
+def _file_stem(model: ModelRef) -> str:
     """The model's name as the beginning of a file name."""
     if model.run_id or model.adapter is None:
         return model.ref.replace("@", "-")
@@ -197,41 +217,76 @@ def _add_card(home: Home, model: ModelRef, folder: Path) -> None:
     (folder / _CARD).write_text(card, encoding="utf-8")
 
 
-def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) -> bool:
-    """Let a worker merge the adapter into its base, and move the result to `target`.
+@dataclass(frozen=True)
+class _Merge:
+    """A merge of an adapter into its base, which a worker does.
 
-    The result is a folder with a complete model, or with a GGUF file and its Modelfile. Returns
-    True when it is there, False if the merge is still going on after `WAIT_S` seconds.
-    Raises UserError DEPLOY_FAILED, with the end of the worker's log, if the merge failed.
+    Attributes:
+        job: folder of the worker's config, lock and log.
+        aside: folder that the worker writes, beside that of the export.
+        gguf_name: of the GGUF file that it writes there; "" for a model folder.
     """
-    # The same merge to the same place has the same key, so that a later call waits for it.
-    key = hashlib.sha256(f"{model.adapter} {target}".encode()).hexdigest()[:16]
-    job = home.export_job(key)
-    job.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{key}.aside")
-    worker_lock = job / "alive.lock"
-    gguf_name = _gguf_name(model, origin["format"])
-    if not is_locked(worker_lock) and not _is_finished(home, aside, gguf_name):
-        _start_merge(home, model, job, aside, gguf_name)
-    if not _wait_for_worker(worker_lock):
+
+    job: Path
+    aside: Path
+    gguf_name: str
+
+    @property
+    def lock(self) -> Path:
+        """The file that the worker holds a lock on as long as it lives."""
+        return self.job / "alive.lock"
+
+    @property
+    def log(self) -> Path:
+        """What the worker writes."""
+        return self.job / "export.log"
+
+
+def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) -> bool:
+    """Let a worker merge the adapter into its base, and move the result to `target`: a complete
+    model, or a GGUF file and its Modelfile.
+
+    Returns False if the merge is still going on after `WAIT_S` seconds. Raises UserError
+    DEPLOY_FAILED, with the end of the worker's log, if it failed.
+    """
+    merge = _merge_to(home, model, target, origin["format"])
+    merge.job.mkdir(parents=True, exist_ok=True)
+    if not is_locked(merge.lock) and not _is_finished(home, merge):
+        _start_merge(home, model, merge)
+    if not _wait_for_worker(merge.lock):
         return False
-    if not _is_finished(home, aside, gguf_name):
-        shutil.rmtree(aside, ignore_errors=True)
-        raise _unfinished_merge_error(job / "export.log")
-    if gguf_name:
-        modelfile_text = modelfile.text(model.base_path, gguf_name)
-        (aside / "Modelfile").write_text(modelfile_text, encoding="utf-8")
-    _add_card(home, model, aside)
-    _move_into_place(aside, target, origin)
-    shutil.rmtree(job, ignore_errors=True)
+    if not _is_finished(home, merge):
+        shutil.rmtree(merge.aside, ignore_errors=True)
+        raise _unfinished_merge_error(merge.log)
+    if merge.gguf_name:
+        _add_modelfile(model, merge)
+    _add_card(home, model, merge.aside)
+    _move_into_place(merge.aside, target, origin)
+    shutil.rmtree(merge.job, ignore_errors=True)
     return True
+
+
+def _add_modelfile(model: ModelRef, merge: _Merge) -> None:
+    """Write the Modelfile beside the GGUF file of a finished merge."""
+    text = modelfile.text(model.base_path, merge.gguf_name)
+    (merge.aside / "Modelfile").write_text(text, encoding="utf-8")
+
+
+def _merge_to(home: Home, model: ModelRef, target: Path, export_format: str) -> _Merge:
+    """The merge of this model to `target`. A later call finds the same folders again."""
+    key = hashlib.sha256(f"{model.adapter} {target}".encode()).hexdigest()[:16]
+    return _Merge(
+        job=home.export_job(key),
+        aside=target.with_name(f".{target.name}.{key}.aside"),
+        gguf_name=_gguf_name(model, export_format),
+    )
 
 
 def _gguf_name(model: ModelRef, export_format: str) -> str:
     """The name of the GGUF file of an export, "" for a format without one."""
     if not export_format.startswith(_GGUF):
         return ""
-    return f"{_stem(model)}.{export_format.removeprefix(_GGUF)}.gguf"
+    return f"{_file_stem(model)}.{export_format.removeprefix(_GGUF)}.gguf"
 
 
 def _wait_for_worker(worker_lock: Path) -> bool:
@@ -252,42 +307,37 @@ def _unfinished_merge_error(log: Path) -> UserError:
     return UserError("DEPLOY_FAILED", "the merge did not finish", hint=f"Its log: {log_end}")
 
 
-def _start_merge(home: Home, model: ModelRef, job: Path, aside: Path, gguf_name: str) -> None:
-    """Start a worker that merges the model into the folder `aside`, unless one is at work.
-
-    `gguf_name`: of the GGUF file that it writes there; "" for a model folder. `job` holds the
-    worker's config, lock and log.
-    """
+def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
+    """Start a worker that does the merge, unless one is at work."""
     python = launcher.worker_python(home)
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(merge.aside, ignore_errors=True)
     config = {
         "base_path": str(model.base_path),
         "adapter": str(model.adapter),
-        "out": str(aside),
-        "gguf": gguf_name,
+        "out": str(merge.aside),
+        "gguf": merge.gguf_name,
     }
-    write_json(job / "config.json", config)
-    lock = take_lock(job / "alive.lock")
+    config_file = merge.job / "config.json"
+    write_json(config_file, config)
+    lock = take_lock(merge.lock)
     if lock is None:  # another call has just started a worker; wait for that
         return
     try:
-        argv = [python, "-P", *programs.command("merger"), str(job / "config.json")]
-        launcher.spawn_detached(argv, job, job / "export.log", pass_fds=(lock,))
+        argv = [python, "-P", *programs.command("merger"), str(config_file)]
+        launcher.spawn_detached(argv, merge.job, merge.log, pass_fds=(lock,))
     finally:
         os.close(lock)
 
 
-def _is_finished(home: Home, folder: Path, gguf_name: str) -> bool:
-    """Whether the worker has written the folder, which it does as a whole.
-
-    Then it holds the GGUF file `gguf_name`, or, where that is "", a complete model.
-    """
-    if not folder.is_dir():
+def _is_finished(home: Home, merge: _Merge) -> bool:
+    """Whether the worker has written its folder, which it does as a whole: it holds the GGUF file,
+    or a complete model."""
+    if not merge.aside.is_dir():
         return False
-    if gguf_name:
-        return (folder / gguf_name).is_file()
+    if merge.gguf_name:
+        return (merge.aside / merge.gguf_name).is_file()
     try:
-        catalog.resolve_model(home, str(folder))
+        catalog.resolve_model(home, str(merge.aside))
         return True
     except UserError:
         return False

@@ -29,24 +29,28 @@ _TALK: list[ChatMessage] = [
 
 
 def text(base: Path, file_name: str) -> str:
-    """The Modelfile for the GGUF file `file_name` of a model with the tokenizer in `base`.
-
-    Without TEMPLATE where the chat template takes no system message or no second turn; Ollama then
-    looks for one that it knows.
-    """
-    lines = [f"FROM ./{file_name}"]
+    """The Modelfile for the GGUF file `file_name` of a model with the tokenizer in `base`."""
     try:
-        turns = _turns(tokens.load(base).format())
+        format_lines = _format_lines(_turns(tokens.load(base).format()))
     except (TemplateError, ValueError):
-        pass  # this chat template cannot be said in Ollama's language
-    else:
-        template = _ollama_template(turns)
-        if '"""' not in template:
-            lines.append(f'TEMPLATE """{template}"""')
-        stop = turns.answer_end.strip()
-        if stop and '"' not in stop:
-            lines.append(f'PARAMETER stop "{stop}"')
-    return "\n".join([*lines, "PARAMETER temperature 0", ""])
+        # The chat template takes no system message or no second turn, or cannot be said in Ollama's
+        # language. Without TEMPLATE Ollama looks for one that it knows.
+        format_lines = []
+    lines = [f"FROM ./{file_name}", *format_lines, "PARAMETER temperature 0", ""]
+    return "\n".join(lines)
+
+
+def _format_lines(turns: "_Turns") -> list[str]:
+    """The lines of a Modelfile about the format of a conversation: its template, and the text at
+    which an answer stops. A text that cannot be quoted there is left out."""
+    lines = []
+    template = _ollama_template(turns)
+    if '"""' not in template:
+        lines.append(f'TEMPLATE """{template}"""')
+    stop = turns.answer_end.strip()
+    if stop and '"' not in stop:
+        lines.append(f'PARAMETER stop "{stop}"')
+    return lines
 
 
 @dataclass(frozen=True)
@@ -83,20 +87,16 @@ def _turns(chat: ChatFormat) -> _Turns:
     """
     system: ChatMessage = {"role": "system", "content": _SYSTEM}
     rendered = chat.text([system, *_TALK], prompt=True)
-    before_system, rest = _around(rendered, _SYSTEM)
-    to_user, rest = _around(rest, _FIRST)
-    before_answer, rest = _around(rest, _ANSWER)
-    between_turns, before_last_answer = _around(rest, _SECOND)
+    before_system, rest = _split_at_mark(rendered, _SYSTEM)
+    system_to_question, rest = _split_at_mark(rest, _FIRST)
+    before_answer, rest = _split_at_mark(rest, _ANSWER)
+    answer_to_question, before_last_answer = _split_at_mark(rest, _SECOND)
     answer_end = _answer_end(chat, system)
-    if not between_turns.startswith(answer_end):
-        raise ValueError("an answer ends in another way where no question follows")
-    before_user = between_turns[len(answer_end) :]
-    if not to_user.endswith(before_user):
-        raise ValueError("a first question begins in another way than a later one")
-    opening, _ = _around(chat.text(_TALK[:1], prompt=True), _FIRST)
+    before_user = _before_user(system_to_question, answer_to_question, answer_end)
+    opening, _ = _split_at_mark(chat.text(_TALK[:1], prompt=True), _FIRST)
     turns = _Turns(
         before_system=before_system,
-        after_system=to_user.removesuffix(before_user),
+        after_system=system_to_question.removesuffix(before_user),
         no_system=opening.removesuffix(before_user),
         before_user=before_user,
         before_answer=before_answer,
@@ -104,16 +104,40 @@ def _turns(chat: ChatFormat) -> _Turns:
         answer_end=answer_end,
     )
     _check_without_system(chat, turns)
+    _check_no_instructions(turns)
+    return turns
+
+
+def _before_user(system_to_question: str, answer_to_question: str, answer_end: str) -> str:
+    """What the chat template writes before a question, whether it is the first or a later one.
+
+    Args:
+        system_to_question: what it writes between a system message and the first question.
+        answer_to_question: what it writes between an answer and the next question.
+        answer_end: what it writes after the last answer.
+
+    Raises ValueError if it writes questions, or the ends of answers, in more than one way.
+    """
+    if not answer_to_question.startswith(answer_end):
+        raise ValueError("an answer ends in another way where no question follows")
+    before_user = answer_to_question[len(answer_end) :]
+    if not system_to_question.endswith(before_user):
+        raise ValueError("a first question begins in another way than a later one")
+    return before_user
+
+
+def _check_no_instructions(turns: _Turns) -> None:
+    """Raises ValueError where a text of the chat template would be an instruction in Ollama's
+    language of templates."""
     if any("{{" in piece for piece in turns.pieces()):
         raise ValueError("it holds what Ollama would read as an instruction")
-    return turns
 
 
 def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:
     """What the chat template writes after an answer with which a conversation ends. Raises
     ValueError if the answer is not written once."""
     closed = chat.text([system, *_TALK[:2]], prompt=False)
-    _, end = _around(closed, _ANSWER)
+    _, end = _split_at_mark(closed, _ANSWER)
     return end
 
 
@@ -152,7 +176,7 @@ def _ollama_template(turns: _Turns) -> str:
     )
 
 
-def _around(rendered: str, mark: str) -> tuple[str, str]:
+def _split_at_mark(rendered: str, mark: str) -> tuple[str, str]:
     """What stands before and after `mark`. Raises ValueError if it is not there once."""
     before, after = rendered.split(mark)
     return before, after

@@ -70,24 +70,26 @@ def deploy(
 ) -> Reply:
     """Serve a model, stop serving it, or export its files (`action` is start, stop or export).
 
-    `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment.
-    `export_format` and `path` are those of `export`. A start counts against the quota of `asker`,
-    and `patience` says how long it is waited for: the model goes on loading afterwards.
-
-    Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT, DEPLOY_FAILED (retryable while the model
-    still loads), DEPLOYMENT_NOT_FOUND, NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
+    `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment. A
+    start counts against the quota of `asker`. Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT,
+    DEPLOY_FAILED (retryable while the model still loads), NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
     """
     if action == "export":
         return export(home, ref, export_format, path)
     if action == "stop":
         return _stop(home, ref)
-    if action != "start":
-        raise UserError(
-            "BAD_ARGUMENT",
-            f"action={action!r} does not exist",
-            hint="Use start, stop or export.",
-            field="action",
-        )
+    if action == "start":
+        return _deploy(home, ref, asker, patience)
+    raise UserError(
+        "BAD_ARGUMENT",
+        f"action={action!r} does not exist",
+        hint="Use start, stop or export.",
+        field="action",
+    )
+
+
+def _deploy(home: Home, ref: str, asker: Asker, patience: Patience) -> Reply:
+    """Serve the model `ref` until it is stopped or idle; returns the reply with its address."""
     target = target_of(home, ref)
     row, _ = serve(home, target, time.monotonic() + patience.start_s, asker, by_deploy=True)
     return {
@@ -119,34 +121,45 @@ def serve(
 ) -> tuple[DeploymentRow, float | None]:
     """Make sure that a deployment serves the target. A living one of its base gets the adapter.
 
-    Returns its row, and the seconds that starting it took (None if it ran already). `by_deploy`:
-    keep it serving until it is stopped or idle; a chat alone does not keep the process. Raises
+    Returns its row, and the seconds that starting it took (None if it ran already). Raises
     UserError as `deploy` does; retryable DEPLOY_FAILED at `deadline`.
+
+    Args:
+        by_deploy: serve it until it is stopped or idle, which a chat does not ask for.
     """
-    launcher.worker_python(home)
+    launcher.worker_python(home)  # raises where there is none
     lock = take_lock(home.deploy_lock, wait_s=max(0.0, deadline - time.monotonic()))
     if lock is None:
         raise _try_again("another deployment of this home is being started")
     try:
-        row = _find_serving(home, target)
-        if row is not None:
-            row = _until_ready(home, row, deadline)  # None: it has ended
-        start_seconds, started_at = None, time.monotonic()
-        if row is None:
-            row = _start_and_wait(home, target, asker, deadline)
-            start_seconds = time.monotonic() - started_at
-        folder = home.deployment(row.deployment_id)
-        if target.adapter and not _load_adapter(folder, target, deadline):
-            # The process just ended, being idle for too long or in the way of a run: start another.
-            row = _start_and_wait(home, target, asker, deadline)
-            start_seconds = time.monotonic() - started_at
-            if not _load_adapter(home.deployment(row.deployment_id), target, deadline):
-                raise _ended_meanwhile_error()
+        row, start_seconds = _serve_locked(home, target, deadline, asker)
         if by_deploy:
             row = _keep_serving(home, row, target)
         return row, start_seconds
     finally:
         os.close(lock)
+
+
+def _serve_locked(
+    home: Home, target: Target, deadline: float, asker: Asker
+) -> tuple[DeploymentRow, float | None]:
+    """Find or start a deployment that serves the target, while the caller holds the lock on
+    starting. Returns its row, and the seconds that starting it took, as `serve` does."""
+    row = _find_serving(home, target)
+    if row is not None:
+        row = _until_ready(home, row, deadline)  # None: it has ended
+    started_at = time.monotonic()
+    start_seconds = None
+    if row is None:
+        row = _start_and_wait(home, target, asker, deadline)
+        start_seconds = time.monotonic() - started_at
+    if not _load_adapter(home, row, target, deadline):
+        # The process just ended, being idle for too long or in the way of a run: start another.
+        row = _start_and_wait(home, target, asker, deadline)
+        start_seconds = time.monotonic() - started_at
+        if not _load_adapter(home, row, target, deadline):
+            raise _ended_meanwhile_error()
+    return row, start_seconds
 
 
 def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -> DeploymentRow:
@@ -185,20 +198,25 @@ def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
     """
     deployments.check_quota(home, asker)
     chosen = placement.choose(home, target.ref, target.name)
-    with Store(home) as store:
-        row = store.add_deployment(
-            base_name=target.ref.base_ref,
-            base_path=str(target.ref.base_path),
-            adapters=[],  # the row gets those that `_keep_serving` records
-            serve_base=False,
-            memory_bytes=chosen.memory_bytes,
-        )
+    row = _add_row(home, target, chosen.memory_bytes)
     folder = home.deployment(row.deployment_id)
     folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_text(folder.key, secrets.token_urlsafe(32) + "\n")
     write_json(folder.config, _server_config(home, row, target, chosen, asker))
     _spawn(home, folder, chosen.device)
     return row
+
+
+def _add_row(home: Home, target: Target, memory_bytes: int) -> DeploymentRow:
+    """Record a deployment of the target's base model that is about to start; returns its row."""
+    with Store(home) as store:
+        return store.add_deployment(
+            base_name=target.ref.base_ref,
+            base_path=str(target.ref.base_path),
+            adapters=[],  # the row gets those that `_keep_serving` records
+            serve_base=False,
+            memory_bytes=memory_bytes,
+        )
 
 
 def _server_config(
@@ -252,12 +270,7 @@ def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentR
     folder = home.deployment(row.deployment_id)
     while True:
         if folder.ready.exists() and _healthy(folder):
-            if row.state == "ready":
-                return row
-            url = str(read_json(folder.ready)["url"])
-            with Store(home) as store:
-                store.update_deployment(row.deployment_id, state="ready", url=url)
-                return store.get_deployment(row.deployment_id)
+            return _ready_row(home, row)
         if not deployments.is_alive(folder):
             deployments.living(home)  # closes the row
             if row.state == "ready":
@@ -266,6 +279,17 @@ def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentR
         if time.monotonic() > deadline:
             raise _try_again(f"{row.base_name} is still being loaded")
         time.sleep(_POLL_S)
+
+
+def _ready_row(home: Home, row: DeploymentRow) -> DeploymentRow:
+    """The row of a deployment that answers: in state "ready", which is recorded with its address
+    if it was not yet."""
+    if row.state == "ready":
+        return row
+    url = str(read_json(home.deployment(row.deployment_id).ready)["url"])
+    with Store(home) as store:
+        store.update_deployment(row.deployment_id, state="ready", url=url)
+        return store.get_deployment(row.deployment_id)
 
 
 def _healthy(folder: DeployDir) -> bool:
@@ -277,12 +301,16 @@ def _healthy(folder: DeployDir) -> bool:
     return status == 200
 
 
-def _load_adapter(folder: DeployDir, target: Target, deadline: float) -> bool:
-    """Tell the deployment to load the target's adapter; cheap if it is loaded already.
+def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: float) -> bool:
+    """Tell the deployment to load the target's adapter; cheap if it is loaded already, or if the
+    target is a base model.
 
     Returns False if the process is ending. Raises UserError DEPLOY_FAILED if it refuses, or,
     retryable, if it is still busy with other answers at `deadline`.
     """
+    if not target.adapter:
+        return True
+    folder = home.deployment(row.deployment_id)
     patience_s = max(_LEAST_LOAD_S, deadline - time.monotonic())
     try:
         status, reply = deployments.request(
@@ -302,9 +330,9 @@ def _load_adapter(folder: DeployDir, target: Target, deadline: float) -> bool:
 def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentRow:
     """Record that the target is to be served until it is stopped; returns the new row."""
     if not target.adapter:
-        return _update(home, row, serve_base=True)
+        return _set_columns(home, row, serve_base=True)
     others = [adapter for adapter in row.adapters if adapter["name"] != target.name]
-    return _update(home, row, adapters=[*others, _adapter_entry(target)])
+    return _set_columns(home, row, adapters=[*others, _adapter_entry(target)])
 
 
 def _adapter_entry(target: Target) -> dict[str, str]:
@@ -312,7 +340,7 @@ def _adapter_entry(target: Target) -> dict[str, str]:
     return {"name": target.name, "path": target.adapter}
 
 
-def _update(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
+def _set_columns(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
     """Set columns of a deployment's row, if one of them differs; returns the new row."""
     if all(getattr(row, name) == value for name, value in values.items()):
         return row
@@ -337,10 +365,16 @@ def _stop(home: Home, ref: str) -> Reply:
         return reply | {"summary": f"{ref} is not served any more: {ending}."}
     if not _is_run(home, ref):
         catalog.resolve_model(home, ref)  # raises where there is no such model
+    return reply | _nothing_stopped(home, ref)
+
+
+def _nothing_stopped(home: Home, ref: str) -> Reply:
+    """The state, summary and next calls of a reply where `ref` was not being served. It offers to
+    stop what is served of the run in `ref`."""
     served_names = _served_names_of_run(home, ref)
     note = f"; {', '.join(served_names)} is" if served_names else ""
     stop_calls = [Call("deploy", {"run_id": name, "action": "stop"}) for name in served_names]
-    return reply | {
+    return {
         "state": "not_served",
         "summary": f"Nothing was stopped: {ref} was not being served{note}.",
         "next": [call.to_json() for call in stop_calls],
@@ -361,7 +395,7 @@ def _stop_living(home: Home, ref: str) -> bool:
             continue
         stopped = True
         if adapters or serve_base:
-            _update(home, row, adapters=adapters, serve_base=serve_base)
+            _set_columns(home, row, adapters=adapters, serve_base=serve_base)
         else:
             deployments.stop(home, row, "stopped on request")
     return stopped

@@ -89,13 +89,18 @@ def load_metrics(path: Path) -> Metrics:
         chunk = read_chunk(path, 0, max_bytes=_EXACT_BYTES + 1)  # the whole file
         return Metrics(by_step(chunk.rows), end, sampled=False, skipped=chunk.damaged)
     tail_start = end - _EXACT_BYTES // 2
-    sampled = list(page_after(path, 0, _FIRST_LINES).lines)
-    for index in range(1, _SAMPLES):
-        offset = tail_start * index // _SAMPLES  # inside of a line, of which the next is read
-        sampled += page_after(path, offset, limit=1).lines
-    rows = parse_lines([line.text for line in sampled])
+    rows = _sampled_rows(path, tail_start)
     tail = read_chunk(path, tail_start, max_bytes=end - tail_start)
     return Metrics(by_step(rows + tail.rows), end, sampled=True, skipped=tail.damaged)
+
+
+def _sampled_rows(path: Path, end: int) -> list[Line]:
+    """The first lines of the file, and lines that are evenly spread over its first `end` bytes."""
+    sampled = list(page_after(path, 0, _FIRST_LINES).lines)
+    for index in range(1, _SAMPLES):
+        offset = end * index // _SAMPLES  # inside of a line, of which the next is read
+        sampled += page_after(path, offset, limit=1).lines
+    return parse_lines([line.text for line in sampled])
 
 
 def by_step(rows: Sequence[Line]) -> list[Line]:
@@ -120,41 +125,55 @@ def main_columns(columns: Sequence[str], limit: int) -> list[str]:
 
 
 def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> list[Line]:
-    """Choose about `points` of the lines, in order:
+    """Choose about `points` of the lines, in order; `keys` are the metrics that they are to show.
 
-    1. the first and the last line, and for every key the lines with its first, lowest, highest and
-       last value, even if these are more than `points`;
-    2. while there is room, the lines with a key that only a third of the lines or fewer have, such
-       as the score of an evaluation;
-    3. while there is room, others that are spread evenly.
-
-    Args:
-        keys: the metrics that the chosen lines are to show.
+    The extreme lines are always among them, even if they are more than `points`. While there is
+    room, lines with rare metrics follow, then others that are spread evenly.
     """
     if len(lines) <= points:
         return list(lines)
-    # All of these are indices into `lines`.
-    chosen = {0, len(lines) - 1}
-    rarely_measured: set[int] = set()
-    for key in keys:
-        measured = [i for i, line in enumerate(lines) if number(line.get(key)) is not None]
-        if not measured:
-            continue
-        lowest = min(measured, key=lambda i: lines[i][key])
-        highest = max(measured, key=lambda i: lines[i][key])
-        chosen |= {measured[0], measured[-1], lowest, highest}
-        if len(measured) * 3 <= len(lines):
-            rarely_measured |= set(measured)
-    for index in sorted(rarely_measured):
+    chosen = _extreme_indices(lines, keys)
+    for index in sorted(_rarely_measured_indices(lines, keys)):
         if len(chosen) < points:
             chosen.add(index)
-    missing_count = points - len(chosen)
-    if missing_count > 0:
-        unchosen = [i for i in range(len(lines)) if i not in chosen]
-        # The middle of each of `missing_count` equal parts.
-        middles = [int((k + 0.5) * len(unchosen) / missing_count) for k in range(missing_count)]
-        chosen |= {unchosen[middle] for middle in middles}
-    return [lines[i] for i in sorted(chosen)]
+    unchosen = [index for index in range(len(lines)) if index not in chosen]
+    chosen |= set(_evenly_spread(unchosen, points - len(chosen)))
+    return [lines[index] for index in sorted(chosen)]
+
+
+def _extreme_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[int]:
+    """The indices of the first and the last line, and of the lines with the first, lowest, highest
+    and last value of each metric in `keys`."""
+    extremes = {0, len(lines) - 1}
+    for key in keys:
+        measured = _measured_indices(lines, key)
+        if measured:
+            lowest = min(measured, key=lambda index: lines[index][key])
+            highest = max(measured, key=lambda index: lines[index][key])
+            extremes |= {measured[0], measured[-1], lowest, highest}
+    return extremes
+
+
+def _rarely_measured_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[int]:
+    """The indices of the lines with a metric of `keys` that at most a third of the lines have, such
+    as the score of an evaluation."""
+    rare: set[int] = set()
+    for key in keys:
+        measured = _measured_indices(lines, key)
+        if len(measured) * 3 <= len(lines):
+            rare |= set(measured)
+    return rare
+
+
+def _measured_indices(lines: Sequence[Line], key: str) -> list[int]:
+    """The indices of the lines on which the metric `key` is a finite number, in order."""
+    return [index for index, line in enumerate(lines) if number(line.get(key)) is not None]
+
+
+def _evenly_spread(items: Sequence[int], count: int) -> list[int]:
+    """`count` of the items, evenly spread: the middle one of each of `count` equal parts. Empty
+    if `count` is 0 or less."""
+    return [items[int((part + 0.5) * len(items) / count)] for part in range(count)]
 
 
 @dataclass(frozen=True)
@@ -194,15 +213,21 @@ def spark(values: Sequence[float], width: int = 24) -> str:
     if not values:
         return ""
     if len(values) > width:
-        edges = [len(values) * k // width for k in range(width + 1)]
-        values = [
-            math.fsum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)
-        ]
+        values = _means_of_parts(values, width)
     lowest, highest = min(values), max(values)
     blocks = "▁▂▃▄▅▆▇█"
     # Blocks per unit of value; values that are all equal make a flat line.
     scale = (len(blocks) - 1) / (highest - lowest) if highest > lowest else 0.0
     return "".join(blocks[round((value - lowest) * scale)] for value in values)
+
+
+def _means_of_parts(values: Sequence[float], parts: int) -> list[float]:
+    """The mean of each of `parts` parts of the values, which are about equally long. There must be
+    at least as many values as parts."""
+    edges = [len(values) * part // parts for part in range(parts + 1)]
+    return [
+        math.fsum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)
+    ]
 
 
 def short(value: float) -> float:

@@ -18,6 +18,7 @@ from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.core.hardware import Device, Hardware
 from engine.cost import estimate, flops, lowering, throughput
+from engine.cost import hours as hours_of_run
 from engine.cost.estimate import Forecast
 from engine.dry_run import dry_run
 from engine.environments import push
@@ -451,7 +452,7 @@ def test_eight_of_ten_later_runs_fall_into_the_band():
             middle = math.log(sum(taken[:seen]) / seen)
             logs = [math.log(value) - middle for value in taken[:seen]]
             corrected = {level: value * math.exp(middle) for level, value in raw.items()}
-            hours, basis, used = estimate._hours_by_level(logs, corrected, measured=True)
+            hours, basis, used = hours_of_run.hours_by_level(logs, corrected, measured=True)
             assert (basis, used) == ("measured", seen)
             inside.append(hours["low"] <= taken[seen] <= hours["high"])
     assert sum(inside) / len(inside) >= 0.8

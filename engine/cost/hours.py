@@ -1,0 +1,117 @@
+"""The time of a run, corrected by finished runs: hours as low, likely and high.
+
+With three or more finished runs of the algorithm, low and high are a 90 % prediction interval from
+their ratios of actual to corrected time; with fewer, fixed factors.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.cost.calibration import CALIBRATE_FROM, Experience
+from engine.cost.flops import Plan
+from engine.cost.lowering import phases_of
+from engine.cost.throughput import Speed
+
+LEVELS = ("low", "likely", "high")
+# Without enough finished runs: factors for low and high, with speeds from the table ("model") or as
+# measured on this machine.
+SPREAD = {"model": (0.35, 2.5), "measured": (0.65, 1.6)}
+_CALIBRATION_FLOOR = 0.08  # least standard deviation of the logarithm of a run's time
+# The usual standard deviation of that logarithm, which counts as much as so many finished runs.
+_USUAL_SPREAD, _USUAL_RUNS = 0.25, 6
+_NORMAL_90 = 1.645  # standard deviations on each side of a 90 % interval
+DOWNLOAD_RATE = 2e7  # bytes per second
+
+
+@dataclass(frozen=True)
+class PredictedTime:
+    """The time of a run, corrected by finished runs.
+
+    Attributes:
+        likely_seconds: by phase.
+        hours: of the whole run, by level ("low", "likely", "high").
+        basis: "measured" (by finished runs, or the machine's speed) or "model" (a table of speeds).
+        runs: number of finished runs that corrected the hours.
+    """
+
+    likely_seconds: Mapping[str, float]
+    hours: Mapping[str, float]
+    basis: str
+    runs: int
+
+
+def predicted_time(
+    plan: Plan, speed: Speed, past_runs: Experience, algorithm: str, download: int
+) -> PredictedTime:
+    """Predict the time of a run that downloads `download` bytes before it starts."""
+    phases = _corrected_phases(plan, speed, past_runs.factors(algorithm), download)
+    totals = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
+    log_ratios = past_runs.log_time_ratios(algorithm)
+    hours, basis, runs = hours_by_level(log_ratios, totals, speed.measured)
+    return PredictedTime(phases["likely"], hours, basis, runs)
+
+
+def _corrected_phases(
+    plan: Plan, speed: Speed, factors: Mapping[str, float], download: int
+) -> dict[str, dict[str, float]]:
+    """Seconds by level ("low", "likely", "high") and phase, corrected by `factors`.
+
+    The download of `download` bytes is a part of the start. A phase without a factor stays as it
+    is.
+    """
+    phases = {level: phases_of(plan, speed, level) for level in LEVELS}
+    for seconds_by_phase in phases.values():
+        seconds_by_phase["startup"] += download / DOWNLOAD_RATE
+        for name in seconds_by_phase:
+            seconds_by_phase[name] *= factors.get(name, 1.0)
+    return phases
+
+
+def hours_by_level(
+    log_ratios: Sequence[float], corrected: dict[str, float], measured: bool
+) -> tuple[dict[str, float], str, int]:
+    """The hours of a run by level ("low", "likely", "high"), their basis as in `PredictedTime`, and
+    the number of finished runs.
+
+    Args:
+        log_ratios: for each finished run log(actual time / corrected time).
+        corrected: hours by level, corrected by finished runs.
+        measured: whether the machine's speed was measured.
+    """
+    if len(log_ratios) >= CALIBRATE_FROM:
+        return _interval_hours(log_ratios, corrected["likely"]), "measured", len(log_ratios)
+    basis = "measured" if measured else "model"
+    low_factor, high_factor = SPREAD[basis]
+    hours = {
+        "low": corrected["low"] * low_factor,
+        "likely": corrected["likely"],
+        "high": corrected["high"] * high_factor,
+    }
+    return hours, basis, len(log_ratios)
+
+
+def _interval_hours(log_ratios: Sequence[float], likely: float) -> dict[str, float]:
+    """The hours by level from a 90 % prediction interval around the `likely` hours."""
+    log_middle, half_width = _prediction_interval(log_ratios)
+    return {
+        "low": likely * math.exp(log_middle - half_width),
+        "likely": likely * math.exp(log_middle),
+        "high": likely * math.exp(log_middle + half_width),
+    }
+
+
+def _prediction_interval(log_ratios: Sequence[float]) -> tuple[float, float]:
+    """The middle and half the width of a 90 % prediction interval for the next log ratio."""
+    count = len(log_ratios)
+    # The factor pulls the median towards 0, that is, towards the estimate as it is.
+    middle = statistics.median(log_ratios) * count / (count + 1)
+    # A few runs show little of the usual variation, so their standard deviation is mixed with
+    # `_USUAL_SPREAD`, which counts as much as `_USUAL_RUNS` runs.
+    squares = (count - 1) * statistics.variance(log_ratios)
+    degrees = count - 1 + _USUAL_RUNS
+    spread = math.sqrt((squares + _USUAL_RUNS * _USUAL_SPREAD**2) / degrees)
+    # The last factor makes it an interval for a new run, not for the mean of the runs.
+    half_width = _NORMAL_90 * max(spread, _CALIBRATION_FLOOR) * math.sqrt(1 + 1 / count)
+    return middle, half_width

@@ -1,0 +1,162 @@
+"""The reply of a chat: the answers, what was started for them, and the calls that go on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.core.files import JsonObject
+from engine.core.hints import Call
+from engine.core.reply import Reply
+from engine.home.rows import DeploymentRow
+from engine.serving.answer_stream import Answer
+
+CUT_BY_TIME = "timeout"  # the finish reason of an answer that was still being sampled
+CUT = (CUT_BY_TIME, "length")  # finish reasons of answers that can be continued
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What asking one model came to.
+
+    Attributes:
+        model: its name.
+        answer: the answer, as far as there was time for it.
+        seconds: that the answer took, without starting the model.
+        started: the deployments that were started for it.
+    """
+
+    model: str
+    answer: Answer
+    seconds: float
+    started: list[Reply]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The conversation as it was saved after a call.
+
+    Attributes:
+        id: to go on with; "" if it could not be saved.
+        warning: about what was lost; "" for none.
+        seed: that tokens were drawn with; None if the likeliest were taken.
+    """
+
+    id: str
+    warning: str
+    seed: int | None
+
+
+def reply_of(
+    answered: Sequence[Answered], names: Sequence[str], saved: Saved, idle_minutes: float
+) -> Reply:
+    """The reply of `chat`.
+
+    Args:
+        names: of the models as the caller gave them, in the order of `answered`.
+        idle_minutes: after which a started deployment stops by itself.
+    """
+    entries = [_entry_of_answer(each) for each in answered]
+    started = [deployment for each in answered for deployment in each.started]
+    lost = [saved.warning] if saved.warning else []
+    return {
+        "answers": entries,
+        **({"conversation": saved.id} if saved.id else {}),
+        **({"seed": saved.seed} if saved.seed is not None else {}),
+        **({"started": started} if started else {}),
+        "summary": _summary(entries),
+        "next": _next_calls(names, entries, saved.id, started),
+        "warnings": _warnings(entries, started, idle_minutes) + lost,
+    }
+
+
+def started_entry(row: DeploymentRow, seconds: float) -> Reply:
+    """One entry of `started` in the reply of `chat`: a deployment that took `seconds` to start."""
+    return {
+        "deployment_id": row.deployment_id,
+        "seconds": round(seconds, 2),
+        "memory_gb": round(row.memory_bytes / 1e9, 2),
+    }
+
+
+def _entry_of_answer(answered: Answered) -> Reply:
+    """One entry of `answers` in the reply of `chat`. It has `partial` if the call's time was up
+    before the answer's end; `latency_s` are seconds without starting the model."""
+    answer = answered.answer
+    return {
+        "model": answered.model,
+        "answer": answer.content,
+        **({"reasoning": answer.reasoning} if answer.reasoning else {}),
+        **({"tool_calls": answer.tool_calls} if answer.tool_calls else {}),
+        "finish_reason": answer.finish_reason or CUT_BY_TIME,
+        **({} if answer.finish_reason else {"partial": True}),
+        "prompt_tokens": answer.prompt_tokens,
+        "tokens": len(answer.token_ids),
+        "latency_s": round(answered.seconds, 3),
+    }
+
+
+def _summary(entries: Sequence[Reply]) -> str:
+    """Who answered in how many seconds, and who has not finished."""
+    seconds = sum(entry["latency_s"] for entry in entries)
+    done = [entry["model"] for entry in entries if not entry.get("partial")]
+    unfinished = [entry["model"] for entry in entries if entry.get("partial")]
+    if not unfinished:
+        return f"{' and '.join(done)} answered in {seconds:.1f} s."
+    others = f"; {' and '.join(done)} answered" if done else ""
+    return f"{' and '.join(unfinished)} is not done after {seconds:.1f} s{others}."
+
+
+def _next_calls(
+    names: Sequence[str], entries: Sequence[Reply], conversation_id: str, started: Sequence[Reply]
+) -> list[JsonObject]:
+    """The calls to suggest: go on with what was cut, answer what the model called, stop what was
+    started. `names`: as they were given, in the order of `entries`."""
+    calls: list[Call] = []
+    if conversation_id:
+        for name, entry in zip(names, entries, strict=True):
+            same = {"model": name, "conversation": conversation_id}
+            calls += _calls_that_go_on(entry, same)
+    calls += [
+        Call("deploy", {"run_id": deployment["deployment_id"], "action": "stop"})
+        for deployment in started
+    ]
+    return [call.to_json() for call in calls]
+
+
+def _calls_that_go_on(entry: Reply, arguments: Mapping[str, object]) -> list[Call]:
+    """At most one call of `chat`: it continues an answer that was cut, or gives the results of the
+    tools that the model called. `arguments` name the model and the conversation."""
+    if entry["finish_reason"] in CUT:
+        return [Call("chat", arguments)]
+    tool_calls = entry.get("tool_calls")
+    if not tool_calls:
+        return []
+    results = [
+        {"role": "tool", "tool_call_id": call["id"], "content": "..."} for call in tool_calls
+    ]
+    return [Call("chat", {**arguments, "messages": results})]
+
+
+def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: float) -> list[str]:
+    """Warnings about answers that were cut off, and about deployments that were started."""
+    warnings = []
+    for entry in entries:
+        if entry["finish_reason"] == "length":
+            warnings.append(f"{entry['model']} was cut at {entry['tokens']} tokens")
+        elif entry.get("partial"):
+            warnings.append(_partial_warning(entry))
+    return warnings + [
+        f"{deployment['deployment_id']} was started for this in {deployment['seconds']:.1f} s and "
+        f"holds about {deployment['memory_gb']:g} GB; it stops by itself after "
+        f"{idle_minutes:g} idle minutes"
+        for deployment in started
+    ]
+
+
+def _partial_warning(entry: Reply) -> str:
+    """The warning about an answer that the time of the call did not suffice for."""
+    seconds = entry["latency_s"]
+    speed = entry["tokens"] / max(seconds, 1e-3)  # the least time: against a division by 0
+    return (
+        f"{entry['model']} has {entry['tokens']} tokens after {seconds:.0f} s "
+        f"({speed:.2g} a second); chat with the conversation and no message goes on"
+    )
