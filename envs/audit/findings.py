@@ -65,15 +65,19 @@ class Tally:
         else:
             # What gold earns is a better measure than success or a fixed reward.
             is_paid = gold > 0 and reward >= PAID * gold
-            self.golds.append(gold)
-            if gold > reward:
-                self.below += 1.0
-            elif gold == reward:
-                self.below += 0.5
+            self._compare_with_gold(reward, gold)
         if is_paid:
             self.paid += 1
         if is_paid and self.example is None:
             self.example = {"task": task_id, "completion": shortened(answer), "reward": reward}
+
+    def _compare_with_gold(self, reward: float, gold: float) -> None:
+        """Note what gold earned on a row, and whether that is more than the probe's `reward`."""
+        self.golds.append(gold)
+        if gold > reward:
+            self.below += 1.0
+        elif gold == reward:
+            self.below += 0.5
 
 
 @dataclass
