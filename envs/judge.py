@@ -93,18 +93,15 @@ class Rubric:
                 values |= judge.grade(for_judge, task, completion)
             except JudgeError as error:
                 return Score(0.0, success=False, metrics=values, error=f"judge: {error}")
+        return self._final_score(values)
+
+    def _final_score(self, values: dict[str, float]) -> Score:
+        """The score of an answer; `values` maps the ids of the decided criteria to their values."""
         decided = [c for c in self.criteria if c.id in values]
         if not decided:
             return Score(0.0, success=False, error="the rubric needs a judge and has none")
         total_weight = math.fsum(c.weight for c in decided)
         reward = math.fsum(c.weight * values[c.id] for c in decided) / total_weight
-        return self._final_score(reward, values)
-
-    def _final_score(self, reward: float, values: dict[str, float]) -> Score:
-        """The score of an answer whose criteria have the weighted mean `reward`.
-
-        `values` maps the ids of the criteria that were decided to their values.
-        """
         has_required = any(c.required for c in self.criteria)
         if not has_required:
             return Score(reward, success=reward >= self.pass_at, metrics=values)
@@ -180,10 +177,7 @@ class Judge:
         request = self._request(messages)
         for attempt in range(self.retries + 1):
             try:
-                with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
-                    data = json.loads(reply.read(MAX_REPLY))
-                self._count(data)
-                return str(data["choices"][0]["message"]["content"])
+                return self._reply_to(request)
             except urllib.error.HTTPError as error:
                 if error.code not in RETRY_STATUS or attempt == self.retries:
                     raise JudgeError(f"{self.url} answered {error.code}") from error
@@ -193,6 +187,16 @@ class Judge:
                     raise JudgeError(f"{self.url} gave no answer: {error}") from error
             time.sleep(min(8.0, 0.25 * 2**attempt))  # seconds: a quarter, a half, one, ...
         raise JudgeError("not asked")  # reached only if `retries` is negative
+
+    def _reply_to(self, request: urllib.request.Request) -> str:
+        """Send a request once and return the text of the model's reply.
+
+        Raises what urllib and json raise, and LookupError or TypeError for a reply without a text.
+        """
+        with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
+            data = json.loads(reply.read(MAX_REPLY))
+        self._count(data)
+        return str(data["choices"][0]["message"]["content"])
 
     def _request(self, messages: list[dict[str, str]]) -> urllib.request.Request:
         """The request that asks the model to answer `messages`."""

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -66,12 +66,15 @@ def combine(
         raise ValueError(f"parts need weights above 0 and the required names {list(require)}")
     metrics = {name: float(value) for name, (_, value) in parts.items()}
     required_met = all(metrics[name] >= 1.0 for name in require)
-    total_weight = math.fsum(weight for weight, _ in parts.values())
-    reward = math.fsum(weight * value for weight, value in parts.values()) / total_weight
-    if not required_met:
-        reward = 0.0
+    reward = _weighted_mean(parts.values()) if required_met else 0.0
     success = required_met if require else reward >= success_at
     return Score(reward, success=success, metrics=metrics)
+
+
+def _weighted_mean(weighted_values: Collection[tuple[float, float]]) -> float:
+    """The mean of (weight, value) pairs, at least one of them, by weight."""
+    total_weight = math.fsum(weight for weight, _ in weighted_values)
+    return math.fsum(weight * value for weight, value in weighted_values) / total_weight
 
 
 def final_answer(completion: str) -> str:
@@ -166,11 +169,18 @@ def choice(completion: str, expected: str, options: str | Mapping[str, str] = "A
         return float(lone_letter.group(1).casefold() == expected.casefold())
     if not isinstance(options, Mapping):
         return 0.0
-    # The letter may stand before the text, as in "b) ".
-    letter_prefix = rf"(?:[(\[]?{re.escape(expected)}[)\].:]\s*)?".casefold()
-    option_text = " ".join(str(options[expected]).split()).casefold().rstrip(".")
+    return float(_is_option(answer, expected, str(options[expected])))
+
+
+def _is_option(answer: str, letter: str, text: str) -> bool:
+    """Whether an answer is the text of an option; its letter may stand before it, as in "b) ".
+
+    Case, white space and a full stop at the end do not matter.
+    """
+    letter_prefix = rf"(?:[(\[]?{re.escape(letter)}[)\].:]\s*)?".casefold()
+    option_text = " ".join(text.split()).casefold().rstrip(".")
     answer_text = " ".join(answer.split()).casefold().rstrip(".")
-    return float(re.fullmatch(letter_prefix + re.escape(option_text), answer_text) is not None)
+    return re.fullmatch(letter_prefix + re.escape(option_text), answer_text) is not None
 
 
 def regex(completion: str, pattern: str, expected: str | None = None) -> float:

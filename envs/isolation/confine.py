@@ -8,7 +8,7 @@ import os
 import pwd
 import random
 import resource
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from envs.config.settings import Limits
@@ -156,9 +156,14 @@ def _expose(folders: set[Path], box: Path) -> bool:
         for descriptor in descriptors.values():
             os.close(descriptor)
         if not is_exposed:
-            for private in reversed(covered):
-                kernel.libc().umount2(os.fsencode(private), kernel.MNT_DETACH)
+            _uncover(covered)
     return is_exposed
+
+
+def _uncover(covered: Sequence[Path]) -> None:
+    """Take the covers off these folders, the one mounted last first."""
+    for private in reversed(covered):
+        kernel.libc().umount2(os.fsencode(private), kernel.MNT_DETACH)
 
 
 def _mount_again(descriptors: Mapping[Path, int]) -> None:
