@@ -66,7 +66,9 @@ def combine(
         raise ValueError(f"parts need weights above 0 and the required names {list(require)}")
     metrics = {name: float(value) for name, (_, value) in parts.items()}
     required_met = all(metrics[name] >= 1.0 for name in require)
-    reward = _weighted_mean(parts.values()) if required_met else 0.0
+    reward = _weighted_mean(parts.values())
+    if not required_met:
+        reward = 0.0
     success = required_met if require else reward >= success_at
     return Score(reward, success=success, metrics=metrics)
 
