@@ -562,12 +562,17 @@ def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     if state == "cancelled":
         return [suggest("submit_train", resume=run_id)]
     reached = until if reply.get("reached") else ""
-    arguments = {"run_id": run_id, "until": "end" if reached == "first_step" else until}
-    if reply.get("cursor"):
-        arguments["cursor"] = reply["cursor"]
-    wait_on = suggest("wait_run", **arguments)
+    wait_on = _wait_on(run_id, "end" if reached == "first_step" else until, reply)
     if reached == "alert":
         return [diagnosis, wait_on]
     if reached == "first_step":
         return [rollouts, suggest("read_logs", run_id=run_id), wait_on]
     return [wait_on]
+
+
+def _wait_on(run_id: str, until: str, reply: Reply) -> Reply:
+    """The call to go on waiting for a run from where `reply`, that of a wait, has ended."""
+    arguments = {"run_id": run_id, "until": until}
+    if reply.get("cursor"):
+        arguments["cursor"] = reply["cursor"]
+    return suggest("wait_run", **arguments)

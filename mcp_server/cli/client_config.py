@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,13 @@ def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
         command = (sys.executable, "-P", "-m", "mcp_server.cli")
     home_option = ("--home", str(home)) if home else ()
     return (*command, "serve", "--root", str(project), *home_option)
+
+
+def write_entries(
+    project: Path, clients: Iterable[str], launch: Launch, force: bool
+) -> dict[str, str]:
+    """Add or update our entry for each of `clients`; returns file -> what `write_entry` returns."""
+    return {CLIENTS[client].file: write_entry(project, client, launch, force) for client in clients}
 
 
 def write_entry(project: Path, client: str, launch: Launch, force: bool = False) -> str:

@@ -1,7 +1,7 @@
 """Resources, which a client reads without a tool: playbook, runs, environments, this machine."""
 # ruff: noqa: PLC0415  engine modules are imported when first read: see mcp_server/api/verbs.py
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,19 +205,29 @@ def read_source(home: Home, env_id: str) -> str:
     source = Path(record.dir) / "source"
     files = sorted(path for path in source.rglob("*") if path.is_file())
     files.sort(key=lambda path: path.name != "environment.py")  # False sorts first
-    parts = [f"# {record.env_id}\n\n{counted(len(files), 'file')}\n"]
-    chars_left = RESULT_CHARS - 400  # leaves space for the heading and the last note
+    heading = f"# {record.env_id}\n\n{counted(len(files), 'file')}\n"
+    # 400 characters are space enough for the heading and the last note.
+    return "\n".join([heading, *_file_sections(files, source, RESULT_CHARS - 400)])
+
+
+def _file_sections(files: Sequence[Path], source: Path, max_chars: int) -> list[str]:
+    """These files of the folder `source` as Markdown sections, and a note if some are left out.
+
+    The sections take at most `max_chars` together with their line breaks, but without the note.
+    """
+    sections = []
+    chars_left = max_chars
     for path in files:
         name = path.relative_to(source).as_posix()
-        part = _file_section(name, path)
-        if len(part) > chars_left:
-            part = f"## {name}\n\n{path.stat().st_size} bytes\n"
-        if len(part) > chars_left:
-            parts.append("More files are left out.\n")
+        section = _file_section(name, path)
+        if len(section) > chars_left:
+            section = f"## {name}\n\n{path.stat().st_size} bytes\n"
+        if len(section) > chars_left:
+            sections.append("More files are left out.\n")
             break
-        parts.append(part)
-        chars_left -= len(part) + 1  # 1: the line break that joins the parts
-    return "\n".join(parts)
+        sections.append(section)
+        chars_left -= len(section) + 1  # 1: the line break that joins the sections
+    return sections
 
 
 def _file_section(name: str, path: Path) -> str:

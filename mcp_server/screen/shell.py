@@ -104,8 +104,7 @@ def _options(arguments: Mapping[str, object], names: Mapping[str, str]) -> list[
     for name, value in arguments.items():
         option = f"--{names.get(name, name).replace('_', '-')}"
         if name == "settings" and isinstance(value, Mapping):
-            for setting, setting_value in value.items():
-                words += ["--set", f"{setting}={_typed_value(setting_value)}"]
+            words += _setting_words(value)
         elif name == "preview":  # the tool has preview=true by default, the command --save
             if not value:
                 words.append("--save")
@@ -117,6 +116,14 @@ def _options(arguments: Mapping[str, object], names: Mapping[str, str]) -> list[
         # `is False`: 0 equals False, but is a value to be shown.
         elif not (value in ("", None) or value is False or name in _LEFT_OUT):
             words += [option, _typed_value(value)]
+    return words
+
+
+def _setting_words(settings: Mapping[str, object]) -> list[str]:
+    """Settings as the words of options, such as ["--set", "steps=3"]."""
+    words = []
+    for name, value in settings.items():
+        words += ["--set", f"{name}={_typed_value(value)}"]
     return words
 
 

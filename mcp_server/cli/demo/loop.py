@@ -93,12 +93,28 @@ def run_demo(
     scene = Scene(Home.locate(home), PLANS[model], seed)
     console = stage_console(quiet=as_json)
     started = time.monotonic()
+    if not _run_scene(scene, console):
+        return INTERRUPTED
+    better = is_better(scene.facts)
+    scene.facts |= {"better": better, "seconds": round(time.monotonic() - started, 1)}
+    if "error" not in scene.facts:
+        show_result(console, scene.plan, scene.facts)
+    if as_json:
+        show(scene.facts, as_json=True)
+    return OK if better else FAILED
+
+
+def _run_scene(scene: Scene, console: Console) -> bool:
+    """Run the demo, and stop what it has started, however it ends; returns False after a Ctrl-C.
+
+    If it fails, the reason is printed and noted in the facts.
+    """
     try:
         asyncio.run(_run_with_client(scene, console))
     except KeyboardInterrupt:
         _clean_up(scene, "the demo was interrupted")
         console.print("Stopped; the demo's runs are cancelled.")
-        return INTERRUPTED
+        return False
     except DemoFailed as error:
         _clean_up(scene, "the demo failed")
         console.print(Text(f"The demo failed: {error}", style="bold red"))
@@ -108,13 +124,7 @@ def run_demo(
         raise
     else:
         _clean_up(scene, cancel_reason="")
-    better = is_better(scene.facts)
-    scene.facts |= {"better": better, "seconds": round(time.monotonic() - started, 1)}
-    if "error" not in scene.facts:
-        show_result(console, scene.plan, scene.facts)
-    if as_json:
-        show(scene.facts, as_json=True)
-    return OK if better else FAILED
+    return True
 
 
 def _check_model(model: str) -> None:
@@ -219,7 +229,7 @@ async def _train_all(
 
     An environment is pushed, and the plan checked and priced, before its first training.
     """
-    env_ids: dict[str, str] = {}
+    env_ids: dict[str, str] = {}  # by the name of the environment's folder
     trainings: list[_FinishedTraining] = []
     for plan in scene.plan.trainings:
         is_new_env = plan.env not in env_ids
@@ -266,18 +276,26 @@ async def _judge(
     env_ids = list(dict.fromkeys(training.env_id for training in trainings))  # each once
     for env_id in env_ids:
         on_env = [training for training in trainings if training.env_id == env_id]
-        names = [name for training in on_env for name in (training.start, training.model)]
-        models = list(dict.fromkeys(names))  # one may start from what another made
-        evaluation = await caller.call(
-            "evaluate", {"env_id": env_id, "models": models, "rows": scene.plan.evaluated_rows}
-        )
-        scene.runs.append(evaluation["run_id"])
-        await caller.wait(evaluation["run_id"], metric="")  # an evaluation has no curve to draw
+        await _evaluate(caller, scene, env_id, on_env)
         for training in on_env:
             comparisons[training.plan.algorithm] = await caller.call(
                 "compare_runs", {"ids": [training.start, training.model], "env_id": env_id}
             )
     return comparisons
+
+
+async def _evaluate(
+    caller: "_ToolCaller", scene: Scene, env_id: str, trainings: Sequence[_FinishedTraining]
+) -> None:
+    """Evaluate the models that these trainings on one environment made, and those they started
+    from, and wait for the end. Raises DemoFailed."""
+    names = [name for training in trainings for name in (training.start, training.model)]
+    models = list(dict.fromkeys(names))  # one may start from what another made
+    evaluation = await caller.call(
+        "evaluate", {"env_id": env_id, "models": models, "rows": scene.plan.evaluated_rows}
+    )
+    scene.runs.append(evaluation["run_id"])
+    await caller.wait(evaluation["run_id"], metric="")  # an evaluation has no curve to draw
 
 
 async def _ask(
@@ -313,7 +331,7 @@ async def _train(
 ) -> Reply:
     """Submit a training run and wait for its end; returns its last status.
 
-    `arguments` are those of `_arguments`.
+    `arguments` are those of `submit_train` that name the environment, the model and the settings.
 
     Raises:
         DemoFailed: the submit was refused, or the run did not end as done.
@@ -326,7 +344,7 @@ async def _train(
         "submit_train", submit_arguments, step_name=f"submit {algorithm}"
     )
     scene.runs.append(submit_reply["run_id"])
-    return await caller.wait(submit_reply["run_id"], CURVES[algorithm])
+    return await caller.wait(submit_reply["run_id"], metric=CURVES[algorithm])
 
 
 class _ToolCaller:
@@ -413,6 +431,18 @@ class _ToolCaller:
             DemoFailed: the run did not end as done, or a tool refused.
         """
         step = self._stage.begin("wait_run", run_id)
+        reply = await self._poll(step, run_id, metric)
+        if reply["state"] != "done":
+            self._stage.end(step, str(reply["summary"]), failed=True)
+            raise DemoFailed(f"{run_id} {reply['state']}: {reply.get('error') or reply['summary']}")
+        self._stage.end(step, ending(reply))
+        return reply
+
+    async def _poll(self, step: Step, run_id: str, metric: str) -> Reply:
+        """Ask for the status of a run, and show it in `step`, until the run ends.
+
+        Returns the last status. Raises DemoFailed if the tool refused.
+        """
         cursor = ""
         while True:
             reply = await self._call_tool(
@@ -424,12 +454,7 @@ class _ToolCaller:
             else:
                 self._stage.show_progress(step, progress_text(reply))
             if reply.get("state") in TERMINAL:
-                break
-        if reply["state"] != "done":
-            self._stage.end(step, str(reply["summary"]), failed=True)
-            raise DemoFailed(f"{run_id} {reply['state']}: {reply.get('error') or reply['summary']}")
-        self._stage.end(step, ending(reply))
-        return reply
+                return reply
 
     async def _draw(self, step: Step, reply: Reply, metric: str) -> None:
         """Show the progress of a run with the curve of `metric`.
