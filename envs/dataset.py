@@ -328,34 +328,30 @@ def _read_json(data: DataFile) -> None:
 def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, Any]]:
     """Yields each element of a JSON list as (line it begins on, value).
 
-    At the first error the reason is added to `data.bad` and the rest is not read.
-
-    Args:
-        text: the whole file.
-        position: of the first character behind the opening bracket.
-        data: the file, for errors.
+    `text` is the whole file, `position` that of the first character behind the opening bracket. At
+    the first error the reason is added to `data.bad` and the rest is not read.
     """
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    line = 1 + text.count("\n", 0, position)
-    position, line = _skip_space(text, position, line)
-    is_end = text.startswith("]", position)
+    place = _Place(text)
+    place.move_to(position)
+    is_end = place.is_before("]")
     while not is_end:
         try:
-            value, end = decoder.raw_decode(text, position)
+            value, end = decoder.raw_decode(text, place.position)
         except (ValueError, RecursionError) as error:
-            data.bad.append(_bad_element(error, line))
+            data.bad.append(_bad_element(error, place.line))
             return
-        yield line, value
-        line += text.count("\n", position, end)
-        position, line = _skip_space(text, end, line)
-        is_end = text.startswith("]", position)
+        yield place.line, value
+        place.move_to(end)
+        is_end = place.is_before("]")
         if not is_end:
-            if not text.startswith(",", position):
-                data.bad.append(BadRow(line, "a comma or ] is missing here; the rest is not read"))
+            if not place.is_before(","):
+                missing = "a comma or ] is missing here; the rest is not read"
+                data.bad.append(BadRow(place.line, missing))
                 return
-            position, line = _skip_space(text, position + 1, line)
-    if text[position + 1 :].strip():
-        data.bad.append(BadRow(line, "there is text after the list"))
+            place.move_to(place.position + 1)
+    if text[place.position + 1 :].strip():
+        data.bad.append(BadRow(place.line, "there is text after the list"))
 
 
 def _bad_element(error: ValueError | RecursionError, first_line: int) -> BadRow:
@@ -365,12 +361,24 @@ def _bad_element(error: ValueError | RecursionError, first_line: int) -> BadRow:
     return BadRow(fault_line, f"{_fault_of(error)}; the rest is not read")
 
 
-def _skip_space(text: str, position: int, line: int) -> tuple[int, int]:
-    """The next position without white space, and its line; `line` is that of `position`."""
-    start = position
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position, line + text.count("\n", start, position)
+class _Place:
+    """A place in a text, at first its beginning: the position of a character, and its line."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.position = 0
+        self.line = 1
+
+    def move_to(self, position: int) -> None:
+        """Move on to `position`, and from there behind the white space that begins there."""
+        while position < len(self._text) and self._text[position] in " \t\r\n":
+            position += 1
+        self.line += self._text.count("\n", self.position, position)
+        self.position = position
+
+    def is_before(self, character: str) -> bool:
+        """Whether this character comes next."""
+        return self._text.startswith(character, self.position)
 
 
 def _read_csv(data: DataFile) -> None:
@@ -424,8 +432,7 @@ def _csv_row(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
 
     Cells of the columns messages, conversations, tools and metadata are parsed as JSON if they
     begin like it. Empty cells are left out, unless the row has no known shape without them: an
-    empty prompt then gets its own error. Raises ValueError if there are more or fewer cells than
-    columns, or a cell is not valid JSON.
+    empty prompt then gets its own error. Raises ValueError for a wrong number of cells or bad JSON.
     """
     if len(cells) != len(header):
         raise ValueError(f"{len(cells)} cells, but the header has {len(header)}")
@@ -534,8 +541,7 @@ def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
     """The error that lists the bad lines of all `files`, at least one of which has one.
 
     For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". It
-    lists as many as fit into a reply and counts the others. Its file and line are those of the
-    first.
+    lists as many as fit into a reply and counts the others; its place is that of the first.
     """
     faulty = [data for data in files if data.bad]
     faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]

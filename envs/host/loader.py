@@ -295,17 +295,8 @@ def _check_method(env: Env, name: str, arguments: tuple[str, ...], folder: Path)
     It is refused if it is missing, not callable, async, or takes other arguments. The error has the
     line of the class or the method.
     """
-    class_name = type(env).__name__
-    method = getattr(env, name, None)
+    method = _defined_method(env, name, folder)
     function = getattr(type(env), name, None)
-    # These only raise NotImplementedError. `score` is not among them: without a score of its own
-    # the environment is an SFT dataset, which needs none.
-    if function in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
-        message = f"{class_name} does not define {name}()"
-        raise _problem_at(type(env), folder, message, f"Define {name}; see envs/base.py.")
-    if not callable(method):
-        message = f"{name} of {class_name} is no method"
-        raise _problem_at(type(env), folder, message, hint="")
     if inspect.iscoroutinefunction(method):
         raise _problem_at(function, folder, f"{name}() is async", "Define it with plain def.")
     signature = inspect.signature(method)
@@ -313,6 +304,25 @@ def _check_method(env: Env, name: str, arguments: tuple[str, ...], folder: Path)
         message = f"{name}{signature} does not take ({', '.join(arguments)})"
         hint = f"Define {name}({', '.join(('self', *arguments))})."
         raise _problem_at(function, folder, message, hint)
+
+
+def _defined_method(env: Env, name: str, folder: Path) -> Callable[..., Any]:
+    """The method `name` of an environment.
+
+    Raises EnvProblem ENV_INVALID, with the line of the class, unless it is defined there and can be
+    called.
+    """
+    class_name = type(env).__name__
+    method = getattr(env, name, None)
+    # These only raise NotImplementedError. `score` is not among them: without a score of its own
+    # the environment is an SFT dataset, which needs none.
+    if getattr(type(env), name, None) in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
+        message = f"{class_name} does not define {name}()"
+        raise _problem_at(type(env), folder, message, f"Define {name}; see envs/base.py.")
+    if not callable(method):
+        message = f"{name} of {class_name} is no method"
+        raise _problem_at(type(env), folder, message, hint="")
+    return method
 
 
 def _takes(signature: inspect.Signature, arguments: tuple[str, ...]) -> bool:

@@ -151,10 +151,15 @@ def logs(data: Any, all_columns: bool = False) -> None:
         return
     _print_summary(out, page)
     _print_metrics(out, columns, rows, all_columns)
-    for name, value in _page_fields(page, _LOG_FIELDS).items():
+    _print_filled_fields(out, _page_fields(page, _LOG_FIELDS))
+    _print_advice(out, page)
+
+
+def _print_filled_fields(out: Console, fields: Mapping[str, Any]) -> None:
+    """Print the fields that have a value, one below the other."""
+    for name, value in fields.items():
         if value:
             out.print(field(name, value))
-    _print_advice(out, page)
 
 
 def _page_fields(page: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:

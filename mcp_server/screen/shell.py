@@ -102,21 +102,24 @@ def _options(arguments: Mapping[str, object], names: Mapping[str, str]) -> list[
     """
     words: list[str] = []
     for name, value in arguments.items():
-        option = f"--{names.get(name, name).replace('_', '-')}"
-        if name == "settings" and isinstance(value, Mapping):
-            words += _setting_words(value)
-        elif name == "preview":  # the tool has preview=true by default, the command --save
-            if not value:
-                words.append("--save")
-        elif value is True:
-            words.append(option)
-        elif isinstance(value, list | tuple):
-            for item in value:
-                words += [option, _typed_value(item)]
-        # `is False`: 0 equals False, but is a value to be shown.
-        elif not (value in ("", None) or value is False or name in _LEFT_OUT):
-            words += [option, _typed_value(value)]
+        words += _option_words(name, value, f"--{names.get(name, name).replace('_', '-')}")
     return words
+
+
+def _option_words(name: str, value: object, option: str) -> list[str]:
+    """The words for one argument, whose option is `option`; see `_options`."""
+    if name == "settings" and isinstance(value, Mapping):
+        return _setting_words(value)
+    if name == "preview":  # the tool has preview=true by default, the command --save
+        return [] if value else ["--save"]
+    if value is True:
+        return [option]
+    if isinstance(value, list | tuple):
+        return [word for item in value for word in (option, _typed_value(item))]
+    # `is False`: 0 equals False, but is a value to be shown.
+    if value in ("", None) or value is False or name in _LEFT_OUT:
+        return []
+    return [option, _typed_value(value)]
 
 
 def _setting_words(settings: Mapping[str, object]) -> list[str]:

@@ -179,14 +179,21 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None
     chats = await _ask(caller, scene, trainings)
     reports = _write_reports(scene, trainings)
     scene.facts |= {
-        "env_id": last.env_id,
-        "runs": {each.plan.algorithm: each.run for each in trainings},
-        "kept_skills": {each.plan.algorithm: _kept_skills(scene, each) for each in trainings},
+        **_facts_of_trainings(scene, trainings),
         "compared": comparisons,
         "chats": chats,
         "chat": chats[last.plan.algorithm],
         "reports": reports,
         "report": reports[-1],
+    }
+
+
+def _facts_of_trainings(scene: Scene, trainings: Sequence["_FinishedTraining"]) -> Reply:
+    """The last environment, and by algorithm the runs and what became of the model's skills."""
+    return {
+        "env_id": trainings[-1].env_id,
+        "runs": {each.plan.algorithm: each.run for each in trainings},
+        "kept_skills": {each.plan.algorithm: _kept_skills(scene, each) for each in trainings},
     }
 
 
