@@ -322,14 +322,19 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
         raise ValueError(_no_prompt_message(row))
     if shape in CHATS:
         prompt, answer = _chat(row[shape])
-        if isinstance(row.get("system"), str) and row["system"] and prompt[0].role != "system":
-            prompt = [Message("system", row["system"]), *prompt]
-        return prompt, answer, {shape}
+        return _with_system(prompt, row.get("system")), answer, {shape}
     prompt_key, _, answer_key = shape.partition("/")
     # `answer_key` is "" for a prompt alone, which harms nothing.
     prompt, used = _prompt_of(row, prompt_key, {prompt_key, answer_key})
     answer = _text_or_chat(row[answer_key], answer_key) if answer_key else None
     return prompt, answer, used
+
+
+def _with_system(prompt: list[Message], system: Any) -> list[Message]:
+    """A chat's prompt with the row's `system` text as first message, unless it has one already."""
+    if isinstance(system, str) and system and prompt[0].role != "system":
+        return [Message("system", system), *prompt]
+    return prompt
 
 
 def _no_prompt_message(row: JsonObject) -> str:

@@ -175,21 +175,22 @@ def _score_reply(returned: Any) -> ScoreReply:
         score = Score(reward=_number(returned, "score() returned"))
     if not isinstance(score.metrics, Mapping):
         raise BadReturn(f"Score.metrics is a dict of numbers, got {type(score.metrics).__name__}")
-    success = score.success
-    # `in`, not isinstance: numpy's bool is not a Python bool, but compares equal to one.
-    if success is not None and success not in (True, False):
-        raise BadReturn(f"Score.success is True, False or None, got {success!r:.80}")
+    success = _success(score.success)
     reward = _number(score.reward, "Score.reward is")
     metrics = {
         str(name): _number(value, f"the metric {name!r} is")
         for name, value in score.metrics.items()
     }
-    return {
-        "reward": reward,
-        "success": None if success is None else bool(success),
-        "metrics": metrics,
-        "error": None if score.error is None else str(score.error)[:ERROR_CHARS],
-    }
+    error = None if score.error is None else str(score.error)[:ERROR_CHARS]
+    return {"reward": reward, "success": success, "metrics": metrics, "error": error}
+
+
+def _success(value: Any) -> bool | None:
+    """`value` as True, False or None. Raises BadReturn if it is none of them."""
+    # `in`, not isinstance: numpy's bool is not a Python bool, but compares equal to one.
+    if value is not None and value not in (True, False):
+        raise BadReturn(f"Score.success is True, False or None, got {value!r:.80}")
+    return None if value is None else bool(value)
 
 
 def _number(value: Any, message_start: str) -> float:

@@ -352,15 +352,20 @@ def task_problem(
     if task.id in index_of_id:
         first = index_of_id[task.id]
         return f"tasks()[{first}] and [{index}] share the id {task.id!r}", "Make every id unique."
-    if needs_answer and not task.answer_messages and not task.preference:
+    return _answer_problem(task, needs_answer) or _json_problem(task)
+
+
+def _answer_problem(task: Task, needs_answer: bool) -> tuple[str, str] | None:
+    """What is wrong with the answer of a task, as (message, hint); None if nothing is wrong."""
+    answer = task.answer_messages
+    if needs_answer and not answer and not task.preference:
         return (
             f"task {task.id!r} has no answer, and without score() this is an SFT dataset",
             "Give every task an answer, or define score().",
         )
-    answer = task.answer_messages
     if answer and not any(message.role == "assistant" for message in answer):
         return f"the answer of task {task.id!r} has no assistant message", ""
-    return _json_problem(task)
+    return None
 
 
 def _json_problem(task: Task) -> tuple[str, str] | None:

@@ -155,8 +155,8 @@ def _fill(box: Path, source: str) -> None:
 def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
     """Run the child, log its output, and kill what it leaves behind.
 
-    Returns how it ended: `code`, `signal` and `tail`, its last output. The arguments are those of
-    `_fork_child`.
+    Returns how it ended: `code`, `signal` and `tail`, its last output. `box` is its private folder;
+    `spaces` says who made the namespaces of this process ("" if it has none).
     """
     secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
     log = Log(launch.log, launch.log_cap, secrets)

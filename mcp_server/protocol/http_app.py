@@ -87,12 +87,7 @@ class Gate:
         key, receive = admission
         scope[KEY_IN_SCOPE] = key
         scope[KNOWN] = True  # to `ImpatientProtocol`: keep this connection, if some must go
-        # The SDK lets only the user who opened a session use it. It compares `client_id` and
-        # `subject`, so the token itself stays out of the scope.
-        access = AccessToken(
-            token="", client_id=key.name, scopes=list(key.scopes), subject=key.digest
-        )
-        scope["user"] = AuthenticatedUser(access)
+        scope["user"] = _user_of(key)
         # `_admit` awaits nothing after its check of the sessions, so no other request comes between
         # that check and this, which counts the session.
         with self._sessions.watch_request(scope, key, send) as watched_send:
@@ -166,6 +161,16 @@ class Gate:
             return None
         scheme, _, token = authorizations[0].partition(b" ")
         return self._keys.find(token.strip()) if scheme.lower() == b"bearer" else None
+
+
+def _user_of(key: Key) -> AuthenticatedUser:
+    """The user as whom the SDK knows the caller with this key.
+
+    The SDK lets only the user who opened a session use it. It compares `client_id` and `subject`,
+    so the token itself is left out.
+    """
+    access = AccessToken(token="", client_id=key.name, scopes=list(key.scopes), subject=key.digest)
+    return AuthenticatedUser(access)
 
 
 def _token_refusal() -> Response:
