@@ -82,7 +82,10 @@ def _ends_with_assistant(chat: list[Any]) -> bool:
 
 
 def _plain_shape(row: JsonObject) -> str:
-    """The name of a row's shape, as in `shape_of`, without a look at preferences."""
+    """The name of a row's shape, made of the keys that hold its prompt and its answer.
+
+    Its `chosen` and `rejected` answers are not looked at. "" if no prompt is found.
+    """
     for chat_key in CHATS:
         if isinstance(row.get(chat_key), list):
             return chat_key

@@ -317,8 +317,7 @@ def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
 def changed(text: str, rng: random.Random) -> str:
     """`text` with one small change that makes it wrong.
 
-    A number becomes one larger or smaller. In any other text the last letter or digit is replaced
-    by the next one (z, Z and 9 by the one before); a text without any gets an " x" at its end.
+    A number becomes one larger or smaller; in any other text one letter or digit changes.
     """
     if NUMBER.fullmatch(text):
         plain = text.replace(",", "")
@@ -328,7 +327,8 @@ def changed(text: str, rng: random.Random) -> str:
 
 
 def _with_changed_letter(text: str) -> str:
-    """`text` with its last ASCII letter or digit replaced by its neighbour; see `changed`."""
+    """`text` with its last ASCII letter or digit replaced by the next one (z, Z, 9: by the one
+    before); a text without any gets an " x" at its end."""
     positions = [i for i, letter in enumerate(text) if letter.isascii() and letter.isalnum()]
     if not positions:
         return text + " x"
@@ -412,7 +412,8 @@ def _alone_probes(
 ) -> dict[str, list[ChatMessage]]:
     """The probes of a multi-turn task that are played as a single message.
 
-    `last_message_probes` are those of `text_probes` for the last message of the reference answer.
+    `last_message_probes` are the probes for the last message of the reference answer, as name ->
+    text.
     """
     probes = {
         name: [_assistant(last_message_probes[name])]
@@ -438,7 +439,7 @@ def _gold_probes(
     Args:
         gold: the assistant messages of the task's reference answer.
         others: those of other rows' reference answers.
-        last_message_probes: the probes of `text_probes` for the last message of `gold`.
+        last_message_probes: the probes for the last message of `gold`, as name -> text.
         rng: where random choices come from.
     """
     probes: dict[str, list[ChatMessage]] = {GOLD: list(gold)}

@@ -208,8 +208,13 @@ def _child_runner(
 ) -> Callable[[], None]:
     """Returns the function that runs the child, to be called after the fork.
 
-    It is made before the fork, because it needs the number and the /proc of this process. The
-    arguments are those of `_fork_child` and `_run_child`.
+    It is made before the fork, because it needs the number and the /proc of this process.
+
+    Args:
+        launch: what to run.
+        confine_process: confines the process it is called in.
+        spaces: who made the namespaces this process is in: "own", "bubblewrap", or "" for none.
+        output: descriptor to which standard output and error of the child go.
     """
     this_pid = os.getpid()
     proc = _open_proc()

@@ -103,7 +103,8 @@ def _limit_sizes(limits: Limits) -> list[str]:
 def _limit_processes(limits: Limits, counted_apart: bool) -> list[str]:
     """Limit how many processes this user may have; returns the measure in words.
 
-    `counted_apart`: see `apply`.
+    `counted_apart`: whether the kernel counts the processes of this one's namespaces apart from
+    the user's others.
     """
     if counted_apart:
         allowed_tasks = limits.processes + OURS

@@ -163,13 +163,8 @@ def close(
     holds += _measures(test, spaces)
     has_no_network = offline or (test.calls_refused and not limits.network)
     holds.append("no network" if has_no_network else "network open")
-    gaps = (
-        *([] if test.files_confined else [_gap_of_files(uid)]),
-        *([] if test.calls_refused else [_gap_of_calls(offline)]),
-        *(f"{folder} can be read" for folder in sandbox.hidden if folder in test.escaped),
-        *_gaps(box, uid, spaces),
-    )
-    return Confinement(_level(test, spaces), tuple(holds), gaps)
+    gaps = [*_gaps_found(test, sandbox.hidden, uid, offline), *_gaps(box, uid, spaces)]
+    return Confinement(_level(test, spaces), tuple(holds), tuple(gaps))
 
 
 @dataclass(frozen=True)
@@ -219,6 +214,25 @@ def _level(test: _SelfTest, spaces: str) -> str:
     return FULL if spaces else NO_NAMESPACES
 
 
+def _gaps_found(
+    test: _SelfTest, hidden: Iterable[str], uid: int | None, offline: bool
+) -> list[str]:
+    """What user code can still do by the self-test, in words.
+
+    Args:
+        test: what the self-test has shown.
+        hidden: folders that must not be readable.
+        uid: the uid this process changed to, None if it kept its user.
+        offline: whether its network namespace is empty.
+    """
+    gaps = []
+    if not test.files_confined:
+        gaps.append(_gap_of_files(uid))
+    if not test.calls_refused:
+        gaps.append(_gap_of_calls(offline))
+    return gaps + [f"{folder} can be read" for folder in hidden if folder in test.escaped]
+
+
 def _gap_of_files(uid: int | None) -> str:
     """What user code can do where Landlock does not confine its files, in words.
 
@@ -239,7 +253,14 @@ def _gap_of_calls(offline: bool) -> str:
 def _restrict(
     limits: Limits, box: Path, uid: int | None, spaces: str, reach: Reach
 ) -> tuple[int, bool]:
-    """Restrict files by Landlock and system calls by seccomp, for good; arguments as in `close`.
+    """Restrict this process's files by Landlock and its system calls by seccomp, for good.
+
+    Args:
+        limits: what it may use; here only whether it may have a network.
+        box: its private folder.
+        uid: the uid it changed to, None if it kept its user.
+        spaces: who made its namespaces: "" for none, "own" or "bubblewrap".
+        reach: what it needs, beside the system's files and `box`.
 
     Returns the version of Landlock, 0 if this kernel has none, and whether the seccomp filter could
     be installed.
@@ -260,9 +281,11 @@ def _restrict(
 
 
 def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int:
-    """Restrict the files of this process by Landlock, for good; arguments as in `close`.
+    """Restrict the files and ports of this process by Landlock, for good.
 
-    Returns the version of Landlock, 0 if this kernel has none.
+    It may use what `box` (its private folder) and `reach` hold, the system's files, and a network
+    if `limits` allow one. `spaces` says who made its namespaces, "" for none. Returns the version
+    of Landlock, 0 if this kernel has none.
     """
     has_own_proc = spaces != "" and _has_own_proc()
     readable = _readable_paths(box, has_own_proc, reach.readable)

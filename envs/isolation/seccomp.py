@@ -94,7 +94,8 @@ def program(
 
     Args:
         machine: x86_64 or aarch64.
-        network, signals, processes, truncate: see `install`.
+        network, signals, processes, truncate: whether user code may use internet sockets, send
+            signals, start processes and truncate files it has not opened for writing.
         pid: the process the filter is for; the only one that may send signals when `signals` is
             False.
     """

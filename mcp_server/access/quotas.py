@@ -57,10 +57,9 @@ def check_quota(
 ) -> Cap | None:
     """Check that `key` may start the run that a call of `tool` would start.
 
-    A run of the last 24 hours counts with the hours it took, an open run with its cap. A submit
-    with a `request_id` that was used before starts nothing, so it passes. The hours of an
-    evaluation or a probe are known only once it is planned, so the function from `cap_function_of`
-    checks them later; here an evaluation only needs that some hours are left.
+    A run of the last 24 hours counts with the hours it took, an open run with its cap (the hours
+    after which it is stopped). The hours of an evaluation are known only once it is planned; here
+    it only needs that some are left.
 
     Args:
         home: the home that holds the runs and the audit log.
@@ -89,9 +88,12 @@ def check_quota(
 def _check_submit(
     home: Home, key: Key, arguments: Mapping[str, Any], clock: Callable[[], float]
 ) -> Cap | None:
-    """Check that `key` may submit the run of these arguments; see `check_quota`.
+    """Check that `key` may submit the training run that these arguments ask for.
 
-    Returns the cap to use if the arguments name none and the hours of `key` are limited.
+    A submit with a `request_id` that was used before starts nothing, so it passes. Returns the cap
+    on GPU-hours to use if the arguments name none and the hours of `key` are limited.
+
+    Raises UserError QUOTA if too many runs are open, or the hours of the day do not suffice.
     """
     cap_omitted = bool(key.gpu_hours_per_day) and "max_gpu_hours" not in arguments
     request_id = stored_request_id(key, str(arguments.get("request_id", "")))

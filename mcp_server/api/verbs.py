@@ -140,8 +140,8 @@ def estimate_cost(
 ) -> Reply:
     """Estimate time, memory and money of a run, from the same plan as a dry run.
 
-    The arguments are those of `dry_run`. Raises UserError if the environment, the model or a
-    setting cannot be used.
+    `settings` are those that the caller gives; the others get defaults. Raises UserError if the
+    environment, the model or a setting cannot be used.
     """
     from engine.cost import estimate
 

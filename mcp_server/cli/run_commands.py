@@ -374,7 +374,7 @@ def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
     With `as_json` only the last reply is printed, so that there is one JSON value.
 
     Returns:
-        The exit status: OK without `wait`, or else that of the end of the run, as of `_follow`.
+        The exit status: OK, but with `wait` FAILED if the run failed or was cancelled.
     """
     if not (wait and as_json):
         show(reply, as_json, "run")

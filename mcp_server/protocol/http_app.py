@@ -186,8 +186,8 @@ async def _read_body(scope: Scope, receive: Receive) -> Receive | Response:
     """Read the body of a request, of at most `MAX_BODY` bytes within `BODY_S` seconds.
 
     Returns:
-        A `receive` as of `_receive_whole_body`, or the original `receive` if there is no body. Or,
-        if the request is refused, the response to send.
+        A `receive` that gives the whole body, or the original `receive` if there is no body. Or, if
+        the request is refused, the response to send.
     """
     headers = dict(scope["headers"])
     declared_length = headers.get(b"content-length", b"0")
@@ -240,7 +240,7 @@ def _closing_refusal(message: str, status: int) -> Response:
 def http_app(server: MCPServer[Any], keys: Keys, hosts: Sequence[str]) -> ASGIApp:
     """Make the ASGI application: `/mcp` and `/health`, both behind the gate.
 
-    `keys` and `hosts` are those of `Gate`.
+    `keys` are those whose tokens are accepted, `hosts` the Host values, with or without a port.
     """
 
     @server.custom_route("/health", methods=["GET"])
@@ -282,7 +282,8 @@ def serve_http(
 ) -> None:
     """Print the server's address on stderr, then serve until interrupted.
 
-    Port 0 takes a free port. `keys` and `hosts` are those of `Gate`.
+    Port 0 takes a free port. `keys` are those whose tokens are accepted, `hosts` the Host values,
+    with or without a port.
 
     Raises:
         UserError: BAD_ARGUMENT, the address cannot be listened on.

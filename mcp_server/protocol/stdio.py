@@ -118,9 +118,10 @@ def _repaired_message(line: str | None) -> SessionMessage | None:
 
 
 def _refusal(line: str | None, value: Any) -> types.JSONRPCError:
-    """Make the error for a line, or for the JSON object `value` in it (see `_source_of`).
+    """Make the error for a line that is no message, or for the JSON object `value` in such a line.
 
-    It repeats the request id, if there is a valid one, because the client waits for that id.
+    One of the two is None, or both if neither is known. The error repeats the request id, if there
+    is a valid one, because the client waits for that id.
     """
     if value is None:
         value = _json_or_none(line)

@@ -43,17 +43,10 @@ def talk(home: Home, request: ChatRequest) -> None:
 
     _say(f"{request.model}. {_HELP}")
     beginning = request
-    can_go_on = False
+    can_go_on = False  # whether an empty line goes on with the last answer
     while True:
-        try:
-            line = input(_PROMPT).strip()
-        except EOFError:
-            _say("")
-            return
-        except KeyboardInterrupt:  # clears the line, as in a shell
-            _say("")
-            continue
-        if line == "/quit":
+        line = _typed_line()
+        if line is None or line == "/quit":
             return
         if line == "/help":
             _say(_HELP)
@@ -66,6 +59,18 @@ def talk(home: Home, request: ChatRequest) -> None:
             _say(f"{line.split()[0]} is no command. {_HELP}")
         elif line or can_go_on:
             request, can_go_on = _next_turn(home, replace(request, message=line))
+
+
+def _typed_line() -> str | None:
+    """The next line that the person types, without spaces around it; None at the end of input."""
+    while True:
+        try:
+            return input(_PROMPT).strip()
+        except EOFError:
+            _say("")
+            return None
+        except KeyboardInterrupt:  # clears the line, as in a shell
+            _say("")
 
 
 def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
