@@ -188,10 +188,7 @@ class Task:
 
         Raises ValueError naming the task and the field.
         """
-        # A bool is an int in Python, so it is refused by itself.
-        if isinstance(self.id, bool) or not isinstance(self.id, str | int):
-            raise ValueError(f"a task's id is a string, got {_short_repr(self.id)}")
-        self.id = _check_encodable(str(self.id), "a task's id")
+        self.id = _checked_id(self.id)
         self.prompt = _conversation(self.prompt, f"prompt of task {self.id!r}")
         if not self.prompt:
             raise ValueError(f"the prompt of task {self.id!r} is empty")
@@ -361,6 +358,14 @@ def _conversation(value: Any, where: str) -> str | list[Message]:
         return [Message.from_dict(item) for item in value]
     except ValueError as problem:
         raise ValueError(f"the {where}: {problem}") from None
+
+
+def _checked_id(task_id: Any) -> str:
+    """A task's id as text. Raises ValueError if it is neither text nor a whole number."""
+    # A bool is an int in Python, so it is refused by itself.
+    if isinstance(task_id, bool) or not isinstance(task_id, str | int):
+        raise ValueError(f"a task's id is a string, got {_short_repr(task_id)}")
+    return _check_encodable(str(task_id), "a task's id")
 
 
 def _parsed_arguments(raw_arguments: Any) -> JsonObject | None:

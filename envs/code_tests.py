@@ -84,13 +84,16 @@ def code(
     programs = [test for test in tests if "stdin" in test and "stdout" in test]
     if not tests or len(calls) + len(programs) != len(tests):
         raise ValueError('tests are {"call", "expect"} or {"stdin", "stdout"}, at least one')
-    source = extract(completion)
-    run = partial(_run, source, timeout_s=timeout_s, memory_mb=memory_mb)
+    run = partial(_run, extract(completion), timeout_s=timeout_s, memory_mb=memory_mb)
     passed_count = _passed_calls(run, calls) if calls else 0
-    for test in programs:
-        printed = run(None, stdin=str(test["stdin"]))
-        passed_count += _comparable_lines(printed) == _comparable_lines(str(test["stdout"]))
+    passed_count += sum(_passes(run, test) for test in programs)
     return passed_count / len(tests)
+
+
+def _passes(run: Callable[..., str], test: Mapping[str, Any]) -> bool:
+    """Whether the code passes a test of its output; `run` runs the code, as `_run` does."""
+    printed = run(None, stdin=str(test["stdin"]))
+    return _comparable_lines(printed) == _comparable_lines(str(test["stdout"]))
 
 
 def _passed_calls(run: Callable[..., str], tests: Sequence[Mapping[str, Any]]) -> int:

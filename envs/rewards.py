@@ -60,10 +60,7 @@ def combine(
     Raises ValueError for a weight that is not above 0, a required name that is not a part, or no
     parts.
     """
-    has_unknown = any(name not in parts for name in require)
-    has_low_weight = any(weight <= 0 for weight, _ in parts.values())
-    if has_unknown or has_low_weight or not parts:
-        raise ValueError(f"parts need weights above 0 and the required names {list(require)}")
+    _check_parts(parts, require)
     metrics = {name: float(value) for name, (_, value) in parts.items()}
     required_met = all(metrics[name] >= 1.0 for name in require)
     reward = _weighted_mean(parts.values())
@@ -71,6 +68,15 @@ def combine(
         reward = 0.0
     success = required_met if require else reward >= success_at
     return Score(reward, success=success, metrics=metrics)
+
+
+def _check_parts(parts: Mapping[str, tuple[float, float]], require: Sequence[str]) -> None:
+    """Raise ValueError for a weight that is not above 0, a required name that is not a part, or no
+    parts."""
+    has_unknown = any(name not in parts for name in require)
+    has_low_weight = any(weight <= 0 for weight, _ in parts.values())
+    if has_unknown or has_low_weight or not parts:
+        raise ValueError(f"parts need weights above 0 and the required names {list(require)}")
 
 
 def _weighted_mean(weighted_values: Collection[tuple[float, float]]) -> float:

@@ -171,11 +171,7 @@ def _start_no_program(refused_commands: list[str]) -> None:
 
 def _pip(order: InstallOrder) -> int:
     """Run `pip install` for `order` in this process; returns its exit status, 0 for success."""
-    sys.argv = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
-    sys.argv += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    if not order.source_builds:
-        sys.argv += ["--only-binary", ":all:"]
-    sys.argv += ["--", *order.requirements]
+    sys.argv = _pip_command(order)
     runner = Path(order.pip, "pip", "__pip-runner__.py")
     try:
         if runner.is_file():
@@ -189,6 +185,15 @@ def _pip(order: InstallOrder) -> int:
             return ended.code
         return 0 if ended.code is None else 1
     return 0
+
+
+def _pip_command(order: InstallOrder) -> list[str]:
+    """The command line of pip for `order`."""
+    command = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
+    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+    if not order.source_builds:
+        command += ["--only-binary", ":all:"]
+    return [*command, "--", *order.requirements]
 
 
 def _compile(folder: Path) -> None:

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -496,12 +496,7 @@ def _checked_metrics(metrics: Any) -> dict[str, float]:
     """
     if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
         raise Fault(f"metrics are at most {MAX_METRICS} named numbers", alive=True)
-    for name in metrics:
-        if not METRIC_NAME.fullmatch(name):
-            message = (
-                f"{name[:SHOWN_CHARS]!r} is no name of a metric (64 of letters, digits and _.:/@-)"
-            )
-            raise Fault(message, alive=True)
+    _check_metric_names(metrics)
     checked: dict[str, float] = {}
     for name, value in metrics.items():
         number = _as_finite(value)
@@ -509,6 +504,16 @@ def _checked_metrics(metrics: Any) -> dict[str, float]:
             raise Fault(f"the metric {name!r} is {value}, not a finite number", alive=True)
         checked[name] = number
     return checked
+
+
+def _check_metric_names(names: Iterable[str]) -> None:
+    """Raise Fault for the first name that is not valid; the process is still usable then."""
+    for name in names:
+        if not METRIC_NAME.fullmatch(name):
+            message = (
+                f"{name[:SHOWN_CHARS]!r} is no name of a metric (64 of letters, digits and _.:/@-)"
+            )
+            raise Fault(message, alive=True)
 
 
 def _as_finite(value: Any) -> float | None:

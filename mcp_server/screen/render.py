@@ -233,14 +233,19 @@ def _columns_that_fit(
     width_left = width
     fitting_count = 0
     for index, name in enumerate(columns):
-        cell_widths = [len(scalar(str(name), row[index])) for row in rows if len(row) > index]
-        width_left -= max([len(str(name)), *cell_widths])
+        width_left -= _column_width(str(name), index, rows)
         if index > 0:  # no gap stands before the first column
             width_left -= COLUMN_GAP
         if width_left < 0 and index >= 2:
             break
         fitting_count = index + 1
     return list(columns[:fitting_count]), [list(row[:fitting_count]) for row in rows]
+
+
+def _column_width(name: str, index: int, rows: Sequence[Sequence[Any]]) -> int:
+    """How many characters a column takes: its name, or the widest cell at `index` of the rows."""
+    cell_widths = [len(scalar(name, row[index])) for row in rows if len(row) > index]
+    return max([len(name), *cell_widths])
 
 
 def event_line(event: Mapping[str, Any]) -> Text:

@@ -232,17 +232,17 @@ class _FinishedTraining:
 async def _train_all(
     caller: "_ToolCaller", scene: Scene, examples: Path
 ) -> list[_FinishedTraining]:
-    """Run all trainings of the plan, one after the other; `examples` and errors as in `_run_loop`.
+    """Run all trainings of the demo's plan, one after the other. Raises DemoFailed.
 
-    An environment is pushed, and the plan checked and priced, before its first training.
+    An environment, of the folder `examples`, is pushed before its first training, and that training
+    is checked and priced.
     """
     env_ids: dict[str, str] = {}  # by the name of the environment's folder
     trainings: list[_FinishedTraining] = []
     for plan in scene.plan.trainings:
         is_new_env = plan.env not in env_ids
         if is_new_env:
-            pushed = await caller.call("push_env", {"path": str(examples / plan.env)})
-            env_ids[plan.env] = pushed["env_id"]
+            env_ids[plan.env] = await _push(caller, examples / plan.env)
         env_id = env_ids[plan.env]
         start = trainings[-1].model if plan.continues else scene.plan.model
         arguments = _arguments(plan, env_id, start, scene.seed)
@@ -252,6 +252,12 @@ async def _train_all(
         run = await _train(caller, scene, plan, arguments)
         trainings.append(_FinishedTraining(plan, env_id, start, run))
     return trainings
+
+
+async def _push(caller: "_ToolCaller", folder: Path) -> str:
+    """Push the environment in `folder`; returns the id of its version. Raises DemoFailed."""
+    pushed = await caller.call("push_env", {"path": str(folder)})
+    return pushed["env_id"]
 
 
 def _kept_skills(scene: Scene, training: _FinishedTraining) -> str:
