@@ -301,14 +301,25 @@ def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
         refusals.append("a network")
         config_lines.append("key_network = true")
     if refusals:
-        raise UserError(
-            "FORBIDDEN",
-            f"environment.toml asks for {' and '.join(refusals)}; the owner of this home has not "
-            f"agreed that keys such as {key.name} give that to an environment",
-            hint="Leave it out, or ask the owner to push this folder or to set "
-            f"{' and '.join(config_lines)} in the home's config.toml.",
-            field="path",
-        )
+        raise _not_agreed(key, refusals, config_lines)
+
+
+def _not_agreed(key: Key, refusals: Sequence[str], config_lines: Sequence[str]) -> UserError:
+    """Make the FORBIDDEN error for what an environment asks for without the owner's agreement.
+
+    Args:
+        key: the caller.
+        refusals: what is refused, such as "a network".
+        config_lines: the lines of config.toml that would allow it.
+    """
+    return UserError(
+        "FORBIDDEN",
+        f"environment.toml asks for {' and '.join(refusals)}; the owner of this home has not "
+        f"agreed that keys such as {key.name} give that to an environment",
+        hint="Leave it out, or ask the owner to push this folder or to set "
+        f"{' and '.join(config_lines)} in the home's config.toml.",
+        field="path",
+    )
 
 
 def stored_request_id(key: Key, request_id: str) -> str:

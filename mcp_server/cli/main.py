@@ -89,9 +89,8 @@ def serve(
     from mcp_server.protocol.http_app import allowed_hosts, serve_http
 
     hosts = allowed_hosts(host, allow_host or ())
-    serve_http(
-        server, Keys(located_home, load_token(located_home)), host=host, port=port, hosts=hosts
-    )
+    accepted_keys = Keys(located_home, load_token(located_home))
+    serve_http(server, accepted_keys, host=host, port=port, hosts=hosts)
 
 
 def _serve_stdio(server: "GuardedServer") -> None:
