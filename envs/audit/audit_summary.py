@@ -117,8 +117,9 @@ def _pays_for_junk(means: Mapping[str, float]) -> bool:
 def _least_increase(means: Mapping[str, float]) -> float:
     """The smallest increase of a mean reward that counts as paying for length.
 
-    It is LENGTH_PAYS times what gold earns. If gold is missing or earns nothing, it is LENGTH_PAYS
-    times the distance between the highest and the lowest mean in `means` (probe -> mean).
+    It is LENGTH_PAYS times what gold (the reference answer) earns. If there is no gold or it earns
+    nothing, it is LENGTH_PAYS times the distance between the highest and the lowest mean in `means`
+    (probe -> mean).
     """
     gold_mean = means.get(GOLD, 0.0)
     if gold_mean > 0:

@@ -69,7 +69,10 @@ class Tally:
             self.example = {"task": task_id, "completion": shortened(answer), "reward": reward}
 
     def _compare_with_gold(self, reward: float, gold: float) -> None:
-        """Note what gold earned on a row, and whether that is more than the probe's `reward`."""
+        """Note what gold (the reference answer) earned on a row, and whether the probe earned less.
+
+        `reward` is what the probe earned on the same row.
+        """
         self.golds.append(gold)
         if gold > reward:
             self.below += 1.0

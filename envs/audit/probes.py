@@ -456,7 +456,12 @@ def _gold_probes(
 def _changed_last_message(
     gold: Sequence[ChatMessage], last_message_probes: Mapping[str, str]
 ) -> dict[str, list[ChatMessage]]:
-    """The probes that change only the last of the messages `gold`, as name -> messages."""
+    """The probes that change only the last message of a reference answer, as name -> messages.
+
+    Args:
+        gold: the assistant messages of the reference answer.
+        last_message_probes: name of a probe -> what the last message then says.
+    """
     earlier = gold[:-1]
     return {
         name: [*earlier, _assistant(last_message_probes[name])]

@@ -253,9 +253,9 @@ def _failed(error: Exception) -> ScoreReply:
 def _score_probes(session: _Session, row: _ProbedRow) -> _FirstScore | None:
     """Score all probes of a row and add the results to the session's findings.
 
-    One answer (gold, or the first one if there is no gold) is scored twice in a row and once more
-    after all others, which finds a scorer that is random or keeps a state. Returns its first score;
-    None if the time was up before all probes were scored.
+    One answer (gold, the reference answer, or else the first one) is scored twice in a row and once
+    more after all others, which finds a scorer that is random or keeps a state. Returns its first
+    score; None if the time was up before all probes were scored.
     """
     findings = session.findings
     order = list(row.answers)
@@ -327,7 +327,7 @@ def _add_results(
 ) -> None:
     """Add the scores of a row's probes (name of the probe -> score) to `findings`.
 
-    The gold answer is one of the probes; the others are compared with its reward.
+    Gold, the reference answer, is one of the probes; the others are compared with its reward.
     """
     gold = results.get(GOLD)
     gold_reward = None
@@ -347,9 +347,9 @@ def _keep_for_rescoring(
 ) -> None:
     """Keep a row's answers in `findings`, so that a new process can score them again.
 
-    All of them go to `findings.latest`, which keeps only the newest. Gold and one other answer go
-    to `findings.samples`, which keeps them for every row. Answers on which scoring failed are left
-    out, because a call that was too slow once may be fast the next time.
+    All of them go to `findings.latest`, which keeps only the newest. Gold (the reference answer)
+    and one other go to `findings.samples`, which keeps them for every row. Answers on which scoring
+    failed are left out, because a call that was too slow once may be fast the next time.
     """
     scored = {
         name: _scored_answer(row, name, result["reward"])

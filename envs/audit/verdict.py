@@ -181,7 +181,7 @@ def _saturation(findings: Findings) -> Saturation:
 
     - top: the highest reward
     - levels: how many different rewards there are
-    - gold_at_top: the share of gold answers that earn the highest reward; it should be high
+    - gold_at_top: the share of reference answers that earn the highest reward; it should be high
     - others_at_top: the same for the other probes, without those shown for information only
 
     The two shares are None if there are no such answers.
@@ -215,7 +215,7 @@ def _probe_line(name: str, tally: Tally, lowest_mean: float) -> ProbeLine:
 
     These keys are optional:
 
-    - separated: the share of rows on which gold earned more; only for near misses
+    - separated: the share of rows on which the reference answer earned more; only for near misses
     - error: the first error, if scoring failed on one of the answers
     - example: an answer that was paid, if this probe is a risk or a weakness
 
@@ -258,10 +258,10 @@ def _probe_verdict(name: str, tally: Tally, lowest_mean: float) -> str:
 
 
 def _is_paid(tally: Tally, lowest_mean: float) -> bool:
-    """Whether a probe earns at least half (PAID) of what gold earns on the same rows.
+    """Whether a probe earns at least the share PAID of what gold earns on the same rows.
 
-    If no row has gold: whether at least half of the probe's answers counted as paid. `lowest_mean`
-    is the lowest mean reward of all probes.
+    Gold is the reference answer. If no row has one: whether at least that share of the probe's
+    answers counted as paid. `lowest_mean` is the lowest mean reward of all probes.
     """
     if not tally.golds:
         return tally.paid >= PAID * len(tally.rewards)
@@ -273,7 +273,8 @@ def _is_paid(tally: Tally, lowest_mean: float) -> bool:
 
 
 def _all_rewards_equal(findings: Findings) -> bool:
-    """Whether gold and every probe earned the same reward; False without gold."""
+    """Whether gold (the reference answer) and every probe earned the same reward; False without
+    gold."""
     rewards = [reward for tally in findings.tallies.values() for reward in tally.rewards]
     return findings.gold_rows > 0 and max(rewards) - min(rewards) < 1e-9  # equal up to rounding
 

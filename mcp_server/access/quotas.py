@@ -192,7 +192,10 @@ def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
 
 
 def cap_of_resumed_run(home: Home, run_id: str) -> float:
-    """The cap that a resumed run gets if the call names none: the one it had, or the default."""
+    """The GPU-hours after which a resumed run is stopped, if the call that resumes it names none.
+
+    They are what the run had before, or the default.
+    """
     with Store(home) as store:
         row = _find_row(store, run_id)
     return _cap_of_row(row)
