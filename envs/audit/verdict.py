@@ -88,9 +88,15 @@ def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
         risks = ["all alike"]  # the probes that are paid are then no further news
     if findings.gold_rows and len(findings.gold_failing) > GOLD_FAILURES * findings.gold_rows:
         risks.insert(0, GOLD)
+    return risks + _stability_risks(findings)
+
+
+def _stability_risks(findings: Findings) -> list[str]:
+    """The names of the risks of a scorer that gives one answer two rewards; [] for none."""
     if len(findings.unstable) > UNSTABLE * findings.repeated or _is_wavering(findings):
         # A random scorer: it gives other rewards later on even if it keeps no state.
-        return [*risks, "unstable"]
+        return ["unstable"]
+    risks = []
     if len(findings.drifted) > UNSTABLE * findings.revisited:
         risks.append("order dependent")
     if _differing(findings) > _tolerated(findings):

@@ -253,26 +253,27 @@ def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
 
 
 def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -> None:
-    """Raises EnvProblem ENV_PARAM unless load_environment (`entry`) can be called with `params`.
-
-    The hint lists the parameters that it has, and one with a similar name.
-    """
+    """Raises EnvProblem ENV_PARAM unless load_environment (`entry`) can be called with `params`."""
     signature = inspect.signature(entry)
     try:
         signature.bind(**params)
     except TypeError as error:
-        known = [p.name for p in signature.parameters.values()]
-        unknown = [name for name in params if name not in known]
-        similar = difflib.get_close_matches(unknown[0], known, n=1) if unknown else []
-        suggestion = f" Did you mean {similar[0]}?" if similar else ""
         raise EnvProblem(
             "ENV_PARAM",
             f"load_environment() does not accept these params: {error}",
-            hint=f"It accepts: {', '.join(known) or 'none'}.{suggestion} Edit [params] in "
-            "environment.toml.",
+            hint=_params_hint(params, known=list(signature.parameters)),
             file=ENTRY,
             line=_line(entry),
         ) from error
+
+
+def _params_hint(params: JsonObject, known: list[str]) -> str:
+    """What to do about params that are not accepted; `known` are those that are."""
+    unknown = [name for name in params if name not in known]
+    similar = difflib.get_close_matches(unknown[0], known, n=1) if unknown else []
+    suggestion = f" Did you mean {similar[0]}?" if similar else ""
+    accepted = f"It accepts: {', '.join(known) or 'none'}."
+    return f"{accepted}{suggestion} Edit [params] in environment.toml."
 
 
 def _check_methods(env: Env, folder: Path) -> None:
