@@ -554,9 +554,9 @@ def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     rollouts = suggest("read_rollouts", run_id=run_id)
     diagnosis = suggest("diagnose", run_id=run_id)
     if state == "done":
-        if reply.get("kind", "train") != "train":
-            return [rollouts]  # evaluations and probes produce no model that could be served
-        return [rollouts, suggest("deploy", run_id=f"{run_id}@best")]
+        # Evaluations and probes produce no model that could be served.
+        has_model = reply.get("kind", "train") == "train"
+        return [rollouts, suggest("deploy", run_id=f"{run_id}@best")] if has_model else [rollouts]
     if state == "failed":
         return [suggest("read_logs", run_id=run_id, view="error"), diagnosis]
     if state == "cancelled":

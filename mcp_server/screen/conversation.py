@@ -79,19 +79,10 @@ def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
     Returns the request for the question after it, and whether the answer was cut, so that an empty
     line goes on with it. An error, or a Ctrl-C, leaves the conversation as it was.
     """
-    stream = _Stream(shows_names=bool(request.compare_to))
     before = replace(request, message="")
-    try:
-        reply = _chat(home, request, stream.hear)
-    except UserError as error:
-        stream.end()
-        print_error(error, as_json=False)
+    reply = _shown_reply(home, request)
+    if reply is None:
         return before, False
-    except KeyboardInterrupt:
-        stream.end()
-        _say("(stopped; the question is forgotten)")
-        return before, False
-    stream.end()
     _say_calls_and_warnings(reply)
     is_cut = any(answer["finish_reason"] in ("length", "timeout") for answer in reply["answers"])
     if is_cut:
@@ -101,6 +92,23 @@ def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
     if not conversation:  # too long to be kept, as a warning has said
         return before, False
     return replace(before, conversation=conversation, system="", messages=()), is_cut
+
+
+def _shown_reply(home: Home, request: ChatRequest) -> Reply | None:
+    """Ask, and show the answer as it comes; None after an error or a Ctrl-C, which is shown too."""
+    stream = _Stream(shows_names=bool(request.compare_to))
+    try:
+        reply = _chat(home, request, stream.hear)
+    except UserError as error:
+        stream.end()
+        print_error(error, as_json=False)
+        return None
+    except KeyboardInterrupt:
+        stream.end()
+        _say("(stopped; the question is forgotten)")
+        return None
+    stream.end()
+    return reply
 
 
 def _say_calls_and_warnings(reply: Reply) -> None:

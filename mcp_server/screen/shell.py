@@ -61,17 +61,24 @@ def as_command(call: Call) -> str:
     name with dashes.
     """
     arguments = dict(call.arguments)
-    command = COMMANDS.get(call.tool) or _Command(call.tool.replace("_", "-"))
-    for (tool, name, value), special in _SPECIAL.items():
-        if tool == call.tool and arguments.get(name) == value:
-            del arguments[name]  # the name of the command says it
-            command = special
+    command = _take_command(call.tool, arguments)
     words = ["honesmith", *command.name.split()]
     for name in command.positional:
         value = arguments.pop(name, [])  # [] for an argument that is left out: no word
         values = value if isinstance(value, list | tuple) else [value]
         words += [_typed_value(each) for each in values]
     return shlex.join([*words, *_options(arguments, command.options)])
+
+
+def _take_command(tool: str, arguments: dict[str, object]) -> _Command:
+    """The command for a call of `tool`; an argument that its name says is taken out of
+    `arguments`."""
+    command = COMMANDS.get(tool) or _Command(tool.replace("_", "-"))
+    for (special_tool, name, value), special in _SPECIAL.items():
+        if special_tool == tool and arguments.get(name) == value:
+            del arguments[name]
+            command = special
+    return command
 
 
 def as_typed(hint: Hint) -> str:

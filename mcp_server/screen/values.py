@@ -48,15 +48,19 @@ def field(name: str, value: Any) -> RenderableType:
     label = Text(f"{name}: ", style="dim")
     if is_scalar(value) and len(str(value)) <= LONG_LINE:
         return label + scalar(name, value)
-    if is_flat(value):
-        line = scalar(name, value)
-        if len(line) <= LONG_LINE:
-            return label + line
-    if isinstance(value, list) and all(is_scalar(item) for item in value):
-        line = Text(", ").join(scalar("", item) for item in value)
-        if len(line) <= LONG_LINE:
-            return label + line
+    line = _one_line(name, value)
+    if line is not None and len(line) <= LONG_LINE:
+        return label + line
     return Group(label, Padding(block(value), (0, 0, 0, 2), expand=False))
+
+
+def _one_line(name: str, value: Any) -> Text | None:
+    """A flat object or a list of plain values as one line, however long; None for other values."""
+    if is_flat(value):
+        return scalar(name, value)
+    if isinstance(value, list) and all(is_scalar(item) for item in value):
+        return Text(", ").join(scalar("", item) for item in value)
+    return None
 
 
 def block(value: Any) -> RenderableType:
