@@ -139,18 +139,26 @@ def check_tools(tools: Any) -> None:
     if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
         raise EnvProblem("ENV_INVALID", f"tools is a list of functions, got {_type_of(tools)}")
     for index, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise EnvProblem(
-                "ENV_INVALID",
-                f"tools[{index}] is no function schema: {str(tool)[:TOOL_CHARS]}",
-                'Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.',
-                ENTRY,
-            )
+        _check_schema(tool, index)
         size += _json_size(tool, index)
         if size > MAX_TOOLS_BYTES:
             too_large = f"the schemas of tools take more than {MAX_TOOLS_BYTES >> 20} MB"
             raise EnvProblem("ENV_INVALID", too_large, "Describe them in less.", ENTRY)
+
+
+def _check_schema(tool: Any, index: int) -> None:
+    """Raise EnvProblem ENV_INVALID unless `tool` is the schema of a function with a name.
+
+    `index` is its place in the list, for the message.
+    """
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise EnvProblem(
+            "ENV_INVALID",
+            f"tools[{index}] is no function schema: {str(tool)[:TOOL_CHARS]}",
+            'Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.',
+            ENTRY,
+        )
 
 
 def _json_size(tool: Any, index: int) -> int:

@@ -55,8 +55,13 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
         resolved = candidate.resolve()
         if any(resolved.is_relative_to(root.resolve()) for root in roots):
             return resolved
+    raise _outside(path, roots)
+
+
+def _outside(path: str, roots: Sequence[Path]) -> UserError:
+    """Make the PATH_OUTSIDE_ROOTS error for a path that lies inside none of `roots`."""
     allowed = ", ".join(str(root) for root in roots) or "none"
-    raise UserError(
+    return UserError(
         "PATH_OUTSIDE_ROOTS",
         f"{path} lies outside the folders this server may use ({allowed})",
         hint="Choose a path inside them, or start the server with another --root FOLDER.",

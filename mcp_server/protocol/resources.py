@@ -242,11 +242,15 @@ def _file_section(name: str, path: Path) -> str:
         return f"## {name}\n\n{path.stat().st_size} bytes, not text\n"
     if len(text) > MAX_FILE_CHARS:
         text = text[:MAX_FILE_CHARS] + f"\n... ({path.stat().st_size} bytes in all)\n"
-    # The fence must be longer than any row of backticks in the file, or the file could close it. A
-    # row that could close it stands alone, so it is a word of backticks.
-    backtick_rows = [word for word in text.split() if set(word) == {"`"}]
-    fence = "`" * (3 + max(map(len, backtick_rows), default=0))
+    fence = _fence_around(text)
     return f"## {name}\n\n{fence}\n{text.rstrip()}\n{fence}\n"
+
+
+def _fence_around(text: str) -> str:
+    """A Markdown fence that is longer than any in `text`, which could close it otherwise."""
+    # A row of backticks that could close the fence stands alone, so it is a word of backticks.
+    backtick_rows = [word for word in text.split() if set(word) == {"`"}]
+    return "`" * (3 + max(map(len, backtick_rows), default=0))
 
 
 def _full_run_id(home: Home, run_id: str) -> str:

@@ -129,13 +129,17 @@ class Stage:
         table.add_column(width=14, no_wrap=True)
         table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for step in self._steps:
-            if step.state == "working":
-                mark, name = self._spinner, Text(step.name, style="bold")
-            else:
-                mark_text, style = MARKS[step.state]
-                mark, name = Text(mark_text, style=style), Text(step.name)
-            table.add_row(mark, name, self._row(step, in_panel=True))
+            is_working = step.state == "working"
+            name = Text(step.name, style="bold" if is_working else "")
+            table.add_row(self._mark(step), name, self._row(step, in_panel=True))
         return Group(Text(self._title, style="bold"), table)
+
+    def _mark(self, step: Step) -> RenderableType:
+        """The mark before a step in the panel: the spinner while it works, then how it ended."""
+        if step.state == "working":
+            return self._spinner
+        mark, style = MARKS[step.state]
+        return Text(mark, style=style)
 
     def _row(self, step: Step, in_panel: bool) -> Text:
         """The text of a step, after its duration and its curve.

@@ -78,11 +78,8 @@ def reply(data: Any) -> None:
     elsewhere.
     """
     out = console()
-    if isinstance(data, str) and out.is_terminal:
-        out.print(Markdown(data))
-        return
     if isinstance(data, str):
-        out.file.write(data.rstrip("\n") + "\n")
+        _print_text(out, data)
         return
     _print_summary(out, data)
     body = {name: value for name, value in data.items() if name not in HEAD_FIELDS}
@@ -92,6 +89,14 @@ def reply(data: Any) -> None:
         if value not in ("", [], {}):
             out.print(field(name, value))
     _print_advice(out, data)
+
+
+def _print_text(out: Console, text: str) -> None:
+    """Print a text as Markdown on a terminal, and unchanged elsewhere."""
+    if out.is_terminal:
+        out.print(Markdown(text))
+    else:
+        out.file.write(text.rstrip("\n") + "\n")
 
 
 def _print_summary(out: Console, data: Mapping[str, Any]) -> None:
