@@ -387,24 +387,22 @@ class _ToolCaller:
         step = self._stage.begin("chat")
         reply = await self._call_tool("chat", arguments)
         for answer in reply["answers"]:
-            await self._complete(step, answer, reply["conversation"], arguments["max_tokens"])
+            await self._complete(step, answer, reply, arguments["max_tokens"])
         self._stage.end(step, str(reply["summary"]))
         return reply
 
-    async def _complete(
-        self, step: Step, answer: Reply, conversation: str, max_tokens: int
-    ) -> None:
+    async def _complete(self, step: Step, answer: Reply, reply: Reply, max_tokens: int) -> None:
         """Ask for the rest of an answer that is not complete yet, and append it to `answer`.
 
-        `max_tokens` is how many tokens the whole answer may have. Raises DemoFailed if the tool
-        refused.
+        `reply` is that of the chat, which names the conversation; `max_tokens` is how many tokens
+        the whole answer may have. Raises DemoFailed if the tool refused.
         """
         part = answer
         while part.get("partial"):
             self._stage.show_progress(step, f"{answer['model']}: {answer['tokens']} tokens")
             rest = {
                 "model": answer["model"],
-                "conversation": conversation,
+                "conversation": reply["conversation"],
                 "max_tokens": max(1, max_tokens - answer["tokens"]),
             }
             [part] = (await self._call_tool("chat", rest))["answers"]
