@@ -92,7 +92,7 @@ def code(
 
 def _passes(run: Callable[..., str], test: Mapping[str, Any]) -> bool:
     """Whether the code passes a test of its output; `run` runs the code, as `_run` does."""
-    printed = run(None, stdin=str(test["stdin"]))
+    printed = run(calls=None, stdin=str(test["stdin"]))
     return _comparable_lines(printed) == _comparable_lines(str(test["stdout"]))
 
 

@@ -86,20 +86,20 @@ class Rubric:
         """
         values = {c.id: _checked_value(c.check(task, completion)) for c in self.criteria if c.check}
         if not self._required_met(values):
-            return Score(0.0, success=False, metrics=values)
+            return Score(reward=0.0, success=False, metrics=values)
         for_judge = [c for c in self.criteria if c.check is None]
         if for_judge and judge is not None:
             try:
                 values |= judge.grade(for_judge, task, completion)
             except JudgeError as error:
-                return Score(0.0, success=False, metrics=values, error=f"judge: {error}")
+                return Score(reward=0.0, success=False, metrics=values, error=f"judge: {error}")
         return self._final_score(values)
 
     def _final_score(self, values: dict[str, float]) -> Score:
         """The score of an answer; `values` maps the ids of the decided criteria to their values."""
         decided = [c for c in self.criteria if c.id in values]
         if not decided:
-            return Score(0.0, success=False, error="the rubric needs a judge and has none")
+            return Score(reward=0.0, success=False, error="the rubric needs a judge and has none")
         total_weight = math.fsum(c.weight for c in decided)
         reward = math.fsum(c.weight * values[c.id] for c in decided) / total_weight
         has_required = any(c.required for c in self.criteria)

@@ -56,7 +56,7 @@ def _unknown_template(name: str, template: str) -> EnvProblem:
         name: what was given.
         template: the same with underscores, as templates are named.
     """
-    close_names = difflib.get_close_matches(template, TEMPLATES, 1)
+    close_names = difflib.get_close_matches(template, TEMPLATES, n=1)
     suggestion = f"; did you mean {close_names[0]}?" if close_names else ""
     known = ", ".join(f"{key} ({description})" for key, description in TEMPLATES.items())
     return EnvProblem(

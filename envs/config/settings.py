@@ -175,7 +175,7 @@ def _refuse_unknown(
     """
     for name in table:
         if name not in allowed:
-            close_names = difflib.get_close_matches(name, allowed, 1)
+            close_names = difflib.get_close_matches(name, allowed, n=1)
             suggestion = f"; did you mean {close_names[0]}?" if close_names else ""
             raise _problem_at(
                 text, name, f"unknown {kind} {name!r}{suggestion}", ", ".join(allowed)

@@ -94,7 +94,7 @@ def serve(
 
 
 def _serve_stdio(server: "GuardedServer") -> None:
-    """Serve over stdio, until the agent that started this process ends or after a Ctrl-C."""
+    """Serve over stdio until the agent that started this process has ended, or until a Ctrl-C."""
     from mcp_server.protocol.parent_watch import watch_parent
     from mcp_server.protocol.stdio import end_by_interrupt
 

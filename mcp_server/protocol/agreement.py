@@ -38,10 +38,10 @@ FORM: ElicitRequestedSchema = {
 async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
     """Submit a run, and ask a person first if the run costs so much that it needs consent.
 
-    `submit(approved)` submits the run and returns its reply. In protocol versions from
-    `STATE_IN_RESULT` on, the question is the result of this call (an `InputRequiredResult`), and
-    the client calls again with the answer. In older versions this call itself waits for the answer,
-    at most `MAX_WAIT_S` seconds.
+    `submit(approved)` submits the run and returns its reply; `approved` says that a person has
+    agreed. In protocol versions from `STATE_IN_RESULT` on, the question is the result of this call
+    (an `InputRequiredResult`), and the client calls again with the answer. In older versions this
+    call itself waits for the answer, at most `MAX_WAIT_S` seconds.
 
     Raises:
         UserError: NOT_APPROVED, nobody can be asked or nobody agreed; another code, `submit` raised

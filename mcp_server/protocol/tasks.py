@@ -152,7 +152,8 @@ class WaitTasks(Extension):
         `since` is the cursor from which events count.
         """
         # The reply holds the full run id, and then replaces the one given here.
-        return {"run_id": run_id} | verbs.wait_run(self._home, run_id, until, 0, since)
+        status = verbs.wait_run(self._home, run_id, until, timeout_s=0, cursor=since)
+        return {"run_id": run_id} | status
 
     async def _status_of(self, wait: Wait) -> Reply:
         """The status of the run that a task waits for, now. Raises UserError."""

@@ -110,7 +110,7 @@ class Stage:
             step.curve = list(curve)
         if self._live is None and time.monotonic() - self._last_line_at > LINE_EVERY_S:
             self._last_line_at = time.monotonic()
-            line = f"  ... {step.name:<14} {sparkline(step.curve, 24)} {text}"
+            line = f"  ... {step.name:<14} {sparkline(step.curve, width=24)} {text}"
             self.console.print(line, soft_wrap=True)
 
     def end(self, step: Step, text: str, failed: bool = False) -> None:
@@ -154,7 +154,7 @@ class Stage:
         if step.seconds >= 1:  # a shorter duration says nothing
             line.append(f"{duration(step.seconds):>5} ", style="dim")
         if step.curve:
-            line.append(sparkline(step.curve, 32) + " ", style="cyan")
+            line.append(sparkline(step.curve, width=32) + " ", style="cyan")
         return line.append(step.text)
 
 
