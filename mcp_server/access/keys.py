@@ -325,12 +325,9 @@ def _not_agreed(key: Key, refusals: Sequence[str], config_lines: Sequence[str]) 
 def stored_request_id(key: Key, request_id: str) -> str:
     """Return the id under which a `request_id` of `key` is stored, such as `night:try-1`.
 
-    The name of the key stands before the id, so that two keys may use the same `request_id`. Names
-    hold no colon, so the result is unambiguous.
-
-    If the name makes the id longer than `MAX_REQUEST_ID`, the digest of the id is used instead.
-    Three ids are returned unchanged: any id of the owner, "" (none was given), and an id that is
-    too long already, which the engine refuses.
+    The name of the key stands before it, so that two keys may use the same `request_id`. If that
+    makes it longer than `MAX_REQUEST_ID`, its digest takes its place. Unchanged are an id of the
+    owner, "" (none was given), and one that is too long already, which the engine refuses.
     """
     if key.is_owner or not request_id or len(request_id) > MAX_REQUEST_ID:
         return request_id

@@ -68,12 +68,8 @@ def check_quota(
         arguments: of the call, without nulls.
         clock: returns the present time in unix seconds.
 
-    Returns:
-        The cap to use, if the call is a submit without `max_gpu_hours` and the hours of `key` are
-        limited. None for any other call, and if an earlier call with the `request_id` has no cap.
-
-    Raises:
-        UserError: QUOTA, too many runs are open, or the hours of the day do not suffice.
+    Returns the cap to use for a submit without `max_gpu_hours`, if the hours of `key` are limited;
+    otherwise None. Raises UserError QUOTA if too many runs are open, or too few hours are left.
     """
     if tool == "submit_train":
         return _check_submit(home, key, arguments, clock)
@@ -91,7 +87,8 @@ def _check_submit(
     """Check that `key` may submit the training run that these arguments ask for.
 
     A submit with a `request_id` that was used before starts nothing, so it passes. Returns the cap
-    on GPU-hours to use if the arguments name none and the hours of `key` are limited.
+    on GPU-hours to use, if the arguments name none and the hours of `key` are limited; None also if
+    the earlier call with the `request_id` has no cap.
 
     Raises UserError QUOTA if too many runs are open, or the hours of the day do not suffice.
     """

@@ -80,9 +80,8 @@ def fitting_page(read_page: Callable[[int], Reply], limit: int) -> Reply:
 def cut_to_size(body: Reply, size: int = RESULT_CHARS) -> Reply:
     """Return `body`, or a cut copy of it if it has more than `size` characters of JSON.
 
-    The last resort: a page from `fitting_page` is too large only if one item of it is. The largest
-    list or text is halved until the result fits. A result that was cut has `truncated` and a
-    warning that says so. If halving cannot make it fit, only summary, next, warnings and
+    The largest list or text is halved until the result fits. A result that was cut has `truncated`
+    and a warning that says so. If halving cannot make it fit, only summary, next, warnings and
     `truncated` are left, whatever their size.
     """
     if len(compact(body)) <= size:

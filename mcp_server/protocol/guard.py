@@ -213,13 +213,9 @@ class GuardedServer(MCPServer[Any]):
         The lock is held until `quota_lock` is closed, so that calls of one key pass one at a time:
         of two calls that would each just fit, the second is checked after the first is logged.
 
-        Returns:
-            For a submit without `max_gpu_hours` by a key whose hours are limited: the cap to use.
-            Otherwise None.
-
-        Raises:
-            UserError: QUOTA, the call does not fit. HOME_UNUSABLE, earlier calls of this key have
-                held the lock for too long.
+        Returns the cap (a limit of GPU-hours) to use for a submit that names none, by a key whose
+        hours are limited; otherwise None. Raises UserError QUOTA if the call does not fit, and
+        HOME_UNUSABLE if earlier calls of this key have held the lock for too long.
         """
         # Imported late: it loads the database, which a key without a quota does not need.
         from mcp_server.access import quotas  # noqa: PLC0415
