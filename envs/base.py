@@ -72,16 +72,8 @@ class ToolCall:
             raise ValueError(f"a tool call needs a function name, got {_short_repr(data)}")
         name, call_id = function["name"], str(data.get("id") or "")
         raw_arguments = function.get("arguments")
-        if isinstance(raw_arguments, Mapping):
-            return ToolCall(name, dict(raw_arguments), call_id)
-        if raw_arguments is None or raw_arguments == "":
-            return ToolCall(name, arguments={}, id=call_id)
-        try:
-            arguments = json.loads(raw_arguments)
-        # TypeError: not a text; ValueError: no JSON; RecursionError: nested too deep.
-        except (TypeError, ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
+        arguments = _parsed_arguments(raw_arguments)
+        if arguments is None:
             return ToolCall(name, arguments={}, id=call_id, invalid=str(raw_arguments))
         return ToolCall(name, arguments, call_id)
 
@@ -196,10 +188,7 @@ class Task:
 
         Raises ValueError naming the task and the field.
         """
-        # A bool is an int in Python, so it is refused by itself.
-        if isinstance(self.id, bool) or not isinstance(self.id, str | int):
-            raise ValueError(f"a task's id is a string, got {_short_repr(self.id)}")
-        self.id = _check_encodable(str(self.id), "a task's id")
+        self.id = _checked_id(self.id)
         self.prompt = _conversation(self.prompt, f"prompt of task {self.id!r}")
         if not self.prompt:
             raise ValueError(f"the prompt of task {self.id!r} is empty")
@@ -369,6 +358,31 @@ def _conversation(value: Any, where: str) -> str | list[Message]:
         return [Message.from_dict(item) for item in value]
     except ValueError as problem:
         raise ValueError(f"the {where}: {problem}") from None
+
+
+def _checked_id(task_id: Any) -> str:
+    """A task's id as text. Raises ValueError if it is neither text nor a whole number."""
+    # A bool is an int in Python, so it is refused by itself.
+    if isinstance(task_id, bool) or not isinstance(task_id, str | int):
+        raise ValueError(f"a task's id is a string, got {_short_repr(task_id)}")
+    return _check_encodable(str(task_id), "a task's id")
+
+
+def _parsed_arguments(raw_arguments: Any) -> JsonObject | None:
+    """The arguments of a call, given as an object or as JSON text; {} if there are none.
+
+    None if they hold no JSON object.
+    """
+    if isinstance(raw_arguments, Mapping):
+        return dict(raw_arguments)
+    if raw_arguments is None or raw_arguments == "":
+        return {}
+    try:
+        arguments = json.loads(raw_arguments)
+    # TypeError: not a text; ValueError: no JSON; RecursionError: nested too deep.
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def _as_messages(value: Any, role: str) -> list[Message]:

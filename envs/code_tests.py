@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -84,18 +84,26 @@ def code(
     programs = [test for test in tests if "stdin" in test and "stdout" in test]
     if not tests or len(calls) + len(programs) != len(tests):
         raise ValueError('tests are {"call", "expect"} or {"stdin", "stdout"}, at least one')
-    source = extract(completion)
-    run = partial(_run, source, timeout_s=timeout_s, memory_mb=memory_mb)
-    passed_count = 0
-    if calls:
-        output = run([str(test["call"]) for test in calls], stdin="")
-        # One line per call; there are fewer where the code was stopped.
-        for test, line in zip(calls, output.splitlines(), strict=False):
-            passed_count += _equal(_returned_value(line), test["expect"])
-    for test in programs:
-        printed = run(None, stdin=str(test["stdin"]))
-        passed_count += _comparable_lines(printed) == _comparable_lines(str(test["stdout"]))
+    run = partial(_run, extract(completion), timeout_s=timeout_s, memory_mb=memory_mb)
+    passed_count = _passed_calls(run, calls) if calls else 0
+    passed_count += sum(_passes(run, test) for test in programs)
     return passed_count / len(tests)
+
+
+def _passes(run: Callable[..., str], test: Mapping[str, Any]) -> bool:
+    """Whether the code passes a test of its output; `run` runs the code, as `_run` does."""
+    printed = run(calls=None, stdin=str(test["stdin"]))
+    return _comparable_lines(printed) == _comparable_lines(str(test["stdout"]))
+
+
+def _passed_calls(run: Callable[..., str], tests: Sequence[Mapping[str, Any]]) -> int:
+    """How many of these tests by a call pass; `run` runs the code, as `_run` does."""
+    output = run([str(test["call"]) for test in tests], stdin="")
+    # One line per call; there are fewer where the code was stopped.
+    return sum(
+        _equal(_returned_value(line), test["expect"])
+        for test, line in zip(tests, output.splitlines(), strict=False)
+    )
 
 
 def extract(completion: str) -> str:
@@ -227,11 +235,15 @@ def _equal(returned: Any, expected: Any) -> bool:
     if isinstance(returned, list) and isinstance(expected, list | tuple):
         return len(returned) == len(expected) and all(map(_equal, returned, expected))
     if isinstance(returned, dict) and isinstance(expected, Mapping):
-        expected_by_text = {str(key): value for key, value in expected.items()}
-        if returned.keys() != expected_by_text.keys():
-            return False
-        return all(_equal(returned[key], value) for key, value in expected_by_text.items())
+        return _equal_objects(returned, {str(key): value for key, value in expected.items()})
     return type(returned) is type(expected) and returned == expected
+
+
+def _equal_objects(returned: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    """Whether two objects have the same keys with equal values."""
+    if returned.keys() != expected.keys():
+        return False
+    return all(_equal(returned[key], value) for key, value in expected.items())
 
 
 def _comparable_lines(text: str) -> list[str]:

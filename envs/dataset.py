@@ -116,12 +116,20 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
             file_problems.append(problem)
         data_of_files.append(data)
         tasks += _tasks_of_file(data, split, place_of_id, require_answer)
-    faulty = [data for data in data_of_files if data.bad]
+    _raise_for_bad_lines(data_of_files, file_problems)
+    return tasks
+
+
+def _raise_for_bad_lines(files: Sequence[DataFile], file_problems: Sequence[EnvProblem]) -> None:
+    """Raise the problem of the files if one of them has bad lines.
+
+    `file_problems` are those of files that cannot be read at all.
+    """
+    faulty = [data for data in files if data.bad]
     if file_problems and len(faulty) == 1:  # its own error, with its hint, says more than a list
         raise file_problems[0]
     if faulty:
-        raise _bad_lines_error(data_of_files)
-    return tasks
+        raise _bad_lines_error(files)
 
 
 def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
@@ -182,6 +190,26 @@ def read_rows(path: Path) -> DataFile:
     Raises EnvProblem DATASET_INVALID if the whole file is unusable: unknown format, too large, or
     not readable.
     """
+    reader = _reader_of(path)
+    try:
+        size = path.stat().st_size
+        # JSONL is read line by line; every other format is held in memory as a whole.
+        if size > MAX_FILE_BYTES and reader is not _read_jsonl:
+            message = f"{size >> 20} MB, above {MAX_FILE_BYTES >> 20}"
+            raise _unusable_file(path, message, "Use JSONL.")
+        data = DataFile(path)
+        reader(data)
+    except OSError as error:
+        raise _unusable_file(path, f"cannot be read: {error.strerror or error}") from error
+    data.bad.sort(key=lambda row: row.line)
+    return data
+
+
+def _reader_of(path: Path) -> Callable[[DataFile], None]:
+    """The function that reads a file of this format, by the file's suffix.
+
+    Raises EnvProblem DATASET_INVALID for an unknown one.
+    """
     readers: dict[str, Callable[[DataFile], None]] = {
         ".jsonl": _read_jsonl,
         ".ndjson": _read_jsonl,
@@ -195,18 +223,7 @@ def read_rows(path: Path) -> DataFile:
         formats = ", ".join(FORMATS)
         message = f"{path.suffix or 'no suffix'} is no data format"
         raise _unusable_file(path, message, f"Use one of {formats}")
-    try:
-        size = path.stat().st_size
-        # JSONL is read line by line; every other format is held in memory as a whole.
-        if size > MAX_FILE_BYTES and reader is not _read_jsonl:
-            message = f"{size >> 20} MB, above {MAX_FILE_BYTES >> 20}"
-            raise _unusable_file(path, message, "Use JSONL.")
-        data = DataFile(path)
-        reader(data)
-    except OSError as error:
-        raise _unusable_file(path, f"cannot be read: {error.strerror or error}") from error
-    data.bad.sort(key=lambda row: row.line)
-    return data
+    return reader
 
 
 def splits_of(files: Sequence[Path]) -> list[str | None]:
@@ -258,9 +275,8 @@ def jsonl_lines(
         line_number += 1
         start, offset = offset, offset + len(line)
         if len(line) > MAX_ROW_BYTES:
-            while line and not line.endswith(b"\n"):  # read on to the end of this line
-                line = file.readline(MAX_ROW_BYTES)
-                offset += len(line)
+            if not line.endswith(b"\n"):
+                offset += _skip_line(file)
             yield line_number, start, None
             continue
         if start == 0:
@@ -268,6 +284,16 @@ def jsonl_lines(
         if line.strip():
             # Without the line's end, so that an error at the end gets the right column.
             yield line_number, start, line.rstrip(b"\r\n")
+
+
+def _skip_line(file: BinaryIO) -> int:
+    """Read on to the end of a line, piece by piece; returns how many bytes were read."""
+    byte_count = 0
+    piece = b" "
+    while piece and not piece.endswith(b"\n"):
+        piece = file.readline(MAX_ROW_BYTES)
+        byte_count += len(piece)
+    return byte_count
 
 
 def parse_line(content: bytes) -> JsonObject:
@@ -302,44 +328,57 @@ def _read_json(data: DataFile) -> None:
 def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, Any]]:
     """Yields each element of a JSON list as (line it begins on, value).
 
-    At the first error the reason is added to `data.bad` and the rest is not read.
-
-    Args:
-        text: the whole file.
-        position: of the first character behind the opening bracket.
-        data: the file, for errors.
+    `text` is the whole file, `position` that of the first character behind the opening bracket. At
+    the first error the reason is added to `data.bad` and the rest is not read.
     """
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    line = 1 + text.count("\n", 0, position)
-    position, line = _skip_space(text, position, line)
-    is_end = text.startswith("]", position)
+    place = _Place(text)
+    place.move_to(position)
+    is_end = place.is_before("]")
     while not is_end:
         try:
-            value, end = decoder.raw_decode(text, position)
+            value, end = decoder.raw_decode(text, place.position)
         except (ValueError, RecursionError) as error:
-            # Other errors know no line, so the first line of the element is named.
-            fault_line = error.lineno if isinstance(error, json.JSONDecodeError) else line
-            data.bad.append(BadRow(fault_line, f"{_fault_of(error)}; the rest is not read"))
+            data.bad.append(_bad_element(error, place.line))
             return
-        yield line, value
-        line += text.count("\n", position, end)
-        position, line = _skip_space(text, end, line)
-        is_end = text.startswith("]", position)
+        yield place.line, value
+        place.move_to(end)
+        is_end = place.is_before("]")
         if not is_end:
-            if not text.startswith(",", position):
-                data.bad.append(BadRow(line, "a comma or ] is missing here; the rest is not read"))
+            if not place.is_before(","):
+                missing = "a comma or ] is missing here; the rest is not read"
+                data.bad.append(BadRow(place.line, missing))
                 return
-            position, line = _skip_space(text, position + 1, line)
-    if text[position + 1 :].strip():
-        data.bad.append(BadRow(line, "there is text after the list"))
+            place.move_to(place.position + 1)
+    if text[place.position + 1 :].strip():
+        data.bad.append(BadRow(place.line, "there is text after the list"))
 
 
-def _skip_space(text: str, position: int, line: int) -> tuple[int, int]:
-    """The next position without white space, and its line; `line` is that of `position`."""
-    start = position
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position, line + text.count("\n", start, position)
+def _bad_element(error: ValueError | RecursionError, first_line: int) -> BadRow:
+    """The bad row for an element of a JSON list that begins on `first_line` and raised `error`."""
+    # Other errors know no line, so the first line of the element is named.
+    fault_line = error.lineno if isinstance(error, json.JSONDecodeError) else first_line
+    return BadRow(fault_line, f"{_fault_of(error)}; the rest is not read")
+
+
+class _Place:
+    """A place in a text, at first its beginning: the position of a character, and its line."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.position = 0
+        self.line = 1
+
+    def move_to(self, position: int) -> None:
+        """Move on to `position`, and from there behind the white space that begins there."""
+        while position < len(self._text) and self._text[position] in " \t\r\n":
+            position += 1
+        self.line += self._text.count("\n", self.position, position)
+        self.position = position
+
+    def is_before(self, character: str) -> bool:
+        """Whether this character comes next."""
+        return self._text.startswith(character, self.position)
 
 
 def _read_csv(data: DataFile) -> None:
@@ -355,17 +394,22 @@ def _read_csv(data: DataFile) -> None:
         raise _unusable_file(data.path, f"line {line} is not UTF-8") from error
     previous = csv.field_size_limit(MAX_ROW_BYTES)  # a setting of the whole process
     try:
-        delimiter = "\t" if data.path.suffix.lower() == ".tsv" else ","
-        header: list[str] = []
-        for line, cells in _csv_lines(text, delimiter, data):
-            if not header:
-                header = [name.strip() for name in cells]
-                if len(set(header)) < len(header):
-                    raise _unusable_file(data.path, f"the header names a column twice: {header}")
-            elif any(cell.strip() for cell in cells):
-                _add_row(data, line, lambda cells=cells, header=header: _csv_row(header, cells))
+        _add_csv_rows(data, text)
     finally:
         csv.field_size_limit(previous)
+
+
+def _add_csv_rows(data: DataFile, text: str) -> None:
+    """Append the rows of `text`, the content of a CSV or TSV file; see `_read_csv`."""
+    delimiter = "\t" if data.path.suffix.lower() == ".tsv" else ","
+    header: list[str] = []
+    for line, cells in _csv_lines(text, delimiter, data):
+        if not header:
+            header = [name.strip() for name in cells]
+            if len(set(header)) < len(header):
+                raise _unusable_file(data.path, f"the header names a column twice: {header}")
+        elif any(cell.strip() for cell in cells):
+            _add_row(data, line, lambda cells=cells, header=header: _csv_row(header, cells))
 
 
 def _csv_lines(text: str, delimiter: str, data: DataFile) -> Iterator[tuple[int, list[str]]]:
@@ -388,8 +432,7 @@ def _csv_row(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
 
     Cells of the columns messages, conversations, tools and metadata are parsed as JSON if they
     begin like it. Empty cells are left out, unless the row has no known shape without them: an
-    empty prompt then gets its own error. Raises ValueError if there are more or fewer cells than
-    columns, or a cell is not valid JSON.
+    empty prompt then gets its own error. Raises ValueError for a wrong number of cells or bad JSON.
     """
     if len(cells) != len(header):
         raise ValueError(f"{len(cells)} cells, but the header has {len(header)}")
@@ -498,8 +541,7 @@ def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
     """The error that lists the bad lines of all `files`, at least one of which has one.
 
     For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". It
-    lists as many as fit into a reply and counts the others. Its file and line are those of the
-    first.
+    lists as many as fit into a reply and counts the others; its place is that of the first.
     """
     faulty = [data for data in files if data.bad]
     faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]

@@ -65,8 +65,7 @@ def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$"
     if isinstance(value, dict):
         errors += _object_errors(value, schema, place)
     if isinstance(value, list) and "items" in schema:
-        for index, item in enumerate(value):
-            errors += schema_errors(item, schema["items"], f"{place}[{index}]")
+        errors += _item_errors(value, schema["items"], place)
     return errors + _joined_errors(value, schema, place)
 
 
@@ -120,6 +119,14 @@ def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: s
     additional = schema.get("additionalProperties", True)
     for name, item in value.items():
         errors += schema_errors(item, properties.get(name, additional), f"{place}.{name}")
+    return errors
+
+
+def _item_errors(items: list[Any], schema: Any, place: str) -> list[str]:
+    """The faults of a list: those of its items, each of which must fit `schema`."""
+    errors: list[str] = []
+    for index, item in enumerate(items):
+        errors += schema_errors(item, schema, f"{place}[{index}]")
     return errors
 
 

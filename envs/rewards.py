@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -60,18 +60,29 @@ def combine(
     Raises ValueError for a weight that is not above 0, a required name that is not a part, or no
     parts.
     """
-    has_unknown = any(name not in parts for name in require)
-    has_low_weight = any(weight <= 0 for weight, _ in parts.values())
-    if has_unknown or has_low_weight or not parts:
-        raise ValueError(f"parts need weights above 0 and the required names {list(require)}")
+    _check_parts(parts, require)
     metrics = {name: float(value) for name, (_, value) in parts.items()}
     required_met = all(metrics[name] >= 1.0 for name in require)
-    total_weight = math.fsum(weight for weight, _ in parts.values())
-    reward = math.fsum(weight * value for weight, value in parts.values()) / total_weight
+    reward = _weighted_mean(parts.values())
     if not required_met:
         reward = 0.0
     success = required_met if require else reward >= success_at
     return Score(reward, success=success, metrics=metrics)
+
+
+def _check_parts(parts: Mapping[str, tuple[float, float]], require: Sequence[str]) -> None:
+    """Raise ValueError for a weight that is not above 0, a required name that is not a part, or no
+    parts."""
+    has_unknown = any(name not in parts for name in require)
+    has_low_weight = any(weight <= 0 for weight, _ in parts.values())
+    if has_unknown or has_low_weight or not parts:
+        raise ValueError(f"parts need weights above 0 and the required names {list(require)}")
+
+
+def _weighted_mean(weighted_values: Collection[tuple[float, float]]) -> float:
+    """The mean of (weight, value) pairs, at least one of them, by weight."""
+    total_weight = math.fsum(weight for weight, _ in weighted_values)
+    return math.fsum(weight * value for weight, value in weighted_values) / total_weight
 
 
 def final_answer(completion: str) -> str:
@@ -166,11 +177,18 @@ def choice(completion: str, expected: str, options: str | Mapping[str, str] = "A
         return float(lone_letter.group(1).casefold() == expected.casefold())
     if not isinstance(options, Mapping):
         return 0.0
-    # The letter may stand before the text, as in "b) ".
-    letter_prefix = rf"(?:[(\[]?{re.escape(expected)}[)\].:]\s*)?".casefold()
-    option_text = " ".join(str(options[expected]).split()).casefold().rstrip(".")
+    return float(_is_option(answer, expected, str(options[expected])))
+
+
+def _is_option(answer: str, letter: str, text: str) -> bool:
+    """Whether an answer is the text of an option; its letter may stand before it, as in "b) ".
+
+    Case, white space and a full stop at the end do not matter.
+    """
+    letter_prefix = rf"(?:[(\[]?{re.escape(letter)}[)\].:]\s*)?".casefold()
+    option_text = " ".join(text.split()).casefold().rstrip(".")
     answer_text = " ".join(answer.split()).casefold().rstrip(".")
-    return float(re.fullmatch(letter_prefix + re.escape(option_text), answer_text) is not None)
+    return re.fullmatch(letter_prefix + re.escape(option_text), answer_text) is not None
 
 
 def regex(completion: str, pattern: str, expected: str | None = None) -> float:

@@ -24,7 +24,7 @@ import json
 from typing import Any
 
 from envs.base import CHOSEN, REJECTED, Message, Task, ToolCall
-from envs.json_types import JsonObject
+from envs.json_types import ChatMessage, JsonObject
 
 # Keys of a prompt with the keys its answer may have; the first pair that fits a row is taken.
 PAIRS = (
@@ -75,13 +75,17 @@ def _preference_shape(row: JsonObject) -> str:
 
 
 def _ends_with_assistant(chat: list[Any]) -> bool:
+    """Whether the last message of a chat of OpenAI or ShareGPT is the assistant's."""
     last = chat[-1] if chat and isinstance(chat[-1], dict) else {}
     role = last.get("role") or SHAREGPT.get(str(last.get("from")))
     return role == "assistant"
 
 
 def _plain_shape(row: JsonObject) -> str:
-    """The name of a row's shape, as in `shape_of`, without a look at preferences."""
+    """The name of a row's shape, made of the keys that hold its prompt and its answer.
+
+    Its `chosen` and `rejected` answers are not looked at. "" if no prompt is found.
+    """
     for chat_key in CHATS:
         if isinstance(row.get(chat_key), list):
             return chat_key
@@ -114,13 +118,26 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
         prompt, answer, used = _prompt_and_answer(row, shape)
         pair = _pair_beside_answer(row)
     metadata = _metadata(row)
+    unused = _unused_values(row, shape, used)
+    task_split = row.get("split") if _has_value(row.get("split")) else split
+    return Task(_task_id(row, default_id), prompt, answer, task_split, unused | metadata | pair)
+
+
+def _unused_values(row: JsonObject, shape: str, used: set[str]) -> JsonObject:
+    """What of a row becomes metadata: the keys that nothing else uses, and its tools.
+
+    Args:
+        shape: that of `shape_of`.
+        used: the keys that hold the prompt and the answer.
+
+    Raises ValueError if the tools are no list of objects.
+    """
     unused = {key: row[key] for key in row if key not in used and key not in RESERVED}
     tools = _tools_value(row, shape)
     if tools:
         # LLaMA-Factory's ShareGPT rows hold the tools as JSON text.
         unused["tools"] = _tools(_json_or_same(tools))
-    task_split = row.get("split") if _has_value(row.get("split")) else split
-    return Task(_task_id(row, default_id), prompt, answer, task_split, unused | metadata | pair)
+    return unused
 
 
 def _metadata(row: JsonObject) -> JsonObject:
@@ -152,7 +169,8 @@ def _task_id(row: JsonObject, default_id: str) -> str:
 def _refuse_by_name(row: JsonObject, shape: str) -> None:
     """Raises ValueError for a row that is known but not trained on, saying which it is.
 
-    `shape` is that of `shape_of`, such as "prompt/completion"; "" for a row of no shape.
+    `shape` names the keys of its prompt and answer, as `shape_of` does, such as
+    "prompt/completion"; it is "" for a row in which none were found.
     """
     if not shape and isinstance(row.get("text"), str) and row["text"]:
         raise ValueError(_plain_text_message(row["text"]))
@@ -192,15 +210,25 @@ def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]
     if prompt is None:
         prompt = _common_start(answers[0], answers[1])
     prompt_messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
-    pair = {}
-    for name, key, answer in zip((CHOSEN, REJECTED), keys, answers, strict=True):
-        reply = _without_prompt(answer, prompt_messages)
-        if reply[0].role != "assistant" or reply[-1].role != "assistant":
-            raise ValueError(f"{key} begins and ends with the assistant, after the prompt")
-        pair[name] = [message.to_dict() for message in reply]
-    if pair[CHOSEN] == pair[REJECTED]:
+    chosen, rejected = (
+        _after_prompt(answer, prompt_messages, key)
+        for key, answer in zip(keys, answers, strict=True)
+    )
+    if chosen == rejected:
         raise ValueError("chosen and rejected are the same answer")
-    return prompt, pair, used | {*keys}
+    return prompt, {CHOSEN: chosen, REJECTED: rejected}, used | {*keys}
+
+
+def _after_prompt(answer: list[Message], prompt: list[Message], key: str) -> list[ChatMessage]:
+    """An answer of a preference without the prompt that it may repeat, as plain dicts.
+
+    Raises ValueError, which names its `key` in the row, unless it begins and ends with the
+    assistant.
+    """
+    reply = _without_prompt(answer, prompt)
+    if reply[0].role != "assistant" or reply[-1].role != "assistant":
+        raise ValueError(f"{key} begins and ends with the assistant, after the prompt")
+    return [message.to_dict() for message in reply]
 
 
 def _preference_prompt(row: JsonObject, shape: str) -> tuple[Any, set[str]]:
@@ -222,8 +250,11 @@ def _preference_prompt(row: JsonObject, shape: str) -> tuple[Any, set[str]]:
 
 
 def _without_prompt(answer: list[Message], prompt: list[Message]) -> list[Message]:
-    """An answer without the prompt, with or without its system message, at its beginning;
-    unchanged if it does not begin with it, or is nothing else."""
+    """Take the prompt off the beginning of an answer that repeats it.
+
+    The repeated prompt may lack its system message. An answer that does not begin with the prompt,
+    or holds nothing else, is returned as it is.
+    """
     without_system = [message for message in prompt if message.role != "system"]
     for start in (prompt, without_system):  # UltraFeedback repeats the prompt in each answer
         if start and answer[: len(start)] == start and len(answer) > len(start):
@@ -294,14 +325,19 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
         raise ValueError(_no_prompt_message(row))
     if shape in CHATS:
         prompt, answer = _chat(row[shape])
-        if isinstance(row.get("system"), str) and row["system"] and prompt[0].role != "system":
-            prompt = [Message("system", row["system"]), *prompt]
-        return prompt, answer, {shape}
+        return _with_system(prompt, row.get("system")), answer, {shape}
     prompt_key, _, answer_key = shape.partition("/")
     # `answer_key` is "" for a prompt alone, which harms nothing.
     prompt, used = _prompt_of(row, prompt_key, {prompt_key, answer_key})
     answer = _text_or_chat(row[answer_key], answer_key) if answer_key else None
     return prompt, answer, used
+
+
+def _with_system(prompt: list[Message], system: Any) -> list[Message]:
+    """A chat's prompt with the row's `system` text as first message, unless it has one already."""
+    if isinstance(system, str) and system and prompt[0].role != "system":
+        return [Message("system", system), *prompt]
+    return prompt
 
 
 def _no_prompt_message(row: JsonObject) -> str:
@@ -367,16 +403,25 @@ def _message(item: Any) -> Message:
     if not isinstance(item, dict):
         return Message.from_dict(item)
     if "role" not in item and "from" in item:
-        speaker = str(item["from"])
-        if speaker == _FUNCTION_CALL:
+        if str(item["from"]) == _FUNCTION_CALL:
             return Message("assistant", tool_calls=[_call_in_text(item.get("value"))])
-        role = SHAREGPT.get(speaker)
-        if role is None:
-            raise ValueError(f"unknown speaker {item['from']!r}")
-        item = {**item, "role": role, "content": item.get("value")}
+        item = {**item, "role": _role_of_speaker(item["from"]), "content": item.get("value")}
     if item.get(_FUNCTION_CALL):
         raise ValueError("function_call is OpenAI's old form; write tool_calls")
-    weight = item.get("weight", 1)
+    _check_weight(item.get("weight", 1))
+    return Message.from_dict(item)
+
+
+def _role_of_speaker(speaker: Any) -> str:
+    """The role of a message of ShareGPT, by its `from`. Raises ValueError for an unknown one."""
+    role = SHAREGPT.get(str(speaker))
+    if role is None:
+        raise ValueError(f"unknown speaker {speaker!r}")
+    return role
+
+
+def _check_weight(weight: Any) -> None:
+    """Raise ValueError unless a message's `weight` is 1, the weight of one that is learnt."""
     if weight not in (0, 1) or isinstance(weight, bool):
         raise ValueError(f"weight is 0 or 1, got {weight!r}")
     if weight == 0:
@@ -384,7 +429,6 @@ def _message(item: Any) -> Message:
             "a message has the weight 0, and each answer of a row is learnt: cut the row there, or "
             'train with loss_on = "last" and leave the weights out'
         )
-    return Message.from_dict(item)
 
 
 def _call_in_text(value: Any) -> ToolCall:

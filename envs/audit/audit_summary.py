@@ -39,15 +39,15 @@ def headline(
         if best is not None:
             gold += f", the best degenerate answer ({best['probe']}) {best['mean']:.2f}"
         return f"ok: {gold} ({covered})"
-    level = "risk" if risks else "warn"
-    return f"{level}: {gold}, but {_causes(names, means, failing)} ({covered})"
+    verdict = "risk" if risks else "warn"
+    return f"{verdict}: {gold}, but {_causes(names, means, failing)} ({covered})"
 
 
 def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int, int]) -> str:
     """What is wrong, in words.
 
     Args:
-        names: of the probes or other findings that are risks, or weaknesses.
+        names: the probes and other findings that are risks; or the weaknesses, if there is no risk.
         means: each probe's mean reward.
         failing: how many reference answers fail, and how many there are.
     """
@@ -117,8 +117,9 @@ def _pays_for_junk(means: Mapping[str, float]) -> bool:
 def _least_increase(means: Mapping[str, float]) -> float:
     """The smallest increase of a mean reward that counts as paying for length.
 
-    It is LENGTH_PAYS times what gold earns. If gold is missing or earns nothing, it is LENGTH_PAYS
-    times the distance between the highest and the lowest mean in `means` (probe -> mean).
+    It is LENGTH_PAYS times what gold (the reference answer) earns. If there is no gold or it earns
+    nothing, it is LENGTH_PAYS times the distance between the highest and the lowest mean in `means`
+    (probe -> mean).
     """
     gold_mean = means.get(GOLD, 0.0)
     if gold_mean > 0:

@@ -60,20 +60,34 @@ class Tally:
         if result["error"]:
             self.errors += 1
             self.error = self.error or str(result["error"])[:ERROR_CHARS]
-        if gold is None:
-            is_paid = result["success"] is True or reward >= PAID
-        else:
-            # What gold earns is a better measure than success or a fixed reward.
-            is_paid = gold > 0 and reward >= PAID * gold
-            self.golds.append(gold)
-            if gold > reward:
-                self.below += 1.0
-            elif gold == reward:
-                self.below += 0.5
-        if is_paid:
-            self.paid += 1
-        if is_paid and self.example is None:
+        if gold is not None:
+            self._compare_with_gold(reward, gold)
+        if not _is_paid(result, gold):
+            return
+        self.paid += 1
+        if self.example is None:
             self.example = {"task": task_id, "completion": shortened(answer), "reward": reward}
+
+    def _compare_with_gold(self, reward: float, gold: float) -> None:
+        """Note what gold (the reference answer) earned on a row, and whether the probe earned less.
+
+        `reward` is what the probe earned on the same row.
+        """
+        self.golds.append(gold)
+        if gold > reward:
+            self.below += 1.0
+        elif gold == reward:
+            self.below += 0.5
+
+
+def _is_paid(result: Mapping[str, Any], gold: float | None) -> bool:
+    """Whether a score counts as paid; `gold` is what the reference answer earned, if there is one.
+
+    What gold earns is a better measure than success or a fixed reward.
+    """
+    if gold is None:
+        return result["success"] is True or result["reward"] >= PAID
+    return gold > 0 and result["reward"] >= PAID * gold
 
 
 @dataclass

@@ -125,17 +125,31 @@ def take_apart(gold: str) -> Core:
     3. the last number of the last line, if that line is short
     4. the last line
     """
-    if gold.strip()[:1] in ("{", "["):
-        try:
-            json.loads(gold)
-        except ValueError:
-            pass
-        else:
-            return Core(head="", text=gold, tail="", is_json=True)
+    if _is_json_container(gold):
+        return Core(head="", text=gold, tail="", is_json=True)
     for pattern in (TAGGED, MARKED):
         match = pattern.fullmatch(gold)
         if match and match["core"].strip():
             return Core(match["head"], match["core"], match["tail"])
+    return _last_line_apart(gold)
+
+
+def _is_json_container(text: str) -> bool:
+    """Whether a text is a JSON object or list."""
+    if text.strip()[:1] not in ("{", "["):
+        return False
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _last_line_apart(gold: str) -> Core:
+    """Split a reference answer around its last line, or around the last number in it.
+
+    It is the number if the line has one and no more than LONG_WORDS words.
+    """
     stripped = gold.rstrip()
     line_start = stripped.rfind("\n") + 1  # of the last line
     numbers = list(NUMBER.finditer(stripped, line_start))
@@ -206,34 +220,46 @@ def _endless(seed: str) -> str:
 def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[str, str]:
     """The probes made from a reference answer that is text, as name -> completion.
 
-    A wrong answer is the reference answer with one small change. For prose it is one of `others`
-    (reference answers of other rows), because a sentence with one changed letter may still be
-    right. Prose without `others` gets no probes with a wrong answer.
+    `others` are reference answers of other rows.
     """
-    gold = core.with_text(core.text)
-    if not core.is_prose:
-        wrong = core.with_text(changed(core.text, rng))
-        truncated = core.text[: len(core.text) // 2]
-    else:
-        wrong = rng.choice(others) if others else ""
-        truncated = core.text[: len(core.text) // 4]  # half a sentence may say enough
-    # The form without the content: head and tail around a "?", or, where there is neither, the
-    # answer with an x for each letter and digit.
-    has_frame = bool(core.head + core.tail)
-    contentless = "?" if has_frame else re.sub(r"\w", "x", core.text)
+    wrong = _wrong_answer(core, others, rng)
     probes = {
         "enumerated": _enumerated(core, others, rng),
-        "format only": core.with_text(contentless),
+        "format only": _contentless(core),
     }
     if wrong:
+        gold = core.with_text(core.text)
         probes["gold then wrong"] = f"{gold}\n{wrong}"
         probes["wrong then gold"] = f"{wrong}\n{gold}"
+    # Of a value a half is not enough to be right, but half a sentence may say enough.
+    truncated = core.text[: len(core.text) // (4 if core.is_prose else 2)]
     if truncated:
         probes["truncated gold"] = core.head + truncated
     if not core.is_prose:
         probes["negated gold"] = core.with_text("not " + core.text)
         probes["off by one"] = wrong
     return probes
+
+
+def _wrong_answer(core: Core, others: Sequence[str], rng: random.Random) -> str:
+    """A wrong answer: a value with one small change, or for prose one of `others`.
+
+    A sentence with one changed letter may still be right, so prose takes the reference answer of
+    another row; "" if there is none.
+    """
+    if not core.is_prose:
+        return core.with_text(changed(core.text, rng))
+    return rng.choice(others) if others else ""
+
+
+def _contentless(core: Core) -> str:
+    """The form of a reference answer without its content.
+
+    That is its head and tail around a "?", or, where it has neither, the answer with an x for each
+    letter and digit.
+    """
+    has_frame = bool(core.head + core.tail)
+    return core.with_text("?" if has_frame else re.sub(r"\w", "x", core.text))
 
 
 def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
@@ -243,25 +269,33 @@ def _json_probes(core: Core, others: Sequence[str]) -> dict[str, str]:
     """
     value = json.loads(core.text)
     wrong = json.dumps(_with_changed_leaf(value))
-    values = [value]  # the right one, and those of other rows
-    for other in others[:MANY]:
-        try:
-            values.append(json.loads(other))
-        except ValueError:  # another row's answer need not be JSON
-            continue
-    # The right value goes to the middle, where a scorer that reads the first or last misses it.
-    middle = len(values) // 2
-    values[0], values[middle] = values[middle], values[0]
     probes = {
         "format only": json.dumps(_emptied(value)),
         "gold then wrong": f"{core.text}\n{wrong}",
         "wrong then gold": f"{wrong}\n{core.text}",
         "truncated gold": core.text[: len(core.text) // 2],
         "off by one": wrong,
-        "enumerated": json.dumps(values),
+        "enumerated": json.dumps(_json_values(value, others)),
     }
     right_text = json.dumps(value)
     return {name: text for name, text in probes.items() if text != right_text}
+
+
+def _json_values(right_value: Any, others: Sequence[str]) -> list[Any]:
+    """The right JSON value in the middle of those of up to MANY `others`.
+
+    A scorer that reads only the first or the last one misses it there. `others` are reference
+    answers of other rows; those that are not JSON are left out.
+    """
+    values = [right_value]
+    for other in others[:MANY]:
+        try:
+            values.append(json.loads(other))
+        except ValueError:  # another row's answer need not be JSON
+            continue
+    middle = len(values) // 2
+    values[0], values[middle] = values[middle], values[0]
+    return values
 
 
 def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
@@ -283,13 +317,18 @@ def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
 def changed(text: str, rng: random.Random) -> str:
     """`text` with one small change that makes it wrong.
 
-    A number becomes one larger or smaller. In any other text the last letter or digit is replaced
-    by the next one (z, Z and 9 by the one before); a text without any gets an " x" at its end.
+    A number becomes one larger or smaller; in any other text one letter or digit changes.
     """
     if NUMBER.fullmatch(text):
         plain = text.replace(",", "")
         step = rng.choice((-1, 1))
         return str(float(plain) + step) if "." in plain else str(int(plain) + step)
+    return _with_changed_letter(text)
+
+
+def _with_changed_letter(text: str) -> str:
+    """`text` with its last ASCII letter or digit replaced by the next one (z, Z, 9: by the one
+    before); a text without any gets an " x" at its end."""
     positions = [i for i, letter in enumerate(text) if letter.isascii() and letter.isalnum()]
     if not positions:
         return text + " x"
@@ -373,7 +412,8 @@ def _alone_probes(
 ) -> dict[str, list[ChatMessage]]:
     """The probes of a multi-turn task that are played as a single message.
 
-    `last_message_probes` are those of `text_probes` for the last message of the reference answer.
+    `last_message_probes` are the probes for the last message of the reference answer, as name ->
+    text.
     """
     probes = {
         name: [_assistant(last_message_probes[name])]
@@ -394,12 +434,16 @@ def _gold_probes(
     last_message_probes: Mapping[str, str],
     rng: random.Random,
 ) -> dict[str, list[ChatMessage]]:
-    """The probes of a multi-turn task that are made from its reference answer, or from those of
-    other rows. The arguments are those of `message_probes` and `_alone_probes`."""
+    """The probes of a multi-turn task that are made from reference answers, as name -> messages.
+
+    Args:
+        gold: the assistant messages of the task's reference answer.
+        others: those of other rows' reference answers.
+        last_message_probes: the probes for the last message of `gold`, as name -> text.
+        rng: where random choices come from.
+    """
     probes: dict[str, list[ChatMessage]] = {GOLD: list(gold)}
-    for name in PLAYED_LAST:
-        if name in last_message_probes:
-            probes[name] = [*gold[:-1], _assistant(last_message_probes[name])]
+    probes |= _changed_last_message(gold, last_message_probes)
     if len(gold) > 1:
         probes["truncated gold"] = list(gold[:-1])
         probes["last message only"] = [gold[-1]]
@@ -407,6 +451,23 @@ def _gold_probes(
     if different:
         probes["other gold"] = list(rng.choice(different))
     return probes
+
+
+def _changed_last_message(
+    gold: Sequence[ChatMessage], last_message_probes: Mapping[str, str]
+) -> dict[str, list[ChatMessage]]:
+    """The probes that change only the last message of a reference answer, as name -> messages.
+
+    Args:
+        gold: the assistant messages of the reference answer.
+        last_message_probes: name of a probe -> what the last message then says.
+    """
+    earlier = gold[:-1]
+    return {
+        name: [*earlier, _assistant(last_message_probes[name])]
+        for name in PLAYED_LAST
+        if name in last_message_probes
+    }
 
 
 def _text_of_last(messages: Sequence[ChatMessage]) -> str:

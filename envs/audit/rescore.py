@@ -48,17 +48,15 @@ def score_again(
 ) -> Rescoring:
     """Score answers again with a fresh process and count those that get another reward.
 
-    Rewards are compared exactly. An answer that gets another reward is scored once more by the same
-    process. If the reward still differs from the first, a third process scores the answer too
-    (`_ask_third_process`).
+    An answer that gets another reward, however little, is scored once more by the same process. If
+    it still differs from the first, a third process scores the answer too.
 
     Args:
         answers: answers with the rewards they got first.
-        start_process: starts a process that has scored nothing yet. It is called a second time if
-            rewards differ. It may raise EnvProblem, which becomes the `why` of the result.
+        start_process: starts a process that has scored nothing yet; called a second time if rewards
+            differ. It may raise EnvProblem, which becomes the `why` of the result.
         time_is_up: tells whether the remaining answers are to be left out.
-        clock: the time in seconds. It limits the third process, which has `THIRD_S` seconds even
-            if the time is up.
+        clock: the time in seconds, for the third process: it has `THIRD_S` seconds in any case.
     """
     progress = _Progress()
     why = ""

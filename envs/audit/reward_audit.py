@@ -76,25 +76,10 @@ def audit(
     if kind == "sft" or not rows:
         return verdict.unscored(len(rows), seed)
     budget = _Budget(budget_s, clock)
-    rng = random.Random(seed)
-    order = rng.sample(range(len(rows)), len(rows))
-    pool = [Task.from_row(rows[index]) for index in order[:POOL]]
-    findings = Findings()
-    make_row = _row_with_messages if kind == "multi" else _row_with_texts
-    first_scores: list[_FirstScore] = []
-    for index in order:
-        if budget.is_over() and (findings.rows >= LEAST_ROWS or budget.is_overrun()):
-            break
-        row = make_row(rows[index], pool, rng)
-        first_score = _score_all(row, scorer, findings, budget.is_overrun)
-        if first_score is not None and len(first_scores) < AGAIN:
-            first_scores.append(first_score)
-        findings.rows += 1
-    # In another order than before: a scorer that keeps a state shows it.
-    for first_score in reversed(first_scores):
-        if budget.is_overrun():
-            break
-        first_score.revisit(findings)
+    session = _Session(scorer, budget, Findings())
+    first_scores = _score_rows(session, rows, kind, random.Random(seed))
+    _revisit(first_scores, session)
+    findings = session.findings
     if fresh is not None:
         findings.rescoring = rescore.score_again(_sample(findings), fresh, budget.is_overrun)
     return verdict.report(findings, len(rows), seed, budget.seconds_used())
@@ -125,19 +110,20 @@ class _Budget:
         """Whether even the utmost time is used up."""
         return self.seconds_used() > OVERRUN * self._seconds
 
+    def allows_row(self, rows_scored: int) -> bool:
+        """Whether one more row may be scored after `rows_scored` rows."""
+        if not self.is_over():
+            return True
+        return rows_scored < LEAST_ROWS and not self.is_overrun()
 
-def _sample(findings: Findings) -> list[Scored]:
-    """The answers that a new process is to score again.
 
-    First those scored last, the newest first, because a process that keeps a state differs most at
-    its end. Then up to `FRESH` earlier ones, spread evenly over all rows.
-    """
-    newest_first = list(findings.latest)[::-1]
-    # Compared as objects: an answer may be in both lists.
-    ids_of_latest = {id(answer) for answer in newest_first}
-    earlier = [answer for answer in findings.samples if id(answer) not in ids_of_latest]
-    count = min(FRESH, len(earlier))
-    return newest_first + [earlier[index * len(earlier) // count] for index in range(count)]
+@dataclass(frozen=True)
+class _Session:
+    """An audit under way: its scorer, its time, and what it has found so far."""
+
+    scorer: Scorer
+    budget: _Budget
+    findings: Findings
 
 
 @dataclass(frozen=True)
@@ -154,6 +140,53 @@ class _FirstScore:
     def revisit(self, findings: Findings) -> None:
         """Score the answer once more and count in `findings` whether its reward has changed."""
         findings.count_revisited(self.task_id, self.reward, self.score_again()["reward"])
+
+
+def _score_rows(
+    session: _Session, rows: Sequence[Mapping[str, Any]], kind: str, rng: random.Random
+) -> list[_FirstScore]:
+    """Score the probes of the rows, in random order, until the time is up.
+
+    `kind` is that of the environment, single or multi. Returns the first scores of up to `AGAIN`
+    answers, one per row, which are scored once more at the end.
+    """
+    order = rng.sample(range(len(rows)), len(rows))
+    pool = [Task.from_row(rows[index]) for index in order[:POOL]]
+    make_row = _row_with_messages if kind == "multi" else _row_with_texts
+    first_scores: list[_FirstScore] = []
+    for index in order:
+        if not session.budget.allows_row(session.findings.rows):
+            break
+        first_score = _score_probes(session, make_row(rows[index], pool, rng))
+        if first_score is not None and len(first_scores) < AGAIN:
+            first_scores.append(first_score)
+        session.findings.rows += 1
+    return first_scores
+
+
+def _revisit(first_scores: Sequence[_FirstScore], session: _Session) -> None:
+    """Score the same answers once more and count those whose reward has changed.
+
+    They are taken in reverse order, because a scorer that keeps a state shows it then.
+    """
+    for first_score in reversed(first_scores):
+        if session.budget.is_overrun():
+            break
+        first_score.revisit(session.findings)
+
+
+def _sample(findings: Findings) -> list[Scored]:
+    """The answers that a new process is to score again.
+
+    First those scored last, the newest first, because a process that keeps a state differs most at
+    its end. Then up to `FRESH` earlier ones, spread evenly over all rows.
+    """
+    newest_first = list(findings.latest)[::-1]
+    # Compared as objects: an answer may be in both lists.
+    ids_of_latest = {id(answer) for answer in newest_first}
+    earlier = [answer for answer in findings.samples if id(answer) not in ids_of_latest]
+    count = min(FRESH, len(earlier))
+    return newest_first + [earlier[index * len(earlier) // count] for index in range(count)]
 
 
 def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random) -> _ProbedRow:
@@ -217,36 +250,19 @@ def _failed(error: Exception) -> ScoreReply:
     return {"reward": 0.0, "success": False, "metrics": {}, "error": str(error), "seconds": 0.0}
 
 
-def _score_all(
-    row: _ProbedRow, scorer: Scorer, findings: Findings, time_is_up: Callable[[], bool]
-) -> _FirstScore | None:
-    """Score all probes of a row and add the results to `findings`.
+def _score_probes(session: _Session, row: _ProbedRow) -> _FirstScore | None:
+    """Score all probes of a row and add the results to the session's findings.
 
-    One answer (gold, or the first one if there is no gold) is scored twice in a row and once more
-    after all others. That finds a scorer that is random or keeps a state.
-
-    `time_is_up` is asked before every answer, because each answer of a scorer that hangs takes the
-    time limit of a whole call.
-
-    Returns the first score of the answer that was scored again, so that it can be compared once
-    more at the end of the audit; None if the time was up before all probes were scored.
+    One answer (gold, the reference answer, or else the first one) is scored twice in a row and once
+    more after all others, which finds a scorer that is random or keeps a state. Returns its first
+    score; None if the time was up before all probes were scored.
     """
+    findings = session.findings
     order = list(row.answers)
     if findings.rows % 2:  # every second row, so that gold is not always scored first
         order.reverse()
     repeated_name = GOLD if GOLD in row.answers else order[0]
-    results: dict[str, ScoreReply] = {}
-    for name in order:
-        is_first_of_audit = not findings.tallies and not results
-        # The very first answer is scored whatever the time: a report needs one.
-        if not is_first_of_audit and time_is_up():
-            findings.stopped_in_row = True
-            break
-        result = row.score(scorer, row.answers[name])
-        findings.seconds.append(result.get("seconds", 0.0))
-        if name == repeated_name:
-            result = _score_twice(row, name, scorer, findings, result, is_first_of_audit)
-        results[name] = result
+    results = _score_in_order(session, row, order, repeated_name)
     _add_results(findings, row, results)
     _keep_for_rescoring(findings, row, results)
     if findings.stopped_in_row:
@@ -254,21 +270,40 @@ def _score_all(
     first_score = _FirstScore(
         row.task_id,
         results[repeated_name]["reward"],
-        lambda: row.score(scorer, row.answers[repeated_name]),
+        lambda: row.score(session.scorer, row.answers[repeated_name]),
     )
     first_score.revisit(findings)
     return first_score
 
 
+def _score_in_order(
+    session: _Session, row: _ProbedRow, order: Sequence[str], repeated_name: str
+) -> dict[str, ScoreReply]:
+    """Score the probes named in `order`, the one named `repeated_name` twice in a row.
+
+    Returns name -> score of the probes that were scored before the time was up.
+    """
+    findings = session.findings
+    results: dict[str, ScoreReply] = {}
+    for name in order:
+        is_first_of_audit = not findings.tallies and not results
+        # The very first answer is scored whatever the time: a report needs one. The time is asked
+        # before each other one, because an answer may take the time limit of a whole call.
+        if not is_first_of_audit and session.budget.is_overrun():
+            findings.stopped_in_row = True
+            break
+        result = row.score(session.scorer, row.answers[name])
+        findings.seconds.append(result.get("seconds", 0.0))
+        if name == repeated_name:
+            result = _score_twice(session, row, name, result, is_first_of_audit)
+        results[name] = result
+    return results
+
+
 def _score_twice(
-    row: _ProbedRow,
-    name: str,
-    scorer: Scorer,
-    findings: Findings,
-    first: ScoreReply,
-    is_first_of_audit: bool,
+    session: _Session, row: _ProbedRow, name: str, first: ScoreReply, is_first_of_audit: bool
 ) -> ScoreReply:
-    """Score an answer once more at once, and count in `findings` whether both rewards are equal.
+    """Score an answer once more at once, and count in the findings whether both rewards are equal.
 
     Args:
         name: the probe whose answer it is.
@@ -278,12 +313,12 @@ def _score_twice(
     Returns the score that counts, which is `first` in general.
     """
     answer = row.answers[name]
-    second = row.score(scorer, answer)
+    second = row.score(session.scorer, answer)
     if is_first_of_audit and second["reward"] != first["reward"]:
         # The first call of all may be slow beyond a limit inside of score(), so it is replaced by
         # the second, and that one by a third.
-        first, second = second, row.score(scorer, answer)
-    findings.count_repeated(row.task_id, first["reward"], second["reward"])
+        first, second = second, row.score(session.scorer, answer)
+    session.findings.count_repeated(row.task_id, first["reward"], second["reward"])
     return first
 
 
@@ -292,7 +327,7 @@ def _add_results(
 ) -> None:
     """Add the scores of a row's probes (name of the probe -> score) to `findings`.
 
-    The gold answer is one of the probes; the others are compared with its reward.
+    Gold, the reference answer, is one of the probes; the others are compared with its reward.
     """
     gold = results.get(GOLD)
     gold_reward = None
@@ -312,16 +347,12 @@ def _keep_for_rescoring(
 ) -> None:
     """Keep a row's answers in `findings`, so that a new process can score them again.
 
-    All of them go to `findings.latest`, which keeps only the newest. Gold and one other answer go
-    to `findings.samples`, which keeps them for every row. Answers on which scoring failed are left
-    out, because a call that was too slow once may be fast the next time.
+    All of them go to `findings.latest`, which keeps only the newest. Gold (the reference answer)
+    and one other go to `findings.samples`, which keeps them for every row. Answers on which scoring
+    failed are left out, because a call that was too slow once may be fast the next time.
     """
     scored = {
-        name: Scored(
-            {"task": row.task_id, "probe": name, "completion": shortened(row.answers[name])},
-            result["reward"],
-            lambda scorer, answer=row.answers[name]: row.score(scorer, answer),
-        )
+        name: _scored_answer(row, name, result["reward"])
         for name, result in results.items()
         if not result["error"]
     }
@@ -332,3 +363,13 @@ def _keep_for_rescoring(
         # Each row takes the next of the other probes, so that all of them are in the sample.
         other = others[findings.rows % len(others)]
     findings.samples += [scored[name] for name in (GOLD, other) if name in scored]
+
+
+def _scored_answer(row: _ProbedRow, name: str, reward: float) -> Scored:
+    """The answer of the probe `name` with the reward it earned, to be scored again later."""
+    answer = row.answers[name]
+    return Scored(
+        {"task": row.task_id, "probe": name, "completion": shortened(answer)},
+        reward,
+        lambda scorer: row.score(scorer, answer),
+    )

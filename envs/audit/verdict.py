@@ -88,9 +88,15 @@ def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
         risks = ["all alike"]  # the probes that are paid are then no further news
     if findings.gold_rows and len(findings.gold_failing) > GOLD_FAILURES * findings.gold_rows:
         risks.insert(0, GOLD)
+    return risks + _stability_risks(findings)
+
+
+def _stability_risks(findings: Findings) -> list[str]:
+    """The names of the risks of a scorer that gives one answer two rewards; [] for none."""
     if len(findings.unstable) > UNSTABLE * findings.repeated or _is_wavering(findings):
         # A random scorer: it gives other rewards later on even if it keeps no state.
-        return [*risks, "unstable"]
+        return ["unstable"]
+    risks = []
     if len(findings.drifted) > UNSTABLE * findings.revisited:
         risks.append("order dependent")
     if _differing(findings) > _tolerated(findings):
@@ -181,7 +187,7 @@ def _saturation(findings: Findings) -> Saturation:
 
     - top: the highest reward
     - levels: how many different rewards there are
-    - gold_at_top: the share of gold answers that earn the highest reward; it should be high
+    - gold_at_top: the share of reference answers that earn the highest reward; it should be high
     - others_at_top: the same for the other probes, without those shown for information only
 
     The two shares are None if there are no such answers.
@@ -215,7 +221,7 @@ def _probe_line(name: str, tally: Tally, lowest_mean: float) -> ProbeLine:
 
     These keys are optional:
 
-    - separated: the share of rows on which gold earned more; only for near misses
+    - separated: the share of rows on which the reference answer earned more; only for near misses
     - error: the first error, if scoring failed on one of the answers
     - example: an answer that was paid, if this probe is a risk or a weakness
 
@@ -258,10 +264,10 @@ def _probe_verdict(name: str, tally: Tally, lowest_mean: float) -> str:
 
 
 def _is_paid(tally: Tally, lowest_mean: float) -> bool:
-    """Whether a probe earns at least half (PAID) of what gold earns on the same rows.
+    """Whether a probe earns at least the share PAID of what gold earns on the same rows.
 
-    If no row has gold: whether at least half of the probe's answers counted as paid. `lowest_mean`
-    is the lowest mean reward of all probes.
+    Gold is the reference answer. If no row has one: whether at least that share of the probe's
+    answers counted as paid. `lowest_mean` is the lowest mean reward of all probes.
     """
     if not tally.golds:
         return tally.paid >= PAID * len(tally.rewards)
@@ -273,7 +279,8 @@ def _is_paid(tally: Tally, lowest_mean: float) -> bool:
 
 
 def _all_rewards_equal(findings: Findings) -> bool:
-    """Whether gold and every probe earned the same reward; False without gold."""
+    """Whether gold (the reference answer) and every probe earned the same reward; False without
+    gold."""
     rewards = [reward for tally in findings.tallies.values() for reward in tally.rewards]
     return findings.gold_rows > 0 and max(rewards) - min(rewards) < 1e-9  # equal up to rounding
 

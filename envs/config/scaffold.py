@@ -31,7 +31,14 @@ def copy_template(name: str, target: Path) -> list[Path]:
         raise EnvProblem(
             "BAD_ARGUMENT", f"{target} is in use", hint="Name a folder that is new or empty."
         )
-    source = FOLDER / template
+    return _copy_files(FOLDER / template, target)
+
+
+def _copy_files(source: Path, target: Path) -> list[Path]:
+    """Copy all files of the folder `source`, without compiled ones, into `target`.
+
+    Returns the files written, sorted by path.
+    """
     copies = []
     for path in sorted(source.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
@@ -49,7 +56,7 @@ def _unknown_template(name: str, template: str) -> EnvProblem:
         name: what was given.
         template: the same with underscores, as templates are named.
     """
-    close_names = difflib.get_close_matches(template, TEMPLATES, 1)
+    close_names = difflib.get_close_matches(template, TEMPLATES, n=1)
     suggestion = f"; did you mean {close_names[0]}?" if close_names else ""
     known = ", ".join(f"{key} ({description})" for key, description in TEMPLATES.items())
     return EnvProblem(

@@ -75,8 +75,18 @@ def read_settings(folder: Path) -> EnvSettings:
         raise EnvProblem(
             "ENV_INVALID", f"{FILE} cannot be read as UTF-8: {error}", file=FILE
         ) from error
+    data = _parsed(text)
+    _refuse_unknown(data, ("params", "secrets", "limits"), text, "table")
+    params = data.get("params", {})
+    if not isinstance(params, dict):
+        raise _problem_at(text, "params", "params is a table: [params]")
+    return EnvSettings(params, _secrets(data.get("secrets", []), text), _limits(data, text))
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """The content of a TOML file. Raises EnvProblem ENV_INVALID if `text` is not valid TOML."""
     try:
-        data = tomllib.loads(text)
+        return tomllib.loads(text)
     # ValueError: a number too long for int(); RecursionError: nested too deep.
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         line_number = re.search(r"line (\d+)", str(error))  # tomllib gives it in its text only
@@ -87,11 +97,6 @@ def read_settings(folder: Path) -> EnvSettings:
             file=FILE,
             line=int(line_number.group(1)) if line_number else 0,
         ) from error
-    _refuse_unknown(data, ("params", "secrets", "limits"), text, "table")
-    params = data.get("params", {})
-    if not isinstance(params, dict):
-        raise _problem_at(text, "params", "params is a table: [params]")
-    return EnvSettings(params, _secrets(data.get("secrets", []), text), _limits(data, text))
 
 
 def _secrets(value: Any, text: str) -> tuple[str, ...]:
@@ -170,7 +175,7 @@ def _refuse_unknown(
     """
     for name in table:
         if name not in allowed:
-            close_names = difflib.get_close_matches(name, allowed, 1)
+            close_names = difflib.get_close_matches(name, allowed, n=1)
             suggestion = f"; did you mean {close_names[0]}?" if close_names else ""
             raise _problem_at(
                 text, name, f"unknown {kind} {name!r}{suggestion}", ", ".join(allowed)

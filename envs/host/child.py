@@ -85,26 +85,25 @@ class _Host:
             else:
                 value = self.operations[request["op"]](request)
             reply = {"id": request_id, "ok": True, "value": value}
-        except EnvProblem as problem:
-            reply = {
-                "id": request_id,
-                "ok": False,
-                "problem": problem.to_dict(),
-                "error": str(problem),
-            }
-        # Raised in this module, so there is no file and line of user code to name.
-        except BadReturn as problem:
-            reply = {"id": request_id, "ok": False, "error": str(problem)}
         except BaseException as error:  # noqa: BLE001 - user code may raise anything
-            file, line = where(error, self.folder)
-            place = f" ({file}:{line})" if file else ""
-            action = f"raised {explain(error)}"
-            if isinstance(error, SystemExit):
-                action = f"called sys.exit({error.code!r})"
-            reply = {"id": request_id, "ok": False, "error": f"{request['op']}() {action}{place}"}
+            reply = {"id": request_id, "ok": False, **self._error_fields(error, request["op"])}
         if os.getpid() != self.pid:  # a fork that user code let run on must not answer too
             os._exit(0)
         self.send_reply(reply)
+
+    def _error_fields(self, error: BaseException, operation: str) -> Reply:
+        """What a reply says about the error that an operation raised, by key."""
+        if isinstance(error, EnvProblem):
+            return {"problem": error.to_dict(), "error": str(error)}
+        # BadReturn is raised in this module, so there is no file and line of user code to name.
+        if isinstance(error, BadReturn):
+            return {"error": str(error)}
+        file, line = where(error, self.folder)
+        place = f" ({file}:{line})" if file else ""
+        action = f"raised {explain(error)}"
+        if isinstance(error, SystemExit):
+            action = f"called sys.exit({error.code!r})"
+        return {"error": f"{operation}() {action}{place}"}
 
     def tasks(self, request_id: int) -> int:
         """Send every task as a line of its own; returns how many there are."""
@@ -176,21 +175,22 @@ def _score_reply(returned: Any) -> ScoreReply:
         score = Score(reward=_number(returned, "score() returned"))
     if not isinstance(score.metrics, Mapping):
         raise BadReturn(f"Score.metrics is a dict of numbers, got {type(score.metrics).__name__}")
-    success = score.success
-    # `in`, not isinstance: numpy's bool is not a Python bool, but compares equal to one.
-    if success is not None and success not in (True, False):
-        raise BadReturn(f"Score.success is True, False or None, got {success!r:.80}")
+    success = _success(score.success)
     reward = _number(score.reward, "Score.reward is")
     metrics = {
         str(name): _number(value, f"the metric {name!r} is")
         for name, value in score.metrics.items()
     }
-    return {
-        "reward": reward,
-        "success": None if success is None else bool(success),
-        "metrics": metrics,
-        "error": None if score.error is None else str(score.error)[:ERROR_CHARS],
-    }
+    error = None if score.error is None else str(score.error)[:ERROR_CHARS]
+    return {"reward": reward, "success": success, "metrics": metrics, "error": error}
+
+
+def _success(value: Any) -> bool | None:
+    """`value` as True, False or None. Raises BadReturn if it is none of them."""
+    # `in`, not isinstance: numpy's bool is not a Python bool, but compares equal to one.
+    if value is not None and value not in (True, False):
+        raise BadReturn(f"Score.success is True, False or None, got {value!r:.80}")
+    return None if value is None else bool(value)
 
 
 def _number(value: Any, message_start: str) -> float:

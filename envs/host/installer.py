@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import traceback
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,19 @@ def install(order: InstallOrder) -> None:
         _start_no_program(refused_commands)
     status = _pip(order)
     shutil.rmtree(temporary, ignore_errors=True)
+    _raise_for_failure(status, refused_commands, order.source_builds)
+    refuse_unusable(folders)
+    for folder in folders:
+        _compile(folder)
+
+
+def _raise_for_failure(
+    status: int, refused_commands: Sequence[str], allows_source_builds: bool
+) -> None:
+    """Raise EnvProblem ENV_DEPS if pip failed or would have had to build a source distribution.
+
+    `status` is pip's exit status; `refused_commands` are the programs that it could not start.
+    """
     # Only a build of a source distribution starts Python. pip also tries other programs, and does
     # its work without them.
     if any("python" in command for command in refused_commands):
@@ -85,11 +99,8 @@ def install(order: InstallOrder) -> None:
             "ENV_DEPS", "a package is a source distribution, which was not built", WHEELS_ONLY
         )
     if status != 0:
-        hint = "" if order.source_builds else WHEELS_ONLY
+        hint = "" if allows_source_builds else WHEELS_ONLY
         raise EnvProblem("ENV_DEPS", "pip could not install them", hint)
-    refuse_unusable(folders)
-    for folder in folders:
-        _compile(folder)
 
 
 def refuse_unusable(folders: list[Path]) -> None:
@@ -160,11 +171,7 @@ def _start_no_program(refused_commands: list[str]) -> None:
 
 def _pip(order: InstallOrder) -> int:
     """Run `pip install` for `order` in this process; returns its exit status, 0 for success."""
-    sys.argv = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
-    sys.argv += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-    if not order.source_builds:
-        sys.argv += ["--only-binary", ":all:"]
-    sys.argv += ["--", *order.requirements]
+    sys.argv = _pip_command(order)
     runner = Path(order.pip, "pip", "__pip-runner__.py")
     try:
         if runner.is_file():
@@ -178,6 +185,15 @@ def _pip(order: InstallOrder) -> int:
             return ended.code
         return 0 if ended.code is None else 1
     return 0
+
+
+def _pip_command(order: InstallOrder) -> list[str]:
+    """The command line of pip for `order`."""
+    command = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
+    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+    if not order.source_builds:
+        command += ["--only-binary", ":all:"]
+    return [*command, "--", *order.requirements]
 
 
 def _compile(folder: Path) -> None:

@@ -57,30 +57,30 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     """
     folder = Path(folder)
     files = [] if (folder / ENTRY).is_file() else data_files(folder)
-    if files:
+    if files:  # a dataset takes no params
         return _guarded(lambda: DatasetEnv(*files), folder, "reading the data", "DATASET_INVALID")
     params = read_settings(folder).params if params is None else params
     module = _import(folder)
     entry = _entry(module, folder)
     _check_params(entry, params, folder)
     env = _guarded(lambda: entry(**params), folder, "load_environment()", "ENV_IMPORT")
-    if inspect.isclass(env) and issubclass(env, Env):
-        raise _problem_at(
-            entry,
-            folder,
-            f"load_environment() returned the class {env.__name__}",
-            f"Return an instance: {env.__name__}().",
-        )
     if not isinstance(env, SingleTurnEnv | MultiTurnEnv):
-        raise _problem_at(
-            entry,
-            folder,
-            f"load_environment() returned {_type_of(env)}",
-            "Return an instance of a class derived from SingleTurnEnv or MultiTurnEnv.",
-        )
+        message, hint = _no_environment(env)
+        raise _problem_at(entry, folder, message, hint)
     _check_methods(env, folder)
     check_tools(env.tools)
     return env
+
+
+def _no_environment(returned: Any) -> tuple[str, str]:
+    """Message and hint for what load_environment() returned in place of an environment."""
+    if inspect.isclass(returned) and issubclass(returned, Env):
+        name = returned.__name__
+        return f"load_environment() returned the class {name}", f"Return an instance: {name}()."
+    return (
+        f"load_environment() returned {_type_of(returned)}",
+        "Return an instance of a class derived from SingleTurnEnv or MultiTurnEnv.",
+    )
 
 
 def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
@@ -139,18 +139,26 @@ def check_tools(tools: Any) -> None:
     if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
         raise EnvProblem("ENV_INVALID", f"tools is a list of functions, got {_type_of(tools)}")
     for index, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise EnvProblem(
-                "ENV_INVALID",
-                f"tools[{index}] is no function schema: {str(tool)[:TOOL_CHARS]}",
-                'Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.',
-                ENTRY,
-            )
+        _check_schema(tool, index)
         size += _json_size(tool, index)
         if size > MAX_TOOLS_BYTES:
             too_large = f"the schemas of tools take more than {MAX_TOOLS_BYTES >> 20} MB"
             raise EnvProblem("ENV_INVALID", too_large, "Describe them in less.", ENTRY)
+
+
+def _check_schema(tool: Any, index: int) -> None:
+    """Raise EnvProblem ENV_INVALID unless `tool` is the schema of a function with a name.
+
+    `index` is its place in the list, for the message.
+    """
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise EnvProblem(
+            "ENV_INVALID",
+            f"tools[{index}] is no function schema: {str(tool)[:TOOL_CHARS]}",
+            'Write {"type": "function", "function": {"name": ..., "parameters": {...}}}.',
+            ENTRY,
+        )
 
 
 def _json_size(tool: Any, index: int) -> int:
@@ -206,13 +214,7 @@ def _import(folder: Path) -> ModuleType:
     """
     path = folder / ENTRY
     if not path.is_file():
-        hint = f"Create {ENTRY} there."
-        # The author may have named the folder above the environment's own.
-        subfolders = sorted(p.parent.name for p in folder.glob(f"*/{ENTRY}"))
-        if subfolders:
-            hint = f"Push the folder {subfolders[0]!r} instead."
-        hint += " Rows to learn from alone go into datasets/ as JSONL."
-        raise EnvProblem("ENV_INVALID", f"the folder has no {ENTRY}", hint=hint)
+        raise _no_entry_file(folder)
     add_source(folder)
     spec = importlib.util.spec_from_file_location("environment", path)
     assert spec is not None and spec.loader is not None  # a .py path always has a loader
@@ -221,6 +223,17 @@ def _import(folder: Path) -> ModuleType:
     loader = spec.loader
     _guarded(lambda: loader.exec_module(module), folder, ENTRY, "ENV_IMPORT")
     return module
+
+
+def _no_entry_file(folder: Path) -> EnvProblem:
+    """The problem ENV_INVALID of a folder without environment.py."""
+    hint = f"Create {ENTRY} there."
+    # The author may have named the folder above the environment's own.
+    subfolders = sorted(p.parent.name for p in folder.glob(f"*/{ENTRY}"))
+    if subfolders:
+        hint = f"Push the folder {subfolders[0]!r} instead."
+    hint += " Rows to learn from alone go into datasets/ as JSONL."
+    return EnvProblem("ENV_INVALID", f"the folder has no {ENTRY}", hint=hint)
 
 
 def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
@@ -248,26 +261,27 @@ def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
 
 
 def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -> None:
-    """Raises EnvProblem ENV_PARAM unless load_environment (`entry`) can be called with `params`.
-
-    The hint lists the parameters that it has, and one with a similar name.
-    """
+    """Raises EnvProblem ENV_PARAM unless load_environment (`entry`) can be called with `params`."""
     signature = inspect.signature(entry)
     try:
         signature.bind(**params)
     except TypeError as error:
-        known = [p.name for p in signature.parameters.values()]
-        unknown = [name for name in params if name not in known]
-        similar = difflib.get_close_matches(unknown[0], known, n=1) if unknown else []
-        suggestion = f" Did you mean {similar[0]}?" if similar else ""
         raise EnvProblem(
             "ENV_PARAM",
             f"load_environment() does not accept these params: {error}",
-            hint=f"It accepts: {', '.join(known) or 'none'}.{suggestion} Edit [params] in "
-            "environment.toml.",
+            hint=_params_hint(params, known=list(signature.parameters)),
             file=ENTRY,
             line=_line(entry),
         ) from error
+
+
+def _params_hint(params: JsonObject, known: list[str]) -> str:
+    """What to do about params that are not accepted; `known` are those that are."""
+    unknown = [name for name in params if name not in known]
+    similar = difflib.get_close_matches(unknown[0], known, n=1) if unknown else []
+    suggestion = f" Did you mean {similar[0]}?" if similar else ""
+    accepted = f"It accepts: {', '.join(known) or 'none'}."
+    return f"{accepted}{suggestion} Edit [params] in environment.toml."
 
 
 def _check_methods(env: Env, folder: Path) -> None:
@@ -290,31 +304,43 @@ def _check_method(env: Env, name: str, arguments: tuple[str, ...], folder: Path)
     It is refused if it is missing, not callable, async, or takes other arguments. The error has the
     line of the class or the method.
     """
-    method = getattr(env, name, None)
+    method = _defined_method(env, name, folder)
     function = getattr(type(env), name, None)
-    # These only raise NotImplementedError. `score` is not among them: without a score of its own
-    # the environment is an SFT dataset, which needs none.
-    if function in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
-        raise _problem_at(
-            type(env),
-            folder,
-            f"{type(env).__name__} does not define {name}()",
-            f"Define {name}; see envs/base.py.",
-        )
-    if not callable(method):
-        message = f"{name} of {type(env).__name__} is no method"
-        raise _problem_at(type(env), folder, message, hint="")
     if inspect.iscoroutinefunction(method):
         raise _problem_at(function, folder, f"{name}() is async", "Define it with plain def.")
+    signature = inspect.signature(method)
+    if not _takes(signature, arguments):
+        message = f"{name}{signature} does not take ({', '.join(arguments)})"
+        hint = f"Define {name}({', '.join(('self', *arguments))})."
+        raise _problem_at(function, folder, message, hint)
+
+
+def _defined_method(env: Env, name: str, folder: Path) -> Callable[..., Any]:
+    """The method `name` of an environment.
+
+    Raises EnvProblem ENV_INVALID, with the line of the class, unless it is defined there and can be
+    called.
+    """
+    class_name = type(env).__name__
+    method = getattr(env, name, None)
+    # These only raise NotImplementedError. `score` is not among them: without a score of its own
+    # the environment is an SFT dataset, which needs none.
+    if getattr(type(env), name, None) in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
+        message = f"{class_name} does not define {name}()"
+        raise _problem_at(type(env), folder, message, f"Define {name}; see envs/base.py.")
+    if not callable(method):
+        message = f"{name} of {class_name} is no method"
+        raise _problem_at(type(env), folder, message, hint="")
+    return method
+
+
+def _takes(signature: inspect.Signature, arguments: tuple[str, ...]) -> bool:
+    """Whether a function with this signature can be called with so many positional arguments."""
     try:
-        inspect.signature(method).bind(*arguments)
+        signature.bind(*arguments)
     except TypeError:
-        raise _problem_at(
-            function,
-            folder,
-            f"{name}{inspect.signature(method)} does not take ({', '.join(arguments)})",
-            f"Define {name}({', '.join(('self', *arguments))}).",
-        ) from None
+        return False
+    return True
 
 
 def task_problem(
@@ -335,15 +361,20 @@ def task_problem(
     if task.id in index_of_id:
         first = index_of_id[task.id]
         return f"tasks()[{first}] and [{index}] share the id {task.id!r}", "Make every id unique."
-    if needs_answer and not task.answer_messages and not task.preference:
+    return _answer_problem(task, needs_answer) or _json_problem(task)
+
+
+def _answer_problem(task: Task, needs_answer: bool) -> tuple[str, str] | None:
+    """What is wrong with the answer of a task, as (message, hint); None if nothing is wrong."""
+    answer = task.answer_messages
+    if needs_answer and not answer and not task.preference:
         return (
             f"task {task.id!r} has no answer, and without score() this is an SFT dataset",
             "Give every task an answer, or define score().",
         )
-    answer = task.answer_messages
     if answer and not any(message.role == "assistant" for message in answer):
         return f"the answer of task {task.id!r} has no assistant message", ""
-    return _json_problem(task)
+    return None
 
 
 def _json_problem(task: Task) -> tuple[str, str] | None:
@@ -376,27 +407,34 @@ def _guarded(call: Callable[[], Any], folder: Path, what: str, code: str) -> Any
             problem.file, problem.line = where(problem, folder)
         raise
     except ModuleNotFoundError as error:
-        file, line = where(error, folder)
-        package = (error.name or str(error)).partition(".")[0]
-        raise EnvProblem(
-            "ENV_DEPS",
-            f"the package {package!r} is not installed for this environment",
-            hint=f"Name it in requirements.txt and push with install=true (or correct the import "
-            f"of {error.name!r}).",
-            file=file,
-            line=line,
-        ) from error
+        raise _missing_package(error, folder) from error
     except BaseException as error:  # user code may raise anything, SystemExit included
         file, line = where(error, folder)
-        if isinstance(error, SystemExit):
-            failure = f"left the process with sys.exit({error.code!r})"
-        elif isinstance(error, SyntaxError):
-            failure = f"is no valid Python: {error.msg}"
-        else:
-            failure = "raised " + explain(error)
-        raise EnvProblem(
-            code, f"{what} {failure}", hint="Correct it and push again.", file=file, line=line
-        ) from error
+        message = f"{what} {_failure_in_words(error)}"
+        raise EnvProblem(code, message, "Correct it and push again.", file, line) from error
+
+
+def _missing_package(error: ModuleNotFoundError, folder: Path) -> EnvProblem:
+    """The problem ENV_DEPS of an import that found no such package, with its place in `folder`."""
+    file, line = where(error, folder)
+    package = (error.name or str(error)).partition(".")[0]
+    return EnvProblem(
+        "ENV_DEPS",
+        f"the package {package!r} is not installed for this environment",
+        hint=f"Name it in requirements.txt and push with install=true (or correct the import "
+        f"of {error.name!r}).",
+        file=file,
+        line=line,
+    )
+
+
+def _failure_in_words(error: BaseException) -> str:
+    """What user code did that raised `error`, such as "raised ValueError: no such row"."""
+    if isinstance(error, SystemExit):
+        return f"left the process with sys.exit({error.code!r})"
+    if isinstance(error, SyntaxError):
+        return f"is no valid Python: {error.msg}"
+    return "raised " + explain(error)
 
 
 def _problem_at(source: Any, folder: Path, message: str, hint: str) -> EnvProblem:

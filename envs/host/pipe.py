@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,21 @@ class Fault(Exception):
         self.alive = alive
         self.problem = problem
         self.timed_out = timed_out
+
+
+@dataclass(frozen=True)
+class _TimeLimit:
+    """How long the env process may take for something.
+
+    Attributes:
+        doing: what it does, for messages, such as "score()".
+        deadline: when to give up, on the monotonic clock.
+        seconds: the time allowed, for messages.
+    """
+
+    doing: str
+    deadline: float
+    seconds: float
 
 
 class Pipe:
@@ -111,17 +127,26 @@ class Pipe:
             install=install,
         )
         variables = _variables(packages, secrets, install)
+        self.parent = self._start(launch, child_lifeline, variables)
+        os.set_blocking(self.requests, False)
+        os.set_blocking(self.replies, False)
+
+    def _start(
+        self, launch: Launch, child_lifeline: int, variables: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """Start the parent, and close the ends of the pipes that belong to the env process.
+
+        Raises EnvProblem ENV_IMPORT if the interpreter does not start; all ends are closed then.
+        """
         try:
-            self.parent = _start_parent(launch, child_lifeline, variables)
+            return _start_parent(launch, child_lifeline, variables)
         except OSError as error:
             self._close_without_parent()
             message = f"the interpreter {sys.executable} does not start: {error}"
             raise EnvProblem("ENV_IMPORT", message) from error
         finally:
-            for fd in (child_requests, child_replies, child_lifeline):
+            for fd in (launch.requests, launch.replies, child_lifeline):
                 os.close(fd)
-        os.set_blocking(self.requests, False)
-        os.set_blocking(self.replies, False)
 
     def _close_without_parent(self) -> None:
         """Close our ends of the pipes and remove the private folder; no parent was started."""
@@ -143,18 +168,13 @@ class Pipe:
             EnvProblem: the env process reported what is wrong with the environment.
             Fault: the env process ended, took too long or sent anything else.
         """
-        deadline = time.monotonic() + seconds
+        limit = _TimeLimit("importing the environment", time.monotonic() + seconds, seconds)
         confinement: Confinement | None = None
         while True:
-            message = self._read(deadline, ROW_BYTES, "importing the environment", seconds)
+            message = self._read(ROW_BYTES, limit)
             if isinstance(message.get("hello"), dict) and confinement is None:
-                hello = message["hello"]
-                confinement = Confinement(
-                    level=str(hello.get("level")),
-                    holds=tuple(str(hello.get("isolation")).split(", ")),
-                    gaps=tuple(hello.get("gaps") or ()),
-                )
-                self.child_pid = hello.get("pid")
+                confinement = _confinement_in(message["hello"])
+                self.child_pid = message["hello"].get("pid")
             elif isinstance(message.get("problem"), dict):
                 raise EnvProblem.from_dict(message["problem"])
             elif isinstance(message.get("ready"), dict) and confinement is not None:
@@ -181,24 +201,41 @@ class Pipe:
         request_id = tokens.randbits(53)
         # The name of the author's function, for messages: `finish` ends an episode by score().
         doing = "score()" if op == "finish" else f"{op}()"
+        limit = _TimeLimit(doing, deadline, seconds)
         request = {"id": request_id, "op": op} | body
-        self._write((json.dumps(request) + "\n").encode(), deadline, doing, seconds)
+        self._write((json.dumps(request) + "\n").encode(), limit)
+        if op == "tasks":
+            return self._read_rows(request_id, limit)
+        reply = self._read_reply(request_id, REPLY_BYTES, limit)
+        if "row" in reply:  # only tasks() sends rows: from any other call even one is too many
+            raise _too_large(doing)
+        if reply.get("ok") is not True:
+            raise _reported_fault(reply)
+        return reply.get("value")
+
+    def _read_rows(self, request_id: int, limit: _TimeLimit) -> list[Any]:
+        """The rows that the env process sends before its reply to a request for all tasks.
+
+        Raises Fault if they take more than TASKS_BYTES, or the reply reports an error.
+        """
         rows: list[Any] = []
         received_before = self.received
-        max_bytes = ROW_BYTES if op == "tasks" else REPLY_BYTES  # of one line
-        while True:
-            reply = self._read(deadline, max_bytes, doing, seconds)
-            if reply.get("id") != request_id:
-                raise Fault(f"{doing} answered out of turn")
-            if "row" in reply:
-                # Only tasks() sends rows: from any other call even one is too many.
-                if op != "tasks" or self.received - received_before > TASKS_BYTES:
-                    raise Fault(f"{doing} sent more than {TASKS_BYTES >> 20} MB")
-                rows.append(reply["row"])
-            elif reply.get("ok") is True:
-                return rows if op == "tasks" else reply.get("value")
-            else:
-                raise _reported_fault(reply)
+        reply = self._read_reply(request_id, ROW_BYTES, limit)
+        while "row" in reply:
+            if self.received - received_before > TASKS_BYTES:
+                raise _too_large(limit.doing)
+            rows.append(reply["row"])
+            reply = self._read_reply(request_id, ROW_BYTES, limit)
+        if reply.get("ok") is not True:
+            raise _reported_fault(reply)
+        return rows
+
+    def _read_reply(self, request_id: int, max_bytes: int, limit: _TimeLimit) -> Reply:
+        """The next message, which must answer the request `request_id`. Raises Fault."""
+        reply = self._read(max_bytes, limit)
+        if reply.get("id") != request_id:
+            raise Fault(f"{limit.doing} answered out of turn")
+        return reply
 
     def close_lifeline(self) -> None:
         """Close the lifeline alone, from any thread: the parent then kills its child and exits.
@@ -229,50 +266,56 @@ class Pipe:
         # The parent removes the folder on exit, but cannot always remove its own mount points.
         shutil.rmtree(self.private_folder, ignore_errors=True)
 
-    def _write(self, data: bytes, deadline: float, doing: str, seconds: float) -> None:
-        """Send all of `data`.
-
-        Raises Fault if the env process has not read it by `deadline`; `doing` (the call, such as
-        "score()") and `seconds` (its time limit) are for the message.
-        """
+    def _write(self, data: bytes, limit: _TimeLimit) -> None:
+        """Send all of `data`. Raises Fault if the env process has not read it in time."""
         unwritten = memoryview(data)
         while unwritten:
             try:
                 unwritten = unwritten[os.write(self.requests, unwritten) :]
             except BlockingIOError:
-                self._wait(self.requests, select.POLLOUT, deadline, doing, seconds)
+                self._wait(self.requests, select.POLLOUT, limit)
             except BrokenPipeError:
                 return  # the process has ended; the `_read` that follows reports why
 
-    def _read(self, deadline: float, max_bytes: int, doing: str, seconds: float) -> Reply:
+    def _read(self, max_bytes: int, limit: _TimeLimit) -> Reply:
         """The next message of the env process, with the values of secrets replaced.
 
-        Raises Fault if no message comes by `deadline`, if a line is longer than `max_bytes` or is
-        not a JSON object, or if the process has ended. `doing` (the call, such as "score()") and
-        `seconds` (its time limit) are for the text of the Fault.
+        Raises Fault if no message comes in time, if a line is longer than `max_bytes` or is not a
+        JSON object, or if the process has ended.
         """
+        line = b""
+        while not line.strip():  # blank lines say nothing
+            line = self._read_line(max_bytes, limit)
+        message = self._parse(line, limit.doing)
+        if isinstance(message.get("exit"), dict):
+            raise Fault(_ending_sentence(message["exit"], limit.doing))
+        return message
+
+    def _read_line(self, max_bytes: int, limit: _TimeLimit) -> bytes:
+        """The next line of the env process, without its line end. Raises Fault as `_read` does."""
         scanned = 0  # bytes at the start of the buffer that are known to hold no line end
         while True:
             end = self.buffer.find(b"\n", scanned)
             if end >= 0:
                 line = bytes(self.buffer[:end])
                 del self.buffer[: end + 1]
-                scanned = 0
-                if not line.strip():
-                    continue
-                message = self._parse(line, doing)
-                if isinstance(message.get("exit"), dict):
-                    raise Fault(_ending_sentence(message["exit"], doing))
-                return message
+                return line
             scanned = len(self.buffer)
             if scanned > max_bytes:
-                raise Fault(f"{doing} answered with more than {max_bytes >> 20} MB")
-            self._wait(self.replies, select.POLLIN, deadline, doing, seconds)
-            data = os.read(self.replies, 1 << 18)
-            if not data:
-                raise Fault(self._lost_message(doing))
-            self.buffer += data
-            self.received += len(data)
+                raise Fault(f"{limit.doing} answered with more than {max_bytes >> 20} MB")
+            self._receive(limit)
+
+    def _receive(self, limit: _TimeLimit) -> None:
+        """Append what the env process sends next to the buffer.
+
+        Raises Fault if nothing comes in time or the process has ended.
+        """
+        self._wait(self.replies, select.POLLIN, limit)
+        data = os.read(self.replies, 1 << 18)
+        if not data:
+            raise Fault(self._lost_message(limit.doing))
+        self.buffer += data
+        self.received += len(data)
 
     def _parse(self, line: bytes, doing: str) -> Reply:
         """Parse one line as a JSON object and replace the values of secrets in it.
@@ -287,16 +330,17 @@ class Pipe:
             raise Fault(f"{doing} answered with something that is no JSON object")
         return message
 
-    def _wait(self, fd: int, event: int, deadline: float, doing: str, seconds: float) -> None:
+    def _wait(self, fd: int, event: int, limit: _TimeLimit) -> None:
         """Wait until `fd` is ready for `event` (select.POLLIN or POLLOUT).
 
-        Raises Fault if `deadline` passes first; `doing` and `seconds` are for its message.
+        Raises Fault if the time passes first.
         """
         poller = select.poll()
         poller.register(fd, event)
-        remaining = deadline - time.monotonic()
+        remaining = limit.deadline - time.monotonic()
         if remaining <= 0 or not poller.poll(math.ceil(remaining * 1000)):
-            raise Fault(f"{doing} did not answer within {seconds:g} s", timed_out=True)
+            message = f"{limit.doing} did not answer within {limit.seconds:g} s"
+            raise Fault(message, timed_out=True)
 
     def _lost_message(self, doing: str) -> str:
         """The message that the parent process itself is gone.
@@ -344,17 +388,35 @@ def _remove_stale_folders(temporary: str) -> None:
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(temporary):
-            if not entry.name.startswith(BOX) or not entry.is_dir(follow_symlinks=False):
-                continue
-            with contextlib.suppress(OSError):
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime < STALE_SECONDS:
-                    continue  # its parent may not have locked it yet
-                folder = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                finally:
-                    os.close(folder)
+            if entry.name.startswith(BOX) and entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    _remove_if_stale(entry)
+
+
+def _remove_if_stale(entry: os.DirEntry[str]) -> None:
+    """Remove a private folder that is in use by nobody. Raises OSError if it is locked."""
+    if time.time() - entry.stat(follow_symlinks=False).st_mtime < STALE_SECONDS:
+        return  # its parent may not have locked it yet
+    folder = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(entry.path, ignore_errors=True)
+    finally:
+        os.close(folder)
+
+
+def _confinement_in(hello: Reply) -> Confinement:
+    """How the env process says in its first message that it is isolated."""
+    return Confinement(
+        level=str(hello.get("level")),
+        holds=tuple(str(hello.get("isolation")).split(", ")),
+        gaps=tuple(hello.get("gaps") or ()),
+    )
+
+
+def _too_large(doing: str) -> Fault:
+    """The Fault for tasks that take more than TASKS_BYTES; `doing` names the call."""
+    return Fault(f"{doing} sent more than {TASKS_BYTES >> 20} MB")
 
 
 def _ending_sentence(ending: Reply, doing: str) -> str:

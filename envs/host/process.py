@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -243,19 +243,7 @@ class EnvProcess:
         if self._problem is not None:
             raise Fault(str(self._problem), problem=self._problem)
         try:
-            limits = self.limits
-            self._pipe = Pipe(
-                self.source,
-                packages=packages_of(self.python),
-                limits=limits,
-                secrets=self.secrets,
-                log=self.log,
-                sandbox=self.sandbox,
-            )
-            self._confinement, description = self._pipe.greet(limits.start_seconds)
-            self._description = _checked_description(description)
-            self.generation += 1
-            self._failed_loads = 0
+            self._start_process()
         except EnvProblem as problem:
             self._drop()
             self._problem = problem
@@ -267,6 +255,25 @@ class EnvProcess:
             if self._failed_loads >= LOAD_ATTEMPTS:  # or every sample would wait for another start
                 self._problem = _as_problem(fault)
             raise fault from None
+
+    def _start_process(self) -> None:
+        """Start the process and wait until it has loaded the environment.
+
+        Raises EnvProblem, Fault or OSError; the process may then be left half started.
+        """
+        limits = self.limits
+        self._pipe = Pipe(
+            self.source,
+            packages=packages_of(self.python),
+            limits=limits,
+            secrets=self.secrets,
+            log=self.log,
+            sandbox=self.sandbox,
+        )
+        self._confinement, description = self._pipe.greet(limits.start_seconds)
+        self._description = _checked_description(description)
+        self.generation += 1
+        self._failed_loads = 0
 
     def _drop(self) -> None:
         """End the process if there is one. The caller holds the lock."""
@@ -441,11 +448,7 @@ def _checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
     checked: list[TaskRow] = []
     index_of_id: dict[str, int] = {}
     for index, row in enumerate(rows):
-        try:
-            task = Task.from_row(row)
-        # Whatever reading a row of another form may raise.
-        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-            raise EnvProblem("ENV_INVALID", f"tasks()[{index}] is no task: {error}") from error
+        task = _task_of_row(row, index)
         problem = task_problem(task, index, index_of_id, needs_answer)
         if problem is not None:
             message, hint = problem
@@ -453,6 +456,15 @@ def _checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
         index_of_id[task.id] = index
         checked.append(task.to_row())
     return checked
+
+
+def _task_of_row(row: Any, index: int) -> Task:
+    """A row as a task. Raises EnvProblem ENV_INVALID, which names its `index`, if it is none."""
+    try:
+        return Task.from_row(row)
+    # Whatever reading a row of another form may raise.
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise EnvProblem("ENV_INVALID", f"tasks()[{index}] is no task: {error}") from error
 
 
 def _checked_score(value: Any) -> ScoreReply:
@@ -484,12 +496,7 @@ def _checked_metrics(metrics: Any) -> dict[str, float]:
     """
     if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
         raise Fault(f"metrics are at most {MAX_METRICS} named numbers", alive=True)
-    for name in metrics:
-        if not METRIC_NAME.fullmatch(name):
-            message = (
-                f"{name[:SHOWN_CHARS]!r} is no name of a metric (64 of letters, digits and _.:/@-)"
-            )
-            raise Fault(message, alive=True)
+    _check_metric_names(metrics)
     checked: dict[str, float] = {}
     for name, value in metrics.items():
         number = _as_finite(value)
@@ -497,6 +504,16 @@ def _checked_metrics(metrics: Any) -> dict[str, float]:
             raise Fault(f"the metric {name!r} is {value}, not a finite number", alive=True)
         checked[name] = number
     return checked
+
+
+def _check_metric_names(names: Iterable[str]) -> None:
+    """Raise Fault for the first name that is not valid; the process is still usable then."""
+    for name in names:
+        if not METRIC_NAME.fullmatch(name):
+            message = (
+                f"{name[:SHOWN_CHARS]!r} is no name of a metric (64 of letters, digits and _.:/@-)"
+            )
+            raise Fault(message, alive=True)
 
 
 def _as_finite(value: Any) -> float | None:

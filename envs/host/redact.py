@@ -101,7 +101,8 @@ def _base64_cores(raw: bytes) -> Iterator[str]:
     """
     for shift in range(3):
         encoded = base64.b64encode(b"\0" * shift + raw).decode("ascii")
-        # How many characters at each end also hold bits of a neighbour, or padding.
+        # How many characters at each end also hold bits of a neighbour, or padding. A character
+        # holds 6 bits: one foreign byte (8 bits) reaches into 2 characters, two (16 bits) into 3.
         shared_at_start = (0, 2, 3)[shift]
         shared_at_end = (0, 3, 2)[(len(raw) + shift) % 3]
         core = encoded[shared_at_start : len(encoded) - shared_at_end]

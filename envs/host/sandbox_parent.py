@@ -129,14 +129,18 @@ def main() -> None:
     fcntl.flock(os.open(box, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
     try:
         _fill(box, launch.source)
-        ending = _run_to_end(launch, box, spaces)
-        message = {"exit": ending}
-        with contextlib.suppress(OSError):  # the client may be gone
-            # The first line end closes a line that the child may have left half written.
-            os.write(launch.replies, b"\n" + json.dumps(message).encode() + b"\n")
+        _report_ending(launch.replies, _run_to_end(launch, box, spaces))
     finally:
         _kill_descendants(group=0)
         shutil.rmtree(box, ignore_errors=True)
+
+
+def _report_ending(replies: int, ending: dict[str, object]) -> None:
+    """Write the last message to the client, which says how the child ended."""
+    message = {"exit": ending}
+    with contextlib.suppress(OSError):  # the client may be gone
+        # The first line end closes a line that the child may have left half written.
+        os.write(replies, b"\n" + json.dumps(message).encode() + b"\n")
 
 
 def _fill(box: Path, source: str) -> None:
@@ -151,8 +155,8 @@ def _fill(box: Path, source: str) -> None:
 def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
     """Run the child, log its output, and kill what it leaves behind.
 
-    Returns how it ended: `code`, `signal` and `tail`, its last output. The arguments are those of
-    `_fork_child`.
+    Returns how it ended: `code`, `signal` and `tail`, its last output. `box` is its private folder;
+    `spaces` says who made the namespaces of this process ("" if it has none).
     """
     secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
     log = Log(launch.log, launch.log_cap, secrets)
@@ -185,17 +189,7 @@ def _fork_child(launch: Launch, box: Path, spaces: str, output: int, status: int
     confine_process = partial(
         sandbox.close, limits, launch.sandbox, box, uid, spaces, offline, reach
     )
-    this_pid = os.getpid()
-    proc = _open_proc()
-
-    def run_child() -> None:
-        """Confine this process and run the child in it; called after the fork."""
-        # In its own namespaces the child's parent is their first process, number 1.
-        parent = 1 if spaces == "own" else this_pid
-        # Inside bubblewrap even `proc` shows only numbers that the client does not know.
-        pid = None if spaces == "bubblewrap" else _pid_in(proc)
-        _run_child(launch, confine_process, output, parent, pid)
-
+    run_child = _child_runner(launch, confine_process, spaces, output)
     pid = os.fork()
     if pid != 0:
         return pid
@@ -207,6 +201,33 @@ def _fork_child(launch: Launch, box: Path, spaces: str, output: int, status: int
         run_child()
     finally:
         os._exit(1)  # reached only if something failed: `run_child` leaves the process
+
+
+def _child_runner(
+    launch: Launch, confine_process: Callable[[], sandbox.Confinement], spaces: str, output: int
+) -> Callable[[], None]:
+    """Returns the function that runs the child, to be called after the fork.
+
+    It is made before the fork, because it needs the number and the /proc of this process.
+
+    Args:
+        launch: what to run.
+        confine_process: confines the process it is called in.
+        spaces: who made the namespaces this process is in: "own", "bubblewrap", or "" for none.
+        output: descriptor to which standard output and error of the child go.
+    """
+    this_pid = os.getpid()
+    proc = _open_proc()
+
+    def run_child() -> None:
+        """Confine this process and run the child in it."""
+        # In its own namespaces the child's parent is their first process, number 1.
+        parent = 1 if spaces == "own" else this_pid
+        # Inside bubblewrap even `proc` shows only numbers that the client does not know.
+        pid = None if spaces == "bubblewrap" else _pid_in(proc)
+        _run_child(launch, confine_process, output, parent, pid)
+
+    return run_child
 
 
 def _give_to_spare_uid(box: Path, reach: Reach) -> int | None:
@@ -287,30 +308,35 @@ def _run_child(
         parent: the parent's pid as this process sees it; another one means that the parent died.
         pid: this process's pid as the client sees it, to be sent to the client; None if unknown.
     """
-    box, requests, replies = Path(launch.box), launch.requests, launch.replies
     try:
-        _separate(box / "work", output)
-        _close_all_but(requests, replies)
+        _separate(Path(launch.box, "work"), output)
+        _close_all_but(launch.requests, launch.replies)
         confinement = confine_process()
         # Set after the change of uid, which clears it: this process dies with its parent.
         kernel.die_with_parent()
         if os.getppid() != parent:  # it died before that was set
             return
-        _send(replies, {"hello": _hello(confinement, pid)})
+        _send(launch.replies, {"hello": _hello(confinement, pid)})
         problem = sandbox.refusal(confinement, launch.sandbox)
         if problem is None and launch.install is None:
             problem = _problem_of_packages(launch)
         if problem is not None:
-            _send(replies, {"problem": problem.to_dict()})
-        elif launch.install is not None:
-            from envs.host import installer  # noqa: PLC0415 - rarely needed, and slow to import
-
-            installer.serve(replies, launch.install)
+            _send(launch.replies, {"problem": problem.to_dict()})
         else:
-            child.serve(requests, replies, box / "source")
+            _serve(launch)
     finally:
         sys.stdout.flush()
         os._exit(0)
+
+
+def _serve(launch: Launch) -> None:
+    """Install the packages that are to be installed, or load and serve the environment."""
+    if launch.install is not None:
+        from envs.host import installer  # noqa: PLC0415 - rarely needed, and slow to import
+
+        installer.serve(launch.replies, launch.install)
+    else:
+        child.serve(launch.requests, launch.replies, Path(launch.box, "source"))
 
 
 def _hello(confinement: sandbox.Confinement, pid: int | None) -> Reply:
@@ -396,11 +422,7 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
             first process of new namespaces; otherwise nothing is ever written to it.
     """
     os.set_blocking(output, False)
-    # A signal writes a byte to this pipe, so that `poll` also returns when a child ends.
-    wake, wake_end = os.pipe()
-    os.set_blocking(wake_end, False)
-    signal.set_wakeup_fd(wake_end)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    wake = _pipe_of_signals()
     poller = select.poll()
     for fd in (0, output, wake):
         poller.register(fd, select.POLLIN)
@@ -409,8 +431,7 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
         if status is not None:
             # The status of user code; if none was written, that of `pid` itself.
             written_status = os.read(status_reader, 16)
-            code = os.waitstatus_to_exitcode(int(written_status or status))
-            return {"code": max(code, 0), "signal": max(-code, 0)}  # code -9: killed by signal 9
+            return _ending_of(int(written_status or status))
         for fd, _ in poller.poll():
             if fd == 0:  # the client never writes there: readable means closed
                 return {"code": 0, "signal": 0}
@@ -418,6 +439,24 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
                 os.read(wake, 512)
             elif not _drain(output, log, once=True):
                 poller.unregister(output)  # at its end, or `poll` would return at once for ever
+
+
+def _pipe_of_signals() -> int:
+    """The reading end of a pipe that gets a byte with every signal, such as when a child ends.
+
+    So a `poll` on it returns then.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return reader
+
+
+def _ending_of(status: int) -> dict[str, int]:
+    """The exit code and the signal that a wait status stands for; one of the two is 0."""
+    code = os.waitstatus_to_exitcode(status)
+    return {"code": max(code, 0), "signal": max(-code, 0)}  # code -9: killed by signal 9
 
 
 def _reap(pid: int) -> int | None:
@@ -481,14 +520,7 @@ def _descendants() -> list[int]:
     """The pids of all descendants of this process; [] if this is not Linux."""
     if not kernel.LINUX:
         return []
-    children: dict[int, list[int]] = {}  # pid -> pids of its children
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # a process may end meanwhile
-                stat = Path(entry.path, "stat").read_bytes()
-                # The line is "pid (name) state parent ...", and the name may hold any character.
-                parent = int(stat.rpartition(b")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry.name))
+    children = _children_of_all()
     descendants: list[int] = []
     unvisited = [os.getpid()]
     while unvisited:
@@ -496,6 +528,19 @@ def _descendants() -> list[int]:
         descendants += child_pids
         unvisited += child_pids
     return descendants
+
+
+def _children_of_all() -> dict[int, list[int]]:
+    """For each process that has children: its pid -> their pids."""
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # a process may end meanwhile
+                stat = Path(entry.path, "stat").read_bytes()
+                # The line is "pid (name) state parent ...", and the name may hold any character.
+                parent = int(stat.rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    return children
 
 
 if __name__ == "__main__":

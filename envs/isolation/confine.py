@@ -8,7 +8,7 @@ import os
 import pwd
 import random
 import resource
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from envs.config.settings import Limits
@@ -103,7 +103,8 @@ def _limit_sizes(limits: Limits) -> list[str]:
 def _limit_processes(limits: Limits, counted_apart: bool) -> list[str]:
     """Limit how many processes this user may have; returns the measure in words.
 
-    `counted_apart`: see `apply`.
+    `counted_apart`: whether the kernel counts the processes of this one's namespaces apart from
+    the user's others.
     """
     if counted_apart:
         allowed_tasks = limits.processes + OURS
@@ -156,9 +157,14 @@ def _expose(folders: set[Path], box: Path) -> bool:
         for descriptor in descriptors.values():
             os.close(descriptor)
         if not is_exposed:
-            for private in reversed(covered):
-                kernel.libc().umount2(os.fsencode(private), kernel.MNT_DETACH)
+            _uncover(covered)
     return is_exposed
+
+
+def _uncover(covered: Sequence[Path]) -> None:
+    """Take the covers off these folders, the one mounted last first."""
+    for private in reversed(covered):
+        kernel.libc().umount2(os.fsencode(private), kernel.MNT_DETACH)
 
 
 def _mount_again(descriptors: Mapping[Path, int]) -> None:

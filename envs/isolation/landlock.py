@@ -68,8 +68,7 @@ def restrict(
             _allow(ruleset, path, file_rights & ~(_MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK))
         if network and version >= 4:  # earlier versions know no TCP
             for port in ports:
-                rule = struct.pack("=QQ", _CONNECT, port)
-                kernel.call(_ADD, ruleset, _PORT, ctypes.c_char_p(rule), 0)
+                _allow_port(ruleset, port)
         kernel.call(_RESTRICT, ruleset, 0)
     finally:
         os.close(ruleset)
@@ -101,6 +100,12 @@ def _new_ruleset(version: int, file_rights: int, any_port_allowed: bool) -> int:
         fields.append(_SCOPES)
     attributes = struct.pack(f"{len(fields)}Q", *fields)
     return kernel.call(_CREATE, ctypes.c_char_p(attributes), len(attributes), 0)
+
+
+def _allow_port(ruleset: int, port: int) -> None:
+    """Add a rule to `ruleset` that allows to connect to a TCP port."""
+    rule = struct.pack("=QQ", _CONNECT, port)
+    kernel.call(_ADD, ruleset, _PORT, ctypes.c_char_p(rule), 0)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

@@ -8,7 +8,7 @@ only bubblewrap may have them, that is started around the parent of user code.
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from envs.isolation import kernel
@@ -162,12 +162,7 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-        # Mounted on themselves, so that they can be made writable apart from the rest.
-        for folder in (box, *writable):
-            kernel.mount(folder, folder, None, kernel.MS_BIND | kernel.MS_REC)
-        kernel.set_read_only("/", on=True, recursive=True)
-        for folder in (box, *writable):
-            kernel.set_read_only(folder, on=False, recursive=False)
+        _make_read_only_except((box, *writable))
         no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         size = f"size={room_mb}m,nr_inodes={_FILES}"
         owned_by_uid = f"mode=755,uid={uid},gid={uid},{size}"
@@ -176,3 +171,13 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
         kernel.mount("tmpfs", f"{box}/work", "tmpfs", no_devices, owned_by_uid)
         kernel.mount("tmpfs", "/dev/shm", "tmpfs", no_programs, f"mode=1777,{size}")
         kernel.mount("proc", "/proc", "proc", no_programs)
+
+
+def _make_read_only_except(writable: Sequence[str]) -> None:
+    """Make the whole file system read-only in this namespace, except these folders."""
+    # Mounted on themselves, so that they can be made writable apart from the rest.
+    for folder in writable:
+        kernel.mount(folder, folder, None, kernel.MS_BIND | kernel.MS_REC)
+    kernel.set_read_only("/", on=True, recursive=True)
+    for folder in writable:
+        kernel.set_read_only(folder, on=False, recursive=False)

@@ -75,20 +75,20 @@ def packages_of(python: str) -> Packages:
     variables = {"base": str(prefix), "platbase": str(prefix)}
     folders = [sysconfig.get_path(kind, "venv", variables) for kind in ("purelib", "platlib")]
     existing = _existing_folders(folders)
-    if existing:
-        return Packages(python, str(prefix), existing, installed=True)
+    if not existing:
+        raise _no_packages(python, prefix)
+    return Packages(python, str(prefix), existing, installed=True)
+
+
+def _no_packages(python: str, prefix: Path) -> EnvProblem:
+    """The problem of a virtual environment in `prefix` without packages or its program `python`."""
+    hint = "Push the environment again, its packages installed."
     if not os.access(python, os.X_OK):
-        raise EnvProblem(
-            "ENV_IMPORT",
-            f"the interpreter {python} does not start: there is no such program",
-            hint="Push the environment again, its packages installed.",
-        )
+        message = f"the interpreter {python} does not start: there is no such program"
+        return EnvProblem("ENV_IMPORT", message, hint)
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    raise EnvProblem(
-        "ENV_DEPS",
-        f"{prefix} holds no packages for Python {version}, on which this server runs",
-        hint="Push the environment again, its packages installed.",
-    )
+    message = f"{prefix} holds no packages for Python {version}, on which this server runs"
+    return EnvProblem("ENV_DEPS", message, hint)
 
 
 def enter(packages: Packages) -> None:

@@ -159,28 +159,78 @@ def close(
         return Confinement(LIMITS, tuple(holds), ('config.toml says sandbox = "off"',))
     kernel.drop_capabilities()
     abi, has_filter = _restrict(limits, box, uid, spaces, reach)
-    escaped = escapes(box, limits.network, sandbox.hidden)
-    # A measure counts only if the self-test got around it in no way.
-    files_confined = abi > 0 and escaped.isdisjoint({"read", "write"})
-    calls_refused = has_filter and "socket" not in escaped
-    if files_confined:
-        holds.append(f"own files alone (Landlock {abi})")
-    if calls_refused:
-        holds.append("system calls filtered")
-    if spaces:
-        holds.append("own namespaces" + (" (bubblewrap)" if spaces == "bubblewrap" else ""))
-    has_no_network = offline or (calls_refused and not limits.network)
+    test = _SelfTest(abi, has_filter, escapes(box, limits.network, sandbox.hidden))
+    holds += _measures(test, spaces)
+    has_no_network = offline or (test.calls_refused and not limits.network)
     holds.append("no network" if has_no_network else "network open")
-    level = LIMITS
-    if files_confined and calls_refused and not escaped:
-        level = FULL if spaces else NO_NAMESPACES
-    gaps = (
-        *([] if files_confined else [_gap_of_files(uid)]),
-        *([] if calls_refused else [_gap_of_calls(offline)]),
-        *(f"{folder} can be read" for folder in sandbox.hidden if folder in escaped),
-        *_gaps(box, uid, spaces),
-    )
-    return Confinement(level, tuple(holds), gaps)
+    gaps = [*_gaps_found(test, sandbox.hidden, uid, offline), *_gaps(box, uid, spaces)]
+    return Confinement(_level(test, spaces), tuple(holds), tuple(gaps))
+
+
+@dataclass(frozen=True)
+class _SelfTest:
+    """What the test from inside has shown; a measure counts only if it was got around in no way.
+
+    Attributes:
+        abi: the version of Landlock in force, 0 for none.
+        has_filter: whether the seccomp filter was installed.
+        escaped: what user code could do all the same, as `escapes` returns it.
+    """
+
+    abi: int
+    has_filter: bool
+    escaped: set[str]
+
+    @property
+    def files_confined(self) -> bool:
+        """Whether Landlock keeps this process from the files it has no right to."""
+        return self.abi > 0 and self.escaped.isdisjoint({"read", "write"})
+
+    @property
+    def calls_refused(self) -> bool:
+        """Whether seccomp refuses system calls."""
+        return self.has_filter and "socket" not in self.escaped
+
+
+def _measures(test: _SelfTest, spaces: str) -> list[str]:
+    """The measures beside the limits that are in force, in words.
+
+    `spaces` says who made the namespaces of this process: "" for none, "own" or "bubblewrap".
+    """
+    measures = []
+    if test.files_confined:
+        measures.append(f"own files alone (Landlock {test.abi})")
+    if test.calls_refused:
+        measures.append("system calls filtered")
+    if spaces:
+        measures.append("own namespaces" + (" (bubblewrap)" if spaces == "bubblewrap" else ""))
+    return measures
+
+
+def _level(test: _SelfTest, spaces: str) -> str:
+    """How far user code is confined: FULL, NO_NAMESPACES or LIMITS; `spaces` is "" for none."""
+    if not (test.files_confined and test.calls_refused) or test.escaped:
+        return LIMITS
+    return FULL if spaces else NO_NAMESPACES
+
+
+def _gaps_found(
+    test: _SelfTest, hidden: Iterable[str], uid: int | None, offline: bool
+) -> list[str]:
+    """What user code can still do by the self-test, in words.
+
+    Args:
+        test: what the self-test has shown.
+        hidden: folders that must not be readable.
+        uid: the uid this process changed to, None if it kept its user.
+        offline: whether its network namespace is empty.
+    """
+    gaps = []
+    if not test.files_confined:
+        gaps.append(_gap_of_files(uid))
+    if not test.calls_refused:
+        gaps.append(_gap_of_calls(offline))
+    return gaps + [f"{folder} can be read" for folder in hidden if folder in test.escaped]
 
 
 def _gap_of_files(uid: int | None) -> str:
@@ -203,19 +253,21 @@ def _gap_of_calls(offline: bool) -> str:
 def _restrict(
     limits: Limits, box: Path, uid: int | None, spaces: str, reach: Reach
 ) -> tuple[int, bool]:
-    """Restrict files by Landlock and system calls by seccomp, for good; arguments as in `close`.
+    """Restrict this process's files by Landlock and its system calls by seccomp, for good.
+
+    Args:
+        limits: what it may use; here only whether it may have a network.
+        box: its private folder.
+        uid: the uid it changed to, None if it kept its user.
+        spaces: who made its namespaces: "" for none, "own" or "bubblewrap".
+        reach: what it needs, beside the system's files and `box`.
 
     Returns the version of Landlock, 0 if this kernel has none, and whether the seccomp filter could
     be installed.
     """
-    has_own_proc = spaces != "" and _has_own_proc()
-    readable = _readable_paths(box, has_own_proc, reach.readable)
-    shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
-    writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
-    abi = 0
-    with contextlib.suppress(OSError):
-        abi = landlock.restrict(readable, writable, limits.network, reach.ports)
-    # Something else keeps signals from processes of others: another uid, namespaces or Landlock.
+    abi = _restrict_files(limits, box, spaces, reach)
+    # The filter may allow signals where something else keeps them from processes of others:
+    # another uid, namespaces or Landlock.
     signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
     has_filter = False
     with contextlib.suppress(OSError):
@@ -226,6 +278,22 @@ def _restrict(
         )
         has_filter = True
     return abi, has_filter
+
+
+def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int:
+    """Restrict the files and ports of this process by Landlock, for good.
+
+    It may use what `box` (its private folder) and `reach` hold, the system's files, and a network
+    if `limits` allow one. `spaces` says who made its namespaces, "" for none. Returns the version
+    of Landlock, 0 if this kernel has none.
+    """
+    has_own_proc = spaces != "" and _has_own_proc()
+    readable = _readable_paths(box, has_own_proc, reach.readable)
+    shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
+    writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
+    with contextlib.suppress(OSError):
+        return landlock.restrict(readable, writable, limits.network, reach.ports)
+    return 0
 
 
 def _gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
@@ -291,25 +359,40 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
     escaped = set()
     with contextlib.suppress(OSError), open(box / CANARY, "rb"):
         escaped.add("read")
-    with contextlib.suppress(OSError), open(box / "escaped", "xb"):
+    if _can_write(box):
         escaped.add("write")
-    # Some versions of Landlock check neither of these two ways to truncate a file. Access mode 3
-    # allows neither reading nor writing.
-    for access in (os.O_RDONLY, 3):
-        with contextlib.suppress(OSError):
-            os.close(os.open(box / CANARY, access | os.O_TRUNC))
-            escaped.add("write")
-    families = (_AF_UNIX,) if network else (_AF_UNIX, _AF_INET)
-    for family in families:
-        descriptor = kernel.libc().socket(family, 1, 0)  # 1: SOCK_STREAM
-        if descriptor >= 0:
-            os.close(descriptor)
-            escaped.add("socket")
+    if _can_make_socket((_AF_UNIX,) if network else (_AF_UNIX, _AF_INET)):
+        escaped.add("socket")
     for folder in hidden:
         with contextlib.suppress(OSError):
             os.listdir(folder)
             escaped.add(folder)
     return escaped
+
+
+def _can_write(box: Path) -> bool:
+    """Whether this process can make a file in `box` or truncate the file CANARY there."""
+    succeeded = False
+    with contextlib.suppress(OSError), open(box / "escaped", "xb"):
+        succeeded = True
+    # Some versions of Landlock check neither of these two ways to truncate a file. Access mode 3
+    # allows neither reading nor writing.
+    for access in (os.O_RDONLY, 3):
+        with contextlib.suppress(OSError):
+            os.close(os.open(box / CANARY, access | os.O_TRUNC))
+            succeeded = True
+    return succeeded
+
+
+def _can_make_socket(families: Iterable[int]) -> bool:
+    """Whether this process can make a socket of one of these address families."""
+    succeeded = False
+    for family in families:
+        descriptor = kernel.libc().socket(family, 1, 0)  # 1: SOCK_STREAM
+        if descriptor >= 0:
+            os.close(descriptor)
+            succeeded = True
+    return succeeded
 
 
 def _readable_paths(box: Path, has_own_proc: bool, more: Iterable[str]) -> list[str]:

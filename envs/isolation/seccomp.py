@@ -94,14 +94,14 @@ def program(
 
     Args:
         machine: x86_64 or aarch64.
-        network, signals, processes, truncate: see `install`.
+        network, signals, processes, truncate: whether user code may use internet sockets, send
+            signals, start processes and truncate files it has not opened for writing.
         pid: the process the filter is for; the only one that may send signals when `signals` is
             False.
     """
     numbers = NUMBERS[machine]
-    lines = _load_call_number(machine)
-    for number in sorted(_refused_numbers(numbers, signals, processes, truncate)):
-        lines += [(_JEQ, 0, 1, number), _REFUSE]
+    refused_numbers = _refused_numbers(numbers, signals, processes, truncate)
+    lines = _load_call_number(machine) + _refusals(refused_numbers)
     # clone3 keeps its flags in memory, where no filter can look; libraries fall back to clone.
     lines += [(_JEQ, 0, 1, numbers["clone3"]), _SAY_MISSING]
     lines += _socket_rule(numbers["socket"], network) + _clone_rule(numbers["clone"], processes)
@@ -188,6 +188,14 @@ def _refused_numbers(
     if not truncate:
         refused.update(["truncate", "creat"])
     return {numbers[name] for name in refused if name in numbers}
+
+
+def _refusals(refused_numbers: set[int]) -> _Lines:
+    """Instructions that refuse these calls whatever their arguments."""
+    lines: _Lines = []
+    for number in sorted(refused_numbers):
+        lines += [(_JEQ, 0, 1, number), _REFUSE]
+    return lines
 
 
 def _load_argument(position: int) -> tuple[int, int, int, int]:

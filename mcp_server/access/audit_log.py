@@ -145,9 +145,9 @@ class Audit:
     def runs_of(self, caller: str, since: float = 0.0) -> list[str]:
         """List the ids of the runs that `caller` started or resumed since `since`, oldest first.
 
-        Only successful calls of the tools in `STARTS` count. Of the lines about a run these are the
-        first one and every one that resumes it. Another line comes from a call that was answered
-        with a run that was there already, such as a probe that is asked for again.
+        Of the successful calls of the tools in `STARTS` that name a run, the first one has started
+        it, and every one marked as such has resumed it. Any other was answered with a run that was
+        there already, such as a probe that is asked for again.
 
         Args:
             caller: name of a key, or `LOCAL`.

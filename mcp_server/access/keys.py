@@ -301,25 +301,33 @@ def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
         refusals.append("a network")
         config_lines.append("key_network = true")
     if refusals:
-        raise UserError(
-            "FORBIDDEN",
-            f"environment.toml asks for {' and '.join(refusals)}; the owner of this home has not "
-            f"agreed that keys such as {key.name} give that to an environment",
-            hint="Leave it out, or ask the owner to push this folder or to set "
-            f"{' and '.join(config_lines)} in the home's config.toml.",
-            field="path",
-        )
+        raise _not_agreed(key, refusals, config_lines)
+
+
+def _not_agreed(key: Key, refusals: Sequence[str], config_lines: Sequence[str]) -> UserError:
+    """Make the FORBIDDEN error for what an environment asks for without the owner's agreement.
+
+    Args:
+        key: the caller.
+        refusals: what is refused, such as "a network".
+        config_lines: the lines of config.toml that would allow it.
+    """
+    return UserError(
+        "FORBIDDEN",
+        f"environment.toml asks for {' and '.join(refusals)}; the owner of this home has not "
+        f"agreed that keys such as {key.name} give that to an environment",
+        hint="Leave it out, or ask the owner to push this folder or to set "
+        f"{' and '.join(config_lines)} in the home's config.toml.",
+        field="path",
+    )
 
 
 def stored_request_id(key: Key, request_id: str) -> str:
     """Return the id under which a `request_id` of `key` is stored, such as `night:try-1`.
 
-    The name of the key stands before the id, so that two keys may use the same `request_id`. Names
-    hold no colon, so the result is unambiguous.
-
-    If the name makes the id longer than `MAX_REQUEST_ID`, the digest of the id is used instead.
-    Three ids are returned unchanged: any id of the owner, "" (none was given), and an id that is
-    too long already, which the engine refuses.
+    The name of the key stands before it, so that two keys may use the same `request_id`. If that
+    makes it longer than `MAX_REQUEST_ID`, its digest takes its place. Unchanged are an id of the
+    owner, "" (none was given), and one that is too long already, which the engine refuses.
     """
     if key.is_owner or not request_id or len(request_id) > MAX_REQUEST_ID:
         return request_id

@@ -57,10 +57,9 @@ def check_quota(
 ) -> Cap | None:
     """Check that `key` may start the run that a call of `tool` would start.
 
-    A run of the last 24 hours counts with the hours it took, an open run with its cap. A submit
-    with a `request_id` that was used before starts nothing, so it passes. The hours of an
-    evaluation or a probe are known only once it is planned, so the function from `cap_function_of`
-    checks them later; here an evaluation only needs that some hours are left.
+    A run of the last 24 hours counts with the hours it took, an open run with its cap (the hours
+    after which it is stopped). The hours of an evaluation are known only once it is planned; here
+    it only needs that some are left.
 
     Args:
         home: the home that holds the runs and the audit log.
@@ -69,34 +68,44 @@ def check_quota(
         arguments: of the call, without nulls.
         clock: returns the present time in unix seconds.
 
-    Returns:
-        The cap to use, if the call is a submit without `max_gpu_hours` and the hours of `key` are
-        limited. None for any other call, and if an earlier call with the `request_id` has no cap.
-
-    Raises:
-        UserError: QUOTA, too many runs are open, or the hours of the day do not suffice.
+    Returns the cap to use for a submit without `max_gpu_hours`, if the hours of `key` are limited;
+    otherwise None. Raises UserError QUOTA if too many runs are open, or too few hours are left.
     """
-    is_submit = tool == "submit_train"
+    if tool == "submit_train":
+        return _check_submit(home, key, arguments, clock)
+    with Store(home) as store:
+        _check_open_runs(home, store, key)
+        # A probe may be too short to become a run: its hours are checked when it is planned.
+        if key.gpu_hours_per_day and tool != "dry_run":
+            _check_any_hours_left(key, _hours_of_last_day(home, store, key, clock))
+    return None
+
+
+def _check_submit(
+    home: Home, key: Key, arguments: Mapping[str, Any], clock: Callable[[], float]
+) -> Cap | None:
+    """Check that `key` may submit the training run that these arguments ask for.
+
+    A submit with a `request_id` that was used before starts nothing, so it passes. Returns the cap
+    on GPU-hours to use, if the arguments name none and the hours of `key` are limited; None also if
+    the earlier call with the `request_id` has no cap.
+
+    Raises UserError QUOTA if too many runs are open, or the hours of the day do not suffice.
+    """
+    cap_omitted = bool(key.gpu_hours_per_day) and "max_gpu_hours" not in arguments
     request_id = stored_request_id(key, str(arguments.get("request_id", "")))
-    # A probe may be too short to become a run: its hours are checked when it is planned.
-    counts_hours = bool(key.gpu_hours_per_day) and tool != "dry_run"
-    cap_omitted = is_submit and counts_hours and "max_gpu_hours" not in arguments
     with Store(home) as store:
         resumed_run = None  # stays None if the call starts a new run
         if cap_omitted and arguments.get("resume"):
             resumed_run = _find_row(store, str(arguments["resume"]))
-        if is_submit and _was_submitted(store, request_id):
+        if _was_submitted(store, request_id):
             if not cap_omitted:
                 return None
             return _cap_of_first_call(home, store, request_id, resumed_run)
-        if key.max_runs:
-            _check_open_runs(home, store, key)
-        if not counts_hours:
+        _check_open_runs(home, store, key)
+        if not key.gpu_hours_per_day:
             return None
         used_hours = _hours_of_last_day(home, store, key, clock)
-    if not is_submit:  # an evaluation
-        _check_any_hours_left(key, used_hours)
-        return None
     if cap_omitted:
         return _cap_within(_largest_cap(key, used_hours), resumed_run)
     _check_requested_hours(key, used_hours, float(arguments["max_gpu_hours"]))
@@ -110,7 +119,10 @@ def _check_any_hours_left(key: Key, used_hours: float) -> None:
 
 
 def _largest_cap(key: Key, used_hours: float) -> float:
-    """The largest cap that a submit may have now. Raise UserError QUOTA if there is none."""
+    """The most GPU-hours that a submit may name as its cap now, in thousandths of an hour.
+
+    Raises UserError QUOTA if nothing is left of the day.
+    """
     largest_cap = _rounded_down(key.gpu_hours_per_day - used_hours)
     if largest_cap == 0:
         raise _submit_refusal(key, used_hours, requested_hours=0.0)
@@ -126,6 +138,8 @@ def _check_requested_hours(key: Key, used_hours: float, requested_hours: float) 
 
 def _check_open_runs(home: Home, store: Store, key: Key) -> None:
     """Raise UserError QUOTA if `key` has as many open runs as it may have."""
+    if not key.max_runs:  # not limited
+        return
     open_runs = _open_runs(home, store, key)
     if len(open_runs) >= key.max_runs:
         raise UserError(
@@ -175,7 +189,10 @@ def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
 
 
 def cap_of_resumed_run(home: Home, run_id: str) -> float:
-    """The cap that a resumed run gets if the call names none: the one it had, or the default."""
+    """The GPU-hours after which a resumed run is stopped, if the call that resumes it names none.
+
+    They are what the run had before, or the default.
+    """
     with Store(home) as store:
         row = _find_row(store, run_id)
     return _cap_of_row(row)
@@ -291,23 +308,27 @@ def _hours_refusal(
     hours_per_day = key.gpu_hours_per_day
     # More hours than the key has in a day fit on no later day either.
     waiting_helps = requested_hours <= hours_per_day + ROUNDING
-    if waiting_helps:
-        call_later = "call later"
-    elif not suggestion:
-        call_later = f"call later with max_gpu_hours={_hours_text(hours_per_day)}"
-    else:
-        call_later = ""
-    hint = ", or ".join(remedy for remedy in (suggestion, call_later) if remedy)
-    hint += ": hours come back a day after their run was submitted." if call_later else "."
     request_text = f"; this call asks for {requested_hours:.3g}" if requested_hours else ""
     return UserError(
         "QUOTA",
         f"the key {key.name} may use {hours_per_day:g} GPU-hours a day and has used or "
         f"promised {used_hours:.3g}{request_text}",
-        hint=hint[0].upper() + hint[1:],  # capitalize() would also make small letters of the rest
+        hint=_hours_hint(hours_per_day, waiting_helps, suggestion),
         field=field,
         retryable=waiting_helps,
     )
+
+
+def _hours_hint(hours_per_day: float, waiting_helps: bool, suggestion: str) -> str:
+    """What to do about too many hours: the suggestion ("" for none), or to call later."""
+    call_later = ""
+    if waiting_helps:
+        call_later = "call later"
+    elif not suggestion:
+        call_later = f"call later with max_gpu_hours={_hours_text(hours_per_day)}"
+    hint = ", or ".join(remedy for remedy in (suggestion, call_later) if remedy)
+    hint += ": hours come back a day after their run was submitted." if call_later else "."
+    return hint[0].upper() + hint[1:]  # capitalize() would also make small letters of the rest
 
 
 def _rounded_down(hours: float) -> float:

@@ -49,13 +49,19 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
         candidates = [user_path]
     else:
         in_roots = [root / user_path for root in roots]
-        candidates = [option for option in (user_path, *in_roots) if exists(option)] + in_roots
+        existing = [option for option in (user_path, *in_roots) if exists(option)]
+        candidates = existing + in_roots  # where none exists inside a root, the first root
     for candidate in candidates:
         resolved = candidate.resolve()
         if any(resolved.is_relative_to(root.resolve()) for root in roots):
             return resolved
+    raise _outside(path, roots)
+
+
+def _outside(path: str, roots: Sequence[Path]) -> UserError:
+    """Make the PATH_OUTSIDE_ROOTS error for a path that lies inside none of `roots`."""
     allowed = ", ".join(str(root) for root in roots) or "none"
-    raise UserError(
+    return UserError(
         "PATH_OUTSIDE_ROOTS",
         f"{path} lies outside the folders this server may use ({allowed})",
         hint="Choose a path inside them, or start the server with another --root FOLDER.",

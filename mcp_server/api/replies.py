@@ -80,9 +80,8 @@ def fitting_page(read_page: Callable[[int], Reply], limit: int) -> Reply:
 def cut_to_size(body: Reply, size: int = RESULT_CHARS) -> Reply:
     """Return `body`, or a cut copy of it if it has more than `size` characters of JSON.
 
-    The last resort: a page from `fitting_page` is too large only if one item of it is. The largest
-    list or text is halved until the result fits. A result that was cut has `truncated` and a
-    warning that says so. If halving cannot make it fit, only summary, next, warnings and
+    The largest list or text is halved until the result fits. A result that was cut has `truncated`
+    and a warning that says so. If halving cannot make it fit, only summary, next, warnings and
     `truncated` are left, whatever their size.
     """
     if len(compact(body)) <= size:
@@ -105,15 +104,8 @@ def error_line(error: UserError) -> str:
     field, playbook, message and hint are shortened, in this order, until the line fits.
     """
     payload = clean(error.payload())
-    # The hint repeats the suggested call in its text. If the line is too long, the hint loses it;
-    # or, if the call itself is too long, `call` is dropped, because the hint can be cut and a call
-    # cannot.
     if "call" in payload and len(compact(payload)) > ERROR_CHARS:
-        if len(compact(payload["call"])) > ERROR_CHARS // 2:
-            del payload["call"]
-            payload["hint"] = str(error.advice)
-        else:
-            payload["hint"] = error.advice.text
+        _leave_call_once(payload, error)
     # The shortest useful length of each; a hint may be lost altogether.
     for name, min_chars in (("field", 60), ("playbook", 40), ("message", 500), ("hint", 0)):
         excess = len(compact(payload)) - ERROR_CHARS
@@ -122,6 +114,18 @@ def error_line(error: UserError) -> str:
             chars_left = max(min_chars, len(compact(text)) - excess)
             payload[name] = _cut_text(text, chars_left)
     return compact(payload)
+
+
+def _leave_call_once(payload: Reply, error: UserError) -> None:
+    """Take the suggested call out of the hint or out of `call`, in place; it stands in both.
+
+    The hint loses it, unless the call itself is too long: the hint can be cut and a call cannot.
+    """
+    if len(compact(payload["call"])) > ERROR_CHARS // 2:
+        del payload["call"]
+        payload["hint"] = str(error.advice)
+    else:
+        payload["hint"] = error.advice.text
 
 
 def _cut_text(text: str, limit: int) -> str:
@@ -172,19 +176,23 @@ def _largest_part(body: Reply) -> tuple[Any, Any]:
     largest: tuple[Any, Any] = (None, None)
     for holder, key in parts:
         value = holder[key]
-        # A list with one item is not halved to nothing; its item is cut instead.
-        if isinstance(value, list) and len(value) > 1:
-            size = len(compact(value))
-            is_largest = size > largest_size
-        elif isinstance(value, str) and len(value) > MIN_CUT_TEXT:
-            size = len(value)
-            is_largest = size >= largest_size  # rather a text than a list of the same size
-        else:
-            continue
-        if is_largest:
+        size = _size_if_cuttable(value)
+        # Rather a text than a list of the same size.
+        is_largest = size >= largest_size if isinstance(value, str) else size > largest_size
+        if size > 0 and is_largest:
             largest_size = size
             largest = (holder, key)
     return largest
+
+
+def _size_if_cuttable(value: Any) -> int:
+    """The characters that a list or a text takes; 0 if it may not be cut."""
+    # A list with one item is not halved to nothing; its item is cut instead.
+    if isinstance(value, list) and len(value) > 1:
+        return len(compact(value))
+    if isinstance(value, str) and len(value) > MIN_CUT_TEXT:
+        return len(value)
+    return 0
 
 
 def _parts_below(value: Any) -> Iterator[tuple[Any, Any]]:

@@ -140,8 +140,8 @@ def estimate_cost(
 ) -> Reply:
     """Estimate time, memory and money of a run, from the same plan as a dry run.
 
-    The arguments are those of `dry_run`. Raises UserError if the environment, the model or a
-    setting cannot be used.
+    `settings` are those that the caller gives; the others get defaults. Raises UserError if the
+    environment, the model or a setting cannot be used.
     """
     from engine.cost import estimate
 
@@ -554,20 +554,25 @@ def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     rollouts = suggest("read_rollouts", run_id=run_id)
     diagnosis = suggest("diagnose", run_id=run_id)
     if state == "done":
-        if reply.get("kind", "train") != "train":
-            return [rollouts]  # evaluations and probes produce no model that could be served
-        return [rollouts, suggest("deploy", run_id=f"{run_id}@best")]
+        # Evaluations and probes produce no model that could be served.
+        has_model = reply.get("kind", "train") == "train"
+        return [rollouts, suggest("deploy", run_id=f"{run_id}@best")] if has_model else [rollouts]
     if state == "failed":
         return [suggest("read_logs", run_id=run_id, view="error"), diagnosis]
     if state == "cancelled":
         return [suggest("submit_train", resume=run_id)]
     reached = until if reply.get("reached") else ""
-    arguments = {"run_id": run_id, "until": "end" if reached == "first_step" else until}
-    if reply.get("cursor"):
-        arguments["cursor"] = reply["cursor"]
-    wait_on = suggest("wait_run", **arguments)
+    wait_on = _wait_on(run_id, "end" if reached == "first_step" else until, reply)
     if reached == "alert":
         return [diagnosis, wait_on]
     if reached == "first_step":
         return [rollouts, suggest("read_logs", run_id=run_id), wait_on]
     return [wait_on]
+
+
+def _wait_on(run_id: str, until: str, reply: Reply) -> Reply:
+    """The call to go on waiting for a run from where `reply`, that of a wait, has ended."""
+    arguments = {"run_id": run_id, "until": until}
+    if reply.get("cursor"):
+        arguments["cursor"] = reply["cursor"]
+    return suggest("wait_run", **arguments)

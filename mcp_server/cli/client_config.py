@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,13 @@ def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
     return (*command, "serve", "--root", str(project), *home_option)
 
 
+def write_entries(
+    project: Path, clients: Iterable[str], launch: Launch, force: bool
+) -> dict[str, str]:
+    """Add or update our entry for each of `clients`; returns file -> what `write_entry` returns."""
+    return {CLIENTS[client].file: write_entry(project, client, launch, force) for client in clients}
+
+
 def write_entry(project: Path, client: str, launch: Launch, force: bool = False) -> str:
     """Add or update the entry of our server in one client's file.
 
@@ -138,15 +145,17 @@ def write_entry(project: Path, client: str, launch: Launch, force: bool = False)
     if new_text == text:
         return "unchanged"
     path.parent.mkdir(parents=True, exist_ok=True)
-    if launch.token:
-        mode = 0o600  # a file with a token is for its owner alone
-    elif path.exists():
-        mode = path.stat().st_mode & 0o777
-    else:
-        mode = 0o644
+    mode = _file_mode(path, holds_token=bool(launch.token))
     write_text(path, new_text, mode=mode)
     os.chmod(path, mode)  # `write_text` sets it less what the umask takes away
     return "written"
+
+
+def _file_mode(path: Path, holds_token: bool) -> int:
+    """The permission bits for a file that is written: those it has, or those of a new file."""
+    if holds_token:
+        return 0o600  # for its owner alone
+    return path.stat().st_mode & 0o777 if path.exists() else 0o644
 
 
 def entry_text(client: str, launch: Launch) -> str:
@@ -244,11 +253,15 @@ def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
             hint="Remove that table and run init again: TOML files are only added to.",
             field="agent",
         )
-    table = _toml_table(key, entry)
+    return _appended(text, _toml_table(key, entry))
+
+
+def _appended(text: str, table: str) -> str:
+    """The text of a TOML file with a table at its end, behind an empty line."""
     if not text:
         return table
     end_of_line = "" if text.endswith("\n") else "\n"
-    return f"{text}{end_of_line}\n{table}"  # an empty line before the table
+    return f"{text}{end_of_line}\n{table}"
 
 
 def _toml_table(key: str, entry: Entry) -> str:

@@ -43,10 +43,7 @@ def new(
 ) -> None:
     """Start an environment from a template."""
     if template == "list":
-        templates = starter.templates()
-        return show(
-            {"summary": counted(len(templates), "template"), "templates": templates}, as_json
-        )
+        return show(_templates_reply(), as_json)
     # The argument may be left out only with `--template list`.
     if folder is None:
         raise UserError(
@@ -62,6 +59,12 @@ def new(
         "next": [starter.push_suggestion(folder, template)],
     }
     return show(reply, as_json)
+
+
+def _templates_reply() -> Reply:
+    """A reply that lists the templates, each with what it is for."""
+    templates = starter.templates()
+    return {"summary": counted(len(templates), "template"), "templates": templates}
 
 
 @app.command("check")

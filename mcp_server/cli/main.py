@@ -33,6 +33,7 @@ from mcp_server.screen.terminal import (
 
 if TYPE_CHECKING:
     from mcp_server.cli.client_config import Launch
+    from mcp_server.protocol.guard import GuardedServer
 
 app = typer.Typer(
     name="honesmith",
@@ -81,22 +82,25 @@ def serve(
     located_home = home_of(home)
     server = build_server(located_home, _resolved_roots(root), read_only)
     if not http:
-        from mcp_server.protocol.parent_watch import watch_parent
-        from mcp_server.protocol.stdio import end_by_interrupt
-
-        # A stdio server ends with the agent that started it, and at once after a Ctrl-C.
-        watch_parent()
-        end_by_interrupt()
-        server.run()
+        _serve_stdio(server)
         return
     from mcp_server.access.bearer import load_token
     from mcp_server.access.keys import Keys
     from mcp_server.protocol.http_app import allowed_hosts, serve_http
 
     hosts = allowed_hosts(host, allow_host or ())
-    serve_http(
-        server, Keys(located_home, load_token(located_home)), host=host, port=port, hosts=hosts
-    )
+    accepted_keys = Keys(located_home, load_token(located_home))
+    serve_http(server, accepted_keys, host=host, port=port, hosts=hosts)
+
+
+def _serve_stdio(server: "GuardedServer") -> None:
+    """Serve over stdio until the agent that started this process has ended, or until a Ctrl-C."""
+    from mcp_server.protocol.parent_watch import watch_parent
+    from mcp_server.protocol.stdio import end_by_interrupt
+
+    watch_parent()
+    end_by_interrupt()
+    server.run()
 
 
 @app.command()
@@ -194,15 +198,9 @@ def init(
         # Without --agent, one entry is shown as an example.
         return _print_entries(agents or ["claude"], launch, as_json)
     _make_folder(folder)
-    config_states = {
-        client_config.CLIENTS[name].file: client_config.write_entry(folder, name, launch, force)
-        for name in agents
-    }
-    written_files, kept_files = starter.starter_project(folder)
     files = {  # for each file: written, unchanged or kept
-        **config_states,
-        **dict.fromkeys(written_files, "written"),
-        **dict.fromkeys(kept_files, "kept"),
+        **client_config.write_entries(folder, agents, launch, force),
+        **_file_states(*starter.starter_project(folder)),
     }
     written_count = sum(state == "written" for state in files.values())
     first_env = folder / "environments" / starter.FIRST_ENV
@@ -213,6 +211,11 @@ def init(
         "warnings": _init_warnings(agents, http=http),
     }
     return show(reply, as_json)
+
+
+def _file_states(written: Sequence[str], kept: Sequence[str]) -> dict[str, str]:
+    """For each of these files: whether it was written or kept."""
+    return {**dict.fromkeys(written, "written"), **dict.fromkeys(kept, "kept")}
 
 
 def _launch(folder: Path, port: int | None, home: Path | None) -> "Launch":

@@ -60,17 +60,24 @@ def write_page(home: Home) -> Reply:
         run_rows = store.list_runs(MAX_ROWS)
         envs = store.list_envs(MAX_ROWS)
     _write_missing_reports(home, run_rows)
-    runs = [_template_fields(home, row) for row in run_rows]
-    env_rows = [_env_fields(env) for env in envs]
-    # autoescape: names and notes are text that strangers wrote, and must not become HTML.
-    text = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
-    context = clean_value(
-        {"runs": runs, "envs": env_rows, "home": str(home.root), "now": _utc_time()}
-    )
+    text = _page_text(home, run_rows, envs)
     home.page.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_text(home.page, text.render(**context), fsync=False)
-    reply = {"page": str(home.page), "runs": len(runs), "envs": len(env_rows)}
-    return with_head(reply, f"The page of {counted(len(runs), 'run')} is {home.page}")
+    write_text(home.page, text, fsync=False)
+    reply = {"page": str(home.page), "runs": len(run_rows), "envs": len(envs)}
+    return with_head(reply, f"The page of {counted(len(run_rows), 'run')} is {home.page}")
+
+
+def _page_text(home: Home, run_rows: Sequence[RunRow], envs: Sequence[EnvRow]) -> str:
+    """The page of these runs and environments, as HTML."""
+    # autoescape: names and notes are text that strangers wrote, and must not become HTML.
+    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
+    context = {
+        "runs": [_template_fields(home, row) for row in run_rows],
+        "envs": [_env_fields(env) for env in envs],
+        "home": str(home.root),
+        "now": _utc_time(),
+    }
+    return page.render(**clean_value(context))
 
 
 def _write_missing_reports(home: Home, rows: Sequence[RunRow]) -> None:

@@ -374,7 +374,7 @@ def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
     With `as_json` only the last reply is printed, so that there is one JSON value.
 
     Returns:
-        The exit status: OK without `wait`, or else that of the end of the run, as of `_follow`.
+        The exit status: OK, but with `wait` FAILED if the run failed or was cancelled.
     """
     if not (wait and as_json):
         show(reply, as_json, "run")
@@ -399,6 +399,19 @@ def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool
     """
     deadline = time.monotonic() + timeout_s if timeout_s else math.inf
     progress = _ProgressLine(quiet=as_json)
+    reply, is_over = _wait_until(home, run_id, until, deadline, progress)
+    progress.close()
+    show(reply, as_json, "run")
+    return OK if is_over and reply.get("state") not in ("failed", "cancelled") else FAILED
+
+
+def _wait_until(
+    home: Home, run_id: str, until: str, deadline: float, progress: "_ProgressLine"
+) -> tuple[Reply, bool]:
+    """Wait for a run, at most until `deadline` on the monotonic clock, and show its progress.
+
+    Returns the last reply, and whether `until` was reached or the run has ended.
+    """
     cursor = ""
     while True:
         seconds_left = max(0.0, deadline - time.monotonic())
@@ -408,10 +421,7 @@ def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool
         is_reached = until != "end" and bool(reply.get("reached"))
         is_over = is_reached or reply.get("state") in TERMINAL
         if is_over or time.monotonic() >= deadline:
-            break
-    progress.close()
-    show(reply, as_json, "run")
-    return OK if is_over and reply.get("state") not in ("failed", "cancelled") else FAILED
+            return reply, is_over
 
 
 class _ProgressLine:

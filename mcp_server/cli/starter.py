@@ -48,11 +48,22 @@ def push_suggestion(folder: Path, template: str = "") -> Reply:
 def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
     """Copy a template to `folder`, and return the paths of the files written, relative to it.
 
-    Raises:
-        UserError: BAD_ARGUMENT, the folder's name is not a valid name for an environment, a
-            relative path leads out of the current folder, or the folder is a link or lies where
-            coding agents keep their files. The template's own error code, the template is unknown
-            or the folder is not empty.
+    Raises UserError as `_check_folder` does, and with the code of the template's EnvProblem if the
+    template is unknown or the folder is not empty.
+    """
+    _check_folder(folder)
+    try:
+        written_paths = scaffold.copy_template(template, folder)
+    except EnvProblem as problem:
+        raise UserError(problem.code, problem.message, hint=problem.hint) from problem
+    return sorted(path.relative_to(folder).as_posix() for path in written_paths)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise UserError BAD_ARGUMENT unless a new environment may be made in `folder`.
+
+    It may not if the folder's name is no valid name for an environment, if a relative path leads
+    out of the current folder, or if the folder is a link or lies where coding agents keep files.
     """
     # At most 63 characters; the first is a letter or digit.
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", folder.absolute().name):
@@ -71,11 +82,6 @@ def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
         )
     # Not where coding agents keep files that they obey or run, such as .claude.
     refuse_folder_of_agent_files(folder.absolute(), field="folder")
-    try:
-        written_paths = scaffold.copy_template(template, folder)
-    except EnvProblem as problem:
-        raise UserError(problem.code, problem.message, hint=problem.hint) from problem
-    return sorted(path.relative_to(folder).as_posix() for path in written_paths)
 
 
 def starter_project(folder: Path, env: str = FIRST_ENV) -> tuple[list[str], list[str]]:

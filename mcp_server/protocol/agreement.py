@@ -38,10 +38,10 @@ FORM: ElicitRequestedSchema = {
 async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
     """Submit a run, and ask a person first if the run costs so much that it needs consent.
 
-    `submit(approved)` submits the run and returns its reply. In protocol versions from
-    `STATE_IN_RESULT` on, the question is the result of this call (an `InputRequiredResult`), and
-    the client calls again with the answer. In older versions this call itself waits for the answer,
-    at most `MAX_WAIT_S` seconds.
+    `submit(approved)` submits the run and returns its reply; `approved` says that a person has
+    agreed. In protocol versions from `STATE_IN_RESULT` on, the question is the result of this call
+    (an `InputRequiredResult`), and the client calls again with the answer. In older versions this
+    call itself waits for the answer, at most `MAX_WAIT_S` seconds.
 
     Raises:
         UserError: NOT_APPROVED, nobody can be asked or nobody agreed; another code, `submit` raised
@@ -58,13 +58,18 @@ async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
             raise
         question = f"{error.message}. Start it?"
     if (ctx.protocol_version or "") >= STATE_IN_RESULT:
-        form = ElicitRequestFormParams(message=question, requested_schema=FORM)
-        request = ElicitRequest(params=form)
-        return InputRequiredResult(input_requests={SPEND: request}, request_state=SPEND)
+        return _question_as_result(question)
     answer = None  # stays None if the time is up first
     with contextlib.suppress(TimeoutError), anyio.fail_after(MAX_WAIT_S):
         answer = await ctx.session.elicit_form(question, FORM, related_request_id=ctx.request_id)
     return await _submit_with_answer(submit, answer)
+
+
+def _question_as_result(question: str) -> InputRequiredResult:
+    """The result of a call that asks the client to show the form and to call again."""
+    form = ElicitRequestFormParams(message=question, requested_schema=FORM)
+    request = ElicitRequest(params=form)
+    return InputRequiredResult(input_requests={SPEND: request}, request_state=SPEND)
 
 
 async def _submit_with_answer(submit: Callable[[bool], Reply], answer: Any) -> Reply:

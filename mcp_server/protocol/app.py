@@ -49,6 +49,7 @@ ICON = Icon(
 METRICS_EVERY_S = 10.0  # between two checks for new metrics
 TEND_AFTER_S = 1.0  # from then on waiting runs are started; the first replies come before
 LIST_TTL_MS = 300_000  # how long clients may keep the lists of tools, prompts and resources
+CACHED_LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 MAX_OPEN_RUNS = 200  # whose metrics are watched
 
 
@@ -69,11 +70,11 @@ def build_server(
         hidden_tools = [tool for tool in tools if not _changes_nothing(tool.annotations)]
     tasks = WaitTasks(home)
     bus = CountingBus()
-    list_cache = CacheHint(ttl_ms=LIST_TTL_MS, scope="public")
     server = GuardedServer(
         home=home,
         needs=NEEDS,
         tools=[tool for tool in tools if tool not in hidden_tools],
+        # Not offered; a call of one is answered with the reason.
         hidden=frozenset(tool.name for tool in hidden_tools),
         name="honesmith",
         title="Honesmith",
@@ -87,12 +88,7 @@ def build_server(
         extensions=[tasks],
         subscriptions=bus,
         lifespan=_lifespan(home, bus, starts_runs=not read_only),
-        cache_hints={
-            "tools/list": list_cache,
-            "prompts/list": list_cache,
-            "resources/list": list_cache,
-            "resources/templates/list": list_cache,
-        },
+        cache_hints=dict.fromkeys(CACHED_LISTS, CacheHint(ttl_ms=LIST_TTL_MS, scope="public")),
     )
     tasks.set_server(server)
     add_resources(server, home)

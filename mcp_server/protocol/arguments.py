@@ -106,13 +106,17 @@ def _bad_argument(tool: str, schemas: Mapping[str, Any], error: ValidationError)
     schema = schemas.get(name, {})
     if fault["type"] == "missing":
         return UserError("BAD_ARGUMENT", f"{tool} needs {name}", hint=_expected(schema), field=name)
+    place = ".".join(path)
     value = compact_value(fault.get("input"))
-    message = f"{'.'.join(path)}={value} cannot be used: {fault['msg']}"
-    wrong_value = str(fault.get("input")).lower()
-    near_values = difflib.get_close_matches(wrong_value, schema.get("enum", []), n=1)
-    change = Change(arguments={name: near_values[0]}) if near_values else None
-    hint = Hint(_expected(schema), change=change)
-    return UserError("BAD_ARGUMENT", message, hint=hint, field=".".join(path))
+    message = f"{place}={value} cannot be used: {fault['msg']}"
+    hint = Hint(_expected(schema), change=_nearest_value(name, fault.get("input"), schema))
+    return UserError("BAD_ARGUMENT", message, hint=hint, field=place)
+
+
+def _nearest_value(name: str, wrong_value: Any, schema: Mapping[str, Any]) -> Change | None:
+    """The correction of an argument to the most similar value that its schema allows, if any."""
+    near_values = difflib.get_close_matches(str(wrong_value).lower(), schema.get("enum", []), n=1)
+    return Change(arguments={name: near_values[0]}) if near_values else None
 
 
 def compact_value(value: Any) -> str:

@@ -27,7 +27,7 @@ from mcp.types import INVALID_REQUEST, CallToolResult, InputRequiredResult, Text
 
 from engine.core.errors import UserError
 from engine.core.hints import Call as ToolCall
-from engine.core.reply import RESULT_CHARS
+from engine.core.reply import RESULT_CHARS, Reply
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_text
 from mcp_server.access.audit_log import Audit, Call
@@ -109,17 +109,11 @@ class GuardedServer(MCPServer[Any]):
                 tool = self.checked_tool(name, arguments, caller)
                 await self._check_model_paths(caller, name, arguments)
                 data = await tool.run(without_nulls(arguments), context)
-            if isinstance(data, InputRequiredResult):
-                return data
-            return self.answer(data, caller)
+            return data if isinstance(data, InputRequiredResult) else self.answer(data, caller)
         except MCPError:
             raise  # the SDK answers it as an error of the protocol
         except Exception as error:  # noqa: BLE001  the outermost handler of every tool
-            # The SDK raises a ToolError, whose cause is the exception of the tool.
-            cause = error.__cause__ if isinstance(error, ToolError) else error
-            if isinstance(cause, UserError):
-                return refusal(cause.of_call(ToolCall(name, without_nulls(arguments))))
-            return refusal(internal_error(name, cause))
+            return _refusal_of(error, name, arguments)
 
     async def _run_recorded(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any], caller: Key
@@ -143,10 +137,9 @@ class GuardedServer(MCPServer[Any]):
                 data = await tool.run(arguments, context)
                 if isinstance(data, InputRequiredResult):  # nothing is done before the answer
                     record.result = "asked"
-                    return data
-                record.succeeded(data)
-                if cap is not None and cap.warning:
-                    data["warnings"] = [*data["warnings"], cap.warning]
+                else:
+                    record.succeeded(data)
+                    _add_cap_warning(data, cap)
         return data
 
     async def _missing_cap(
@@ -220,13 +213,9 @@ class GuardedServer(MCPServer[Any]):
         The lock is held until `quota_lock` is closed, so that calls of one key pass one at a time:
         of two calls that would each just fit, the second is checked after the first is logged.
 
-        Returns:
-            For a submit without `max_gpu_hours` by a key whose hours are limited: the cap to use.
-            Otherwise None.
-
-        Raises:
-            UserError: QUOTA, the call does not fit. HOME_UNUSABLE, earlier calls of this key have
-                held the lock for too long.
+        Returns the cap (a limit of GPU-hours) to use for a submit that names none, by a key whose
+        hours are limited; otherwise None. Raises UserError QUOTA if the call does not fit, and
+        HOME_UNUSABLE if earlier calls of this key have held the lock for too long.
         """
         # Imported late: it loads the database, which a key without a quota does not need.
         from mcp_server.access import quotas  # noqa: PLC0415
@@ -240,7 +229,7 @@ class GuardedServer(MCPServer[Any]):
         )
 
     async def _cap_of_resumed_run(self, run_id: str) -> float:
-        """The cap for a call that resumes a run and names no cap: the cap that the run had."""
+        """The limit of GPU-hours for a call that resumes a run and names none: that of the run."""
         from mcp_server.access import quotas  # noqa: PLC0415  late, as above
 
         return await anyio.to_thread.run_sync(quotas.cap_of_resumed_run, self._home, run_id)
@@ -313,6 +302,21 @@ def caller_of(context: Any) -> Key:
             return LOCAL
     request = context.request
     return LOCAL if request is None else request.scope[KEY_IN_SCOPE]
+
+
+def _add_cap_warning(data: Reply, cap: "Cap | None") -> None:
+    """Add to the reply of a submit why its cap on GPU-hours is not the default, if so."""
+    if cap is not None and cap.warning:
+        data["warnings"] = [*data["warnings"], cap.warning]
+
+
+def _refusal_of(error: Exception, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
+    """Make the error result for what a call of the tool `name` with these arguments raised."""
+    # The SDK raises a ToolError, whose cause is the exception of the tool.
+    cause = error.__cause__ if isinstance(error, ToolError) else error
+    if isinstance(cause, UserError):
+        return refusal(cause.of_call(ToolCall(name, without_nulls(arguments))))
+    return refusal(internal_error(name, cause))
 
 
 def _transport(caller: Key) -> str:

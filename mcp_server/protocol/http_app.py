@@ -87,12 +87,7 @@ class Gate:
         key, receive = admission
         scope[KEY_IN_SCOPE] = key
         scope[KNOWN] = True  # to `ImpatientProtocol`: keep this connection, if some must go
-        # The SDK lets only the user who opened a session use it. It compares `client_id` and
-        # `subject`, so the token itself stays out of the scope.
-        access = AccessToken(
-            token="", client_id=key.name, scopes=list(key.scopes), subject=key.digest
-        )
-        scope["user"] = AuthenticatedUser(access)
+        scope["user"] = _user_of(key)
         # `_admit` awaits nothing after its check of the sessions, so no other request comes between
         # that check and this, which counts the session.
         with self._sessions.watch_request(scope, key, send) as watched_send:
@@ -118,7 +113,8 @@ class Gate:
         if isinstance(receive_body, Response):
             return receive_body
         if not self._sessions.may_open(scope, key):
-            return PlainTextResponse(f"The key {key.name} has too many sessions open.", 503)
+            message = f"The key {key.name} has too many sessions open."
+            return PlainTextResponse(message, status_code=503)
         return key, receive_body
 
     def _check_headers(self, scope: Scope) -> Response | None:
@@ -129,13 +125,13 @@ class Gate:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         # Each header takes 4 more bytes: the colon, a space and the end of the line.
         if sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEADERS:
-            return PlainTextResponse("The headers are too large.", 431)
+            return PlainTextResponse("The headers are too large.", status_code=431)
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not self._is_known_host(hosts[0].decode("latin-1")):
-            return PlainTextResponse("This Host is not served here.", 421)
+            return PlainTextResponse("This Host is not served here.", status_code=421)
         for name, value in headers:
             if name == b"origin" and not self._is_known_origin(value.decode("latin-1")):
-                return PlainTextResponse("This Origin may not call.", 403)
+                return PlainTextResponse("This Origin may not call.", status_code=403)
         return None
 
     def _check_rate(self, key: Key) -> Response | None:
@@ -144,7 +140,7 @@ class Gate:
         if wait_s:
             return PlainTextResponse(
                 f"The key {key.name} may call {key.calls_per_minute} times a minute.",
-                429,
+                status_code=429,
                 headers={"Retry-After": str(max(1, round(wait_s)))},  # in whole seconds
             )
         return None
@@ -168,11 +164,21 @@ class Gate:
         return self._keys.find(token.strip()) if scheme.lower() == b"bearer" else None
 
 
+def _user_of(key: Key) -> AuthenticatedUser:
+    """The user as whom the SDK knows the caller with this key.
+
+    The SDK lets only the user who opened a session use it. It compares `client_id` and `subject`,
+    so the token itself is left out.
+    """
+    access = AccessToken(token="", client_id=key.name, scopes=list(key.scopes), subject=key.digest)
+    return AuthenticatedUser(access)
+
+
 def _token_refusal() -> Response:
     """The refusal of a request without a valid token."""
     return PlainTextResponse(
         "Send the token from the home folder: Authorization: Bearer TOKEN",
-        401,
+        status_code=401,
         headers={"WWW-Authenticate": 'Bearer realm="honesmith"'},
     )
 
@@ -181,20 +187,20 @@ async def _read_body(scope: Scope, receive: Receive) -> Receive | Response:
     """Read the body of a request, of at most `MAX_BODY` bytes within `BODY_S` seconds.
 
     Returns:
-        A `receive` as of `_receive_whole_body`, or the original `receive` if there is no body. Or,
-        if the request is refused, the response to send.
+        A `receive` that gives the whole body, or the original `receive` if there is no body. Or, if
+        the request is refused, the response to send.
     """
     headers = dict(scope["headers"])
     declared_length = headers.get(b"content-length", b"0")
     # No number counts as too large. Of a number 20 digits suffice: a longer one is too large.
     if not declared_length.isdigit() or int(declared_length[:20]) > MAX_BODY:
-        return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", 413)
+        return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", status=413)
     # A chunked body (transfer-encoding) declares no length.
     if declared_length == b"0" and b"transfer-encoding" not in headers:
         return receive
     with anyio.move_on_after(BODY_S):
         return await _receive_whole_body(receive)
-    return _closing_refusal(f"The body did not arrive within {BODY_S:g} s.", 408)
+    return _closing_refusal(f"The body did not arrive within {BODY_S:g} s.", status=408)
 
 
 async def _receive_whole_body(receive: Receive) -> Receive | Response:
@@ -210,12 +216,12 @@ async def _receive_whole_body(receive: Receive) -> Receive | Response:
     while more_body:
         message = await receive()
         if message["type"] != "http.request":  # it is http.disconnect
-            return _closing_refusal("The client left.", 400)
+            return _closing_refusal("The client left.", status=400)
         part = message.get("body", b"")
         parts.append(part)
         size += len(part)
         if size > MAX_BODY:
-            return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", 413)
+            return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", status=413)
         more_body = message.get("more_body", False)
     messages: list[Message] = [
         {"type": "http.request", "body": b"".join(parts), "more_body": False}
@@ -235,7 +241,7 @@ def _closing_refusal(message: str, status: int) -> Response:
 def http_app(server: MCPServer[Any], keys: Keys, hosts: Sequence[str]) -> ASGIApp:
     """Make the ASGI application: `/mcp` and `/health`, both behind the gate.
 
-    `keys` and `hosts` are those of `Gate`.
+    `keys` are those whose tokens are accepted, `hosts` the Host values, with or without a port.
     """
 
     @server.custom_route("/health", methods=["GET"])
@@ -277,7 +283,8 @@ def serve_http(
 ) -> None:
     """Print the server's address on stderr, then serve until interrupted.
 
-    Port 0 takes a free port. `keys` and `hosts` are those of `Gate`.
+    Port 0 takes a free port. `keys` are those whose tokens are accepted, `hosts` the Host values,
+    with or without a port.
 
     Raises:
         UserError: BAD_ARGUMENT, the address cannot be listened on.

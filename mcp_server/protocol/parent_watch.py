@@ -17,21 +17,19 @@ def watch_parent(
 ) -> threading.Thread:
     """Start a thread that calls `on_death` once the process `parent` has died.
 
-    The death is seen by this process getting another parent.
+    Returns the thread, which does not keep the process alive.
 
     Args:
         parent: process id of the parent to watch; None: the present one.
         every_s: seconds between two checks.
         on_death: called once, in the thread. By default it ends this process at once: a stdio
             server has nothing to clean up.
-
-    Returns:
-        The thread, which does not keep the process alive.
     """
     parent_id = os.getppid() if parent is None else parent
     never_set = threading.Event()  # waiting for it with a timeout is a pause
 
     def call_after_death() -> None:
+        """Wait until this process has another parent, then call `on_death`."""
         while os.getppid() == parent_id:
             never_set.wait(every_s)
         on_death()

@@ -1,7 +1,7 @@
 """Resources, which a client reads without a tool: playbook, runs, environments, this machine."""
 # ruff: noqa: PLC0415  engine modules are imported when first read: see mcp_server/api/verbs.py
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,19 +205,29 @@ def read_source(home: Home, env_id: str) -> str:
     source = Path(record.dir) / "source"
     files = sorted(path for path in source.rglob("*") if path.is_file())
     files.sort(key=lambda path: path.name != "environment.py")  # False sorts first
-    parts = [f"# {record.env_id}\n\n{counted(len(files), 'file')}\n"]
-    chars_left = RESULT_CHARS - 400  # leaves space for the heading and the last note
+    heading = f"# {record.env_id}\n\n{counted(len(files), 'file')}\n"
+    # 400 characters are space enough for the heading and the last note.
+    return "\n".join([heading, *_file_sections(files, source, RESULT_CHARS - 400)])
+
+
+def _file_sections(files: Sequence[Path], source: Path, max_chars: int) -> list[str]:
+    """These files of the folder `source` as Markdown sections, and a note if some are left out.
+
+    The sections take at most `max_chars` together with their line breaks, but without the note.
+    """
+    sections = []
+    chars_left = max_chars
     for path in files:
         name = path.relative_to(source).as_posix()
-        part = _file_section(name, path)
-        if len(part) > chars_left:
-            part = f"## {name}\n\n{path.stat().st_size} bytes\n"
-        if len(part) > chars_left:
-            parts.append("More files are left out.\n")
+        section = _file_section(name, path)
+        if len(section) > chars_left:
+            section = f"## {name}\n\n{path.stat().st_size} bytes\n"
+        if len(section) > chars_left:
+            sections.append("More files are left out.\n")
             break
-        parts.append(part)
-        chars_left -= len(part) + 1  # 1: the line break that joins the parts
-    return "\n".join(parts)
+        sections.append(section)
+        chars_left -= len(section) + 1  # 1: the line break that joins the sections
+    return sections
 
 
 def _file_section(name: str, path: Path) -> str:
@@ -232,11 +242,15 @@ def _file_section(name: str, path: Path) -> str:
         return f"## {name}\n\n{path.stat().st_size} bytes, not text\n"
     if len(text) > MAX_FILE_CHARS:
         text = text[:MAX_FILE_CHARS] + f"\n... ({path.stat().st_size} bytes in all)\n"
-    # The fence must be longer than any row of backticks in the file, or the file could close it. A
-    # row that could close it stands alone, so it is a word of backticks.
-    backtick_rows = [word for word in text.split() if set(word) == {"`"}]
-    fence = "`" * (3 + max(map(len, backtick_rows), default=0))
+    fence = _fence_around(text)
     return f"## {name}\n\n{fence}\n{text.rstrip()}\n{fence}\n"
+
+
+def _fence_around(text: str) -> str:
+    """A Markdown fence that is longer than any in `text`, which could close it otherwise."""
+    # A row of backticks that could close the fence stands alone, so it is a word of backticks.
+    backtick_rows = [word for word in text.split() if set(word) == {"`"}]
+    return "`" * (3 + max(map(len, backtick_rows), default=0))
 
 
 def _full_run_id(home: Home, run_id: str) -> str:

@@ -56,25 +56,32 @@ async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
     send, receive = anyio.create_memory_object_stream[Any](0)  # 0: no message waits in between
 
     async def pump() -> None:
-        """Pass messages on until the reader ends. A line that is no message arrives as an
-        exception: it is repaired and passed on, or answered with an error, or ignored if blank."""
+        """Pass messages on until the reader ends; a line that is no message is an exception."""
         async with send, reader:
             async for item in reader:
-                if not isinstance(item, Exception):
+                if isinstance(item, Exception):
+                    await _handle_bad_line(item, send, writer)
+                else:
                     await send.send(item)
-                    continue
-                line, json_object = _source_of(item)  # None for what is not known
-                repaired_message = _repaired_message(line)
-                is_blank = line is not None and not line.strip()
-                if repaired_message is not None:
-                    await send.send(repaired_message)
-                elif not is_blank:
-                    await writer.send(SessionMessage(_refusal(line, json_object)))
 
     async with anyio.create_task_group() as group:
         group.start_soon(pump)
         yield receive
         group.cancel_scope.cancel()
+
+
+async def _handle_bad_line(error: Exception, send: Any, writer: Any) -> None:
+    """Repair a line that is no message and pass it on to `send`, or answer it with an error.
+
+    A blank line is ignored. `error` is what the reader gave for the line.
+    """
+    line, json_object = _source_of(error)  # None for what is not known
+    repaired_message = _repaired_message(line)
+    is_blank = line is not None and not line.strip()
+    if repaired_message is not None:
+        await send.send(repaired_message)
+    elif not is_blank:
+        await writer.send(SessionMessage(_refusal(line, json_object)))
 
 
 def _source_of(error: Exception) -> tuple[str | None, Any]:
@@ -111,9 +118,10 @@ def _repaired_message(line: str | None) -> SessionMessage | None:
 
 
 def _refusal(line: str | None, value: Any) -> types.JSONRPCError:
-    """Make the error for a line, or for the JSON object `value` in it (see `_source_of`).
+    """Make the error for a line that is no message, or for the JSON object `value` in such a line.
 
-    It repeats the request id, if there is a valid one, because the client waits for that id.
+    One of the two is None, or both if neither is known. The error repeats the request id, if there
+    is a valid one, because the client waits for that id.
     """
     if value is None:
         value = _json_or_none(line)
@@ -121,14 +129,19 @@ def _refusal(line: str | None, value: Any) -> types.JSONRPCError:
         code, message = types.PARSE_ERROR, "The line is not JSON."
     else:
         code, message = types.INVALID_REQUEST, "The line is not a JSON-RPC message."
+    error = types.ErrorData(code=code, message=message)
+    return types.JSONRPCError(jsonrpc="2.0", id=_request_id(value), error=error)
+
+
+def _request_id(value: Any) -> str | int | None:
+    """The id of the request that a JSON value holds; None if it has no valid one."""
     request_id = value.get("id") if isinstance(value, dict) else None
     if isinstance(request_id, str):
-        request_id = _SURROGATES.sub("\ufffd", request_id)
+        return _SURROGATES.sub("\ufffd", request_id)
     # A boolean is not a valid id, although in Python it is an int.
-    elif isinstance(request_id, bool) or not isinstance(request_id, int):
-        request_id = None
-    error = types.ErrorData(code=code, message=message)
-    return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
+    if isinstance(request_id, bool) or not isinstance(request_id, int):
+        return None
+    return request_id
 
 
 def _json_or_none(line: str | None) -> Any:

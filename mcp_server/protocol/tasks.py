@@ -152,7 +152,14 @@ class WaitTasks(Extension):
         `since` is the cursor from which events count.
         """
         # The reply holds the full run id, and then replaces the one given here.
-        return {"run_id": run_id} | verbs.wait_run(self._home, run_id, until, 0, since)
+        status = verbs.wait_run(self._home, run_id, until, timeout_s=0, cursor=since)
+        return {"run_id": run_id} | status
+
+    async def _status_of(self, wait: Wait) -> Reply:
+        """The status of the run that a task waits for, now. Raises UserError."""
+        return await anyio.to_thread.run_sync(
+            partial(self._status_now, wait.run_id, wait.until, wait.since)
+        )
 
     async def _get(self, ctx: ServerRequestContext[Any, Any], params: TaskParams) -> HandlerResult:
         """Answer `tasks/get` with the state of a task, and its result once the wait is over.
@@ -167,9 +174,7 @@ class WaitTasks(Extension):
             return _task_fields(wait, "cancelled", status={})
         status: Reply = {}  # stays empty if the run cannot be read
         try:
-            status = await anyio.to_thread.run_sync(
-                partial(self._status_now, wait.run_id, wait.until, wait.since)
-            )
+            status = await self._status_of(wait)
         except UserError as error:
             result = refusal(error)
         except Exception as error:  # noqa: BLE001  a poll must answer; the log has the traceback
@@ -191,10 +196,7 @@ class WaitTasks(Extension):
         """
         wait = _parse_wait(params)
         try:
-            # Only to see that the run exists; its status does not matter.
-            await anyio.to_thread.run_sync(
-                partial(self._status_now, wait.run_id, wait.until, wait.since)
-            )
+            await self._status_of(wait)  # only to see that the run exists
         except UserError:
             raise _unknown_task(params) from None
         # Removed and added again, so that the oldest cancellation stands first.

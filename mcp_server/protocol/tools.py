@@ -494,7 +494,8 @@ def _make_tool(
     )
     _drop_unread_fields(tool.parameters)
     # The schema is set here and not derived by the library. That would need pydantic models, which
-    # are slow to import, and `GuardedServer` wraps the result only after the tool has returned.
+    # are slow to import. It would also describe the bare result, but `GuardedServer` wraps that
+    # before the client gets it.
     tool.fn_metadata.output_schema = output
     return tool
 
@@ -540,36 +541,44 @@ async def _wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
 async def _answer_in_thread(
     chat: Callable[..., Reply], request: ChatRequest, ctx: Context
 ) -> Reply:
-    """Run a blocking chat in a thread, report the tokens that come to the client, and return its
-    reply.
+    """Run a blocking chat in a thread, report its tokens to the client, and return its reply.
 
     `chat` takes a function `listener`, which it calls with what has come. If the client cancels
     the call, this returns at once; the sampling ends with the next token.
     """
     cancelled = threading.Event()
-    counts: dict[str, int] = {}  # tokens, by model
-    reported_at = time.monotonic()
-    models = 2 if request.compare_to else 1
+    report = _TokenReport(request, ctx, cancelled)
+    return await _in_thread(partial(chat, listener=report.hear), cancelled)
 
-    def listener(heard: Heard) -> None:
+
+class _TokenReport:
+    """Tells the client how many tokens of an answer have come, every `TOKENS_EVERY_S` seconds.
+    `cancelled` is set when the client has cancelled the call."""
+
+    def __init__(self, request: ChatRequest, ctx: Context, cancelled: threading.Event) -> None:
+        self._ctx = ctx
+        self._cancelled = cancelled
+        self._counts: dict[str, int] = {}  # tokens, by model
+        models = 2 if request.compare_to else 1
+        self._max_tokens = request.max_tokens * models
+        self._reported_at = time.monotonic()
+
+    def hear(self, heard: Heard) -> None:
         """Report how many tokens there are, or end the chat if the call was cancelled."""
-        nonlocal reported_at
-        if cancelled.is_set():
+        if self._cancelled.is_set():
             raise _ClientCancelled
-        counts[heard.model] = heard.tokens
+        self._counts[heard.model] = heard.tokens
         now = time.monotonic()
-        if now - reported_at < TOKENS_EVERY_S:
+        if now - self._reported_at < TOKENS_EVERY_S:
             return
-        reported_at = now
+        self._reported_at = now
         state = "is busy with others" if heard.is_waiting else f"{heard.tokens} tokens"
         anyio.from_thread.run(
-            ctx.report_progress,
-            float(sum(counts.values())),
-            float(request.max_tokens * models),
+            self._ctx.report_progress,
+            float(sum(self._counts.values())),
+            float(self._max_tokens),
             f"{heard.model}: {state}",
         )
-
-    return await _in_thread(partial(chat, listener=listener), cancelled)
 
 
 async def _in_thread(call: Callable[[], Reply], cancelled: threading.Event) -> Reply:

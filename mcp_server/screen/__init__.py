@@ -6,4 +6,5 @@ start with `terminal.py`.
     render.py        replies as tables, blocks of text, sparklines
     shell.py         calls of tools as shell commands
     terminal.py      options every command has; output for people and for programs
+    values.py        values in replies as text, tables and blocks of lines
 """

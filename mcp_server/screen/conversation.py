@@ -43,17 +43,10 @@ def talk(home: Home, request: ChatRequest) -> None:
 
     _say(f"{request.model}. {_HELP}")
     beginning = request
-    can_go_on = False
+    can_go_on = False  # whether an empty line goes on with the last answer
     while True:
-        try:
-            line = input(_PROMPT).strip()
-        except EOFError:
-            _say("")
-            return
-        except KeyboardInterrupt:  # clears the line, as in a shell
-            _say("")
-            continue
-        if line == "/quit":
+        line = _typed_line()
+        if line is None or line == "/quit":
             return
         if line == "/help":
             _say(_HELP)
@@ -68,25 +61,28 @@ def talk(home: Home, request: ChatRequest) -> None:
             request, can_go_on = _next_turn(home, replace(request, message=line))
 
 
+def _typed_line() -> str | None:
+    """The next line that the person types, without spaces around it; None at the end of input."""
+    while True:
+        try:
+            return input(_PROMPT).strip()
+        except EOFError:
+            _say("")
+            return None
+        except KeyboardInterrupt:  # clears the line, as in a shell
+            _say("")
+
+
 def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
     """Ask the next question of a conversation and show the answer as it comes.
 
     Returns the request for the question after it, and whether the answer was cut, so that an empty
     line goes on with it. An error, or a Ctrl-C, leaves the conversation as it was.
     """
-    stream = _Stream(shows_names=bool(request.compare_to))
     before = replace(request, message="")
-    try:
-        reply = _chat(home, request, stream.hear)
-    except UserError as error:
-        stream.end()
-        print_error(error, as_json=False)
+    reply = _shown_reply(home, request)
+    if reply is None:
         return before, False
-    except KeyboardInterrupt:
-        stream.end()
-        _say("(stopped; the question is forgotten)")
-        return before, False
-    stream.end()
     _say_calls_and_warnings(reply)
     is_cut = any(answer["finish_reason"] in ("length", "timeout") for answer in reply["answers"])
     if is_cut:
@@ -96,6 +92,23 @@ def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
     if not conversation:  # too long to be kept, as a warning has said
         return before, False
     return replace(before, conversation=conversation, system="", messages=()), is_cut
+
+
+def _shown_reply(home: Home, request: ChatRequest) -> Reply | None:
+    """Ask, and show the answer as it comes; None after an error or a Ctrl-C, which is shown too."""
+    stream = _Stream(shows_names=bool(request.compare_to))
+    try:
+        reply = _chat(home, request, stream.hear)
+    except UserError as error:
+        stream.end()
+        print_error(error, as_json=False)
+        return None
+    except KeyboardInterrupt:
+        stream.end()
+        _say("(stopped; the question is forgotten)")
+        return None
+    stream.end()
+    return reply
 
 
 def _say_calls_and_warnings(reply: Reply) -> None:

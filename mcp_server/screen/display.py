@@ -110,7 +110,7 @@ class Stage:
             step.curve = list(curve)
         if self._live is None and time.monotonic() - self._last_line_at > LINE_EVERY_S:
             self._last_line_at = time.monotonic()
-            line = f"  ... {step.name:<14} {sparkline(step.curve, 24)} {text}"
+            line = f"  ... {step.name:<14} {sparkline(step.curve, width=24)} {text}"
             self.console.print(line, soft_wrap=True)
 
     def end(self, step: Step, text: str, failed: bool = False) -> None:
@@ -129,13 +129,17 @@ class Stage:
         table.add_column(width=14, no_wrap=True)
         table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
         for step in self._steps:
-            if step.state == "working":
-                mark, name = self._spinner, Text(step.name, style="bold")
-            else:
-                mark_text, style = MARKS[step.state]
-                mark, name = Text(mark_text, style=style), Text(step.name)
-            table.add_row(mark, name, self._row(step, in_panel=True))
+            is_working = step.state == "working"
+            name = Text(step.name, style="bold" if is_working else "")
+            table.add_row(self._mark(step), name, self._row(step, in_panel=True))
         return Group(Text(self._title, style="bold"), table)
+
+    def _mark(self, step: Step) -> RenderableType:
+        """The mark before a step in the panel: the spinner while it works, then how it ended."""
+        if step.state == "working":
+            return self._spinner
+        mark, style = MARKS[step.state]
+        return Text(mark, style=style)
 
     def _row(self, step: Step, in_panel: bool) -> Text:
         """The text of a step, after its duration and its curve.
@@ -150,7 +154,7 @@ class Stage:
         if step.seconds >= 1:  # a shorter duration says nothing
             line.append(f"{duration(step.seconds):>5} ", style="dim")
         if step.curve:
-            line.append(sparkline(step.curve, 32) + " ", style="cyan")
+            line.append(sparkline(step.curve, width=32) + " ", style="cyan")
         return line.append(step.text)
 
 

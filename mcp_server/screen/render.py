@@ -5,56 +5,43 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, TypeGuard, cast
+from typing import IO, Any, cast
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.markdown import Markdown
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from engine.core.format import counted, size, words
-from engine.core.hints import Call, Hint
+from engine.core.hints import Call
 from engine.core.reply import Reply
 from mcp_server.api.replies import HEAD_FIELDS, compact
-from mcp_server.screen.shell import as_command, as_typed
+from mcp_server.screen.shell import as_command
+from mcp_server.screen.values import (
+    MARKS,
+    STATES,
+    block,
+    checks,
+    field,
+    grid,
+    is_scalar,
+    is_table,
+    object_table,
+    scalar,
+)
 
 PIPED_WIDTH = 200  # columns where the output is not a terminal
-LONG_CELL = 60  # characters; a longer text is not put into a table
 COLUMN_GAP = 2  # spaces between two columns
-LONG_LINE = 120  # characters; a longer value stands below its name, not beside it
 SPARKS = "▁▂▃▄▅▆▇█"
-VERDICTS = {
-    "better": "bold green",
-    "worse": "bold red",
-    "no_difference": "yellow",
-    "inconclusive": "yellow",
-    "unknown": "dim",
-}
-STATES = {
-    "done": "green",
-    "running": "cyan",
-    "preparing": "cyan",
-    "stopping": "yellow",
-    "queued": "blue",
-    "interrupted": "yellow",
-    "failed": "red",
-    "cancelled": "dim",
-    "pass": "green",
-    "warn": "yellow",
-    "fail": "red",
-}
-# Fields that hold bytes, and fields that hold unix seconds.
-BYTES = ("peak_memory", "bytes", "disk_bytes", "memory_bytes")
-TIMES = ("created", "pushed", "started", "ended", "time")
 # Fields of a run that only programs need.
 PAPERWORK = ("estimate", "result", "metrics_uri", "cursor", "reached", "kind", "queue_position")
+# Fields of a page of logs that are printed below its table.
+_LOG_FIELDS = ("error", "heldout", "next_cursor", "older_cursor")
 # Metrics that are shown first, so that a narrow terminal still shows them.
 FOREMOST = ("step", "model", "loss", "reward_mean", "heldout_success", "length_mean", "lr")
 LEVELS = ("low", "likely", "high")
 _CHECK_NAME_WIDTH = 13  # fits the names of most checks
-LEAST_TIME = 1e9  # unix seconds, in 2001; a smaller number in a field of that name is a duration
-MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "-"}
 
 
 class _Trimmed:
@@ -91,15 +78,12 @@ def reply(data: Any) -> None:
     elsewhere.
     """
     out = console()
-    if isinstance(data, str) and out.is_terminal:
-        out.print(Markdown(data))
-        return
     if isinstance(data, str):
-        out.file.write(data.rstrip("\n") + "\n")
+        _print_text(out, data)
         return
     _print_summary(out, data)
     body = {name: value for name, value in data.items() if name not in HEAD_FIELDS}
-    if _is_table(body):
+    if is_table(body):
         out.print(grid(body.pop("columns"), body.pop("rows")))
     for name, value in body.items():
         if value not in ("", [], {}):
@@ -107,13 +91,16 @@ def reply(data: Any) -> None:
     _print_advice(out, data)
 
 
+def _print_text(out: Console, text: str) -> None:
+    """Print a text as Markdown on a terminal, and unchanged elsewhere."""
+    if out.is_terminal:
+        out.print(Markdown(text))
+    else:
+        out.file.write(text.rstrip("\n") + "\n")
+
+
 def _print_summary(out: Console, data: Mapping[str, Any]) -> None:
     out.print(Text(str(data.get("summary", "")), style="bold"))
-
-
-def _is_table(value: Mapping[str, Any]) -> bool:
-    """Whether an object holds a table: its `columns` and `rows`."""
-    return isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list)
 
 
 def _print_advice(out: Console, data: Mapping[str, Any]) -> None:
@@ -164,18 +151,25 @@ def logs(data: Any, all_columns: bool = False) -> None:
             out.print(_step_line(columns, row), soft_wrap=True)
         return
     page = _with_heldout_sentence(data)
-    extra_names = ("error", "heldout", "next_cursor", "older_cursor")
-    extra_fields = {name: page[name] for name in extra_names if name in page}
     if not rows:
-        head = {name: page[name] for name in HEAD_FIELDS if name in page}
-        reply(head | extra_fields)
+        reply(_page_fields(page, (*HEAD_FIELDS, *_LOG_FIELDS)))
         return
     _print_summary(out, page)
     _print_metrics(out, columns, rows, all_columns)
-    for name, value in extra_fields.items():
+    _print_filled_fields(out, _page_fields(page, _LOG_FIELDS))
+    _print_advice(out, page)
+
+
+def _print_filled_fields(out: Console, fields: Mapping[str, Any]) -> None:
+    """Print the fields that have a value, one below the other."""
+    for name, value in fields.items():
         if value:
             out.print(field(name, value))
-    _print_advice(out, page)
+
+
+def _page_fields(page: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    """The fields of a page that have these names, in the order of the names."""
+    return {name: page[name] for name in names if name in page}
 
 
 def _print_metrics(
@@ -244,14 +238,19 @@ def _columns_that_fit(
     width_left = width
     fitting_count = 0
     for index, name in enumerate(columns):
-        cell_widths = [len(scalar(str(name), row[index])) for row in rows if len(row) > index]
-        width_left -= max([len(str(name)), *cell_widths])
+        width_left -= _column_width(str(name), index, rows)
         if index > 0:  # no gap stands before the first column
             width_left -= COLUMN_GAP
         if width_left < 0 and index >= 2:
             break
         fitting_count = index + 1
     return list(columns[:fitting_count]), [list(row[:fitting_count]) for row in rows]
+
+
+def _column_width(name: str, index: int, rows: Sequence[Sequence[Any]]) -> int:
+    """How many characters a column takes: its name, or the widest cell at `index` of the rows."""
+    cell_widths = [len(scalar(name, row[index])) for row in rows if len(row) > index]
+    return max([len(name), *cell_widths])
 
 
 def event_line(event: Mapping[str, Any]) -> Text:
@@ -288,12 +287,16 @@ def plan(data: Any) -> None:
     _print_user_settings(out, data.get("settings", {}), data.get("sources", {}))
     if data.get("probe"):
         out.print(field("probe", data["probe"]))
-    # Warnings that repeat a check are printed with that check already.
-    printed_warnings = [f"{item['name']}: {item.get('detail', '')}" for item in checks_to_mend]
-    other_warnings = [
-        warning for warning in data.get("warnings", []) if warning not in printed_warnings
-    ]
+    other_warnings = _warnings_beside(checks_to_mend, data.get("warnings", []))
     _print_advice(out, {"warnings": other_warnings, "next": data.get("next", [])})
+
+
+def _warnings_beside(
+    printed_checks: Sequence[Mapping[str, Any]], warnings: Sequence[str]
+) -> list[str]:
+    """The warnings that do not repeat a check which was printed already."""
+    repeated = [f"{item['name']}: {item.get('detail', '')}" for item in printed_checks]
+    return [warning for warning in warnings if warning not in repeated]
 
 
 def _print_check_names(out: Console, all_checks: Sequence[Mapping[str, Any]]) -> None:
@@ -324,12 +327,7 @@ def whole_plan(data: Any) -> None:
     out = console()
     _print_summary(out, data)
     out.print(checks(data.get("checks", [])))
-    sources = data.get("sources", {})
-    settings = data.get("settings", {})
-    rows = [[name, compact(value), sources.get(name, "")] for name, value in settings.items()]
-    if rows:
-        out.print(Text("\nsettings:", style="dim"))
-        out.print(grid(["name", "value", "from"], rows))
+    _print_all_settings(out, data.get("settings", {}), data.get("sources", {}))
     probes = (data.get("audit") or {}).get("probes")
     if probes:
         out.print(Text("\nreward audit:", style="dim"))
@@ -342,6 +340,16 @@ def whole_plan(data: Any) -> None:
         out.print(field("probe", data["probe"]))
     out.print()
     _print_advice(out, data)
+
+
+def _print_all_settings(
+    out: Console, settings: Mapping[str, Any], sources: Mapping[str, str]
+) -> None:
+    """Print every setting with its value and where it comes from, as a table."""
+    rows = [[name, compact(value), sources.get(name, "")] for name, value in settings.items()]
+    if rows:
+        out.print(Text("\nsettings:", style="dim"))
+        out.print(grid(["name", "value", "from"], rows))
 
 
 def cost(data: Any) -> None:
@@ -366,19 +374,26 @@ def _level_rows(data: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _cost_fields(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an estimate says beside the table, by name; "" or {} for what it does not know."""
-    memory = data["peak_memory"]
-    memory_parts = [f"{name} {size(used)}" for name, used in memory.items() if name != "total"]
-    total_text = f"{size(memory['total'])} of {size(data['memory_available'])} on {data['device']}"
+    """The fields that are printed below an estimate's table; "" or {} for what is not known."""
     durations = data.get("seconds", {})  # by phase of the run
+    does_not_fit = data.get("fit") != "fits"
     return {
-        "memory": f"{total_text}: {', '.join(memory_parts)}",
+        "memory": _memory_text(data),
         "disk": size(data["disk_bytes"]),
         "seconds": {name: value for name, value in durations.items() if value},
         "tokens": data.get("tokens", {}),
         "basis": f"{data['basis']}, {counted(data.get('calibrated_on_runs', 0), 'finished run')}",
-        "lower": data.get("lower_this", "") if data.get("fit") != "fits" else "",
+        # The setting to lower so that the run fits.
+        "lower": data.get("lower_this", "") if does_not_fit else "",
     }
+
+
+def _memory_text(data: Mapping[str, Any]) -> str:
+    """The memory of an estimate in words: its total, what there is, and what takes how much."""
+    memory = data["peak_memory"]
+    memory_parts = [f"{name} {size(used)}" for name, used in memory.items() if name != "total"]
+    total_text = f"{size(memory['total'])} of {size(data['memory_available'])} on {data['device']}"
+    return f"{total_text}: {', '.join(memory_parts)}"
 
 
 def check(item: Mapping[str, Any]) -> None:
@@ -409,16 +424,21 @@ def custody(data: Any) -> None:
     out = console()
     for link in data.get("links", []):
         status = "pass" if link["ok"] else "fail"
-        out.print(Text(f"{MARKS[status]} {link['name']}", style=STATES[status]))
+        out.print(_marked(status, link["name"]))
         for item in link["broken"]:
             out.print(Text(f"    {item['file']} {item['what']}", style="red"))
     for other in data.get("ancestors", []):
         status = "pass" if other["intact"] else "fail"
         if other["intact"] is None:  # the ancestor could not be checked
             status = "warn"
-        out.print(Text(f"{MARKS[status]} from {other['run_id']}", style=STATES[status]))
+        out.print(_marked(status, f"from {other['run_id']}"))
     out.print()
     reply({name: data.get(name, []) for name in HEAD_FIELDS})
+
+
+def _marked(status: str, text: str) -> Text:
+    """A text with the mark and in the color of its status: pass, warn or fail."""
+    return Text(f"{MARKS[status]} {text}", style=STATES[status])
 
 
 def trained_row(row: Mapping[str, Any]) -> Text:
@@ -435,142 +455,6 @@ def trained_row(row: Mapping[str, Any]) -> Text:
     part = f"row {row['row']} of {row['of_rows']} of this conversation: " if "row" in row else ""
     counts = f"\n{part}{row['trained']} of {row['tokens']} tokens carry loss{cut_note}"
     return text + Text(counts, style="dim")
-
-
-def field(name: str, value: Any) -> RenderableType:
-    """One field of a reply: its value beside its name if it fits into a line, otherwise below."""
-    label = Text(f"{name}: ", style="dim")
-    if is_scalar(value) and len(str(value)) <= LONG_LINE:
-        return label + scalar(name, value)
-    if is_flat(value):
-        line = scalar(name, value)
-        if len(line) <= LONG_LINE:
-            return label + line
-    if isinstance(value, list) and all(is_scalar(item) for item in value):
-        line = Text(", ").join(scalar("", item) for item in value)
-        if len(line) <= LONG_LINE:
-            return label + line
-    return Group(label, Padding(block(value), (0, 0, 0, 2), expand=False))
-
-
-def block(value: Any) -> RenderableType:
-    """A value that needs lines of its own, by its kind.
-
-    - an object with `columns` and `rows`, or a list of objects: a table.
-    - any other object: its fields one below the other, without empty ones.
-    - a list of plain values: on one line if it fits, otherwise one below the other.
-    - any other list: its items one below the other.
-    """
-    if isinstance(value, Mapping):
-        if _is_table(value):
-            return grid(value["columns"], value["rows"])
-        items = with_typed_hint(value).items()
-        filled_fields = {name: item for name, item in items if item not in ("", [], {})}
-        return Group(*(field(str(name), item) for name, item in filled_fields.items()))
-    if isinstance(value, list):
-        if value and all(isinstance(item, Mapping) for item in value):
-            return object_table(value)
-        if all(is_scalar(item) for item in value):
-            texts = [scalar("", item) for item in value]
-            line = Text(", ").join(texts)
-            return line if len(line) <= LONG_LINE else Group(*texts)
-        return Group(*(block(item) for item in value))
-    return Text(str(value))
-
-
-def with_typed_hint(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an object with `hint` and `call` as one whose hint holds the call as shell command.
-
-    Any other object is returned unchanged.
-    """
-    if not isinstance(value.get("hint"), str) or "call" not in value:
-        return value
-    hint = as_typed(Hint.from_fields(value["hint"], value["call"]))
-    without_call = {name: item for name, item in value.items() if name != "call"}
-    return without_call | {"hint": hint}
-
-
-def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Objects as a table with their fields as columns, without columns that are empty in all.
-
-    Objects with a long text are shown one below the other instead. Objects with `name` and `status`
-    are checks, and shown as such.
-    """
-    if all({"name", "status"} <= set(item) for item in items):
-        return checks(items)
-    cells = [value for item in items for value in item.values()]
-    if any(len(scalar("", value)) > LONG_CELL for value in cells):
-        return Group(*(Group(block(item), Text("")) for item in items))
-    names = list(dict.fromkeys(name for item in items for name in item))
-    columns = [name for name in names if any(item.get(name) not in (None, "") for item in items)]
-    return grid(columns, [[item.get(name) for name in columns] for item in items])
-
-
-def checks(items: Sequence[Mapping[str, Any]], name_width: int = 0) -> RenderableType:
-    """Checks as a table: mark, name and detail; below the detail stands how to fix it, if known.
-
-    `name_width` is the least width of the column of names, in characters.
-    """
-    table = Table.grid(padding=(0, 1))
-    table.add_column()
-    table.add_column(no_wrap=True, min_width=name_width)
-    table.add_column(overflow="fold")
-    for item in items:
-        status = str(item["status"])
-        detail = Text(str(item.get("detail", "")))
-        if item.get("fix"):
-            fix = Hint.from_fields(str(item["fix"]), item.get("call"))
-            detail.append(f"\n-> {as_typed(fix)}", style="dim")
-        mark = Text(MARKS.get(status, "·"), style=STATES.get(status, "dim"))
-        table.add_row(mark, Text(str(item["name"])), detail)
-    return table
-
-
-def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
-    """A plain table; columns that hold only numbers are aligned to the right."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for index, name in enumerate(columns):
-        only_numbers = all(isinstance(row[index], int | float) for row in rows if len(row) > index)
-        alignment = "right" if only_numbers and rows else "left"
-        table.add_column(str(name), justify=alignment, overflow="fold")
-    for row in rows:
-        cells = [scalar(str(name), value) for name, value in zip(columns, row, strict=False)]
-        table.add_row(*cells)
-    return table
-
-
-def scalar(name: str, value: Any) -> Text:
-    """One value as text, by its type; a time, size or verdict is recognised by the field's name.
-
-    A flat object becomes `name value` pairs with commas; a list or nested object becomes JSON.
-    """
-    if value is None:
-        return Text("")
-    if isinstance(value, int | float) and name in TIMES and value > LEAST_TIME:
-        return Text(time.strftime("%Y-%m-%d %H:%M", time.localtime(value)))
-    if isinstance(value, int | float) and name in BYTES:
-        return Text(size(value))
-    if isinstance(value, float):
-        # A number from 1e9 on, such as unix seconds, is written in full.
-        return Text(f"{value:.4g}" if abs(value) < 1e9 else f"{value:.0f}")
-    if is_flat(value):
-        filled_fields = {str(key): item for key, item in value.items() if item != ""}
-        texts = [Text(f"{key} ") + scalar(key, item) for key, item in filled_fields.items()]
-        return Text(", ").join(texts)
-    if not is_scalar(value):
-        return Text(compact(value))
-    styles = VERDICTS if name == "verdict" else STATES
-    return Text(str(value), style=styles.get(str(value), ""))
-
-
-def is_flat(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether `value` is an object whose values are all plain ones."""
-    return isinstance(value, Mapping) and all(is_scalar(item) for item in value.values())
-
-
-def is_scalar(value: Any) -> bool:
-    """Whether `value` is a plain one: null, a text, a number or a boolean."""
-    return value is None or isinstance(value, str | int | float | bool)
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:

@@ -61,17 +61,24 @@ def as_command(call: Call) -> str:
     name with dashes.
     """
     arguments = dict(call.arguments)
-    command = COMMANDS.get(call.tool) or _Command(call.tool.replace("_", "-"))
-    for (tool, name, value), special in _SPECIAL.items():
-        if tool == call.tool and arguments.get(name) == value:
-            del arguments[name]  # the name of the command says it
-            command = special
+    command = _take_command(call.tool, arguments)
     words = ["honesmith", *command.name.split()]
     for name in command.positional:
         value = arguments.pop(name, [])  # [] for an argument that is left out: no word
         values = value if isinstance(value, list | tuple) else [value]
         words += [_typed_value(each) for each in values]
     return shlex.join([*words, *_options(arguments, command.options)])
+
+
+def _take_command(tool: str, arguments: dict[str, object]) -> _Command:
+    """The command for a call of `tool`; an argument that its name says is taken out of
+    `arguments`."""
+    command = COMMANDS.get(tool) or _Command(tool.replace("_", "-"))
+    for (special_tool, name, value), special in _SPECIAL.items():
+        if special_tool == tool and arguments.get(name) == value:
+            del arguments[name]
+            command = special
+    return command
 
 
 def as_typed(hint: Hint) -> str:
@@ -102,21 +109,31 @@ def _options(arguments: Mapping[str, object], names: Mapping[str, str]) -> list[
     """
     words: list[str] = []
     for name, value in arguments.items():
-        option = f"--{names.get(name, name).replace('_', '-')}"
-        if name == "settings" and isinstance(value, Mapping):
-            for setting, setting_value in value.items():
-                words += ["--set", f"{setting}={_typed_value(setting_value)}"]
-        elif name == "preview":  # the tool has preview=true by default, the command --save
-            if not value:
-                words.append("--save")
-        elif value is True:
-            words.append(option)
-        elif isinstance(value, list | tuple):
-            for item in value:
-                words += [option, _typed_value(item)]
-        # `is False`: 0 equals False, but is a value to be shown.
-        elif not (value in ("", None) or value is False or name in _LEFT_OUT):
-            words += [option, _typed_value(value)]
+        words += _option_words(name, value, f"--{names.get(name, name).replace('_', '-')}")
+    return words
+
+
+def _option_words(name: str, value: object, option: str) -> list[str]:
+    """The words for one argument, whose option is `option`; see `_options`."""
+    if name == "settings" and isinstance(value, Mapping):
+        return _setting_words(value)
+    if name == "preview":  # the tool has preview=true by default, the command --save
+        return [] if value else ["--save"]
+    if value is True:
+        return [option]
+    if isinstance(value, list | tuple):
+        return [word for item in value for word in (option, _typed_value(item))]
+    # `is False`: 0 equals False, but is a value to be shown.
+    if value in ("", None) or value is False or name in _LEFT_OUT:
+        return []
+    return [option, _typed_value(value)]
+
+
+def _setting_words(settings: Mapping[str, object]) -> list[str]:
+    """Settings as the words of options, such as ["--set", "steps=3"]."""
+    words = []
+    for name, value in settings.items():
+        words += ["--set", f"{name}={_typed_value(value)}"]
     return words
 
 

@@ -12,7 +12,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,16 +77,20 @@ class CommandGroup(TyperGroup):
         name = args[0] if args else ""
         is_option = name.startswith("-")
         if name and name not in self.commands and not is_option:
-            near_names = []
-            if len(name) > 2:
-                near_names = [known for known in self.commands if known.startswith(name)]
-            if not near_names:
-                near_names = difflib.get_close_matches(name, self.commands, cutoff=NEAR_COMMAND)
+            near_names = self._near_names(name)
             suggestion = ""
             if near_names:
                 suggestion = f" Did you mean {' or '.join(map(repr, near_names))}?"
             ctx.fail(f"No such command {name!r}.{suggestion}")
         return super().resolve_command(ctx, args)
+
+    def _near_names(self, name: str) -> list[str]:
+        """The commands that begin with `name`, or else those with similar names."""
+        if len(name) > 2:  # so many commands begin with one or two letters that it helps nobody
+            longer_names = [known for known in self.commands if known.startswith(name)]
+            if longer_names:
+                return longer_names
+        return difflib.get_close_matches(name, self.commands, cutoff=NEAR_COMMAND)
 
 
 def command(function: Callable[..., int | None]) -> Callable[..., None]:
@@ -159,19 +163,20 @@ def _flatten_signature(run: Callable[..., None], bundles: Mapping[str, type[Any]
         if parameter.name not in bundles:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
-        for option in fields(bundles[parameter.name]):
-            default = inspect.Parameter.empty if option.default is MISSING else option.default
-            parameters.append(
-                inspect.Parameter(
-                    option.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=default,
-                    annotation=option.type,
-                )
-            )
+        parameters += [_parameter_of(option) for option in fields(bundles[parameter.name])]
     # typer reads both: the types from the annotations, all else from the signature.
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     run.__dict__["__signature__"] = inspect.Signature(parameters)
+
+
+def _parameter_of(option: Field[Any]) -> inspect.Parameter:
+    """The keyword-only parameter that stands for a field of a bundle."""
+    return inspect.Parameter(
+        option.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if option.default is MISSING else option.default,
+        annotation=option.type,
+    )
 
 
 def _internal_error(name: str, error: Exception, home: Path | None) -> UserError:

@@ -93,12 +93,28 @@ def run_demo(
     scene = Scene(Home.locate(home), PLANS[model], seed)
     console = stage_console(quiet=as_json)
     started = time.monotonic()
+    if not _run_scene(scene, console):
+        return INTERRUPTED
+    better = is_better(scene.facts)
+    scene.facts |= {"better": better, "seconds": round(time.monotonic() - started, 1)}
+    if "error" not in scene.facts:
+        show_result(console, scene.plan, scene.facts)
+    if as_json:
+        show(scene.facts, as_json=True)
+    return OK if better else FAILED
+
+
+def _run_scene(scene: Scene, console: Console) -> bool:
+    """Run the demo, and stop what it has started, however it ends; returns False after a Ctrl-C.
+
+    If it fails, the reason is printed and noted in the facts.
+    """
     try:
         asyncio.run(_run_with_client(scene, console))
     except KeyboardInterrupt:
         _clean_up(scene, "the demo was interrupted")
         console.print("Stopped; the demo's runs are cancelled.")
-        return INTERRUPTED
+        return False
     except DemoFailed as error:
         _clean_up(scene, "the demo failed")
         console.print(Text(f"The demo failed: {error}", style="bold red"))
@@ -108,13 +124,7 @@ def run_demo(
         raise
     else:
         _clean_up(scene, cancel_reason="")
-    better = is_better(scene.facts)
-    scene.facts |= {"better": better, "seconds": round(time.monotonic() - started, 1)}
-    if "error" not in scene.facts:
-        show_result(console, scene.plan, scene.facts)
-    if as_json:
-        show(scene.facts, as_json=True)
-    return OK if better else FAILED
+    return True
 
 
 def _check_model(model: str) -> None:
@@ -169,14 +179,21 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None
     chats = await _ask(caller, scene, trainings)
     reports = _write_reports(scene, trainings)
     scene.facts |= {
-        "env_id": last.env_id,
-        "runs": {each.plan.algorithm: each.run for each in trainings},
-        "kept_skills": {each.plan.algorithm: _kept_skills(scene, each) for each in trainings},
+        **_facts_of_trainings(scene, trainings),
         "compared": comparisons,
         "chats": chats,
         "chat": chats[last.plan.algorithm],
         "reports": reports,
         "report": reports[-1],
+    }
+
+
+def _facts_of_trainings(scene: Scene, trainings: Sequence["_FinishedTraining"]) -> Reply:
+    """The last environment, and by algorithm the runs and what became of the model's skills."""
+    return {
+        "env_id": trainings[-1].env_id,
+        "runs": {each.plan.algorithm: each.run for each in trainings},
+        "kept_skills": {each.plan.algorithm: _kept_skills(scene, each) for each in trainings},
     }
 
 
@@ -215,17 +232,17 @@ class _FinishedTraining:
 async def _train_all(
     caller: "_ToolCaller", scene: Scene, examples: Path
 ) -> list[_FinishedTraining]:
-    """Run all trainings of the plan, one after the other; `examples` and errors as in `_run_loop`.
+    """Run all trainings of the demo's plan, one after the other. Raises DemoFailed.
 
-    An environment is pushed, and the plan checked and priced, before its first training.
+    An environment, of the folder `examples`, is pushed before its first training, and that training
+    is checked and priced.
     """
-    env_ids: dict[str, str] = {}
+    env_ids: dict[str, str] = {}  # by the name of the environment's folder
     trainings: list[_FinishedTraining] = []
     for plan in scene.plan.trainings:
         is_new_env = plan.env not in env_ids
         if is_new_env:
-            pushed = await caller.call("push_env", {"path": str(examples / plan.env)})
-            env_ids[plan.env] = pushed["env_id"]
+            env_ids[plan.env] = await _push(caller, examples / plan.env)
         env_id = env_ids[plan.env]
         start = trainings[-1].model if plan.continues else scene.plan.model
         arguments = _arguments(plan, env_id, start, scene.seed)
@@ -235,6 +252,12 @@ async def _train_all(
         run = await _train(caller, scene, plan, arguments)
         trainings.append(_FinishedTraining(plan, env_id, start, run))
     return trainings
+
+
+async def _push(caller: "_ToolCaller", folder: Path) -> str:
+    """Push the environment in `folder`; returns the id of its version. Raises DemoFailed."""
+    pushed = await caller.call("push_env", {"path": str(folder)})
+    return pushed["env_id"]
 
 
 def _kept_skills(scene: Scene, training: _FinishedTraining) -> str:
@@ -266,18 +289,26 @@ async def _judge(
     env_ids = list(dict.fromkeys(training.env_id for training in trainings))  # each once
     for env_id in env_ids:
         on_env = [training for training in trainings if training.env_id == env_id]
-        names = [name for training in on_env for name in (training.start, training.model)]
-        models = list(dict.fromkeys(names))  # one may start from what another made
-        evaluation = await caller.call(
-            "evaluate", {"env_id": env_id, "models": models, "rows": scene.plan.evaluated_rows}
-        )
-        scene.runs.append(evaluation["run_id"])
-        await caller.wait(evaluation["run_id"], metric="")  # an evaluation has no curve to draw
+        await _evaluate(caller, scene, env_id, on_env)
         for training in on_env:
             comparisons[training.plan.algorithm] = await caller.call(
                 "compare_runs", {"ids": [training.start, training.model], "env_id": env_id}
             )
     return comparisons
+
+
+async def _evaluate(
+    caller: "_ToolCaller", scene: Scene, env_id: str, trainings: Sequence[_FinishedTraining]
+) -> None:
+    """Evaluate the models that these trainings on one environment made, and those they started
+    from, and wait for the end. Raises DemoFailed."""
+    names = [name for training in trainings for name in (training.start, training.model)]
+    models = list(dict.fromkeys(names))  # one may start from what another made
+    evaluation = await caller.call(
+        "evaluate", {"env_id": env_id, "models": models, "rows": scene.plan.evaluated_rows}
+    )
+    scene.runs.append(evaluation["run_id"])
+    await caller.wait(evaluation["run_id"], metric="")  # an evaluation has no curve to draw
 
 
 async def _ask(
@@ -313,7 +344,7 @@ async def _train(
 ) -> Reply:
     """Submit a training run and wait for its end; returns its last status.
 
-    `arguments` are those of `_arguments`.
+    `arguments` are those of `submit_train` that name the environment, the model and the settings.
 
     Raises:
         DemoFailed: the submit was refused, or the run did not end as done.
@@ -326,7 +357,7 @@ async def _train(
         "submit_train", submit_arguments, step_name=f"submit {algorithm}"
     )
     scene.runs.append(submit_reply["run_id"])
-    return await caller.wait(submit_reply["run_id"], CURVES[algorithm])
+    return await caller.wait(submit_reply["run_id"], metric=CURVES[algorithm])
 
 
 class _ToolCaller:
@@ -356,19 +387,27 @@ class _ToolCaller:
         step = self._stage.begin("chat")
         reply = await self._call_tool("chat", arguments)
         for answer in reply["answers"]:
-            part = answer
-            while part.get("partial"):
-                self._stage.show_progress(step, f"{answer['model']}: {answer['tokens']} tokens")
-                rest = {
-                    "model": answer["model"],
-                    "conversation": reply["conversation"],
-                    "max_tokens": max(1, arguments["max_tokens"] - answer["tokens"]),
-                }
-                [part] = (await self._call_tool("chat", rest))["answers"]
-                answer["answer"] += part["answer"]
-                answer["tokens"] += part["tokens"]
+            await self._complete(step, answer, reply, arguments["max_tokens"])
         self._stage.end(step, str(reply["summary"]))
         return reply
+
+    async def _complete(self, step: Step, answer: Reply, reply: Reply, max_tokens: int) -> None:
+        """Ask for the rest of an answer that is not complete yet, and append it to `answer`.
+
+        `reply` is that of the chat, which names the conversation; `max_tokens` is how many tokens
+        the whole answer may have. Raises DemoFailed if the tool refused.
+        """
+        part = answer
+        while part.get("partial"):
+            self._stage.show_progress(step, f"{answer['model']}: {answer['tokens']} tokens")
+            rest = {
+                "model": answer["model"],
+                "conversation": reply["conversation"],
+                "max_tokens": max(1, max_tokens - answer["tokens"]),
+            }
+            [part] = (await self._call_tool("chat", rest))["answers"]
+            answer["answer"] += part["answer"]
+            answer["tokens"] += part["tokens"]
 
     async def fetch_model(self, home: Home, name: str) -> None:
         """Add a known model to the home as one step, unless it is there.
@@ -413,6 +452,18 @@ class _ToolCaller:
             DemoFailed: the run did not end as done, or a tool refused.
         """
         step = self._stage.begin("wait_run", run_id)
+        reply = await self._poll(step, run_id, metric)
+        if reply["state"] != "done":
+            self._stage.end(step, str(reply["summary"]), failed=True)
+            raise DemoFailed(f"{run_id} {reply['state']}: {reply.get('error') or reply['summary']}")
+        self._stage.end(step, ending(reply))
+        return reply
+
+    async def _poll(self, step: Step, run_id: str, metric: str) -> Reply:
+        """Ask for the status of a run, and show it in `step`, until the run ends.
+
+        Returns the last status. Raises DemoFailed if the tool refused.
+        """
         cursor = ""
         while True:
             reply = await self._call_tool(
@@ -424,12 +475,7 @@ class _ToolCaller:
             else:
                 self._stage.show_progress(step, progress_text(reply))
             if reply.get("state") in TERMINAL:
-                break
-        if reply["state"] != "done":
-            self._stage.end(step, str(reply["summary"]), failed=True)
-            raise DemoFailed(f"{run_id} {reply['state']}: {reply.get('error') or reply['summary']}")
-        self._stage.end(step, ending(reply))
-        return reply
+                return reply
 
     async def _draw(self, step: Step, reply: Reply, metric: str) -> None:
         """Show the progress of a run with the curve of `metric`.

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from engine.core.reply import Reply
 from mcp_server.cli.demo.plans import DemoPlan
-from mcp_server.screen.render import VERDICTS, duration
+from mcp_server.screen.render import duration
+from mcp_server.screen.values import VERDICTS
 
 
 def ending(reply: Reply) -> str:

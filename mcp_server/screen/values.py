@@ -1,0 +1,225 @@
+"""Values in replies as text, tables and blocks of lines."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from engine.core.format import size
+from engine.core.hints import Hint
+from mcp_server.api.replies import compact
+from mcp_server.screen.shell import as_typed
+
+LONG_CELL = 60  # characters; a longer text is not put into a table
+LONG_LINE = 120  # characters; a longer value stands below its name, not beside it
+VERDICTS = {
+    "better": "bold green",
+    "worse": "bold red",
+    "no_difference": "yellow",
+    "inconclusive": "yellow",
+    "unknown": "dim",
+}
+STATES = {
+    "done": "green",
+    "running": "cyan",
+    "preparing": "cyan",
+    "stopping": "yellow",
+    "queued": "blue",
+    "interrupted": "yellow",
+    "failed": "red",
+    "cancelled": "dim",
+    "pass": "green",
+    "warn": "yellow",
+    "fail": "red",
+}
+# Fields that hold bytes, and fields that hold unix seconds.
+BYTES = ("peak_memory", "bytes", "disk_bytes", "memory_bytes")
+TIMES = ("created", "pushed", "started", "ended", "time")
+LEAST_TIME = 1e9  # unix seconds, in 2001; a smaller number in a field of that name is a duration
+MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "-"}
+
+
+def field(name: str, value: Any) -> RenderableType:
+    """One field of a reply: its value beside its name if it fits into a line, otherwise below."""
+    label = Text(f"{name}: ", style="dim")
+    if is_scalar(value) and len(str(value)) <= LONG_LINE:
+        return label + scalar(name, value)
+    line = _one_line(name, value)
+    if line is not None and len(line) <= LONG_LINE:
+        return label + line
+    return Group(label, Padding(block(value), (0, 0, 0, 2), expand=False))
+
+
+def _one_line(name: str, value: Any) -> Text | None:
+    """A flat object or a list of plain values as one line, however long; None for other values."""
+    if is_flat(value):
+        return scalar(name, value)
+    if isinstance(value, list) and all(is_scalar(item) for item in value):
+        return Text(", ").join(scalar("", item) for item in value)
+    return None
+
+
+def block(value: Any) -> RenderableType:
+    """A value that needs lines of its own, by its kind.
+
+    - an object with `columns` and `rows`, or a list of objects: a table.
+    - any other object: its fields one below the other, without empty ones.
+    - a list of plain values: on one line if it fits, otherwise one below the other.
+    - any other list: its items one below the other.
+    """
+    if isinstance(value, Mapping):
+        return _object_block(value)
+    if isinstance(value, list):
+        return _list_block(value)
+    return Text(str(value))
+
+
+def _object_block(value: Mapping[str, Any]) -> RenderableType:
+    """An object as a table, or as its filled fields one below the other; see `block`."""
+    if is_table(value):
+        return grid(value["columns"], value["rows"])
+    items = with_typed_hint(value).items()
+    filled_fields = {name: item for name, item in items if item not in ("", [], {})}
+    return Group(*(field(str(name), item) for name, item in filled_fields.items()))
+
+
+def _list_block(items: Sequence[Any]) -> RenderableType:
+    """A list as a table of objects, as one line, or as its items below each other; see `block`."""
+    if items and all(isinstance(item, Mapping) for item in items):
+        return object_table(items)
+    if all(is_scalar(item) for item in items):
+        texts = [scalar("", item) for item in items]
+        line = Text(", ").join(texts)
+        return line if len(line) <= LONG_LINE else Group(*texts)
+    return Group(*(block(item) for item in items))
+
+
+def with_typed_hint(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an object with `hint` and `call` as one whose hint holds the call as shell command.
+
+    Any other object is returned unchanged.
+    """
+    if not isinstance(value.get("hint"), str) or "call" not in value:
+        return value
+    hint = as_typed(Hint.from_fields(value["hint"], value["call"]))
+    without_call = {name: item for name, item in value.items() if name != "call"}
+    return without_call | {"hint": hint}
+
+
+def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Objects as a table with their fields as columns, without columns that are empty in all.
+
+    Objects with a long text are shown one below the other instead. Objects with `name` and `status`
+    are checks, and shown as such.
+    """
+    if all({"name", "status"} <= set(item) for item in items):
+        return checks(items)
+    cells = [value for item in items for value in item.values()]
+    if any(len(scalar("", value)) > LONG_CELL for value in cells):
+        return Group(*(Group(block(item), Text("")) for item in items))
+    columns = _filled_names(items)
+    return grid(columns, [[item.get(name) for name in columns] for item in items])
+
+
+def _filled_names(items: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the fields that have a value in one of these objects, in their first order."""
+    names = list(dict.fromkeys(name for item in items for name in item))
+    return [name for name in names if any(item.get(name) not in (None, "") for item in items)]
+
+
+def checks(items: Sequence[Mapping[str, Any]], name_width: int = 0) -> RenderableType:
+    """Checks as a table: mark, name and detail; below the detail stands how to fix it, if known.
+
+    `name_width` is the least width of the column of names, in characters.
+    """
+    table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(no_wrap=True, min_width=name_width)
+    table.add_column(overflow="fold")
+    for item in items:
+        status = str(item["status"])
+        mark = Text(MARKS.get(status, "·"), style=STATES.get(status, "dim"))
+        table.add_row(mark, Text(str(item["name"])), _check_detail(item))
+    return table
+
+
+def _check_detail(item: Mapping[str, Any]) -> Text:
+    """The detail of a check, and below it how to fix it, if that is known."""
+    detail = Text(str(item.get("detail", "")))
+    if item.get("fix"):
+        fix = Hint.from_fields(str(item["fix"]), item.get("call"))
+        detail.append(f"\n-> {as_typed(fix)}", style="dim")
+    return detail
+
+
+def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
+    """A plain table; columns that hold only numbers are aligned to the right."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for index, name in enumerate(columns):
+        only_numbers = all(isinstance(row[index], int | float) for row in rows if len(row) > index)
+        alignment = "right" if only_numbers and rows else "left"
+        table.add_column(str(name), justify=alignment, overflow="fold")
+    for row in rows:
+        cells = [scalar(str(name), value) for name, value in zip(columns, row, strict=False)]
+        table.add_row(*cells)
+    return table
+
+
+def scalar(name: str, value: Any) -> Text:
+    """One value as text, by its type; a time, size or verdict is recognised by the field's name.
+
+    A flat object becomes `name value` pairs with commas; a list or nested object becomes JSON.
+    """
+    if value is None:
+        return Text("")
+    if isinstance(value, int | float):
+        quantity = _quantity(name, value)
+        if quantity:
+            return Text(quantity)
+    if is_flat(value):
+        return _pairs(value)
+    if not is_scalar(value):
+        return Text(compact(value))
+    styles = VERDICTS if name == "verdict" else STATES
+    return Text(str(value), style=styles.get(str(value), ""))
+
+
+def _quantity(name: str, value: float) -> str:
+    """A number as people read it: the time or the size that the field `name` holds, or rounded.
+
+    "" for a whole number that is neither, and is written as it is.
+    """
+    if name in TIMES and value > LEAST_TIME:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
+    if name in BYTES:
+        return size(value)
+    if isinstance(value, float):
+        # A number from 1e9 on, such as unix seconds, is written in full.
+        return f"{value:.4g}" if abs(value) < 1e9 else f"{value:.0f}"
+    return ""
+
+
+def _pairs(value: Mapping[str, Any]) -> Text:
+    """The fields of a flat object as `name value` pairs with commas, without empty ones."""
+    filled_fields = {str(key): item for key, item in value.items() if item != ""}
+    texts = [Text(f"{key} ") + scalar(key, item) for key, item in filled_fields.items()]
+    return Text(", ").join(texts)
+
+
+def is_flat(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether `value` is an object whose values are all plain ones."""
+    return isinstance(value, Mapping) and all(is_scalar(item) for item in value.values())
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether `value` is a plain one: null, a text, a number or a boolean."""
+    return value is None or isinstance(value, str | int | float | bool)
+
+
+def is_table(value: Mapping[str, Any]) -> bool:
+    """Whether an object holds a table: its `columns` and `rows`."""
+    return isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list)
