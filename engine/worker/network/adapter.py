@@ -398,13 +398,13 @@ def require_same_shapes(
     extra = sorted(state.keys() - adapter_tensors.keys())
     common = adapter_tensors.keys() & state.keys()
     misshapen = [name for name in common if adapter_tensors[name].shape != state[name].shape]
-    if missing or extra or misshapen:
-        first = (missing + extra + misshapen)[0]
+    wrong = missing + extra + misshapen
+    if wrong:
         raise WorkerFailure(
             "config",
             "The adapter does not belong to this model and these LoRA settings.",
             evidence=f"{len(missing)} missing, {len(extra)} left over,"
-            f" {len(misshapen)} of other shape: {first}",
+            f" {len(misshapen)} of other shape: {wrong[0]}",
             hint="Start from the base the adapter was trained on, with its rank and targets.",
         )
 

@@ -271,8 +271,9 @@ class HubSampler:
         ids = torch.full((len(prompts), longest), self.needs.pad_id, dtype=torch.long)
         mask = torch.zeros(len(prompts), longest, dtype=torch.long)
         for i, prompt in enumerate(prompts):
-            ids[i, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[i, longest - len(prompt) :] = 1
+            first_column = longest - len(prompt)
+            ids[i, first_column:] = torch.tensor(prompt)
+            mask[i, first_column:] = 1
         return ids.to(self.model.device), mask.to(self.model.device)
 
     def _forward(

@@ -221,12 +221,16 @@ def load_transformers(
     if quantization == "none":  # quantized weights were loaded onto the device
         # Through torch, because the types of transformers' own `to` fit no call.
         torch.nn.Module.to(model, device)
+    _forbid_repacking(model)
+    return model, tokenizer
+
+
+def _forbid_repacking(model: torch.nn.Module) -> None:
+    """Clear the flag with which the first pass in eval mode on a CPU with AVX512-BF16 would repack
+    the weights for inference for good: every gradient after it would be lost in silence."""
     for module in model.modules():
-        # With this flag the first pass in eval mode on a CPU with AVX512-BF16 would repack the
-        # weights for inference for good, and every gradient after it would be lost in silence.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             vars(module)["support_avx512bf16_for_cpu"] = False
-    return model, tokenizer
 
 
 def _model_class(path: Path) -> Any:

@@ -177,8 +177,10 @@ def _apply_rope(
     kv_heads: int,
     eps: float,
 ) -> Tensors:
-    """See `Pointwise.apply_rope`. Returns what the gradient needs: (normalised heads, 1 / rms, the
-    weight of each head); () if heads are not normalised."""
+    """Normalise the queries and keys of qkv [N, (heads + 2 kv_heads) * dim] per head, if there are
+    weights [dim], and rotate them by their positions, in place. cos, sin: [N, 1, dim / 2]. Returns
+    what the gradient needs: (normalised heads, 1 / rms, the weight of each head); () without
+    weights."""
     # A view: what is written into it changes `qkv`.
     queries_and_keys = _queries_and_keys(qkv, heads, kv_heads)
     if q_weight is None or k_weight is None:

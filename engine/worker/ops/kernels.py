@@ -424,7 +424,8 @@ class TokenLogprobs(torch.autograd.Function):
         chunk_rows: int,
         entropies: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the class. If `hidden` needs a gradient, `slopes` [T, hidden] is computed here and
+        """(the log-probability of each label, the entropy of its distribution), both [T] float32;
+        entropies are zeros unless asked for. If `hidden` [T, hidden] needs a gradient, `slopes` is
         saved in place of the logits: row t is the gradient of token t's log-probability with
         respect to row t of `hidden`."""
         count = hidden.shape[0]
@@ -442,7 +443,7 @@ class TokenLogprobs(torch.autograd.Function):
                 slopes=slopes[chunk] if slopes is not None else None,
             )
         if slopes is not None:
-            if inverse_temperature != 1.0:
+            if inverse_temperature != 1.0:  # the logits were multiplied by it
                 slopes.mul_(inverse_temperature)
             ctx.save_for_backward(slopes)
         ctx.mark_non_differentiable(entropy)
