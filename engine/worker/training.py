@@ -361,7 +361,7 @@ class Training:
         if not self.state.get("no_gradient"):  # the loop notes there that no step had a gradient
             self._require_changed_weights()
         result: Result = {"steps": self.done, "verdict": "unknown", "summary": ""}
-        result |= self._best_checkpoint()
+        result |= self._report_best()
         checkpoint.mark_best(self.job.run, result["best_step"])
         verdict = run_verdict(self.job.run).to_json()
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
@@ -370,9 +370,9 @@ class Training:
         self.job.event("finished", f"done after {self.done} steps: {verdict['verdict']}")
         return result
 
-    def _best_checkpoint(self) -> Result:
-        """The step of the best checkpoint, which plays the test half now, and its score. Without
-        held-out tasks, the last step alone."""
+    def _report_best(self) -> Result:
+        """Play the test half with the best checkpoint. Returns its step and its score; without
+        held-out tasks, only the number of the last step."""
         evaluation = self.evaluation
         if evaluation is None or not evaluation.tasks or evaluation.best.step <= 0:
             return {"best_step": self.done}
