@@ -60,14 +60,7 @@ def train(job: Job[DPOConfig]) -> Result:
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
-    train_tasks = tasks_with_pair(tasks_of(components, "train"))
-    require(
-        train_tasks,
-        "training rows with a better and a worse answer",
-        "Give rows `chosen` and `rejected`.",
-    )
-    sampled_tasks = sample_rows(train_tasks, settings.max_examples, settings.seed)
-    pairs = render(job, components, sampled_tasks)
+    pairs = training_pairs(job, components)
     eval_tasks = evaluation_tasks(components, settings.eval_rows)
     eval_pairs = pairs_of(job, components, eval_tasks).pairs
     limits = evaluation_limits(job, components)
@@ -113,6 +106,19 @@ def update(
         "lr": lr,
         "microbatches": sums.microbatches,
     }
+
+
+def training_pairs(job: Job[DPOConfig], components: Components) -> list[Pair] | RowsOnDemand[Pair]:
+    """The pairs that are trained on: those of at most `max_examples` tasks that have one. Raises
+    WorkerFailure (kind data) if there are none."""
+    settings = job.config.settings
+    tasks = tasks_with_pair(tasks_of(components, "train"))
+    require(
+        tasks,
+        "training rows with a better and a worse answer",
+        "Give rows `chosen` and `rejected`.",
+    )
+    return render(job, components, sample_rows(tasks, settings.max_examples, settings.seed))
 
 
 def evaluation_tasks(components: Components, limit: int) -> list[TaskRow]:

@@ -65,7 +65,7 @@ def write_manifest(
         parent=config.parent,
         note=config.note,
         reward_risk_accepted=settings.accept_reward_risk,
-        versions={"python": platform.python_version()} | versions(),
+        versions=_all_versions(),
         hardware=_machine_used(job.device),
         matrix_flops=matrix_flops,
         quantization=settings.quantization,
@@ -116,6 +116,11 @@ def _machine_used(device: str) -> MachineUsed:
         cores=hardware.cores,
         ram=hardware.ram_total,
     )
+
+
+def _all_versions() -> dict[str, str]:
+    """The versions of Python and of the packages in PACKAGES."""
+    return {"python": platform.python_version()} | versions()
 
 
 def versions() -> dict[str, str]:

@@ -50,9 +50,7 @@ def train(job: Job[SFTConfig]) -> Result:
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
-    train_tasks = tasks_with_answer(tasks_of(components, "train"))
-    require(train_tasks, "training rows with an answer", "Give the tasks an answer to learn from.")
-    rows = render(job, components, sample_rows(train_tasks, settings.max_examples, settings.seed))
+    rows = training_rows(job, components)
     eval_tasks = heldout.ordered(tasks_of(components, "heldout"), settings.eval_rows)
     limits = evaluation_limits(job, components)
     budget = microbatch_tokens(components.base, checkpointing=settings.gradient_checkpointing)
@@ -96,6 +94,15 @@ def update(
         "lr": lr,
         "microbatches": microbatches,
     }
+
+
+def training_rows(job: Job[SFTConfig], components: Components) -> list[Row] | RowsOnDemand[Row]:
+    """The rows that are trained on: those of at most `max_examples` tasks with an answer. Raises
+    WorkerFailure (kind data) if there are none."""
+    settings = job.config.settings
+    tasks = tasks_with_answer(tasks_of(components, "train"))
+    require(tasks, "training rows with an answer", "Give the tasks an answer to learn from.")
+    return render(job, components, sample_rows(tasks, settings.max_examples, settings.seed))
 
 
 class SupervisedPass:

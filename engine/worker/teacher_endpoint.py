@@ -17,6 +17,7 @@ import httpx
 from engine.core.hints import Hint
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Trajectory
+from envs.json_types import JsonObject
 
 AT_ONCE = 8  # requests under way
 CONNECT_S = 10.0
@@ -137,7 +138,7 @@ class EndpointTeacher:
         logprobs = self._ask(ids)["token_logprobs"]
         return [0.0, *(float(logprob) for logprob in logprobs[1 : len(ids)])]
 
-    def _ask(self, ids: list[int]) -> dict[str, Any]:
+    def _ask(self, ids: list[int]) -> JsonObject:
         """OpenAI's `logprobs` object of a prompt, checked: it has a number for every id but the
         first. Raises WorkerFailure."""
         body = {
@@ -160,7 +161,7 @@ class EndpointTeacher:
             )
         return logprobs
 
-    def _post(self, body: dict[str, Any]) -> Any:
+    def _post(self, body: JsonObject) -> Any:
         """Send a completion request, again where that may help, and return the decoded reply.
         Raises WorkerFailure."""
         problem = ""
@@ -178,7 +179,7 @@ class EndpointTeacher:
             hint=Hint("Start it again, then resume the run."),
         )
 
-    def _post_once(self, body: dict[str, Any]) -> Any:
+    def _post_once(self, body: JsonObject) -> Any:
         """Send a completion request once and return the decoded reply. Raises _TryAgain when it may
         be answered later, WorkerFailure when it never will be."""
         try:
@@ -205,7 +206,7 @@ class EndpointTeacher:
         )
 
 
-def _logprobs_in(reply: Any, prompt_length: int) -> dict[str, Any] | None:
+def _logprobs_in(reply: Any, prompt_length: int) -> JsonObject | None:
     """The `logprobs` object of a reply; None if it lacks a number for one of the prompt's tokens
     (of the first, which nothing precedes, there is none)."""
     try:

@@ -264,19 +264,18 @@ class Training:
         """
         self.done = step
         values = {**values, **self.meter.step(values["train_s"] or 0.0)}
-        is_last = step == self.total
-        evaluation_is_due = is_last or step % self.settings.eval_every == 0
+        evaluation_is_due = step == self.total or step % self.settings.eval_every == 0
         evaluated = self._evaluate(step) if evaluation_is_due else HalfResult({})
         values |= evaluated.curves
         alerts, cleared_alerts = self.watch.check_step(step, values, rollouts, evaluated.rows)
-        if alerts and not is_last and self.settings.stop_early == "alert":
-            self.ended_by_alert = is_last = True
+        if alerts and step < self.total and self.settings.stop_early == "alert":
+            self.ended_by_alert = True
             if not evaluation_is_due:
                 values |= self._evaluate(step).curves
         self.job.metrics(step, values)
         self._report_alerts(step, alerts, cleared_alerts)
         # Last: a run resumed from the checkpoint must find everything above already written.
-        self._save_if_due(step, is_last=is_last)
+        self._save_if_due(step)
 
     def _report_alerts(
         self, step: int, alerts: Sequence[Finding], cleared_alerts: Sequence[str]
@@ -287,12 +286,13 @@ class Training:
         for name in cleared_alerts:
             self.job.event("alert_cleared", f"{name} is over", step=step, id=name)
 
-    def _save_if_due(self, step: int, *, is_last: bool) -> None:
+    def _save_if_due(self, step: int) -> None:
         """Save a checkpoint of `step`, the step just done, if it is the best so far, if the setting
         `save_every` asks for it, or if it is the last."""
         if self.evaluation is not None and self.evaluation.best.step == step:
             self.save()
             checkpoint.mark_best(self.job.run, step)
+        is_last = step == self.total or self.ended_by_alert
         if is_last or step % self.settings.save_every == 0:
             self.save()
 
@@ -361,7 +361,7 @@ class Training:
         if not self.state.get("no_gradient"):  # the loop notes there that no step had a gradient
             self._require_changed_weights()
         result: Result = {"steps": self.done, "verdict": "unknown", "summary": ""}
-        result |= self._best_checkpoint()
+        result |= self._report_best()
         checkpoint.mark_best(self.job.run, result["best_step"])
         verdict = run_verdict(self.job.run).to_json()
         result |= {"verdict": verdict["verdict"], "evidence": verdict}
@@ -370,9 +370,9 @@ class Training:
         self.job.event("finished", f"done after {self.done} steps: {verdict['verdict']}")
         return result
 
-    def _best_checkpoint(self) -> Result:
-        """The step of the best checkpoint, which plays the test half now, and its score. Without
-        held-out tasks, the last step alone."""
+    def _report_best(self) -> Result:
+        """Play the test half with the best checkpoint. Returns its step and its score; without
+        held-out tasks, only the number of the last step."""
         evaluation = self.evaluation
         if evaluation is None or not evaluation.tasks or evaluation.best.step <= 0:
             return {"best_step": self.done}

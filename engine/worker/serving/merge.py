@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.worker.core.runtime import prepare
 
@@ -33,7 +33,7 @@ from engine.worker.rollouts.renderer import Renderer
 from envs.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 ALLOWED_GAP = 1e-3  # largest difference of a logit that rounding explains
 
 
@@ -58,7 +58,7 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     return gap
 
 
-def _merged(network: HubNetwork, adapter: Path, ids: list[int]) -> "tuple[PreTrainedModel, float]":
+def _merged(network: HubNetwork, adapter: Path, ids: list[int]) -> tuple[Any, float]:
     """Merge the adapter in the folder `adapter` into the network's model. Returns (the merged
     model; the largest difference of its logits from those of base + adapter on the prompt
     `ids`)."""
@@ -85,7 +85,7 @@ def _check_gap(gap: float) -> None:
 
 
 def _write_model(
-    model: "PreTrainedModel", dtype: torch.dtype, tokenizer: "PreTrainedTokenizerBase", out: Path
+    model: Any, dtype: torch.dtype, tokenizer: "PreTrainedTokenizerBase", out: Path
 ) -> None:
     """Write the model, rounded to `dtype`, with its tokenizer to the folder `out`. It is written
     aside and renamed, so that `out` is complete or absent."""
