@@ -302,20 +302,25 @@ def _gradient_finding(facts: Facts) -> Finding | None:
     harmful_count = sum(_worse_after(facts, spike.step) for spike in spikes)
     if not harmful_count and len(spikes) < limits.SPIKES:
         return None
-    step, norm, usual_norm = max(spikes, key=lambda spike: spike.value / spike.usual_value)
+    largest = max(spikes, key=lambda spike: spike.value / spike.usual_value)
     evidence = {
-        "grad_norm": norm,
-        "grad_norm_usual": usual_norm,
-        "step": step,
+        "grad_norm": largest.value,
+        "grad_norm_usual": largest.usual_value,
+        "step": largest.step,
         "spikes": len(spikes),
         "followed_by_a_fall": harmful_count,
     }
-    consequence = ", and training got worse after it" if harmful_count else ""
-    sentence = (
-        f"The gradient norm jumped {len(spikes)} times, to {norm:.2g} at step "
-        f"{step} where {usual_norm:.2g} is usual{consequence}."
-    )
+    sentence = _gradient_text(largest, len(spikes), harmful=harmful_count > 0)
     return _unstable_finding(facts, sentence, evidence, rate_divisor=2)
+
+
+def _gradient_text(largest: _Spike, spike_count: int, *, harmful: bool) -> str:
+    """The sentence on spikes of the gradient norm; `harmful`: training got worse after one."""
+    consequence = ", and training got worse after it" if harmful else ""
+    return (
+        f"The gradient norm jumped {spike_count} times, to {largest.value:.2g} at step "
+        f"{largest.step} where {largest.usual_value:.2g} is usual{consequence}."
+    )
 
 
 def underpowered(facts: Facts) -> Finding | None:
