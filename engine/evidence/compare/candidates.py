@@ -480,7 +480,7 @@ def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _reported_rows(run: RunDir, step: int) -> list[EvaluationRow]:
-    """The rows of a step on the reported half of the tasks; all rows where no halves were made."""
+    """The rows of a step on the tasks that chose no checkpoint; without halves all rows."""
     rows = read_evaluation(run.evals(step))
     return in_half(rows, TEST) if any(row.half for row in rows) else rows
 

@@ -224,7 +224,7 @@ class Facts:
         return [value for step, value in self.curve(name) if step > 0]
 
     def view_values(self, name: str) -> list[float]:
-        """One attribute of all views, in order; None values are left out."""
+        """One attribute of all views (steps in numbers), in order; None values are left out."""
         values = (getattr(view, name) for view in self.views)
         return [value for value in values if value is not None]
 

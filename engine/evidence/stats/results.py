@@ -260,10 +260,10 @@ def _value_with_errors(results: Side) -> float:
 
 
 def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None:
-    """The step whose checkpoint did best on the validation half; None where none was evaluated.
+    """The step whose checkpoint did best on the half of the held-out tasks that chooses it.
 
-    Step 0 is the starting point and is never chosen. `steps` are the steps to choose from; None
-    means every evaluated step.
+    None where none was evaluated. Step 0 is the starting point and is never chosen. `steps` are the
+    steps to choose from; None means every evaluated step.
     """
     candidates = run_dir.eval_steps() if steps is None else steps
     scores: dict[int, tuple[float, float]] = {}

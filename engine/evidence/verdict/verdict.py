@@ -229,7 +229,7 @@ def run_verdict(run_dir: RunDir) -> Verdict:
 
 
 def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redactor) -> Verdict:
-    """The verdict of a training run: its start against its result, on the test half.
+    """The verdict of a training run: its start against its result, on tasks that chose neither.
 
     Raises DamagedRecord naming a file that cannot be read.
     """
