@@ -102,14 +102,12 @@ def value_of(row: EvaluationRow, measure: Measure) -> float | None:
 def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[EvaluationRow]]:
     """The same rows, with one common task id for all tasks that have the same prompt.
 
-    Such tasks ask one question, so their answers are several attempts at one task. That holds only
-    where the answer depends on the prompt alone: if any conversation has later messages by the
-    environment, all rows are returned as they are, because what the environment hides may differ.
-
-    Returns one list per argument, in the same order. The common id is the smallest of the ids.
+    Such tasks ask one question, so their answers are several attempts at one task. The common id is
+    the smallest of their ids. Returns one list per argument, in the same order.
     """
     row_lists = [list(rows) for rows in row_sets]
     all_rows = list(itertools.chain.from_iterable(row_lists))
+    # Where the environment wrote later messages too, what it hides behind a prompt may differ.
     if any(_has_messages_of_environment(row) for row in all_rows):
         return row_lists
     common_ids = _common_ids(all_rows)
