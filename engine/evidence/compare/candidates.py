@@ -381,14 +381,14 @@ def _choose_offers(
     """Choose one offer (an evaluation) per id, all on one environment, as alike as possible.
 
     Returns (the offers in the order of `ids`, the other environments that all ids share). `offers`
-    maps an id to its offers, the newest first. Raises UserError NOT_COMPARABLE where the ids share
+    maps an id to its offers, the preferred first. Raises UserError NOT_COMPARABLE where the ids share
     no environment.
     """
     common_env_ids = _common_environments(ids, offers)
     best_offers: list[Offer] = []
     best_agreement = (-1, -1)  # below that of any try
     first_offers = [offer for offer in offers[ids[0]] if offer.env_id == common_env_ids[0]]
-    # Each offer of the first id is tried with the nearest ones of the others; the newest try wins
+    # Each offer of the first id is tried with the nearest ones of the others; the first try wins
     # among those that agree equally well.
     for first in first_offers:
         offers_like_first = [_nearest_offer(first, offers[ref]) for ref in ids]
