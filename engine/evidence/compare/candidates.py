@@ -381,8 +381,8 @@ def _choose_offers(
     """Choose one offer (an evaluation) per id, all on one environment, as alike as possible.
 
     Returns (the offers in the order of `ids`, the other environments that all ids share). `offers`
-    maps an id to its offers, the preferred first. Raises UserError NOT_COMPARABLE where the ids share
-    no environment.
+    maps an id to its offers, the preferred first. Raises UserError NOT_COMPARABLE where the ids
+    share no environment.
     """
     common_env_ids = _common_environments(ids, offers)
     best_offers: list[Offer] = []
