@@ -116,13 +116,17 @@ def diagnose(home: Home, run_id: str) -> Reply:
     """
     with Store(home) as store:
         row = store.get_run(run_id)
-    run = home.run(row.run_id)
+    return _within_limit(_diagnosis(home.run(row.run_id), row)).to_json()
+
+
+def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
+    """The findings on a run with all their examples, however long that is."""
     config = run.find_config()  # None for a damaged config: the run is diagnosed all the same
-    redact = redactor_for(home, config.env_dir if config else None)
+    redact = redactor_for(run.home, config.env_dir if config else None)
     facts = facts_of(run, row, config)
     findings = find_all(facts)
     examples = Examples(run, facts.algorithm, last_exam(run), redact)
-    diagnosis = Diagnosis(
+    return Diagnosis(
         summary=_summary(run, row, facts, findings),
         run_id=row.run_id,
         state=row.state,
@@ -132,7 +136,6 @@ def diagnose(home: Home, run_id: str) -> Reply:
         warnings=[*damaged_answers_warning(run), *_warnings(row, facts)],
         next_calls=_next_calls(row, findings, examples.step),
     )
-    return _within_limit(diagnosis).to_json()
 
 
 def _within_limit(diagnosis: Diagnosis) -> Diagnosis:

@@ -529,15 +529,15 @@ def _one_text_per_task(rows: Sequence[Answer]) -> list[str]:
 def _think_size(row: Answer, settings: KnownSettings) -> float | None:
     """The size of the think block of an answer, as a part of the tokens that the answer may take.
 
-    With several turns an answer may take `max_tokens` in each, and the think block of the last turn
-    is measured. None without a think block, or where `max_tokens` is not known.
+    The think block of the last turn is measured. None without one, or where `max_tokens` is not
+    known.
     """
     thinking, text_after = _thinking_and_rest(row, switched_on=bool(settings.thinking))
     max_tokens = number(settings.max_tokens) or 0.0
     if not thinking or max_tokens <= 0:
         return None
     turns = max(1, row.turns) if isinstance(row, TrajectoryRecord) else 1
-    allowed_tokens = max_tokens * turns
+    allowed_tokens = max_tokens * turns  # `max_tokens` in each turn
     # Only the tokens of all turns together are known. The share of thinking among the characters
     # of the last turn stands for its share among them.
     thinking_tokens = row.tokens * len(thinking) / max(1, len(thinking) + len(text_after))
