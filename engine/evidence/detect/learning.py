@@ -204,14 +204,25 @@ def no_update(facts: Facts) -> Finding | None:
     if not (ended_by_trainer or steps_too_small or _has_no_gradient(norms)):
         return None
     median_norm = statistics.median(norms) if norms else None
+    return _no_update_finding(facts, len(rates), farthest_move, median_norm)
+
+
+def _no_update_finding(
+    facts: Facts, step_count: int, farthest_move: float, median_norm: float | None
+) -> Finding:
+    """The finding that an adapter does not change.
+
+    `farthest_move` is the most that a weight can have moved in the steps, `median_norm` their
+    usual gradient norm; None where none was measured.
+    """
     evidence = {
         "learning_rate": facts.settings.learning_rate,
         "sum_of_lr": farthest_move,
         "grad_norm": median_norm,
-        "steps": len(rates),
+        "steps": step_count,
     }
     sentence = (
-        f"In {len(rates)} steps no weight of the adapter can have moved by more than "
+        f"In {step_count} steps no weight of the adapter can have moved by more than "
         f"{farthest_move:.1g} (gradient norm {median_norm or 0.0:.2g})."
     )
     lever = _higher_rate(facts.settings.learning_rate)
