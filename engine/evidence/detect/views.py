@@ -349,7 +349,6 @@ def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View 
     if not rows:
         return None
     scored = [row for row in rows if not row.error]
-    form_metric, form_score = _form_metric(scored)
     view = View(
         step=step,
         answer_count=len(rows),
@@ -357,14 +356,12 @@ def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View 
         error_share=1 - len(scored) / len(rows),
         distinct_share=_distinct_share(rows),
         repeated_share=mean([repeated_share(_all_text(row)) for row in rows]),
-        form_score=form_score,
-        form_metric=form_metric,
         judge_gap=_judge_gap(scored),
         alike_share=alike_share(_one_text_per_task(rows)),
     )
     view = _with_rewards(view, scored)
     view = _with_cuts(view, rows)
-    view = _with_wrapping(view, scored)
+    view = _with_form(view, scored)
     return _with_thinking(view, rows, settings)
 
 
@@ -393,11 +390,14 @@ def _with_cuts(view: View, rows: Sequence[Answer]) -> View:
     )
 
 
-def _with_wrapping(view: View, scored: Sequence[Answer]) -> View:
-    """The view with the figures on answers in code fences, in quotes or behind courtesies."""
+def _with_form(view: View, scored: Sequence[Answer]) -> View:
+    """The view with the figures on the form of answers: readable, or in fences or phrases."""
     wrapped, unwrapped = _by_wrapping(scored)
+    form_metric, form_score = _form_metric(scored)
     return replace(
         view,
+        form_metric=form_metric,
+        form_score=form_score,
         wrapped_share=len(wrapped) / len(scored) if scored else 0.0,
         wrapped_reward=_mean_reward(wrapped),
         unwrapped_reward=_mean_reward(unwrapped),
