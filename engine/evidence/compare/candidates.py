@@ -378,23 +378,18 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
 def _choose_offers(
     ids: Sequence[str], offers: Mapping[str, list[Offer]]
 ) -> tuple[list[Offer], list[str]]:
-    """Choose one offer per id, all on one environment.
+    """Choose one offer (an evaluation) per id, all on one environment, as alike as possible.
 
-    The environment is the first that all ids share, in the order of the first id's offers (a run's
-    own evaluation, then the newest first). The first id's offers on it are tried in turn, each
-    together with the nearest offer of each other id. Of the tries that agree equally well
-    (`_agreement`) the first is taken, which is the newest.
-
-    Returns:
-        the offers in the order of `ids`;
-        the other environments that all ids share.
-
-    Raises UserError NOT_COMPARABLE where the ids share no environment.
+    Returns (the offers in the order of `ids`, the other environments that all ids share). `offers`
+    maps an id to its offers, the preferred first. Raises UserError NOT_COMPARABLE where the ids
+    share no environment.
     """
     common_env_ids = _common_environments(ids, offers)
     best_offers: list[Offer] = []
     best_agreement = (-1, -1)  # below that of any try
     first_offers = [offer for offer in offers[ids[0]] if offer.env_id == common_env_ids[0]]
+    # Each offer of the first id is tried with the nearest ones of the others; the first try wins
+    # among those that agree equally well.
     for first in first_offers:
         offers_like_first = [_nearest_offer(first, offers[ref]) for ref in ids]
         agreement = _agreement(first, offers_like_first)
@@ -480,7 +475,7 @@ def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _reported_rows(run: RunDir, step: int) -> list[EvaluationRow]:
-    """The rows of a step on the reported half of the tasks; all rows where no halves were made."""
+    """The rows of a step on the tasks that chose no checkpoint; without halves all rows."""
     rows = read_evaluation(run.evals(step))
     return in_half(rows, TEST) if any(row.half for row in rows) else rows
 

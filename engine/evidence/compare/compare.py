@@ -245,7 +245,7 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
 def _candidates_to_compare(
     home: Home, ids: Sequence[str], env_id: str
 ) -> tuple[list[Candidate], list[str]]:
-    """(the candidates, warnings), without contaminated tasks and with the seeds joined."""
+    """(the candidates, warnings), with seeds joined and without tasks that were trained on."""
     candidates, warnings = find_candidates(home, _checked_ids(ids), env_id)
     candidates, contamination_notes = _without_contaminated(home, candidates)
     return with_seeds_joined(home, candidates), [*warnings, *contamination_notes]
@@ -310,7 +310,7 @@ def _checked_ids(ids: Sequence[str]) -> list[str]:
 def _without_contaminated(
     home: Home, candidates: Sequence[Candidate]
 ) -> tuple[list[Candidate], list[str]]:
-    """(the candidates without the rows of contaminated tasks, warnings).
+    """(the candidates without the rows of contaminated tasks, which were trained on; warnings).
 
     A task is left out for all candidates if the training rows of any of their runs contain it.
     """
@@ -327,7 +327,7 @@ def _without_contaminated(
 
 
 def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
-    """Warnings about stored answers that cannot be read, and about contaminated tasks."""
+    """Warnings about stored answers that cannot be read, and about tasks that were trained on."""
     warnings = [note for run in sources for note in damaged_answers_warning(run)]
     warnings += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
     return warnings

@@ -429,10 +429,9 @@ def _lasting_unread_share(facts: Facts) -> float | None:
 def _wrapping_paid_less(facts: Facts) -> Finding | None:
     """Detect answers in a wrapping (a code fence, say) that earn much less than unwrapped ones.
 
-    None where few are wrapped or both earn similar rewards. Only runs that sample are judged:
-    others have no series that shows whether the level persists.
+    None where few are wrapped or both earn similar rewards, and for runs that do not sample.
     """
-    if facts.algorithm not in SAMPLING_ALGORITHMS:
+    if facts.algorithm not in SAMPLING_ALGORITHMS:  # no series shows whether the level persists
         return None
     wrapped_share = stuck_at(facts.view_values("wrapped_share"), limits.UNPARSED)
     reward_wrapped = recent_mean(facts.view_values("wrapped_reward"))

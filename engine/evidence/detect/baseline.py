@@ -138,7 +138,10 @@ def _turn_text(message: ChatMessage) -> str:
 
 
 def _rows_always_asked(rows: Sequence[EvaluationRow]) -> Sequence[EvaluationRow]:
-    """The rows of the validation half, which every evaluation asks; without halves all rows."""
+    """The rows that every held-out evaluation of a run asks; without halves all rows.
+
+    They are the validation half, by which the run chooses its checkpoint.
+    """
     return in_half(rows, VALIDATION) if any(row.half for row in rows) else rows
 
 

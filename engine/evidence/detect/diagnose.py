@@ -116,13 +116,17 @@ def diagnose(home: Home, run_id: str) -> Reply:
     """
     with Store(home) as store:
         row = store.get_run(run_id)
-    run = home.run(row.run_id)
+    return _within_limit(_diagnosis(home.run(row.run_id), row)).to_json()
+
+
+def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
+    """The findings on a run with all their examples, however long that is."""
     config = run.find_config()  # None for a damaged config: the run is diagnosed all the same
-    redact = redactor_for(home, config.env_dir if config else None)
+    redact = redactor_for(run.home, config.env_dir if config else None)
     facts = facts_of(run, row, config)
     findings = find_all(facts)
     examples = Examples(run, facts.algorithm, last_exam(run), redact)
-    diagnosis = Diagnosis(
+    return Diagnosis(
         summary=_summary(run, row, facts, findings),
         run_id=row.run_id,
         state=row.state,
@@ -132,7 +136,6 @@ def diagnose(home: Home, run_id: str) -> Reply:
         warnings=[*damaged_answers_warning(run), *_warnings(row, facts)],
         next_calls=_next_calls(row, findings, examples.step),
     )
-    return _within_limit(diagnosis).to_json()
 
 
 def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
@@ -191,7 +194,10 @@ def _views(
 
 
 def _count_validation_tasks(rows: Sequence[EvaluationRow]) -> int:
-    """How many tasks of the validation half have rows; without halves all tasks count."""
+    """How many tasks have rows, of the half by which a run chooses its checkpoint.
+
+    Without halves all tasks count.
+    """
     validation_rows = in_half(rows, VALIDATION) or rows
     return len({row.task for row in validation_rows})
 
@@ -240,7 +246,7 @@ def _last_training_rows(run: RunDir) -> TrainingRows:
 
 
 def _training_views(run: RunDir, settings: KnownSettings) -> list[View]:
-    """The views of the steps that `_chosen_steps` selects; steps without rollouts have no view."""
+    """The views (answers in numbers) of the steps that `_chosen_steps` selects."""
     views = []
     for step in _chosen_steps(run):
         view = view_of(step, read_trajectories(run.rollouts(step)), settings)
@@ -285,9 +291,10 @@ def _rollout_bytes(run: RunDir, step: int) -> int:
 
 
 def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSettings) -> list[View]:
-    """The view of an evaluation's last model that has answers, as a list of one.
+    """The answers of an evaluation's last model that has any, in numbers, as a list of one.
 
-    Where no model has answers, the views of the rollouts: a probe writes those instead.
+    Where no model has answers, those of the rollouts: a probe (samples taken before a run) writes
+    rollouts instead.
     """
     model_count = len(config.model_refs) if config else 0
     for index in reversed(range(model_count)):

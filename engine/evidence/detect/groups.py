@@ -181,6 +181,15 @@ def too_easy(facts: Facts) -> Finding | None:
         return None
     if effective_share >= limits.EFFECTIVE_NONE:
         return None
+    return _too_easy_finding(facts, effective_share, solved_share)
+
+
+def _too_easy_finding(facts: Facts, effective_share: float, solved_share: float) -> Finding:
+    """The finding that the tasks are too easy.
+
+    In the first steps `effective_share` of the groups gave a gradient, and `solved_share` of the
+    answers were right.
+    """
     evidence = {
         "groups_effective": effective_share,
         "groups_too_easy": mean(facts.series("groups_too_easy")[: limits.WINDOW] or [0.0]),

@@ -204,14 +204,25 @@ def no_update(facts: Facts) -> Finding | None:
     if not (ended_by_trainer or steps_too_small or _has_no_gradient(norms)):
         return None
     median_norm = statistics.median(norms) if norms else None
+    return _no_update_finding(facts, len(rates), farthest_move, median_norm)
+
+
+def _no_update_finding(
+    facts: Facts, step_count: int, farthest_move: float, median_norm: float | None
+) -> Finding:
+    """The finding that an adapter does not change.
+
+    `farthest_move` is the most that a weight can have moved in the steps, `median_norm` their
+    usual gradient norm; None where none was measured.
+    """
     evidence = {
         "learning_rate": facts.settings.learning_rate,
         "sum_of_lr": farthest_move,
         "grad_norm": median_norm,
-        "steps": len(rates),
+        "steps": step_count,
     }
     sentence = (
-        f"In {len(rates)} steps no weight of the adapter can have moved by more than "
+        f"In {step_count} steps no weight of the adapter can have moved by more than "
         f"{farthest_move:.1g} (gradient norm {median_norm or 0.0:.2g})."
     )
     lever = _higher_rate(facts.settings.learning_rate)
@@ -302,20 +313,25 @@ def _gradient_finding(facts: Facts) -> Finding | None:
     harmful_count = sum(_worse_after(facts, spike.step) for spike in spikes)
     if not harmful_count and len(spikes) < limits.SPIKES:
         return None
-    step, norm, usual_norm = max(spikes, key=lambda spike: spike.value / spike.usual_value)
+    largest = max(spikes, key=lambda spike: spike.value / spike.usual_value)
     evidence = {
-        "grad_norm": norm,
-        "grad_norm_usual": usual_norm,
-        "step": step,
+        "grad_norm": largest.value,
+        "grad_norm_usual": largest.usual_value,
+        "step": largest.step,
         "spikes": len(spikes),
         "followed_by_a_fall": harmful_count,
     }
-    consequence = ", and training got worse after it" if harmful_count else ""
-    sentence = (
-        f"The gradient norm jumped {len(spikes)} times, to {norm:.2g} at step "
-        f"{step} where {usual_norm:.2g} is usual{consequence}."
-    )
+    sentence = _gradient_text(largest, len(spikes), harmful=harmful_count > 0)
     return _unstable_finding(facts, sentence, evidence, rate_divisor=2)
+
+
+def _gradient_text(largest: _Spike, spike_count: int, *, harmful: bool) -> str:
+    """The sentence on spikes of the gradient norm; `harmful`: training got worse after one."""
+    consequence = ", and training got worse after it" if harmful else ""
+    return (
+        f"The gradient norm jumped {spike_count} times, to {largest.value:.2g} at step "
+        f"{largest.step} where {largest.usual_value:.2g} is usual{consequence}."
+    )
 
 
 def underpowered(facts: Facts) -> Finding | None:

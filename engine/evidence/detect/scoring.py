@@ -103,8 +103,8 @@ def slow_reward(facts: Facts) -> Finding | None:
     train_s = recent_mean(facts.series("train_s"))
     if score_s is None or sample_s is None or train_s is None:
         return None
-    step_s = max(1e-9, score_s + (sample_s + train_s))  # never 0, to divide by it
-    share = score_s / step_s
+    step_s = score_s + (sample_s + train_s)
+    share = score_s / max(1e-9, step_s)  # never 0, to divide by it
     if share <= limits.SLOW_SHARE or score_s < limits.SLOW_SECONDS:
         return None
     evidence = {

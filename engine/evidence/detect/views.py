@@ -224,7 +224,7 @@ class Facts:
         return [value for step, value in self.curve(name) if step > 0]
 
     def view_values(self, name: str) -> list[float]:
-        """One attribute of all views, in order; None values are left out."""
+        """One attribute of all views (steps in numbers), in order; None values are left out."""
         values = (getattr(view, name) for view in self.views)
         return [value for value in values if value is not None]
 
@@ -349,7 +349,6 @@ def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View 
     if not rows:
         return None
     scored = [row for row in rows if not row.error]
-    form_metric, form_score = _form_metric(scored)
     view = View(
         step=step,
         answer_count=len(rows),
@@ -357,14 +356,12 @@ def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View 
         error_share=1 - len(scored) / len(rows),
         distinct_share=_distinct_share(rows),
         repeated_share=mean([repeated_share(_all_text(row)) for row in rows]),
-        form_score=form_score,
-        form_metric=form_metric,
         judge_gap=_judge_gap(scored),
         alike_share=alike_share(_one_text_per_task(rows)),
     )
     view = _with_rewards(view, scored)
     view = _with_cuts(view, rows)
-    view = _with_wrapping(view, scored)
+    view = _with_form(view, scored)
     return _with_thinking(view, rows, settings)
 
 
@@ -393,11 +390,14 @@ def _with_cuts(view: View, rows: Sequence[Answer]) -> View:
     )
 
 
-def _with_wrapping(view: View, scored: Sequence[Answer]) -> View:
-    """The view with the figures on answers in code fences, in quotes or behind courtesies."""
+def _with_form(view: View, scored: Sequence[Answer]) -> View:
+    """The view with the figures on the form of answers: readable, or in fences or phrases."""
     wrapped, unwrapped = _by_wrapping(scored)
+    form_metric, form_score = _form_metric(scored)
     return replace(
         view,
+        form_metric=form_metric,
+        form_score=form_score,
         wrapped_share=len(wrapped) / len(scored) if scored else 0.0,
         wrapped_reward=_mean_reward(wrapped),
         unwrapped_reward=_mean_reward(unwrapped),
@@ -529,15 +529,15 @@ def _one_text_per_task(rows: Sequence[Answer]) -> list[str]:
 def _think_size(row: Answer, settings: KnownSettings) -> float | None:
     """The size of the think block of an answer, as a part of the tokens that the answer may take.
 
-    With several turns an answer may take `max_tokens` in each, and the think block of the last turn
-    is measured. None without a think block, or where `max_tokens` is not known.
+    The think block of the last turn is measured. None without one, or where `max_tokens` is not
+    known.
     """
     thinking, text_after = _thinking_and_rest(row, switched_on=bool(settings.thinking))
     max_tokens = number(settings.max_tokens) or 0.0
     if not thinking or max_tokens <= 0:
         return None
     turns = max(1, row.turns) if isinstance(row, TrajectoryRecord) else 1
-    allowed_tokens = max_tokens * turns
+    allowed_tokens = max_tokens * turns  # `max_tokens` in each turn
     # Only the tokens of all turns together are known. The share of thinking among the characters
     # of the last turn stands for its share among them.
     thinking_tokens = row.tokens * len(thinking) / max(1, len(thinking) + len(text_after))

@@ -68,8 +68,8 @@ def mcnemar_midp(b: int, c: int) -> float:
     """The two-sided mid-p value of McNemar's test; 1 where no pair changed.
 
     `b` and `c` are how many of the pairs changed one way and the other. The mid-p is the exact p
-    with only half of the probability of the observed outcome. It keeps close to the nominal level,
-    while the exact p is needlessly strict at small counts (Fagerland, Lydersen and Laake 2013).
+    with only half of the probability of the observed outcome, which is less strict at small counts
+    (Fagerland, Lydersen and Laake 2013).
     """
     n = b + c
     k = min(b, c)

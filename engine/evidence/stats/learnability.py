@@ -66,7 +66,10 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
 
 
 def _measurements(groups: Sequence[Samples], group_size: int, max_tokens: int) -> ProbeResult:
-    """The result of a probe without advice and summary; the arguments are `learnability`'s."""
+    """What was measured on sampled answers, without advice and summary.
+
+    The arguments are those of `learnability`.
+    """
     samples = [sample for group in groups for sample in group]
     scored_groups = [[sample for sample in group if not sample.error] for group in groups]
     shares = _shares_by_difficulty(groups)

@@ -102,14 +102,12 @@ def value_of(row: EvaluationRow, measure: Measure) -> float | None:
 def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[EvaluationRow]]:
     """The same rows, with one common task id for all tasks that have the same prompt.
 
-    Such tasks ask one question, so their answers are several attempts at one task. That holds only
-    where the answer depends on the prompt alone: if any conversation has later messages by the
-    environment, all rows are returned as they are, because what the environment hides may differ.
-
-    Returns one list per argument, in the same order. The common id is the smallest of the ids.
+    Such tasks ask one question, so their answers are several attempts at one task. The common id is
+    the smallest of their ids. Returns one list per argument, in the same order.
     """
     row_lists = [list(rows) for rows in row_sets]
     all_rows = list(itertools.chain.from_iterable(row_lists))
+    # Where the environment wrote later messages too, what it hides behind a prompt may differ.
     if any(_has_messages_of_environment(row) for row in all_rows):
         return row_lists
     common_ids = _common_ids(all_rows)
@@ -260,10 +258,10 @@ def _value_with_errors(results: Side) -> float:
 
 
 def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None:
-    """The step whose checkpoint did best on the validation half; None where none was evaluated.
+    """The step whose checkpoint did best on the half of the held-out tasks that chooses it.
 
-    Step 0 is the starting point and is never chosen. `steps` are the steps to choose from; None
-    means every evaluated step.
+    None where none was evaluated. Step 0 is the starting point and is never chosen. `steps` are the
+    steps to choose from; None means every evaluated step.
     """
     candidates = run_dir.eval_steps() if steps is None else steps
     scores: dict[int, tuple[float, float]] = {}

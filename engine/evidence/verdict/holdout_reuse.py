@@ -145,8 +145,7 @@ def evaluations_of_pair(
     """How many different evaluations have tested these models against each other; at least 1.
 
     Someone who evaluates two models on more and more rows until they differ makes as many tests as
-    evaluations. The same rows asked again in the same way are not a new test (see
-    `_evaluation_key`), and neither is regrading.
+    evaluations. The same rows asked again in the same way are not a new test.
 
     Args:
         env_id: the environment version they were evaluated on.

@@ -64,8 +64,8 @@ def better_start(
     """The model that training started from, if the run did not improve on it; else None.
 
     The run did not improve if its `verdict` is "worse", or if the best checkpoint (at `step`) did
-    not beat the start on the validation half. Always None where the verdict is "better" or
-    "unknown", or the config is missing.
+    not beat the start on the half of the held-out tasks that chose it. Always None where the
+    verdict is "better" or "unknown", or the config is missing.
     """
     model = config.model if config else ""
     if verdict in ("better", "unknown") or not model:
@@ -77,7 +77,7 @@ def better_start(
 
 
 def _start_not_beaten(run_dir: RunDir, model: str, best_step: int | None) -> Start | None:
-    """The start model `model`, if the best checkpoint did not beat it on the validation half.
+    """The start model `model`, if the best checkpoint did not beat it on the tasks that chose it.
 
     None where the checkpoint beat it, and where that cannot be told: without a `best_step`, or
     where one of the two was not scored, or they were scored by different measures.
@@ -102,7 +102,7 @@ def _start_not_beaten(run_dir: RunDir, model: str, best_step: int | None) -> Sta
 
 
 def _validation_rows(run_dir: RunDir, step: int) -> list[EvaluationRow]:
-    """What the model of a step answered on the validation half of the held-out tasks."""
+    """What the model of a step answered to the held-out tasks that the checkpoint is chosen by."""
     return in_half(read_evaluation(run_dir.evals(step)), VALIDATION)
 
 

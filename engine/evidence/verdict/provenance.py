@@ -115,7 +115,7 @@ def seal(run_dir: RunDir) -> str:
 
 
 def read_provenance(run_dir: RunDir) -> Provenance | None:
-    """What was sealed; None where the run was not sealed or the seal cannot be read."""
+    """The seal (the hashes of all files) of a run; None without one, or where it cannot be read."""
     try:
         return Provenance.read(run_dir.chain)
     except (FileNotFoundError, DamagedRecord):
@@ -125,7 +125,8 @@ def read_provenance(run_dir: RunDir) -> Provenance | None:
 def verify(home: Home, run_id: str) -> Verification:
     """Check a run, and every run that its models come from, against their seals.
 
-    Reads every sealed file again. Raises UserError RUN_NOT_FOUND.
+    A seal holds the hashes of all files of a finished run; every file is read again. Raises
+    UserError RUN_NOT_FOUND.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -133,7 +134,7 @@ def verify(home: Home, run_id: str) -> Verification:
 
 
 def _verify(home: Home, row: RunRow, depth: int) -> Verification:
-    """Check one run and its ancestors: its files, its seal and its verdict.
+    """Check one run and its ancestors: its files, its seal (their hashes) and its verdict.
 
     `depth` is how many generations lie between this run and the one that was asked for.
     """
@@ -156,9 +157,9 @@ def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
 
 
 def _checked_links(run: RunDir, sealed: Provenance) -> list[CheckedLink]:
-    """The sealed links, each held against the files as they are now; never empty.
+    """The links of a seal (files with their hashes), each held against the files as they are now.
 
-    Where the links do not fit the whole seal, the last link has that as a fault.
+    Never empty. Where the links do not fit the whole seal, the last link has that as a fault.
     """
     config = run.find_config()
     current_files = dict(_files_by_link(run, config))
@@ -227,7 +228,7 @@ def _verified_ancestors(home: Home, run: RunDir, depth: int) -> list[Verificatio
 
 
 def _verification_without_seal(run: RunDir, row: RunRow) -> Verification:
-    """The result for a run without a seal, or whose files were deleted.
+    """The result for a run without a seal (the hashes of its files), or whose files were deleted.
 
     A run that is done should have a seal, so it counts as not intact. A run that is not done, or
     whose files were deleted, cannot be checked: `intact` is None.

@@ -308,7 +308,7 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
         return "forgotten" if outcome.verdict == "worse" else "improved"
     is_lower = outcome.diff is not None and outcome.diff < 0
     may_be_real = outcome.p is not None and outcome.p < _MAYBE_LOST
-    # "no_difference": the loss is too small to matter, even if it is real.
+    # After "no_difference" the loss is too small to matter, even if it is real.
     if is_lower and may_be_real and outcome.verdict != "no_difference":
         return "inconclusive"
     return "kept"

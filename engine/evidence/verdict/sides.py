@@ -37,9 +37,9 @@ class Sides:
 def training_sides(run_dir: RunDir) -> Sides:
     """The rows of step 0 and of the checkpoint that stands for the run's result.
 
-    They are those of the test half, or of all held-out tasks where these were not split into
-    halves. Tasks that training rows teach are left out. The `after` side is empty until a
-    checkpoint was evaluated.
+    They are those of the test half, which chose no checkpoint, or of all held-out tasks where these
+    were not split into halves. Tasks that training rows teach are left out. The `after` side is
+    empty until a checkpoint was evaluated.
     """
     step = result_step(run_dir)
     taught = taught_tasks(run_dir)
@@ -94,8 +94,8 @@ def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, lis
 def result_step(run_dir: RunDir) -> int | None:
     """The evaluated step that stands for the run's result; None while no step was evaluated.
 
-    The candidates are the steps evaluated on the test half, or all evaluated steps where none was.
-    Step 0, the start, is no candidate.
+    The candidates are the steps evaluated on the test half (the tasks that choose no checkpoint),
+    or all evaluated steps where none was. Step 0, the start, is no candidate.
     """
     steps = [step for step in run_dir.eval_steps() if step > 0]
     tested_steps = [step for step in steps if in_half(read_evaluation(run_dir.evals(step)), TEST)]

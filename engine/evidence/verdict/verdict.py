@@ -229,32 +229,40 @@ def run_verdict(run_dir: RunDir) -> Verdict:
 
 
 def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redactor) -> Verdict:
-    """The verdict of a training run: its start against its result, on the test half.
+    """The verdict of a training run: its start against its result, on tasks that chose neither.
 
     Raises DamagedRecord naming a file that cannot be read.
     """
     sides = training_sides(run_dir)
     comparison = _compare_sides(sides)
-    outcome = comparison.outcome
     facts = _training_facts(run_dir, config, sides, comparison, redact)
-    forgotten = loss_sentences(facts.kept_skills)
-    start = better_start(run_dir, config, sides.step, outcome.verdict)
+    start = better_start(run_dir, config, sides.step, comparison.outcome.verdict)
     summary_sentences = [sentence(comparison, measure_prefix="held-out ")]
     if start is not None:
         facts = replace(facts, go_on_with=start.model)
         summary_sentences.append(start.sentence)
     return Verdict(
         comparison=comparison,
-        summary=" ".join([*summary_sentences, *forgotten]),
+        summary=" ".join([*summary_sentences, *loss_sentences(facts.kept_skills)]),
         warnings=[
-            *_warnings_about_answers(run_dir, sides, forgotten),
-            *_no_halves_warning(sides, facts.checkpoints_compared),
-            *_cautions(comparison, config, sides.half),
-            *reuse_warning(facts.holdout_use, outcome.verdict, outcome.p),
+            *_warnings_about_answers(run_dir, sides, loss_sentences(facts.kept_skills)),
+            *_warnings_about_comparison(sides, comparison, facts, config),
         ],
         next_calls=_next_calls(run_dir.id, comparison),
         training=facts,
     )
+
+
+def _warnings_about_comparison(
+    sides: Sides, comparison: Comparison, facts: TrainingFacts, config: TrainConfig | None
+) -> list[str]:
+    """What weakens the comparison that a training run is judged by, one sentence each."""
+    outcome = comparison.outcome
+    return [
+        *_no_halves_warning(sides, facts.checkpoints_compared),
+        *_cautions(comparison, config, sides.half),
+        *reuse_warning(facts.holdout_use, outcome.verdict, outcome.p),
+    ]
 
 
 def _training_facts(
