@@ -113,20 +113,14 @@ class Draft:
 
 @contextlib.contextmanager
 def staging(home: Home, name: str) -> Iterator[Path]:
-    """Context manager: make a new staging folder beside the versions of `name`.
-
-    After the block the folder is removed, unless it was renamed to a version. It is locked for the
-    whole block: a staging folder without a lock is left over from a killed push. All of these are
-    removed first.
+    """Context manager: a new staging folder beside the versions of `name`, which is removed at the
+    end, unless it was renamed to a version. Those of killed pushes are removed first.
     """
     for other in home.envs.glob(f"*/{_STAGING}*"):
         _remove_abandoned(other)
     parent = home.env(name, "x").parent  # any hash: only the folder of the name is wanted
     folder = parent / f"{_STAGING}{secrets.token_hex(6)}"
-    lock = None
-    while lock is None:  # another push may have removed the folder before we locked it
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = _try_lock_folder(folder)
+    lock = _make_locked_folder(folder)  # a staging folder without a lock is of a killed push
     try:
         yield folder
     finally:
@@ -134,6 +128,15 @@ def staging(home: Home, name: str) -> Iterator[Path]:
         os.close(lock)
         with contextlib.suppress(OSError):  # not empty: the name has versions
             parent.rmdir()
+
+
+def _make_locked_folder(folder: Path) -> int:
+    """Make the folder and lock it; the descriptor that holds the lock."""
+    while True:  # another push may remove the folder before it is locked
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = _try_lock_folder(folder)
+        if lock is not None:
+            return lock
 
 
 def publish(folder: Path, final: Path) -> None:

@@ -135,11 +135,18 @@ def is_outdated(draft: Draft) -> bool:
 def repeat_audit(draft: Draft, version_folder: Path) -> None:
     """Replace the audit of the stored version in `version_folder`; nothing else there changes.
 
-    The old audit is kept in the folder EARLIER under its hash, because earlier runs were sealed
-    with it.
+    The old audit is kept in the folder EARLIER under its hash, because earlier runs recorded that
+    hash (`honesmith verify` looks for it).
     """
     record = registry.read_version(draft.home, draft.name, draft.hash)
     draft.python = registry.env_python(record)
+    report = _audit_of_stored(draft, record)
+    _keep_old_audit(version_folder)
+    write_json(version_folder / AUDIT, Redactor(draft.secrets).value(report))
+
+
+def _audit_of_stored(draft: Draft, record: registry.EnvRecord) -> JsonObject:
+    """Audit a stored version with the rows that it has; returns the content of audit.json."""
     rows = list(registry.read_tasks(record))
     with draft.process() as env, draft.process() as second_env:
         _, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
@@ -152,9 +159,7 @@ def repeat_audit(draft: Draft, version_folder: Path) -> None:
             deadline=draft.deadline,
             repeat_warnings=[],
         )
-        report = run_audit(env, rows, record.kind, second_process, draft)
-    _keep_old_audit(version_folder)
-    write_json(version_folder / AUDIT, Redactor(draft.secrets).value(report))
+        return run_audit(env, rows, record.kind, second_process, draft)
 
 
 def _keep_old_audit(version_folder: Path) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -241,13 +241,18 @@ def usable_models(home: Home) -> list[UsableModel]:
     """
     folders = {ref: ("builtin", path) for ref, path in BUILTIN.items()}
     folders |= {name: ("home", home.models / name) for name in library.names(home)}
-    for repo in hub.cached_ids(home):
-        folder = hub.cached(home, repo)
-        if folder is not None:
-            folders[repo] = ("hub", folder)
+    folders |= {repo: ("hub", folder) for repo, folder in _cached_folders(home)}
     models = [_usable_base(ref, kind, path) for ref, (kind, path) in folders.items()]
     models += [_usable_run(run) for run in _runs_with_checkpoints(home)]
     return [model for model in models if model is not None]
+
+
+def _cached_folders(home: Home) -> Iterator[tuple[str, Path]]:
+    """(hub id, folder) of the models in a local hub cache that have all their weights."""
+    for repo in hub.cached_ids(home):
+        folder = hub.cached(home, repo)
+        if folder is not None:
+            yield repo, folder
 
 
 def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:

@@ -229,15 +229,18 @@ def _with_calls(message: ChatMessage, can: Abilities) -> ChatMessage:
         return message
     if can.writes_calls:
         return {**message, "tool_calls": [_with_arguments(call, can) for call in calls]}
-    lines = []
-    if content := _text(message):
-        lines.append(content)
-    for call in calls:
-        function = call.get("function", call)  # a call may come without the object around it
-        json_call = {"name": function["name"], "arguments": _arguments(function)}
-        lines.append(f"<tool_call>\n{json.dumps(json_call, ensure_ascii=False)}\n</tool_call>")
+    content = _text(message)
+    parts = [content] if content else []
+    parts += [_call_as_text(call) for call in calls]
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**rest, "content": "\n".join(lines)}
+    return {**rest, "content": "\n".join(parts)}
+
+
+def _call_as_text(call: ChatMessage) -> str:
+    """A tool call as JSON between tags."""
+    function = call.get("function", call)  # a call may come without the object around it
+    json_call = {"name": function["name"], "arguments": _arguments(function)}
+    return f"<tool_call>\n{json.dumps(json_call, ensure_ascii=False)}\n</tool_call>"
 
 
 def _with_arguments(call: ChatMessage, can: Abilities) -> ChatMessage:

@@ -91,21 +91,22 @@ class ChatTokenizer:
         First the eos token of the tokenizer; then the tokens in `eos_token_id` (a number or a list)
         of config.json and generation_config.json.
         """
-        texts = []
-        if self.special.get("eos_token"):
-            texts.append(self.special["eos_token"])
+        texts = [self.special.get("eos_token")]
         for name in ("config.json", "generation_config.json"):
-            path = self.folder / name
-            if not path.is_file():
-                continue
-            token_ids = model_files.load_json(path).get("eos_token_id")
-            if not isinstance(token_ids, list):
-                token_ids = [token_ids]
-            for token_id in token_ids:
-                text = self.backend.id_to_token(token_id) if isinstance(token_id, int) else None
-                if text:  # the tokenizer has a token of this id
-                    texts.append(text)
-        return list(dict.fromkeys(texts))  # each once, in order
+            token_ids = _end_token_ids(self.folder / name)
+            texts += [self.backend.id_to_token(token_id) for token_id in token_ids]
+        # An id without a token has no text.
+        return list(dict.fromkeys(text for text in texts if text))  # each once, in order
+
+
+def _end_token_ids(config: Path) -> list[int]:
+    """The ids in `eos_token_id` of a config file; [] if it has none, or does not exist."""
+    if not config.is_file():
+        return []
+    token_ids = model_files.load_json(config).get("eos_token_id")
+    if not isinstance(token_ids, list):
+        token_ids = [token_ids]
+    return [token_id for token_id in token_ids if isinstance(token_id, int)]
 
 
 def load(folder: Path) -> ChatTokenizer:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from engine.core.split import NAMES, prompt_key
 from engine.records.data_index import FaultyLine, IndexedSample
 from envs.base import Message, Task
 from envs.dataset import TOO_LONG, check_answer, jsonl_lines, parse_line
+from envs.json_types import JsonObject
 from envs.row_shapes import shape_of, to_task
 
 PART_BYTES = 32 << 20
@@ -161,7 +162,7 @@ def scan(part: Part) -> PartFacts:
     return facts
 
 
-def _read_row(content: bytes | None, part: Part, line: int) -> tuple[dict[str, Any], Task]:
+def _read_row(content: bytes | None, part: Part, line: int) -> tuple[JsonObject, Task]:
     """The row of a line, as it is written and as a task. Raises ValueError for a line that is no
     row, or that was not read because it is too long (`content` is None)."""
     if content is None:

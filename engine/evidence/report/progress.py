@@ -6,6 +6,7 @@ from engine.core.metrics import METRICS
 from engine.evidence.report import blocks, charts
 from engine.evidence.report.dossier import Dossier
 from engine.evidence.stats.results import TEST
+from engine.evidence.verdict.holdout_reuse import HoldoutUse
 from engine.home.halves import choosing
 from engine.records.lines.curves import main_columns, short, spark
 
@@ -39,10 +40,8 @@ def curves(dossier: Dossier) -> blocks.Section | None:
 
 
 def _held_out_line(dossier: Dossier) -> str:
-    """What the held-out tasks decide in this run, and how often they were used to choose so far.
-
-    How often they were used is left out where it is not known, or where they never were.
-    """
+    """What the held-out tasks decide in this run, and how often they were used to choose so far, if
+    they were and that is known."""
     half_text = ""
     choosing_half = choosing(dossier.run)
     if choosing_half:
@@ -55,14 +54,19 @@ def _held_out_line(dossier: Dossier) -> str:
     if training is None or not training.holdout_use.total:
         return text
     holdout_use = training.holdout_use
-    runs = "1 run" if holdout_use.judged == 1 else f"{holdout_use.judged} runs"
-    uses = f"{runs} judged, {holdout_use.checkpoints} checkpoints compared"
-    if holdout_use.evaluations:
-        uses += f", {holdout_use.evaluations} models evaluated"
     return (
         f"{text} These held-out tasks have been used to choose {holdout_use.total} times up to "
-        f"this run: {uses}."
+        f"this run: {_uses_text(holdout_use)}."
     )
+
+
+def _uses_text(holdout_use: HoldoutUse) -> str:
+    """What held-out tasks were used for, such as "2 runs judged, 8 checkpoints compared"."""
+    runs = "1 run" if holdout_use.judged == 1 else f"{holdout_use.judged} runs"
+    text = f"{runs} judged, {holdout_use.checkpoints} checkpoints compared"
+    if holdout_use.evaluations:
+        text += f", {holdout_use.evaluations} models evaluated"
+    return text
 
 
 def _main_chart(dossier: Dossier) -> blocks.Panel | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.models.dialects.reading import FoundCall
 from envs.json_schema import schema_errors
-from envs.json_types import ToolSchema
+from envs.json_types import JsonObject, ToolSchema
 
 _SHOWN_TOOLS = 8  # tools that a fault names
 _FAULT_CHARS = 200
@@ -33,7 +33,7 @@ def fault_of(call: FoundCall, tools: Sequence[ToolSchema]) -> str | None:
     return errors[0][:_FAULT_CHARS] if errors else None
 
 
-def _functions_by_name(tools: Sequence[ToolSchema]) -> dict[str, Any]:
+def _functions_by_name(tools: Sequence[ToolSchema]) -> JsonObject:
     """What each tool says of its function, by the function's name."""
     return {
         str(tool["function"].get("name")): tool["function"]

@@ -162,19 +162,32 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
     """
     source = chat.tool_template or chat.template
     by_tags = reasoning.tagged_thoughts(reasoning.tags_of(chat.template + chat.tool_template))
-    turns = _written_turns(chat)
+    dialect = _first_that_reads(_written_turns(chat), by_tags)
+    # Without that mark the template writes no calls, and `ChatFormat` wrote this one into the
+    # content. Then the marks in the template say more about the model.
+    if dialect is None or (dialect is HERMES and "<tool_call>" not in source):
+        dialect = _first_with_mark(source)
+    return ReplyReader(dialect, dialect.thoughts or by_tags)
+
+
+def _first_that_reads(turns: Sequence[str], by_tags: reasoning.ThoughtReader) -> Dialect | None:
+    """The first dialect that reads the call `_CALL` from one of these turns; None if none does.
+
+    `by_tags` finds the reasoning of dialects that have no way of their own to write it.
+    """
     for dialect in DIALECTS:
         thoughts = dialect.thoughts or by_tags
         if any(_reads_the_call(dialect, thoughts, turn) for turn in turns):
-            if dialect is HERMES and "<tool_call>" not in source:
-                # The template writes no calls, so `ChatFormat` wrote this one into the content. The
-                # marks in the template, which come next, say more about the model.
-                break
-            return ReplyReader(dialect, thoughts)
+            return dialect
+    return None
+
+
+def _first_with_mark(source: str) -> Dialect:
+    """The first dialect of which a template has a mark in its source; Hermes if none has."""
     for dialect in DIALECTS:
         if any(mark in source for mark in dialect.marks):
-            return ReplyReader(dialect, dialect.thoughts or by_tags)
-    return ReplyReader(HERMES, by_tags)
+            return dialect
+    return HERMES
 
 
 def _reads_the_call(dialect: Dialect, thoughts: reasoning.ThoughtReader, turn: str) -> bool:

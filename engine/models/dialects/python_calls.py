@@ -83,23 +83,27 @@ def _call(text: str, at: int) -> tuple[FoundCall, int]:
 
 def _text_at(text: str, at: int) -> tuple[str, int] | None:
     """The text in quotes that begins at `at`, and the position after it; None where none begins
-    there.
-
-    It ends at the first quote of its kind that is not escaped and stands before a comma, a colon or
-    a closing bracket. Raises Malformed where there is no such quote.
-    """
+    there. Raises Malformed where it does not end."""
     quote = text[at : at + 1]
     if quote not in ("'", '"'):
         return None
-    end = at + 1
-    while end < len(text):
-        if text[end] == "\\":
-            end += 2
+    end = _closing_quote(text, at + 1, quote)
+    if end is None:
+        raise Malformed(f"a text without its end: {shown(text[at:])}")
+    return _ESCAPE.sub(_unescaped, text[at + 1 : end]), end + 1
+
+
+def _closing_quote(text: str, at: int, quote: str) -> int | None:
+    """The position of the first quote from `at` on that is not escaped and stands before a comma, a
+    colon or a closing bracket; None without one."""
+    while at < len(text):
+        if text[at] == "\\":  # it escapes the character after it
+            at += 2
             continue
-        if text[end] == quote and text.startswith(_FOLLOWS_A_TEXT, skip_space(text, end + 1)):
-            return _ESCAPE.sub(_unescaped, text[at + 1 : end]), end + 1
-        end += 1
-    raise Malformed(f"a text without its end: {shown(text[at:])}")
+        if text[at] == quote and text.startswith(_FOLLOWS_A_TEXT, skip_space(text, at + 1)):
+            return at
+        at += 1
+    return None
 
 
 def _unescaped(match: re.Match[str]) -> str:
