@@ -127,7 +127,8 @@ def curves_page(
         summary = f"{row.run_id} is {row.state}; its files were deleted."
     else:
         summary = _curve_sentence(row, metrics, shown, heldout)
-    table = _table(shown.lines, shown.columns)
+    with_model = any("model" in line for line in shown.lines)  # in an evaluation of several models
+    table = _table(shown.lines, shown.columns, with_model=with_model)
     page = CurvesPage(
         summary=clean_text(summary),
         run_id=row.run_id,
@@ -295,16 +296,8 @@ def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def _table(
-    lines: Sequence[JsonObject], columns: Sequence[str], *, with_model: bool | None = None
-) -> _Table:
-    """The metrics `columns` of the logged lines.
-
-    `with_model` adds a column with the model; with None it is added where a line names a model, as
-    those of an evaluation of several models do.
-    """
-    if with_model is None:
-        with_model = any("model" in line for line in lines)
+def _table(lines: Sequence[JsonObject], columns: Sequence[str], *, with_model: bool) -> _Table:
+    """The metrics `columns` of the logged lines; `with_model` adds a column with the model."""
     return _Table(
         heads=_column_heads(columns, with_model),
         rows=[_table_row(line, columns, with_model) for line in lines],

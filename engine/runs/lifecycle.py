@@ -122,7 +122,7 @@ class _Look:
 
     row: RunRow
     has_reached: bool
-    events: Sequence[Line]
+    events: list[Line]
     events_end: int
 
 

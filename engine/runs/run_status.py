@@ -46,7 +46,7 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     run = home.run(row.run_id)
     progress = read_progress(run, row)
     shown_alerts = progress.alerts if alerts is None else alerts[-_MAX_ALERTS:]
-    status = _basic_fields(row, progress) | {"alerts": shown_alerts}
+    status = _basic_fields(row, progress, shown_alerts)
     was_deleted = run.deleted.exists()
     if was_deleted:
         status["warnings"].append("its checkpoints, answers and curves were deleted")
@@ -93,8 +93,8 @@ def _add_choosing_tasks(status: Reply, row: RunRow, progress: Progress) -> None:
         status["heldout"] = half.to_json()
 
 
-def _basic_fields(row: RunRow, progress: Progress) -> Reply:
-    """The fields that the status of every run has, with its latest alerts and no warnings."""
+def _basic_fields(row: RunRow, progress: Progress, alerts: list[Line]) -> Reply:
+    """The fields that the status of every run has, with these alerts and no warnings."""
     return {
         "run_id": row.run_id,
         "state": row.state,
@@ -108,7 +108,7 @@ def _basic_fields(row: RunRow, progress: Progress) -> Reply:
         "total_steps": progress.total_steps,
         "eta_s": progress.eta_s,
         "metrics": progress.metrics,
-        "alerts": progress.alerts,
+        "alerts": alerts,
         "verdict": row.verdict,
         "spent_hours": round(row.spent_hours, 5),
         "cursor": str(progress.cursor),
