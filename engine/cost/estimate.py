@@ -33,7 +33,7 @@ from engine.models import catalog, hub
 from engine.models.catalog import ModelRef
 from engine.models.model_files import ModelFacts
 from engine.records.estimate import Estimate, PeakMemory, Range, TokenCounts, Workload
-from engine.records.settings import RowSettings, TrainSettings
+from engine.records.settings import GivenSettings, RowSettings, TrainSettings
 from engine.settings import resolution as settings_schema
 from engine.settings import teachers
 from engine.settings.defaults import SamplingLimits
@@ -108,7 +108,7 @@ def estimate_cost(
 
 
 def _planned_run(
-    home: Home, env_id: str, model: str, algorithm: str, settings: dict[str, Any]
+    home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
 ) -> _PlannedRun:
     """The run that these arguments describe, on this machine. Raises UserError as a submit would,
     for the environment, the model and the settings."""

@@ -130,26 +130,32 @@ def _gpu_rates(name: str) -> tuple[float, float]:
 def table(device: Device, cores: int, precision: str) -> Speed:
     """The speed of a device without any measurement.
 
-    That of a GPU comes from the table `_GPUS` by its name, that of a CPU from its number of cores.
-
     Args:
         cores: number of cores of the machine; it makes no difference for a GPU.
         precision: "float32" or "bfloat16"; it makes no difference on a CPU.
     """
-    if device.kind == "cpu":
-        threads = min(cores, 16) ** 0.85  # cores share one memory, so more of them help less
-        return Speed(
-            train_flops_per_s=2.2e10 * threads,
-            sample_flops_per_s=1.5e10 * threads,
-            moved_bytes_per_s=1.0e10,
-            layer_decode_s=1.2e-3,
-            layer_update_s=6e-3,
-            score_s=5e-4,
-            save_s=0.2,
-            startup_s=14.0,
-            loaded_bytes_per_s=4e8,
-        )
-    peak_flops_per_s, moved_bytes_per_s = _gpu_rates(device.name)
+    return _cpu_speed(cores) if device.kind == "cpu" else _gpu_speed(device.name, precision)
+
+
+def _cpu_speed(cores: int) -> Speed:
+    """The usual speed of a CPU with so many cores."""
+    threads = min(cores, 16) ** 0.85  # cores share one memory, so more of them help less
+    return Speed(
+        train_flops_per_s=2.2e10 * threads,
+        sample_flops_per_s=1.5e10 * threads,
+        moved_bytes_per_s=1.0e10,
+        layer_decode_s=1.2e-3,
+        layer_update_s=6e-3,
+        score_s=5e-4,
+        save_s=0.2,
+        startup_s=14.0,
+        loaded_bytes_per_s=4e8,
+    )
+
+
+def _gpu_speed(name: str, precision: str) -> Speed:
+    """The speed of a GPU of that name, by the rates in `_GPUS`, of which a run reaches a part."""
+    peak_flops_per_s, moved_bytes_per_s = _gpu_rates(name)
     if precision == "float32":  # about eight times slower than bf16
         peak_flops_per_s /= 8
     return Speed(

@@ -169,7 +169,7 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
     builder = _start_builder(venv, requirements)
     _wait_for_outcome(venv, builder, patience_s)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        builder.wait(5)  # the result is there; this only collects its exit status
+        builder.wait(timeout=5)  # the result is there; this only collects its exit status
     if venv.is_ready():
         return venv.python
     error, hint = _failure_of(venv)
@@ -325,7 +325,8 @@ def _remake(folder: Path) -> None:
 def _take_ownership(folder: Path) -> None:
     """Make this user the owner of everything in `folder`, and everything readable by all users.
 
-    Special files are removed, and links that lead out of the folder, unless to this Python.
+    Special files are removed, and so are links out of the folder that do not lead to the files of
+    this Python.
     """
     allowed_targets = (folder.resolve(), Path(sys.base_prefix).resolve())
     for parent, folders, files in os.walk(folder):

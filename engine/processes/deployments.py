@@ -51,26 +51,26 @@ def is_alive(folder: DeployDir) -> bool:
 
 
 def living(home: Home) -> list[DeploymentRow]:
-    """The deployments whose process lives, newest first.
-
-    On the way, rows of processes that ended without recording it are closed: as "failed" if they
-    never became ready, else as "stopped".
-    """
+    """The deployments whose process lives, newest first. The end of a process that did not record
+    it itself is recorded here."""
     with Store(home) as store:
         rows = []
         for row in store.list_deployments(states=LIVING):
-            folder = home.deployment(row.deployment_id)
-            if is_alive(folder):
+            if is_alive(home.deployment(row.deployment_id)):
                 rows.append(row)
-                continue
-            if row.state == "starting":
-                state, message = "failed", failure_message(folder)
             else:
-                state, message = "stopped", "the process ended"
-            store.update_deployment(
-                row.deployment_id, state=state, ended=time.time(), message=message
-            )
+                _record_end(home, store, row)
         return rows
+
+
+def _record_end(home: Home, store: Store, row: DeploymentRow) -> None:
+    """Record that a deployment's process has ended: as "failed" if it never became ready, else as
+    "stopped"."""
+    if row.state == "starting":
+        state, message = "failed", failure_message(home.deployment(row.deployment_id))
+    else:
+        state, message = "stopped", "the process ended"
+    store.update_deployment(row.deployment_id, state=state, ended=time.time(), message=message)
 
 
 def served(home: Home, row: DeploymentRow) -> list[str]:
