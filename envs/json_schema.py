@@ -7,7 +7,7 @@ multipleOf, anyOf, allOf, oneOf, not. A keyword that is not known is refused rat
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 ANNOTATIONS = frozenset(
@@ -56,9 +56,7 @@ def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$"
     """
     if isinstance(schema, bool):
         return [] if schema else [f"{place}: not allowed"]
-    unknown = sorted(set(schema) - KNOWN)
-    if unknown:
-        raise ValueError(f"the schema uses keywords that are not known: {', '.join(unknown)}")
+    _check_keywords(schema)
     errors = _type_errors(value, schema, place)
     errors += _choice_errors(value, schema, place)
     errors += _bound_errors(value, schema, place)
@@ -67,6 +65,13 @@ def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$"
     if isinstance(value, list) and "items" in schema:
         errors += _item_errors(value, schema["items"], place)
     return errors + _joined_errors(value, schema, place)
+
+
+def _check_keywords(schema: Mapping[str, Any]) -> None:
+    """Raise ValueError if a schema uses keywords that are not known."""
+    unknown = sorted(set(schema) - KNOWN)
+    if unknown:
+        raise ValueError(f"the schema uses keywords that are not known: {', '.join(unknown)}")
 
 
 def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
@@ -140,12 +145,17 @@ def _joined_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[st
         errors += schema_errors(value, part, place)
     for name in ("anyOf", "oneOf"):
         if name in schema:
-            fit_count = sum(not schema_errors(value, part, place) for part in schema[name])
+            fit_count = _count_fitting(value, schema[name])
             if fit_count == 0 or (name == "oneOf" and fit_count > 1):
                 errors.append(f"{place}: fits {fit_count} of {name}")
     if "not" in schema and not schema_errors(value, schema["not"], place):
         errors.append(f"{place}: is what it must not be")
     return errors
+
+
+def _count_fitting(value: Any, schemas: Iterable[Any]) -> int:
+    """How many of these schemas a value fits."""
+    return sum(not schema_errors(value, schema) for schema in schemas)
 
 
 def _is_number(value: Any) -> bool:

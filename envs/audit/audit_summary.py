@@ -35,12 +35,17 @@ def headline(
     gold = f"gold earns {means[GOLD]:.2f}" if GOLD in means else "there is no reference answer"
     names = risks or weaknesses
     if not names:
-        best = best_degenerate(table)
-        if best is not None:
-            gold += f", the best degenerate answer ({best['probe']}) {best['mean']:.2f}"
-        return f"ok: {gold} ({covered})"
+        return f"ok: {gold}{_best_degenerate_text(table)} ({covered})"
     verdict = "risk" if risks else "warn"
     return f"{verdict}: {gold}, but {_causes(names, means, failing)} ({covered})"
+
+
+def _best_degenerate_text(table: Sequence[Line]) -> str:
+    """What the degenerate answer earns that earns most, to be appended; "" if there is none."""
+    best = best_degenerate(table)
+    if best is None:
+        return ""
+    return f", the best degenerate answer ({best['probe']}) {best['mean']:.2f}"
 
 
 def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int, int]) -> str:

@@ -83,7 +83,7 @@ def read_settings(folder: Path) -> EnvSettings:
     return EnvSettings(params, _secrets(data.get("secrets", []), text), _limits(data, text))
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parsed(text: str) -> Mapping[str, Any]:
     """The content of a TOML file. Raises EnvProblem ENV_INVALID if `text` is not valid TOML."""
     try:
         return tomllib.loads(text)

@@ -196,11 +196,16 @@ def _fork_child(launch: Launch, box: Path, spaces: str, output: int, status: int
     try:
         if spaces == "own":
             user = os.geteuid() if uid is None else uid
-            room_mb = INSTALLER_MB if launch.install else FILES * limits.file_mb
+            room_mb = _room_mb(launch)
             namespaces.first_process(str(box), user, room_mb, status, run_child, reach.writable)
         run_child()
     finally:
         os._exit(1)  # reached only if something failed: `run_child` leaves the process
+
+
+def _room_mb(launch: Launch) -> int:
+    """How many MiB the files in the working folder of user code may take together."""
+    return INSTALLER_MB if launch.install else FILES * launch.limits.file_mb
 
 
 def _child_runner(

@@ -95,9 +95,7 @@ def _check_submit(
     cap_omitted = bool(key.gpu_hours_per_day) and "max_gpu_hours" not in arguments
     request_id = stored_request_id(key, str(arguments.get("request_id", "")))
     with Store(home) as store:
-        resumed_run = None  # stays None if the call starts a new run
-        if cap_omitted and arguments.get("resume"):
-            resumed_run = _find_row(store, str(arguments["resume"]))
+        resumed_run = _resumed_run(store, arguments) if cap_omitted else None
         if _was_submitted(store, request_id):
             if not cap_omitted:
                 return None
@@ -110,6 +108,11 @@ def _check_submit(
         return _cap_within(_largest_cap(key, used_hours), resumed_run)
     _check_requested_hours(key, used_hours, float(arguments["max_gpu_hours"]))
     return None
+
+
+def _resumed_run(store: Store, arguments: Mapping[str, Any]) -> RunRow | None:
+    """The row of the run that a submit resumes; None if it starts a new one."""
+    return _find_row(store, str(arguments["resume"])) if arguments.get("resume") else None
 
 
 def _check_any_hours_left(key: Key, used_hours: float) -> None:

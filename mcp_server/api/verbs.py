@@ -550,24 +550,29 @@ def _after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     - failed: read the error, and diagnose. cancelled: resume.
     - still open: wait on; before that, look at the first step or diagnose an alert, if reached.
     """
-    state = reply.get("state")
-    rollouts = suggest("read_rollouts", run_id=run_id)
-    diagnosis = suggest("diagnose", run_id=run_id)
-    if state == "done":
-        # Evaluations and probes produce no model that could be served.
-        has_model = reply.get("kind", "train") == "train"
-        return [rollouts, suggest("deploy", run_id=f"{run_id}@best")] if has_model else [rollouts]
-    if state == "failed":
-        return [suggest("read_logs", run_id=run_id, view="error"), diagnosis]
-    if state == "cancelled":
-        return [suggest("submit_train", resume=run_id)]
+    if reply.get("state") in ("done", "failed", "cancelled"):
+        return _after_end(run_id, reply)
     reached = until if reply.get("reached") else ""
     wait_on = _wait_on(run_id, "end" if reached == "first_step" else until, reply)
     if reached == "alert":
-        return [diagnosis, wait_on]
+        return [suggest("diagnose", run_id=run_id), wait_on]
     if reached == "first_step":
+        rollouts = suggest("read_rollouts", run_id=run_id)
         return [rollouts, suggest("read_logs", run_id=run_id), wait_on]
     return [wait_on]
+
+
+def _after_end(run_id: str, reply: Reply) -> list[Reply]:
+    """The calls to suggest after a run that is done, failed or cancelled, as its status says."""
+    if reply["state"] == "cancelled":
+        return [suggest("submit_train", resume=run_id)]
+    if reply["state"] == "failed":
+        error = suggest("read_logs", run_id=run_id, view="error")
+        return [error, suggest("diagnose", run_id=run_id)]
+    rollouts = suggest("read_rollouts", run_id=run_id)
+    if reply.get("kind", "train") != "train":
+        return [rollouts]  # evaluations and probes produce no model that could be served
+    return [rollouts, suggest("deploy", run_id=f"{run_id}@best")]
 
 
 def _wait_on(run_id: str, until: str, reply: Reply) -> Reply:

@@ -147,8 +147,7 @@ def logs(data: Any, all_columns: bool = False) -> None:
         out.print(event_line(event), soft_wrap=True)
     columns, rows = _foremost_first(data.get("columns") or [], data.get("rows") or [])
     if "summary" not in data:  # a page of followed logs: only its lines are printed
-        for row in rows:
-            out.print(_step_line(columns, row), soft_wrap=True)
+        _print_steps(out, columns, rows)
         return
     page = _with_heldout_sentence(data)
     if not rows:
@@ -158,6 +157,12 @@ def logs(data: Any, all_columns: bool = False) -> None:
     _print_metrics(out, columns, rows, all_columns)
     _print_filled_fields(out, _page_fields(page, _LOG_FIELDS))
     _print_advice(out, page)
+
+
+def _print_steps(out: Console, columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> None:
+    """Print rows of metrics, a line each."""
+    for row in rows:
+        out.print(_step_line(columns, row), soft_wrap=True)
 
 
 def _print_filled_fields(out: Console, fields: Mapping[str, Any]) -> None:
