@@ -293,8 +293,7 @@ class Decoder:
             hidden, labels = self._a_row_for_each_label(hidden, batch.labels, row_of_label)
             places = slice(len(row_of_label))
         else:
-            labels = batch.labels.new_zeros(len(computed_rows))  # rows that only fill up get id 0
-            labels.index_copy_(0, row_of_label, batch.labels)
+            labels = _labels_by_row(batch.labels, row_of_label, len(computed_rows))
             places = row_of_label
         chunk_rows = _rows_at_once(self.device, vocab)
         logprobs, entropy = TokenLogprobs.apply(
@@ -424,6 +423,15 @@ class _LayerStep:
         q, k, v = qkv.split([len(q_norm), keys_width, keys_width], 1)
         q, k = self._normed(q.contiguous(), q_norm), self._normed(k.contiguous(), k_norm)
         return torch.cat([q, k, v], 1)
+
+
+def _labels_by_row(
+    labels: torch.Tensor, row_of_label: torch.Tensor, row_count: int
+) -> torch.Tensor:
+    """The label of each of `row_count` rows, [row_count]; id 0 for a row that has none. No row has
+    several."""
+    by_row = labels.new_zeros(row_count)
+    return by_row.index_copy_(0, row_of_label, labels)
 
 
 def _head(config: Any, take: Take, embedding: torch.Tensor) -> torch.Tensor:

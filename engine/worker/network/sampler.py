@@ -274,19 +274,28 @@ def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.T
     Returns ([rows, k], [rows, k]): log-probabilities from the likeliest down, -inf outside the set,
     and the ids of the tokens.
     """
+    likeliest, ids, sums = _enough_likeliest(logprobs, top_p)
+    # A token belongs to the set if the likelier ones alone do not reach top_p.
+    sum_before = F.pad(sums[:, :-1], (1, 0))
+    return likeliest.masked_fill_(sum_before >= top_p, float("-inf")).log_softmax(-1), ids
+
+
+def _enough_likeliest(
+    logprobs: torch.Tensor, top_p: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The likeliest tokens of each row: as many as add up to `top_p` in every row, or more. Returns
+    three [rows, k], from the likeliest down: log-probabilities, ids, and the sums of the
+    probabilities up to each token, float64."""
     vocab = logprobs.shape[-1]
     # On a CPU a few of the likeliest tokens are tried first, and more if they do not reach top_p.
     # A GPU sorts all at once: to wait for its answer whether a few suffice would take as long.
     count = FIRST_LIKELIEST if logprobs.device.type == "cpu" else vocab
     while True:
-        likeliest, ids = logprobs.topk(min(count, vocab), -1)
-        sums = likeliest.exp().cumsum(-1, dtype=torch.float64)
+        tried, ids = logprobs.topk(min(count, vocab), -1)
+        sums = tried.exp().cumsum(-1, dtype=torch.float64)
         if count >= vocab or bool((sums[:, -1] >= top_p).all()):
-            break
+            return tried, ids, sums
         count *= LIKELIEST_FACTOR
-    # A token belongs to the set if the likelier ones alone do not reach top_p.
-    sum_before = F.pad(sums[:, :-1], (1, 0))
-    return likeliest.masked_fill_(sum_before >= top_p, float("-inf")).log_softmax(-1), ids
 
 
 def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Tensor:
