@@ -441,9 +441,7 @@ class DryRun:
         record = required(self.facts.record)
         if not record.scored:
             return Outcome("skip", "the environment scores nothing")
-        request = ProbeRequest(record.env_id, self.model, samples, self._probe_settings())
-        run_id = lifecycle.submit_probe(self.home, request, cap_function)["run_id"]
-        self.facts.probe_run_id = run_id
+        run_id = self.facts.probe_run_id = self._start_probe(record, samples, cap_function)
         timeout_s = _seconds_left(began)
         status = lifecycle.wait(self.home, run_id, until="end", timeout_s=timeout_s)
         if status["state"] == "done":
@@ -454,9 +452,14 @@ class DryRun:
         fix = Hint("Wait for it, or make the same dry run again.", wait_call)
         return Outcome("skip", f"{run_id} is {status['state']}", fix)
 
-    def _probe_settings(self) -> GivenSettings:
-        """The settings that a probe takes, which are those of GRPO; SFT has only a few of them."""
-        return self.settings if self.algorithm == "grpo" else self._shared_settings()
+    def _start_probe(
+        self, record: EnvRecord, samples: int, cap_function: Callable[[float], float] | None
+    ) -> str:
+        """Submit the probe; returns the id of its run. It takes settings of GRPO, and SFT has only
+        a few of these."""
+        settings = self.settings if self.algorithm == "grpo" else self._shared_settings()
+        request = ProbeRequest(record.env_id, self.model, samples, settings)
+        return lifecycle.submit_probe(self.home, request, cap_function)["run_id"]
 
     def _judge_finished_probe(self, run_id: str) -> Outcome:
         """Judge the result of the probe `run_id`; stores it, and whether the tasks are too hard."""
