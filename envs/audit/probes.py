@@ -420,10 +420,13 @@ def _alone_probes(
         for name in PLAYED_ALONE
         if name in last_message_probes
     }
-    trigger = _assistant(last_message_probes["exception trigger"])
-    # About half of the rows try a broken tool call in place of an odd text.
-    if rng.random() < 0.5:
+    # About half of the rows try a broken tool call in place of an odd text; so do those whose
+    # reference answer is that text.
+    odd_text = last_message_probes.get("exception trigger")
+    if rng.random() < 0.5 or odd_text is None:
         trigger = _assistant("") | {"tool_calls": [_bad_call(rng)]}
+    else:
+        trigger = _assistant(odd_text)
     probes["exception trigger"] = [trigger]
     return probes
 

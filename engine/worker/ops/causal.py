@@ -275,7 +275,8 @@ def continued_gradient(
     kv_heads = saved[0].shape[0]  # the prompt's keys are saved first
     sizes = _Sizes.of(shape, kv_heads)
     by_head = dout.view(*sizes).permute(2, 0, 1, 3, 4)
-    dout = by_head.reshape(kv_heads, -1, sizes.dim)
+    # With one query head per key head `reshape` gives a view, which is not contiguous.
+    dout = by_head.reshape(kv_heads, -1, sizes.dim).contiguous()
     dprompt, *gradients = _gradients_heads_first(saved, dout, sizes.rows)
     return dprompt, _joint_gradient(*(_from_heads_first(x, sizes) for x in gradients))
 

@@ -101,6 +101,13 @@ def test_without_a_reference_answer_only_the_blind_ones_are_left():
     assert set(made) == blind
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_rollout_whose_reference_answer_is_blank_is_attacked_too(seed: int):
+    made = message_probes("q", [{"role": "assistant", "content": " "}], [], random.Random(seed))
+    [trigger] = made["exception trigger"]
+    assert trigger["content"] != " "
+
+
 def test_rollouts_are_attacked_with_messages():
     gold = [{"role": "assistant", "content": "5"}, {"role": "assistant", "content": "7"}]
     others = [[{"role": "assistant", "content": "9"}]]

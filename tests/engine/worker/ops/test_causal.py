@@ -38,6 +38,27 @@ def test_it_is_the_formula_with_its_gradients(group: int, length: int) -> None:
     torch.testing.assert_close(gradient.double(), right, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("group", [1, 2])
+def test_rows_behind_a_shared_prompt_are_the_formula_with_its_gradients(group: int) -> None:
+    torch.manual_seed(group)
+    kv, dim, rows, prompt_length, length = 2, 8, 3, 5, 4
+    prompt = torch.randn(prompt_length, 2 * kv, dim)
+    qkv = torch.randn(rows, length, (group + 2) * kv, dim)
+    direction = torch.randn(rows * length, group * kv * dim)
+    ours, saved = causal.continued(prompt, qkv, kv)
+    dprompt, dqkv = causal.continued_gradient(saved, direction, qkv.shape)
+    # The formula over each row's whole sequence; the prompt's own queries do not matter.
+    exact_prompt, exact = (x.double().requires_grad_() for x in (prompt, qkv))
+    queries = torch.zeros(prompt_length, group * kv, dim, dtype=torch.double)
+    whole = torch.cat([queries, exact_prompt], 1).expand(rows, -1, -1, -1)
+    wanted = formula(torch.cat([whole, exact], 1), kv).view(rows, prompt_length + length, -1)
+    wanted = wanted[:, prompt_length:].reshape(rows * length, -1)
+    torch.testing.assert_close(ours.double(), wanted, rtol=1e-5, atol=1e-6)
+    right = torch.autograd.grad(wanted, (exact_prompt, exact), direction.double())
+    for gradient, expected in zip((dprompt, dqkv), right, strict=True):
+        torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_no_token_is_moved_by_a_later_one() -> None:
     qkv = torch.randn(1, 130, 4, 8)
     changed = qkv.clone()
