@@ -52,7 +52,7 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
                     _rescore(job, setup, index)
                 results[index] = _result(models[index].ref, groups, setup.left_out)
                 _report_model(job, len(results), results[index], groups)
-    return _evaluation_result(job, [results[index] for index in range(len(models))])
+    return _evaluation_result(job, [results[index] for index in sorted(results)])
 
 
 def _indices_by_base(models: Sequence[ModelEntry]) -> dict[str, list[int]]:
