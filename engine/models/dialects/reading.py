@@ -209,15 +209,17 @@ def _types(schema: object) -> set[str]:
     declared = schema.get("type")
     declared_types = declared if isinstance(declared, list) else [declared]
     types = {name for name in declared_types if isinstance(name, str)}
-    for keyword in ("anyOf", "oneOf"):
-        choices = schema.get(keyword)
-        if isinstance(choices, list):
-            for choice in choices:
-                types |= _types(choice)
-    values = schema.get("enum")
-    if not types and isinstance(values, list):
-        types = {_type_of(value) for value in values}
+    for choice in [*_listed(schema, "anyOf"), *_listed(schema, "oneOf")]:
+        types |= _types(choice)
+    if not types:
+        types = {_type_of(value) for value in _listed(schema, "enum")}
     return types
+
+
+def _listed(schema: Mapping[str, object], keyword: str) -> list[object]:
+    """What a schema lists under the keyword; [] if it has no list there."""
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []
 
 
 def _type_of(value: object) -> str:
