@@ -184,8 +184,7 @@ def typed(text: str, schema: object) -> object:
     """The value that a plain text stands for, where a dialect writes texts without quotes.
 
     The schema of the parameter decides: "75001" is a text or a number. Without a schema, what reads
-    as JSON is that value, and everything else is text. Python's True, False and None are read too,
-    which some templates write.
+    as JSON, or as Python's True, False or None, is that value, and everything else is text.
     """
     allowed_types = _types(schema)
     if allowed_types == {"string"}:
