@@ -530,14 +530,19 @@ def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]
     """The shape that a weight must have whose name has one of these ends, by the ends."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
     if facts.own_forward:
-        projection, heads = "q_proj", facts.heads
-        if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
-            projection, heads = "qkv_proj", facts.heads + 2 * facts.kv_heads
-        name = f"model.layers.{facts.layers - 1}.self_attn.{projection}.weight"
+        name, heads = _last_query_projection(facts)
         expected[(name,)] = (heads * facts.head_dim, facts.hidden)
     if not facts.tied:
         expected[_HEADS] = (facts.vocab, facts.hidden)
     return expected
+
+
+def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
+    """The weight that makes the queries of the last layer: its name and its number of heads."""
+    prefix = f"model.layers.{facts.layers - 1}.self_attn"
+    if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
+        return f"{prefix}.qkv_proj.weight", facts.heads + 2 * facts.kv_heads
+    return f"{prefix}.q_proj.weight", facts.heads
 
 
 def _disagree(difference: str) -> UserError:
