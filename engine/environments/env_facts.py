@@ -470,8 +470,12 @@ def _stored_lengths(
     if not row.get("gold"):
         return prompt, [], pair
     tokenized_rows = chat.rows(row["gold"], tools, _treatment_of_reasoning(thinking))
-    shapes = [tokenized.shape for tokenized in tokenized_rows]
-    return prompt, [(shape.length, shape.known, list(shape.turns)) for shape in shapes], pair
+    return prompt, [_stored_row(tokenized.shape) for tokenized in tokenized_rows], pair
+
+
+def _stored_row(shape: RowShape) -> _StoredRow:
+    """Where a training row carries loss, as the cache keeps it."""
+    return shape.length, shape.known, list(shape.turns)
 
 
 def _treatment_of_reasoning(thinking: bool | Reasoning) -> Reasoning:

@@ -142,13 +142,11 @@ def _counted_changes(changes: Mapping[str, str]) -> str:
 
 
 def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
-    """Copy a version's files into `folder`, which must be new or empty.
-
-    Files that coding agents would obey (AGENTS.md, for example) are left out and named in the
-    warnings.
+    """Copy a version's files into `folder`, which must be new or empty; files that coding agents
+    would obey, such as AGENTS.md, are left out with a warning.
 
     Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS (`ref` names no single version), or BAD_ARGUMENT
-    when the folder is not empty, is a link, cannot be written, or is a place that agents obey.
+    (a folder that cannot be used).
     """
     record = find_env(home, ref)
     # A stranger's files must not land where coding agents look for instructions.
@@ -186,10 +184,9 @@ def _copy_without_agent_files(source: Path, folder: Path) -> list[str]:
 def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     """Delete a version: its files and its database row.
 
-    Raises UserError:
-    - RUN_STATE: a run that has not ended uses the version; or an ended run used it and `force` is
-      not given, because the answers of that run could not be scored again;
-    - ENV_NOT_FOUND or ENV_AMBIGUOUS: `ref` names no single version.
+    Raises UserError RUN_STATE if a run that goes on uses the version, or, without `force`, an ended
+    one, whose answers could not be scored again; ENV_NOT_FOUND or ENV_AMBIGUOUS if `ref` names no
+    single version.
     """
     record = find_env(home, ref)
     with Store(home) as store:

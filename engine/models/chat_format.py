@@ -226,7 +226,7 @@ class ChatFormat:
             after_end = self.encode(rest[len(turn_end) :])
             if self._is_end(last_id):
                 return after_end
-            return [*self.encode(turn_end), *after_end]
+            return [*self.encode(turn_end), *after_end]  # the turn stopped before its end token
         # Within a conversation the template ends turns with another token (gpt-oss), whose place
         # the sampled one has taken.
         marker = _MARKER.match(rest)

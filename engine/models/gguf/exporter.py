@@ -254,7 +254,6 @@ def _describe_tensor(
 def _read(tensor: _StoredTensor) -> np.ndarray:
     """The values of a tensor in float32, its rows in GGUF's order. Raises NotExportable for a type
     that is not read."""
-
     # numpy has no bfloat16: its two bytes are read as they are.
     numpy_types = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
     if tensor.dtype not in numpy_types:

@@ -7,6 +7,7 @@ quantization; the others keep their type.
 import json
 import os
 import struct
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import prod
@@ -50,21 +51,22 @@ def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[StoredTenso
 
     Raises NotImportable if one is unknown, missing or of another shape than the sizes say.
     """
-    stored: list[StoredTensor] = []
-    tensors_of_layer: dict[int, set[str]] = {}
-    for tensor in reader.tensors:
-        if tensor.name == names.ROPE_FACTORS:  # becomes a part of config.json
-            continue
-        if tensor.name in names.TOP_NAMES:
-            stored.append(_stored(tensor, names.TOP_NAMES[tensor.name]))
-            continue
-        layer, part, ending = _layer_name(tensor.name)
-        tensors_of_layer.setdefault(int(layer), set()).add(f"{part}.{ending}")
-        new_name = f"model.layers.{layer}.{names.LAYER_NAMES[part]}.{ending}"
-        stored.append(_stored(tensor, new_name, _reordered_heads(config, part)))
-    _require_layers(config, tensors_of_layer)
+    # The factors of the rotary positions become a part of config.json.
+    tensors = [tensor for tensor in reader.tensors if tensor.name != names.ROPE_FACTORS]
+    stored = [_stored(tensor, config) for tensor in tensors]
+    _require_layers(config, _names_by_layer(tensor.name for tensor in tensors))
     _require_shapes(config, stored)
     return stored
+
+
+def _names_by_layer(tensor_names: Iterable[str]) -> dict[int, set[str]]:
+    """GGUF's names of the tensors of each layer, without the layer, such as "attn_q.weight"."""
+    names_by_layer: dict[int, set[str]] = {}
+    for name in tensor_names:
+        if name not in names.TOP_NAMES:
+            layer, part, ending = _layer_name(name)
+            names_by_layer.setdefault(int(layer), set()).add(f"{part}.{ending}")
+    return names_by_layer
 
 
 def _layer_name(name: str) -> tuple[str, str, str]:
@@ -76,10 +78,16 @@ def _layer_name(name: str) -> tuple[str, str, str]:
     return match[1], match[2], match[3]
 
 
-def _stored(tensor: "ReaderTensor", name: str, reordered_heads: int = 0) -> StoredTensor:
-    """The tensor as it is stored under the name that transformers gives it."""
+def _stored(tensor: "ReaderTensor", config: JsonObject) -> StoredTensor:
+    """The tensor as it is stored under the name that transformers gives it. Raises NotImportable if
+    it has none."""
     shape = tuple(int(size) for size in tensor.shape[::-1])  # GGUF names the inputs first
-    return StoredTensor(tensor, name, _dtype(tensor), shape, reordered_heads)
+    dtype = _dtype(tensor)
+    if tensor.name in names.TOP_NAMES:
+        return StoredTensor(tensor, names.TOP_NAMES[tensor.name], dtype, shape)
+    layer, part, ending = _layer_name(tensor.name)
+    name = f"model.layers.{layer}.{names.LAYER_NAMES[part]}.{ending}"
+    return StoredTensor(tensor, name, dtype, shape, _reordered_heads(config, part))
 
 
 def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -> None:
