@@ -84,6 +84,14 @@ class NewStepsPage(ReplyBase):
 
 
 @dataclass(frozen=True)
+class _Table:
+    """Metrics of some steps: the heads of the columns, and a row of cells for each step."""
+
+    heads: list[str]
+    rows: list[list[Cell]]
+
+
+@dataclass(frozen=True)
 class _ShownCurves:
     """What a page shows of a run's metrics.
 
@@ -98,14 +106,6 @@ class _ShownCurves:
     columns: list[str]
     lines: Sequence[JsonObject]
     curves: dict[str, list[tuple[float, float]]]
-
-
-@dataclass(frozen=True)
-class _Table:
-    """Metrics of some steps: the heads of the columns, and a row of cells for each step."""
-
-    heads: list[str]
-    rows: list[list[Cell]]
 
 
 def curves_page(
@@ -127,8 +127,7 @@ def curves_page(
         summary = f"{row.run_id} is {row.state}; its files were deleted."
     else:
         summary = _curve_sentence(row, metrics, shown, heldout)
-    with_model = any("model" in line for line in shown.lines)  # in an evaluation of several models
-    table = _table(shown.lines, shown.columns, with_model=with_model)
+    table = _table_of_curves(shown)
     page = CurvesPage(
         summary=clean_text(summary),
         run_id=row.run_id,
@@ -136,7 +135,7 @@ def curves_page(
         view="metrics",
         columns=table.heads,
         rows=table.rows,
-        curves=_summaries(shown.curves),
+        curves=_summaries(shown),
         available=_hidden_names(metrics, shown.columns),
         steps_logged=len(metrics.lines),
         heldout=heldout,
@@ -157,12 +156,16 @@ def _shown_curves(metrics: Metrics, selected_columns: Sequence[str], limit: int)
     )
 
 
-def _summaries(curves: Mapping[str, list[tuple[float, float]]]) -> dict[str, CurveSummary]:
-    """First, last and extreme values of each metric that has a point.
+def _table_of_curves(shown: _ShownCurves) -> _Table:
+    """The shown metrics, step by step; with the model in an evaluation of several models."""
+    with_model = any("model" in line for line in shown.lines)
+    return _table(shown.lines, shown.columns, with_model=with_model)
 
-    `curves` has the (step, value) of every point, by metric.
-    """
-    return {clean_text(name): summary_of(points) for name, points in curves.items() if points}
+
+def _summaries(shown: _ShownCurves) -> dict[str, CurveSummary]:
+    """First, last and extreme values of each shown metric that has a point."""
+    curves = shown.curves.items()
+    return {clean_text(name): summary_of(points) for name, points in curves if points}
 
 
 def _hidden_names(metrics: Metrics, shown_columns: Sequence[str]) -> list[str]:

@@ -415,20 +415,24 @@ def _shown_tokens(redact: Redactor, row: Answer, decode: Decode | None) -> Shown
         prompt_ids=all_prompt_ids[-_MOST_PROMPT_TOKENS:],
         ids=rollout.ids[:_MOST_TOKENS],
         loss_mask=[int(bool(value)) for value in rollout.loss_mask[:_MOST_TOKENS]],
+        tokens_cut=_cut_count(len(all_prompt_ids), len(rollout.ids)),
     )
-    all_count = len(all_prompt_ids) + len(rollout.ids)
-    shown_count = len(shown.prompt_ids) + len(shown.ids)
-    return replace(
-        shown,
-        pieces=None if decode is None else _pieces_of_tokens(redact, shown, decode),
-        tokens_cut=(all_count - shown_count) or None,  # None instead of 0
-    )
+    return shown if decode is None else _with_pieces(redact, shown, decode)
 
 
-def _pieces_of_tokens(redact: Redactor, shown: ShownTokens, decode: Decode) -> list[Piece]:
-    """The shown tokens as text: the end of the prompt, and what follows it."""
+def _cut_count(prompt_tokens: int, answer_tokens: int) -> int | None:
+    """How many tokens of a prompt and an answer of these lengths are not shown; None instead of
+    0."""
+    cut_of_prompt = max(0, prompt_tokens - _MOST_PROMPT_TOKENS)
+    cut_of_answer = max(0, answer_tokens - _MOST_TOKENS)
+    return (cut_of_prompt + cut_of_answer) or None
+
+
+def _with_pieces(redact: Redactor, shown: ShownTokens, decode: Decode) -> ShownTokens:
+    """The shown tokens together with their text: the end of the prompt, and what follows it."""
+    ids = [*shown.prompt_ids, *shown.ids]
     prompt_mask = [0] * len(shown.prompt_ids)  # no token of the prompt is trained on
-    return pieces(redact, [*shown.prompt_ids, *shown.ids], prompt_mask + shown.loss_mask, decode)
+    return replace(shown, pieces=pieces(redact, ids, prompt_mask + shown.loss_mask, decode))
 
 
 def _few_digits(value: float | None) -> float | None:

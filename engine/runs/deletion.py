@@ -35,8 +35,8 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     """Check that runs may be deleted together. Returns their whole ids, each once, and warnings.
 
     `refs` are ids of runs, or unique beginnings of ids. Raises UserError RUN_NOT_FOUND, and
-    RUN_STATE for a run that has not ended, that an open run needs, or, without `force`, on which
-    another run, a living deployment or a dataset was built.
+    RUN_STATE for a run that has not ended, that an open run needs, or on which another run, a
+    living deployment or a dataset was built; with `force` a warning names what was built on it.
     """
     launcher.reap(home)
     with Store(home) as store:

@@ -86,8 +86,7 @@ def wait(
     with Store(home) as store:
         row = store.get_run(run_id)
         run = home.run(row.run_id)
-        since_byte = _position_of_cursor(cursor) if cursor else events_end(run)
-        goal = _Goal(until, since_byte, deadline)
+        goal = _Goal(until, _start_of_events(run, cursor), deadline)
         look = _watch(home, store, row, goal, _Reporter(home, store, on_progress))
         # A caller without a cursor has not seen any alert of the run yet.
         new_alerts = alerts_in(look.events) if cursor else None
@@ -299,9 +298,11 @@ def _check_until(until: str) -> None:
         )
 
 
-def _position_of_cursor(cursor: str) -> int:
-    """The byte in the run's events that the cursor of a wait stands for. Raises UserError
-    BAD_CURSOR."""
+def _start_of_events(run: RunDir, cursor: str) -> int:
+    """The byte in the run's events that the cursor of a wait stands for; for the cursor "" their
+    present end. Raises UserError BAD_CURSOR."""
+    if not cursor:
+        return events_end(run)
     # A number of more than 15 digits is no position in any file.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
         raise UserError(
