@@ -180,7 +180,7 @@ def _phase_seconds(steps: Sequence[JsonObject]) -> dict[str, float]:
     """The seconds of all steps by phase: `sample_s`, `reward_s` and `train_s`. A phase that some
     step lacks is left out, as SFT samples nothing. A teacher's time counts as training, as in
     estimates."""
-    seconds = {
+    seconds: dict[str, float] = {
         name: round(sum(step[name] for step in steps), 3)
         for name in ("sample_s", "reward_s", "train_s")
         if all(name in step for step in steps)

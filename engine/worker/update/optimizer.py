@@ -44,7 +44,7 @@ class AdamW:
         with_gradient = [(p, p.grad) for p in self.parameters if p.grad is not None]
         if not with_gradient:
             return
-        updated = [parameter for parameter, _ in with_gradient]
+        updated: list[torch.Tensor] = [parameter for parameter, _ in with_gradient]
         states = [self._state_of(parameter) for parameter in updated]
         for state in states:
             state["step"] += 1  # in place: the tensor in the state counts on
@@ -67,7 +67,7 @@ class AdamW:
         # notice that the adapter has changed.
         torch.autograd.graph.increment_version(updated)
 
-    def _state_of(self, parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+    def _state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parameter's step count and moments; made at its first step, all zero."""
         if parameter not in self.state:
             self.state[parameter] = {
