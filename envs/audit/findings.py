@@ -43,13 +43,14 @@ class Tally:
         return math.fsum(self.rewards) / len(self.rewards)
 
     def count(
-        self, result: Mapping[str, Any], gold: float | None, answer: Any, task_id: str
+        self, result: Mapping[str, Any], gold_reward: float | None, answer: Any, task_id: str
     ) -> None:
         """Add one row to the tally.
 
         Args:
             result: the score of `answer`: reward, success and error.
-            gold: what the reference answer earned on the same row; None if it has none.
+            gold_reward: what gold, the reference answer, earned on the same row; None if the row
+                has none.
             answer: the probe's answer, a text or messages.
             task_id: the row's task.
         """
@@ -60,34 +61,34 @@ class Tally:
         if result["error"]:
             self.errors += 1
             self.error = self.error or str(result["error"])[:ERROR_CHARS]
-        if gold is not None:
-            self._compare_with_gold(reward, gold)
-        if not _is_paid(result, gold):
+        if gold_reward is not None:
+            self._compare_with_gold(reward, gold_reward)
+        if not _is_paid(result, gold_reward):
             return
         self.paid += 1
         if self.example is None:
             self.example = {"task": task_id, "completion": shortened(answer), "reward": reward}
 
-    def _compare_with_gold(self, reward: float, gold: float) -> None:
+    def _compare_with_gold(self, reward: float, gold_reward: float) -> None:
         """Note what gold (the reference answer) earned on a row, and whether the probe earned less.
 
         `reward` is what the probe earned on the same row.
         """
-        self.golds.append(gold)
-        if gold > reward:
+        self.golds.append(gold_reward)
+        if gold_reward > reward:
             self.below += 1.0
-        elif gold == reward:
-            self.below += 0.5
+        elif gold_reward == reward:
+            self.below += 0.5  # a tie
 
 
-def _is_paid(result: Mapping[str, Any], gold: float | None) -> bool:
-    """Whether a score counts as paid; `gold` is what the reference answer earned, if there is one.
+def _is_paid(result: Mapping[str, Any], gold_reward: float | None) -> bool:
+    """Whether a score counts as paid: measured by what the reference answer earned on the row.
 
-    What gold earns is a better measure than success or a fixed reward.
+    Without a reference answer (`gold_reward` None), by success or by the fixed reward PAID.
     """
-    if gold is None:
+    if gold_reward is None:
         return result["success"] is True or result["reward"] >= PAID
-    return gold > 0 and result["reward"] >= PAID * gold
+    return gold_reward > 0 and result["reward"] >= PAID * gold_reward
 
 
 @dataclass

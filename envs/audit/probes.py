@@ -163,7 +163,7 @@ def _last_line_apart(gold: str) -> Core:
 def text_probes(
     prompt: str, gold: str | None, others: Sequence[str], rng: random.Random
 ) -> dict[str, str]:
-    """The probes of a single-turn task, as name -> completion.
+    """The probes of a single-turn task (answers to try on its scorer), as name -> completion.
 
     The reference answer itself comes first, under the name GOLD. A probe that would equal it, or
     that makes no sense for it, is left out.
@@ -177,7 +177,7 @@ def text_probes(
     probes = _probes_without_gold(prompt, rng)
     if gold is None:
         return probes
-    core = take_apart(gold)
+    core = take_apart(gold)  # what has to be right, and the text around it
     wrong_others = [other for other in others if _plain(other) != _plain(gold)]
     probes[OVERLONG] = f"{gold}\n{probes['long junk']}"
     if core.is_json:
@@ -231,7 +231,7 @@ def _core_probes(core: Core, others: Sequence[str], rng: random.Random) -> dict[
         gold = core.with_text(core.text)
         probes["gold then wrong"] = f"{gold}\n{wrong}"
         probes["wrong then gold"] = f"{wrong}\n{gold}"
-    # Of a value a half is not enough to be right, but half a sentence may say enough.
+    # Half of a value is wrong, but half of a sentence may still say enough: keep a quarter of it.
     truncated = core.text[: len(core.text) // (4 if core.is_prose else 2)]
     if truncated:
         probes["truncated gold"] = core.head + truncated
@@ -304,7 +304,7 @@ def _enumerated(core: Core, others: Sequence[str], rng: random.Random) -> str:
     The wrong values come from `others`, reference answers of other rows. If there are fewer than
     three, more are made by changing the last of them, or the right value.
     """
-    # Of more than MANY, because equal ones are dropped; not of all, to stay fast.
+    # Start from more than MANY, because equal values are dropped; not from all, to stay fast.
     values = list(dict.fromkeys(take_apart(other).text for other in others[: 4 * MANY]))
     values = [value for value in values if _plain(value) != _plain(core.text)][:MANY]
     while len(values) < 3:
@@ -420,8 +420,8 @@ def _alone_probes(
         for name in PLAYED_ALONE
         if name in last_message_probes
     }
-    # About half of the rows try a broken tool call in place of an odd text; so do those whose
-    # reference answer is that text.
+    # About half of the rows try a broken tool call in place of an odd text; so do those that have
+    # no odd text, because it equals their reference answer.
     odd_text = last_message_probes.get("exception trigger")
     if rng.random() < 0.5 or odd_text is None:
         trigger = _assistant("") | {"tool_calls": [_bad_call(rng)]}

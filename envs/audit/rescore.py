@@ -191,8 +191,8 @@ class _Progress:
     def score(self, answer: Scored, process: Any, time_is_up: Callable[[], bool]) -> bool:
         """Score an answer again with `process`.
 
-        Returns False if its reward differs and the time is up, so that it cannot be asked for twice
-        and does not count.
+        Returns False if its reward differs and no time is left to ask for it once more; the answer
+        is then not counted. Otherwise True.
         """
         second = answer.score(process)
         if isinstance(second, str):  # the reason why it cannot be scored
@@ -251,7 +251,7 @@ def _ask_third_process(
         agreements = 0
         while agreements < TIMES and clock() - began <= THIRD_S:
             third = item.answer.score(process)
-            if isinstance(third, str) or third["error"]:
+            if isinstance(third, str) or third["error"]:  # a str says why it cannot be scored
                 break
             if third["reward"] != item.second["reward"]:
                 item.wavering = True

@@ -151,6 +151,7 @@ def _score_rows(
     answers, one per row, which are scored once more at the end.
     """
     order = rng.sample(range(len(rows)), len(rows))
+    # Tasks whose reference answers serve as wrong answers to the other rows.
     pool = [Task.from_row(rows[index]) for index in order[:POOL]]
     make_row = _row_with_messages if kind == "multi" else _row_with_texts
     first_scores: list[_FirstScore] = []
@@ -254,8 +255,8 @@ def _score_probes(session: _Session, row: _ProbedRow) -> _FirstScore | None:
     """Score all probes of a row and add the results to the session's findings.
 
     One answer (gold, the reference answer, or else the first one) is scored twice in a row and once
-    more after all others, which finds a scorer that is random or keeps a state. Returns its first
-    score; None if the time was up before all probes were scored.
+    more after all others, which finds a scorer that is random or keeps a state. Returns the first
+    score of that answer; None if the time was up before all probes were scored.
     """
     findings = session.findings
     order = list(row.answers)
@@ -272,7 +273,7 @@ def _score_probes(session: _Session, row: _ProbedRow) -> _FirstScore | None:
         results[repeated_name]["reward"],
         lambda: row.score(session.scorer, row.answers[repeated_name]),
     )
-    first_score.revisit(findings)
+    first_score.revisit(findings)  # all other answers of the row have been scored since
     return first_score
 
 
@@ -287,8 +288,8 @@ def _score_in_order(
     results: dict[str, ScoreReply] = {}
     for name in order:
         is_first_of_audit = not findings.tallies and not results
-        # The very first answer is scored whatever the time: a report needs one. The time is asked
-        # before each other one, because an answer may take the time limit of a whole call.
+        # The very first answer is scored whatever the time: a report needs one. Before every other
+        # answer the time is checked, because one answer may take the time limit of a whole call.
         if not is_first_of_audit and session.budget.is_overrun():
             findings.stopped_in_row = True
             break

@@ -27,12 +27,13 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
 
     Args:
         findings: what was measured, on one row at least.
-        rows: how many rows the environment has; some of them were scored.
+        rows: how many rows the environment has; not all of them need have been scored.
         seed: of the audit's random choices.
-        seconds: that it took.
+        seconds: how long the audit took.
     """
     table = _probe_lines(findings)
     risks, weaknesses = _risks(findings, table), _weaknesses(table)
+    # How many reference answers (gold) fail, and how many there are.
     failing = len(findings.gold_failing), findings.gold_rows
     covered = f"{findings.rows} of {rows} rows scored"
     return {
@@ -47,9 +48,10 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
         "rows": rows,
         "share": round(findings.rows / rows, 4),
         "deterministic": not findings.unstable and not _is_wavering(findings),
+        # A random scorer gives other rewards later on even if it keeps no state.
         "order_dependent": bool(findings.drifted) and not findings.unstable,
-        "fresh_process": findings.rescoring or {},
-        "unstable": (findings.unstable or findings.drifted)[:SHOWN],
+        "fresh_process": findings.rescoring or {},  # empty if no new process was asked
+        "unstable": (findings.unstable or findings.drifted)[:SHOWN],  # with their two rewards
         "gold_failing": findings.gold_failing[:GOLD_SHOWN],
         "problems": _problems(findings, table),
         "score_seconds_p95": round(_percentile_95(findings.seconds), 6),

@@ -89,7 +89,10 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
 
 
 def _limit_sizes(limits: Limits) -> list[str]:
-    """Limit memory, files and core dumps of this process; returns the measures in words."""
+    """Limit memory, file sizes, open files and core dumps of this process.
+
+    Returns the limits on memory and file sizes that are now in force, in words.
+    """
     measures = []
     if _set_limit(resource.RLIMIT_AS, limits.memory_mb << 20):
         measures.append(f"memory {limits.memory_mb} MB")

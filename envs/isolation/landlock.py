@@ -57,14 +57,14 @@ def restrict(
     Raises:
         OSError: the kernel has no Landlock, or `forbid_new_privileges` was not called before.
     """
-    version = kernel.call(_CREATE, 0, 0, _VERSION)
+    version = kernel.call(_CREATE, 0, 0, _VERSION)  # with this flag it makes no ruleset
     file_rights = _file_rights(version)
     any_port_allowed = network and not ports
     ruleset = _new_ruleset(version, file_rights, any_port_allowed)
     try:
         for path in readable:
             _allow(ruleset, path, file_rights & (_EXECUTE | _READ | _LIST))
-        for path in writable:
+        for path in writable:  # everything but making devices and sockets
             _allow(ruleset, path, file_rights & ~(_MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK))
         if network and version >= 4:  # earlier versions know no TCP
             for port in ports:
@@ -94,9 +94,9 @@ def _new_ruleset(version: int, file_rights: int, any_port_allowed: bool) -> int:
     and signals to processes outside, as far as this version of Landlock knows them.
     """
     fields = [file_rights]  # of struct landlock_ruleset_attr
-    if version >= 4:
+    if version >= 4:  # the first that knows TCP
         fields.append(0 if any_port_allowed else _TCP)
-    if version >= 6:
+    if version >= 6:  # the first that knows signals
         fields.append(_SCOPES)
     attributes = struct.pack(f"{len(fields)}Q", *fields)
     return kernel.call(_CREATE, ctypes.c_char_p(attributes), len(attributes), 0)

@@ -101,7 +101,7 @@ def enter(packages: Packages) -> None:
         EnvProblem: ENV_DEPS, naming packages installed for the environment that need a path file,
             which runs code or adds folders when Python starts.
     """
-    # The server's own packages are known to work without theirs.
+    # The server's own packages are known to work without their path files.
     needed_files = path_files(packages.folders) if packages.installed else []
     if needed_files:
         file_names = "; ".join(f"{owner} ({file})" for file, owner in needed_files[:_SHOWN])

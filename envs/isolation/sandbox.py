@@ -151,7 +151,7 @@ def close(
         reach: what else it needs, beside the system's files and `box`.
     """
     holds = ["own process", "clean environment"]
-    # In namespaces of its own the kernel counts its processes apart from the user's others.
+    # The kernel limits processes per user; in own namespaces it counts only those inside.
     has_namespaces = spaces != ""
     holds += confine.apply(limits, uid, counted_apart=has_namespaces)
     if sandbox.mode == "off":  # the owner wants no more than limits
@@ -163,7 +163,7 @@ def close(
     holds += _measures(test, spaces)
     has_no_network = offline or (test.calls_refused and not limits.network)
     holds.append("no network" if has_no_network else "network open")
-    gaps = [*_gaps_found(test, sandbox.hidden, uid, offline), *_gaps(box, uid, spaces)]
+    gaps = [*_gaps_found(test, sandbox.hidden, uid, offline), *_other_gaps(box, uid, spaces)]
     return Confinement(_level(test, spaces), tuple(holds), tuple(gaps))
 
 
@@ -217,7 +217,7 @@ def _level(test: _SelfTest, spaces: str) -> str:
 def _gaps_found(
     test: _SelfTest, hidden: Iterable[str], uid: int | None, offline: bool
 ) -> list[str]:
-    """What user code can still do by the self-test, in words.
+    """The gaps that the self-test has found: what user code can still do, in words.
 
     Args:
         test: what the self-test has shown.
@@ -227,25 +227,26 @@ def _gaps_found(
     """
     gaps = []
     if not test.files_confined:
-        gaps.append(_gap_of_files(uid))
+        gaps.append(_files_gap_text(uid))
     if not test.calls_refused:
-        gaps.append(_gap_of_calls(offline))
+        gaps.append(_calls_gap_text(offline))
     return gaps + [f"{folder} can be read" for folder in hidden if folder in test.escaped]
 
 
-def _gap_of_files(uid: int | None) -> str:
-    """What user code can do where Landlock does not confine its files, in words.
+def _files_gap_text(uid: int | None) -> str:
+    """The gap in a sandbox in which Landlock does not confine the files of user code, in words.
 
-    `uid` is the one it changed to, None if it kept its user.
+    `uid` is the one that the process changed to, None if it kept its user.
     """
     readers = "of this user" if uid is None else "that everybody may read"
     return f"files {readers} can be reached"
 
 
-def _gap_of_calls(offline: bool) -> str:
-    """What user code can do where no system call is refused, in words.
+def _calls_gap_text(offline: bool) -> str:
+    """The gap in a sandbox in which no system call is refused, in words.
 
-    `offline`: its network namespace is empty.
+    `offline` says whether the process has an empty network namespace, and so no network all the
+    same.
     """
     return "no system call is refused" + ("" if offline else ", the network is open")
 
@@ -296,7 +297,7 @@ def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int
     return 0
 
 
-def _gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
+def _other_gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
     """Yields, in words, what user code can still do even if Landlock and seccomp hold.
 
     Args:

@@ -102,10 +102,12 @@ def program(
     numbers = NUMBERS[machine]
     refused_numbers = _refused_numbers(numbers, signals, processes, truncate)
     lines = _load_call_number(machine) + _refusals(refused_numbers)
-    # clone3 keeps its flags in memory, where no filter can look; libraries fall back to clone.
+    # clone3 keeps its flags in memory, where no filter can look. If it seems to be missing,
+    # libraries fall back to clone. (0, 1: for any other call the next line is skipped.)
     lines += [(_JEQ, 0, 1, numbers["clone3"]), _SAY_MISSING]
     lines += _socket_rule(numbers["socket"], network) + _clone_rule(numbers["clone"], processes)
     # Stream sockets only: one of a pair of datagram sockets could send to any other by its path.
+    # A condition is (position of the argument, mask of its bits, value).
     lines += _allow_only(numbers["socketpair"], (0, _ALL_BITS, _UNIX), (1, _TYPE, _STREAM))
     lines += _rules_of_own_process(numbers)
     if not signals:
@@ -166,7 +168,8 @@ def _truncation_rules(numbers: Mapping[str, int]) -> _Lines:
     for name, position in _OPEN_FLAGS.items():
         if name in numbers:  # aarch64 has no `open`
             lines += _refuse_truncation(numbers[name], position)
-    # openat2 keeps its flags in memory, where no filter can look; libraries fall back to openat.
+    # openat2 keeps its flags in memory, where no filter can look. If it seems to be missing,
+    # libraries fall back to openat. (0, 1: for any other call the next line is skipped.)
     return [*lines, (_JEQ, 0, 1, numbers["openat2"]), _SAY_MISSING]
 
 
