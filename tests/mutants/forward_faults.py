@@ -220,14 +220,14 @@ FORWARD = [
     ),
     Fault(
         "the norm's gradient adds what it should take away",
-        "ops/fused_ops.py",
+        "ops/norms.py",
         ".unsqueeze(-1).mul_(-1 / normed.shape[-1])",
         ".unsqueeze(-1).mul_(1 / normed.shape[-1])",
         ("ops/test_kernels.py::test_norm_has_the_gradient_of_its_formula", SFT),
     ),
     Fault(
         "the residual stream's gradient is lost",
-        "ops/fused_ops.py",
+        "ops/norms.py",
         "return normalise_gradient(normed, inverse, weight, dy).add_(dtotal)",
         "return normalise_gradient(normed, inverse, weight, dy)",
         ("ops/test_kernels.py::test_add_and_norm_joins_the_gradients_of_sum_and_norm", SFT),

@@ -8,5 +8,6 @@
     kernels.py    the forward's autograd nodes, backward written out
     liger.py      those functions on Liger's Triton kernels, for GPUs
     matmul.py     matrix products on the fastest library there is
+    norms.py      RMS norms with their gradients
     packing.py    sequences end to end, a group's prompt once
 """

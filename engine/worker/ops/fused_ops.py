@@ -21,9 +21,10 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from engine.worker.ops import compiled
+from engine.worker.ops import compiled, norms
 from engine.worker.ops.compiled import Eps
 from engine.worker.ops.liger import Liger
+from engine.worker.ops.norms import normalise, normalise_gradient
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -90,28 +91,6 @@ class Pointwise:
     plain_apply_rope: Callable[..., None]
 
 
-def normalise(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """x / rms(x) over the last dimension in x's dtype, and 1 / rms(x) in float32, [..., 1]."""
-    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-    # 1 / sqrt(mean of the squares + eps)
-    inverse = size.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
-    if x.dtype == torch.float32:
-        return x * inverse, inverse
-    return (x.float() * inverse).to(x.dtype), inverse
-
-
-def normalise_gradient(
-    normed: torch.Tensor, inverse: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor
-) -> torch.Tensor:
-    """The gradient of x in weight * x / rms(x): (g - n * mean(g * n)) / rms(x) for g = weight * dy,
-    n = x / rms(x) (`normed`), 1 / rms(x) (`inverse`) and the gradient `dy` of the result."""
-    grad = dy * weight
-    # -mean(g * n)
-    minus_mean = torch.linalg.vecdot(grad, normed).unsqueeze(-1).mul_(-1 / normed.shape[-1])
-    grad = grad.addcmul_(normed, minus_mean)
-    return grad.mul_(inverse.to(grad.dtype))
-
-
 def per_head(q: torch.Tensor, k: torch.Tensor, heads: int, kv_heads: int) -> torch.Tensor:
     """The norm weight of each head, [heads + kv_heads, dim]: `q` [dim] once per query head, then
     `k` [dim] once per key head."""
@@ -135,36 +114,6 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Ten
     out_first.addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=out_second)
     out_second.addcmul_(first, sin)
-
-
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, Tensors]:
-    """(weight * x / rms(x), what `_norm_gradient` needs)."""
-    normed, inverse = normalise(x, eps)
-    return normed * weight, (normed, inverse)
-
-
-def _norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    """The gradient of x in `_norm`, from the gradient `dy` of its result."""
-    normed, inverse = saved
-    return normalise_gradient(normed, inverse, weight, dy)
-
-
-def _add_norm(
-    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
-    """(x + delta, weight times the RMS norm of that sum, what the gradient needs)."""
-    total = x + delta
-    normed, inverse = normalise(total, eps)
-    return total, normed * weight, (normed, inverse)
-
-
-def _add_norm_gradient(
-    saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
-) -> torch.Tensor:
-    """The gradient of x and of delta in `_add_norm`, which is the same for both. `dtotal` is the
-    gradient of x + delta, `dy` the gradient of the norm."""
-    normed, inverse = saved
-    return normalise_gradient(normed, inverse, weight, dy).add_(dtotal)
 
 
 def _apply_rope(
@@ -290,10 +239,10 @@ def _plain_apply_rope(
 
 TORCH = Pointwise(
     name="torch",
-    norm=_norm,
-    norm_gradient=_norm_gradient,
-    add_norm=_add_norm,
-    add_norm_gradient=_add_norm_gradient,
+    norm=norms.norm,
+    norm_gradient=norms.norm_gradient,
+    add_norm=norms.add_norm,
+    add_norm_gradient=norms.add_norm_gradient,
     apply_rope=_apply_rope,
     apply_rope_gradient=_apply_rope_gradient,
     gate=_gate,
