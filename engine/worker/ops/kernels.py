@@ -17,7 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from engine.worker.ops.fused_ops import TORCH, Pointwise
-from engine.worker.ops.matmul import OutputLayer, linear
+from engine.worker.ops.matmul import OutputLayer, dense, linear
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _factor_gradients(
     d_low_rank = torch.empty_like(low_rank)
     db = torch.empty_like(b)
     for part in _parts(placement.spans, rank=b.shape[1]):
-        grad = dy[:, part.outputs]
+        grad = dense(dy[:, part.outputs])
         d_low_rank[:, part.columns] = linear(grad, b[part.rows].to(x.dtype).t())
         # Transposed products: faster, since one side has few columns.
         db[part.rows] = linear(low_rank[:, part.columns].t(), grad.t()).t()

@@ -66,6 +66,13 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     return F.linear(x, weight, bias)
 
 
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """x [N, n], a slice of columns, as products take it fastest. Where oneDNN is used that is a
+    copy without gaps: of a slice `linear` copies its input each time, and takes no weight."""
+    uses_onednn = x.dtype == torch.float32 and x.device.type == "cpu" and _onednn() is not None
+    return x.contiguous() if uses_onednn else x
+
+
 class Fixed:
     """A weight for many products. Where oneDNN is used, its layout is optimised once for all of
     them.

@@ -99,6 +99,20 @@ def test_a_frozen_layer_with_its_adapter_has_the_gradients_of_the_factors(
     compare(ours, formula, [x, a, b])
 
 
+def test_parts_so_large_that_another_library_multiplies_have_the_gradients_of_the_factors() -> None:
+    spans, scale = ((0, 512), (512, 1024)), 0.5
+    weight, x = torch.randn(1024, 64), torch.randn(256, 64)
+
+    def ours(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        return [LoraLinear.apply(x, x, a, b, weight, None, LoraPlacement(spans, scale, False))]
+
+    def formula(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        product = torch.cat([b[:512] @ a[:16], b[512:] @ a[16:]])
+        return [x @ (weight.double() + scale * product).T]
+
+    compare(ours, formula, [x, torch.randn(32, 64), torch.randn(1024, 16)])
+
+
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_gated_layer_has_the_gradients_of_gate_layer_and_factors(merged: bool) -> None:
     weight, bias, spans, scale = torch.randn(5, 7), torch.randn(5), ((1, 5),), 0.5
