@@ -477,16 +477,19 @@ def _chunk_logprobs(
     """
     if inverse_temperature != 1.0:
         logits.mul_(inverse_temperature)
-    logprobs = logits.log_softmax(-1)
-    values = logprobs.gather(1, labels[:, None])[:, 0]
-    if entropy is None and slopes is None:
-        return values
-    # Written over the logits, which are not needed any more.
-    probabilities = torch.exp(logprobs, out=logits)
+    label_logits = logits.gather(1, labels[:, None])[:, 0]
+    greatest = logits.amax(-1)
     if entropy is not None:
-        entropy.copy_(torch.linalg.vecdot(probabilities, logprobs).neg_())
+        logits.sub_(greatest[:, None])  # entropies read them again, small numbers exactly
+    # On a CPU they are written over logits that nothing reads again: fewer bytes to move.
+    in_place = entropy is None and logits.device.type == "cpu"
+    probabilities = torch.softmax(logits, -1, out=logits if in_place else None)
+    # The log-probability of the likeliest token, which is never so small that it vanishes.
+    likeliest = probabilities.amax(-1).log_()
+    if entropy is not None:
+        entropy.copy_(torch.linalg.vecdot(probabilities, logits).add_(likeliest).neg_())
     if slopes is not None:
         # W_label minus the mean of W's rows (W is the head) under the distribution.
         mean_row = head.mean_rows(probabilities.to(head.weight.dtype))
         torch.sub(head.weight[labels], mean_row, out=slopes)
-    return values
+    return label_logits.sub_(greatest).add_(likeliest)

@@ -255,6 +255,29 @@ def test_the_head_in_chunks_is_the_full_cross_entropy(temperature: float, rows: 
     assert not TokenLogprobs.apply(hidden, layer, labels, 1.0, rows, False)[1].any()
 
 
+@pytest.mark.parametrize("entropies", [False, True])
+def test_a_token_too_unlikely_for_float32_has_its_log_probability_and_gradient(
+    entropies: bool,
+) -> None:
+    head, labels = torch.randn(13, 8), torch.arange(7)
+    hidden = 100 * torch.randn(7, 8)
+    exact = (hidden.double() @ head.double().T).log_softmax(-1)
+    assert (exact.exp().float() == 0).any()
+
+    def ours(x: torch.Tensor) -> list[torch.Tensor]:
+        return [TokenLogprobs.apply(x, OutputLayer(head), labels, 1.0, 4, entropies)[0]]
+
+    def formula(x: torch.Tensor) -> list[torch.Tensor]:
+        return [(x @ head.double().T).log_softmax(-1).gather(1, labels[:, None])[:, 0]]
+
+    compare(ours, formula, [hidden])
+    _, entropy = TokenLogprobs.apply(
+        hidden.requires_grad_(), OutputLayer(head), labels, 1.0, 4, True
+    )
+    assert (entropy >= 0).all()
+    assert (entropy - -(exact.exp() * exact).sum(-1)).abs().max() < 1e-4
+
+
 def test_entropies_carry_no_gradient() -> None:
     hidden = torch.randn(7, 8, requires_grad=True)
     labels = torch.randint(0, 13, (7,))
