@@ -226,7 +226,8 @@ def _kept_floats_per_token(plan: Plan, length: float) -> float:
     model = plan.model
     queries = model.heads * model.head_dim
     keys = model.kv_heads * model.head_dim  # as many as values
-    norms = 2 * 2 * model.hidden  # two norms: the normalised numbers, and those times the weight
+    # Two norms: their results, and off the CPU also the normalised numbers (ops/norms.py).
+    norms = 2 * (1 if plan.device.kind == "cpu" else 2) * model.hidden
     attention = 2 * queries + 2 * keys  # queries, keys, values and the attention's output
     head_norms = queries + keys  # normalised, where a model normalises them
     mlp = 2 * model.intermediate  # gate and up
