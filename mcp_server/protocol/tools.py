@@ -33,6 +33,9 @@ from mcp_server.api import verbs
 from mcp_server.protocol import guard
 from mcp_server.protocol.agreement import with_agreement
 
+EnvPath = Annotated[
+    str, Field(description='Folder with environment.py or data, hub id "ORG/NAME", benchmark:gsm8k')
+]
 EnvId = Annotated[str, Field(description='e.g. "arith" (newest) or "arith@3f9c01"')]
 RunId = Annotated[str, Field(description='e.g. "arith-grpo-7"')]
 Model = Annotated[
@@ -100,12 +103,7 @@ class Tools:
 
     def push_env(
         self,
-        path: Annotated[
-            str,
-            Field(
-                description='Folder with environment.py or data, hub id "ORG/NAME", benchmark:gsm8k'
-            ),
-        ],
+        path: EnvPath,
         ctx: Context,
         name: Annotated[str, Field(description="Default: the folder's name")] = "",
         install: Annotated[
