@@ -1,8 +1,7 @@
 """What an agent sees: the tools, their arguments, and what each is for.
 
 Names, defaults and results are a contract with agents. Every character of a description or a schema
-costs room in the context of every agent, so a test limits their size. A schema names only values
-that work already.
+costs room in every agent's context, so a test limits their size. A schema names what works already.
 """
 
 import threading
@@ -47,8 +46,7 @@ Settings = Annotated[
     dict[str, Any],
     Field(
         default_factory=dict,
-        description='What should differ from the defaults, e.g. {"steps": 60}; all: '
-        "train://settings",
+        description='What should differ from the defaults, e.g. {"steps": 60}; all: train://settings',
     ),
 ]
 Sampling = Annotated[
