@@ -68,9 +68,9 @@ class Cache:
         keys and values.
 
         Args:
-            prompts: one for each block of `width` rows.
+            prompts: one for each block. A block is `width` rows that continue the same prompt.
             starts: [blocks * width], for each row the first column that it may see.
-            columns_written: how many columns count as written; the caller copies them in.
+            columns_written: how many columns hold tokens already; the caller copies them in.
             like: a tensor of the dtype and on the device to work in.
         """
         self.shape = shape

@@ -273,8 +273,8 @@ class _Batch:
         self._append_tokens(self.rows, token, logprob)
 
     def _prepare(self, cache: Cache) -> None:
-        """Prepare the steps until the cache's window is full again: compute their random numbers
-        and, with graphs, capture the step."""
+        """Prepare for the steps that will fill the cache's window: compute their random numbers
+        and, if steps run as CUDA graphs, capture one."""
         self._graph: _Graph | None = None  # frees its memory before the next one is captured
         self._random_numbers = None  # [rows, window]; None if greedy
         if self.ending.params.temperature:
@@ -282,8 +282,9 @@ class _Batch:
             # In its first column a row reads its token 0 and draws token 1.
             token_numbers = columns - cache.starts_on_device[:, None] + 1
             self._random_numbers = uniforms(self._keys[:, None], token_numbers)
-        # Without graphs `_graph` stays None. With the bound method `_compute` in its place this
-        # object would refer to itself, and hold the weights until cycles are next collected.
+        # Without graphs `_graph` stays None, and `step` calls `_compute`. If `_graph` held that
+        # bound method instead, this object would refer to itself and keep the weights alive until
+        # cycles are next collected; `_Graph` calls the method without keeping it.
         if self.graphs:
             self._graph = _Graph(self._compute)
 

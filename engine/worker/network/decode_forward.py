@@ -50,7 +50,7 @@ class _StoringAttention:
     positions: torch.Tensor
 
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        """See `Attend`."""
+        """See `Attend`. Also writes the tokens' keys and values into `prompts`."""
         kv_heads = self.prompts.keys.shape[2]
         _, k, v = heads.split([heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
         self.prompts.keys[layer][self.numbers, :, self.positions] = k
@@ -67,7 +67,7 @@ class Forward:
         Args:
             weights: base alone or with an adapter, merged or not.
             vocab: ids at or above it get no logits.
-            length: how many positions there may be, those of rows that have ended included.
+            length: how many positions a row may reach; that of a row that has ended still grows.
         """
         self.decoder = decoder
         self.length = length

@@ -201,6 +201,7 @@ class Decoder:
         if adapter is None:
             return self._base_weights
         if adapter.applied is None:
+            # Only on a CPU, and only where memory allows a second copy of the weights.
             merge = self.device.type == "cpu" and self.packs_weights
             adapter.applied = Weights(self, adapter, merge=merge)
         return adapter.applied.refresh()
@@ -282,7 +283,8 @@ class Decoder:
         # The packed tokens that predict something, each once, and which of them predicts each
         # label: an index of `rows`.
         rows, row_of_label = batch.source.unique(return_inverse=True)
-        # On a CPU a few more rows are computed, so that products come in few sizes.
+        # On a CPU a few more rows are computed, so that products come in few sizes: the tokens in
+        # `rows` stand first.
         computed_rows = rounded_up(rows, len(batch.ids), self.grain)
         hidden = self.hidden(
             batch, weights, computed_rows, checkpointing=checkpointing, dropout=dropout
@@ -291,7 +293,7 @@ class Decoder:
         if len(rows) < len(row_of_label):
             # A prompt's last token predicts the first token of each completion: repeat its row.
             hidden, labels = self._a_row_for_each_label(hidden, batch.labels, row_of_label)
-            places = slice(len(row_of_label))
+            places = slice(len(row_of_label))  # in the order of the labels, without padding
         else:
             labels = _labels_by_row(batch.labels, row_of_label, len(computed_rows))
             places = row_of_label
@@ -365,7 +367,7 @@ class _LayerStep:
         """Run the layer on the residual stream `x` [N, hidden]. `delta` [N, hidden], the output of
         the previous layer, has not been added to it yet; None at the first layer.
 
-        Returns x and delta for the next layer, for `rows` alone if these are set.
+        Returns x and delta for the next layer; if `self.rows` is set, only those of these tokens.
         """
         layer, dropout = self.layer, self.shared.dropout
         _, o, gate_up, down = self.linears

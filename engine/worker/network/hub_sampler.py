@@ -97,7 +97,8 @@ class _Batch:
             self.mask = self.mask[:, unseen:]
 
     def join(self, other: "_Batch") -> None:
-        """Add the rows of another batch, which is used up by this."""
+        """Add the rows of another batch, which must not be used afterwards. Before, both are padded
+        to the same number of columns, which hold one token of each row."""
         columns = max(self.mask.shape[1], other.mask.shape[1])
         self._pad_to(columns)
         other._pad_to(columns)
@@ -215,8 +216,8 @@ class HubSampler:
             yield
 
     def _should_read(self, waiting: deque[_Waiting], batch: _Batch | None) -> bool:
-        """Whether to read waiting prompts now. Reading interrupts the rows under way, so it waits
-        for places for many."""
+        """Whether to read waiting prompts now. Reading interrupts the rows under way, so prompts
+        wait until many places are free; if rows cannot be added to the cache, until all are."""
         if not waiting:
             return False
         if batch is None:
@@ -236,8 +237,8 @@ class HubSampler:
         return taken
 
     def _read(self, prompts: Sequence[_Waiting]) -> tuple[_Batch, torch.Tensor]:
-        """Read prompts, each once. Returns (their rows, which have drawn nothing yet; the logits
-        after each row's prompt, [rows, vocab] float32)."""
+        """Run prompts through the model, each once. Returns (a batch of their rows, which have
+        drawn nothing yet; the logits after each row's prompt, [rows, vocab] float32)."""
         device = self.model.device
         ids, mask = self._padded([prompt.ids for prompt in prompts])
         cache = DynamicCache(config=self.model.config)
@@ -245,7 +246,7 @@ class HubSampler:
         logits = self._forward(ids, mask, positions, cache)
         rows = [row for prompt in prompts for row in prompt.rows]
         prompt_of_row = _prompt_of_row(prompts, device)
-        if len(rows) > len(prompts):
+        if len(rows) > len(prompts):  # repeat the prompts that have several rows
             _take_rows(cache, prompt_of_row)
         batch = _Batch(
             rows,
@@ -355,8 +356,8 @@ def _is_joinable(cache: DynamicCache) -> bool:
 
 
 def _resize(cache: DynamicCache, columns: int) -> None:
-    """Make a cache this many columns long, on the left: columns are dropped there, or added as
-    padding, which the mask must hide. A sliding layer holds the last of them alone, as many as its
+    """Make a cache this many columns long by dropping columns on its left, or by adding padding
+    there, which the mask must hide. A sliding layer holds only the last columns, as many as its
     window lets the next token see."""
     for layer in cache.layers:
         if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:

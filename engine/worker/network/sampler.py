@@ -246,7 +246,8 @@ def without_unlikely(logprobs: torch.Tensor, min_p: float) -> torch.Tensor:
 def likeliest(
     logprobs: torch.Tensor, top_k: int, top_p: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduce each row to its `top_k` likeliest tokens (0: all), and those to their nucleus.
+    """Reduce each row to its `top_k` likeliest tokens (0: all), and those to their nucleus, the
+    likeliest that add up to `top_p`.
 
     Args:
         logprobs: [rows, vocab].
@@ -305,8 +306,8 @@ def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Ten
 
     Args:
         probabilities: [rows, vocab] float32; their sum need not be one.
-        random_numbers: [rows] float64 in [0, 1 - 2^-52], so that one times a sum is less than the
-            sum.
+        random_numbers: [rows] float64 in [0, 1 - 2^-52], so that such a number times a sum is
+            less than the sum.
     """
     if probabilities.shape[1] > 4 * BLOCK:  # too many to sum in one go
         return _pick_by_blocks(probabilities, random_numbers)
@@ -316,7 +317,8 @@ def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Ten
 
 
 def _pick_by_blocks(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Tensor:
-    """As `pick`, by sums over blocks of ids: first the block of each row, then the id in it."""
+    """Draw an id from each row, as `pick` does, for long rows: from the sums of blocks of BLOCK ids
+    follows the block that the id is in, and from the sums within that block the id. [rows]."""
     rows, vocab = probabilities.shape
     if vocab % BLOCK:
         probabilities = F.pad(probabilities, (0, BLOCK - vocab % BLOCK))

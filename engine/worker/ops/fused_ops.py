@@ -161,8 +161,8 @@ def _add_norm(
 def _add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x and of delta in `_add_norm`, which is the same for both. `dtotal` is the
-    gradient of x + delta, `dy` the gradient of the norm."""
+    """The gradient of x and of delta in `_add_norm`, which is the same for both, from the gradients
+    of its results: `dtotal` of x + delta, `dy` of the norm."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).add_(dtotal)
 
@@ -184,11 +184,11 @@ def _apply_rope(
     # A view: what is written into it changes `qkv`.
     queries_and_keys = _queries_and_keys(qkv, heads, kv_heads)
     if q_weight is None or k_weight is None:
-        rotate(queries_and_keys.clone(), cos, sin, queries_and_keys)
+        rotate(queries_and_keys.clone(), cos, sin, out=queries_and_keys)
         return ()
     normed, inverse = normalise(queries_and_keys, eps)
     weight = per_head(q_weight, k_weight, heads, kv_heads)
-    rotate(normed * weight, cos, sin, queries_and_keys)
+    rotate(normed * weight, cos, sin, out=queries_and_keys)
     return normed, inverse, weight
 
 
@@ -206,10 +206,10 @@ def _apply_rope_gradient(
     if saved:  # empty if heads were not normalised
         normed, inverse, weight = saved
         unrotated = torch.empty_like(normed)
-        rotate(gradient, cos, -sin, unrotated)  # -sin: back
+        rotate(gradient, cos, -sin, out=unrotated)  # -sin: back
         target.copy_(normalise_gradient(normed, inverse, weight, unrotated))
     else:
-        rotate(gradient, cos, -sin, target)
+        rotate(gradient, cos, -sin, out=target)
     return out
 
 

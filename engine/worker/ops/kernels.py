@@ -93,7 +93,7 @@ class LoraLinear(torch.autograd.Function):
         da, db, d_low_rank = _factor_gradients(dropped, a, b, dy, ctx.placement)
         dx = ddropped = None
         x_needs_grad, dropped_needs_grad, *_ = ctx.needs_input_grad
-        if x_needs_grad or dropped_needs_grad:  # not so at the first layer
+        if x_needs_grad or dropped_needs_grad:  # nothing below the first layer is trained
             # A merged weight contains the adapter, so it gives the adapter's share of dx too.
             dx = linear(dy, weight.t())
             if ctx.has_dropout:
