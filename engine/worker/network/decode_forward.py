@@ -88,12 +88,12 @@ class Forward:
     def read(self, prompts: Sequence[Sequence[int]]) -> tuple[Prompts, torch.Tensor]:
         """Run prompts through the model, in chunks of similar lengths. Returns (their keys and
         values, the logits after the last token of each, [prompts, vocab] float32)."""
-        read = self._no_keys_yet([len(prompt) for prompt in prompts])
+        keys_and_values = self._no_keys_yet([len(prompt) for prompt in prompts])
         device = self.decoder.device
         logits = torch.empty((len(prompts), self.head.weight.shape[0]), device=device)
-        for chunk in _chunks(read.lengths, PREFILL_TOKENS[device.type]):
-            logits[chunk] = self._read_chunk(prompts, chunk, into=read)
-        return read, logits
+        for chunk in _chunks(keys_and_values.lengths, PREFILL_TOKENS[device.type]):
+            logits[chunk] = self._read_chunk(prompts, chunk, into=keys_and_values)
+        return keys_and_values, logits
 
     def _no_keys_yet(self, lengths: list[int]) -> Prompts:
         """Memory, filled with zeros, for the keys and values of prompts of these lengths."""

@@ -76,10 +76,10 @@ class _RopeTables:
     def of(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The tables for at least `length` positions, each [positions, 1, head_dim / 2]."""
         if self.tables is None or self.tables[0].shape[0] < length:
-            self.tables = self._made(max(length, self.least_length))
+            self.tables = self._new_tables(max(length, self.least_length))
         return self.tables
 
-    def _made(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _new_tables(self, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """New tables for exactly `length` positions."""
         positions = torch.arange(length, device=self.device).float()
         angles = torch.outer(positions, self.inverse_frequencies)[:, None]
@@ -377,6 +377,7 @@ class _LayerStep:
             attended, x = PickRows.apply(attended, self.rows), PickRows.apply(x, self.rows)
         out = self._normed(o(attended, dropout), layer.norm_attended)
         x, y = self._added_then_normed(x, out, layer.norm_mid)
+        # The MLP: the projection `down` of silu(gate) * up.
         out = down.gated(gate_up(y, dropout), dropout, self.shared.decoder.functions)
         return x, self._normed(out, layer.norm_mlp)
 
@@ -406,10 +407,10 @@ class _LayerStep:
         layer, decoder = self.layer, self.shared.decoder
         qkv, *_ = self.linears
         heads = qkv(y, self.shared.dropout)
-        if layer.whole_norms is not None:
+        if layer.whole_norms is not None:  # of all heads together, not of each one
             heads = self._wholly_normed(heads, *layer.whole_norms)
         cos, sin = self.shared.cos, self.shared.sin
-        if not layer.rotated:
+        if not layer.rotated:  # this layer does not use positions
             cos, sin = no_rotation(cos, sin)
         layout = HeadLayout(decoder.shape.heads, decoder.shape.kv, decoder.eps)
         return HeadsRope.apply(
@@ -554,14 +555,14 @@ class Weights:
         for layer in decoder.layers:
             adapted = []
             for linear in layer.linears:
-                adapted.append(self._adapted(linear, linear_index))
+                adapted.append(self._adapted_linear(linear, linear_index))
                 linear_index += 1
             qkv, o, gate_up, down = adapted
             self._layers.append((qkv, o, gate_up, down))
 
-    def _adapted(self, linear: Linear, linear_index: int) -> AdaptedLinear:
+    def _adapted_linear(self, linear: Linear, linear_index: int) -> AdaptedLinear:
         """A matrix of the decoder with its part of the adapter, if it has one; `linear_index` is
-        its number among all. Allocates the memory for the merged weight."""
+        its number among all. Allocates memory for the merged weight if the adapter is merged."""
         factors = self.adapter.factors[linear_index] if self.adapter is not None else None
         if self.adapter is None or factors is None:
             return AdaptedLinear(linear, factors=None, scale=0.0, merged=None)

@@ -91,6 +91,7 @@ class _Batch:
 
     def _drop_unseen_columns(self) -> None:
         """Drop the columns on the left that no row sees, once they are UNSEEN_SHARE of all."""
+        # Padding is on the left, so the row that sees most columns sees the last ones.
         unseen = self.mask.shape[1] - int(self.mask.sum(1).max())
         if unseen > UNSEEN_SHARE * self.mask.shape[1]:
             _resize(self.cache, self.mask.shape[1] - unseen)

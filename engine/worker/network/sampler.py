@@ -215,6 +215,7 @@ def draw(
         logprobs = without_unlikely(logprobs, params.min_p)
     if params.top_k or params.top_p < 1:
         return _draw_likely(logprobs, params, random_numbers)
+    # Without min_p nothing has been taken out, so the logits give the same probabilities.
     probabilities = logprobs.exp() if params.min_p else logits.softmax(-1)
     token = pick(probabilities, random_numbers)
     return token, _at(token, logprobs)
@@ -317,8 +318,8 @@ def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Ten
 
 
 def _pick_by_blocks(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Tensor:
-    """Draw an id from each row, as `pick` does, for long rows: from the sums of blocks of BLOCK ids
-    follows the block that the id is in, and from the sums within that block the id. [rows]."""
+    """Draw an id from each row, as `pick` does; returns [rows]. The sums over blocks of BLOCK ids
+    show which block a row's id is in, so that only this block is summed id by id."""
     rows, vocab = probabilities.shape
     if vocab % BLOCK:
         probabilities = F.pad(probabilities, (0, BLOCK - vocab % BLOCK))

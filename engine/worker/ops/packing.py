@@ -174,8 +174,8 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
 
 def _filled_prefixes(rows: Sequence[Row], grain: Callable[[int], int]) -> list["_Prefix"]:
     """The distinct prefixes of the rows, sorted by length so that those of similar length can share
-    a bucket. If the number of packed tokens is not a multiple as `grain` asks for (see `pack`), one
-    more prefix, with which no row begins, fills it up."""
+    a bucket. If there are not as many packed tokens as `grain` asks for (see `pack`), one more
+    prefix, with which no row begins, fills them up."""
     prefixes = _distinct_prefixes(rows)
     token_total = _packed_tokens(prefixes, rows)
     filler_length = -token_total % grain(token_total)
@@ -241,7 +241,7 @@ def _packed_ids_with_positions(
 
 def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]) -> torch.Tensor:
     """The token numbers `rows`, followed by a few other ones below `token_count`, so that there are
-    as many as a multiple that `grain` asks for (see `pack`)."""
+    as many as `grain` asks for (see `pack`)."""
     missing = -len(rows) % grain(len(rows))
     if not missing:
         return rows
@@ -412,8 +412,9 @@ def _rows_of_prefixes(layout: Layout, numbers: Sequence[int]) -> torch.Tensor:
 def _suffix_mask(
     suffixes: Bucket, prefix_lengths: Sequence[int], owner: torch.Tensor
 ) -> torch.Tensor:
-    """The mask of `SuffixBucket`: a suffix token sees all of its prefix, and its suffix up to
-    itself. `owner` numbers each suffix's prefix among those with the lengths `prefix_lengths`."""
+    """The mask of `SuffixBucket`, [suffixes, 1, length, longest prefix + length]: a suffix token
+    sees all of its prefix, and its suffix up to itself. `owner` [suffixes] holds for each suffix
+    the number of its prefix, as an index of `prefix_lengths`."""
     longest = max(prefix_lengths)
     # [prefixes, longest]: True where a prefix has a token, False where it is padded.
     seen = torch.arange(longest)[None, :] < torch.tensor(prefix_lengths)[:, None]
