@@ -188,6 +188,7 @@ def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
 
     A private folder inside one that is covered needs no cover of its own. Raises OSError.
     """
+    # Others may not enter them.
     private_folders = {
         parent for path in paths for parent in path.parents if not parent.stat().st_mode & 0o001
     }

@@ -64,7 +64,7 @@ class Cache:
         *,
         like: torch.Tensor,
     ) -> None:
-        """Allocate columns for the tokens that all rows will generate, and lay out the prompts'
+        """Allocate columns, each for one generated token of every row, and lay out the prompts'
         keys and values.
 
         Args:

@@ -567,7 +567,8 @@ class Weights:
         if self.adapter is None or factors is None:
             return AdaptedLinear(linear, factors=None, scale=0.0, merged=None)
         merged = torch.empty_like(linear.weight) if self.merging else None
-        return AdaptedLinear(linear, factors, self.adapter.spec.scale * linear.factor, merged)
+        scale = self.adapter.spec.scale * linear.factor
+        return AdaptedLinear(linear, factors, scale=scale, merged=merged)
 
     def of(self, layer: int) -> LayerWeights:
         return self._layers[layer]

@@ -330,7 +330,8 @@ class VarlenPlan:
             return cls(keys=None, query_lengths=prefixes, key_lengths=prefixes, device=device)
         pairs = zip(layout.owners, layout.suffixes, strict=True)
         key_lengths = [*prefixes, *(prefixes[owner] + length for owner, length in pairs if length)]
-        return cls(_key_rows(layout), prefixes + suffixes, key_lengths, device)
+        query_lengths = prefixes + suffixes
+        return cls(_key_rows(layout), query_lengths, key_lengths, device)
 
 
 def _key_rows(layout: Layout) -> torch.Tensor:

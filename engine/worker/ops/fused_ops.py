@@ -161,8 +161,8 @@ def _add_norm(
 def _add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of x and of delta in `_add_norm`, which is the same for both, from the gradients
-    of its results: `dtotal` of x + delta, `dy` of the norm."""
+    """The gradient of x and of delta in `_add_norm`, which is the same for both. `dtotal` is the
+    gradient of x + delta, `dy` the gradient of the norm."""
     normed, inverse = saved
     return normalise_gradient(normed, inverse, weight, dy).add_(dtotal)
 
@@ -520,7 +520,7 @@ class _RopeInputs(NamedTuple):
 
     @classmethod
     def of(cls, draw: _Draw, sizes: Sizes) -> "_RopeInputs":
-        # Drawn in any case, so that the numbers after them do not depend on `normed`.
+        """Draw them. Weights are drawn in any case: the numbers after them are always the same."""
         q_weight, k_weight = (1 + 0.1 * draw(sizes.head_dim) for _ in range(2))
         angles = draw(draw.rows, 1, sizes.head_dim // 2).float()
         width = (sizes.heads + 2 * sizes.kv) * sizes.head_dim
